@@ -1,0 +1,45 @@
+# Baton. `make help` lists the targets. No target reads standard input.
+
+PYTHON ?= python3
+PORT ?= 8000
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+SOURCES := orchestrator policies workers deploy tests
+
+.DEFAULT_GOAL := help
+.PHONY: help setup serve test check redis
+
+help: ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
+
+setup: $(STAMP) ## make .venv and install the pinned dependencies (quick the second time)
+
+serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:$(PORT) (PORT= changes it)
+	@exec $(BIN)/baton serve --port $(PORT)
+
+test: check redis ## lint, type-check and run the whole test suite
+	@$(BIN)/python -m pytest
+
+check: $(STAMP) ## lint and type-check
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+$(STAMP): pyproject.toml requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "Baton needs Python 3.11 or newer: install it, or name one with PYTHON=" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
+	  || { echo "Baton needs Python's venv module: apt-get install python3-venv" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[dev]'
+	@touch $@
+
+# The tests want a real redis-server. Installing it needs root; nothing is started by us.
+redis:
+	@command -v redis-server >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as="sudo -n"; \
+	else echo "the tests need redis-server: apt-get install redis-server" >&2; exit 1; fi; \
+	export DEBIAN_FRONTEND=noninteractive; \
+	{ $$as apt-get update -qq && $$as apt-get install -y -qq redis-server; } >/dev/null 2>&1 </dev/null \
+	  || { echo "the tests need redis-server: apt-get install redis-server" >&2; exit 1; }

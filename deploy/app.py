@@ -1,0 +1,107 @@
+"""The composition root: from a deployment file's `args` to a Ray Serve application.
+
+    SmallWorker, LargeWorker   replicas of the two models (workers/replica.py)
+    Orchestrator               the ingress: policies, and the OpenAI-compatible HTTP surface
+
+`serve run deploy/local.yaml` and `baton serve` both come here.
+"""
+# No `from __future__ import annotations`: Ray Serve reads the builder's annotation as a class.
+
+import asyncio
+from functools import partial
+from typing import Any
+
+from ray import serve
+from ray.serve import Application
+from starlette.types import ASGIApp
+
+from deploy.config import Args
+from deploy.gauges import PoolMetrics
+from deploy.pair import load_worker
+from orchestrator.actions import WorkerName
+from orchestrator.api import create_app
+from orchestrator.auth import Keys
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.service import Service, ServiceLimits
+from policies import POLICIES
+from workers.replica import ReplicaWorker, deployment
+
+
+@serve.ingress()
+class Orchestrator:
+    """One replica of the ingress."""
+
+    def __init__(self, args: Args, small: Any, large: Any) -> None:
+        args.check_host(_host())
+        self._workers: dict[WorkerName, ReplicaWorker] = {
+            "small": ReplicaWorker(small),
+            "large": ReplicaWorker(large),
+        }
+        self._service = Service(
+            policies=POLICIES,
+            workers=self._workers,
+            default_policy=args.policy.default,
+            defaults=args.policy.params,
+            keys=Keys(args.api_keys()),
+            limits=ServiceLimits(**args.limits.model_dump()),
+            ready=self._ready,
+        )
+        self._pools = PoolMetrics(self._workers, self._service.registry)
+        self._service.scrape = self._pools.exposition
+
+    def __serve_build_asgi_app__(self) -> ASGIApp:
+        return create_app(self._service)
+
+    async def _ready(self) -> dict[str, bool]:
+        """Whether each pool has a replica that answers."""
+        answers = await asyncio.gather(*map(_answers, self._workers.values()))
+        return dict(zip(self._workers, answers, strict=True))
+
+
+def build(args: Args) -> Application:
+    """The application builder that deployment files name as `import_path`."""
+    pools = {
+        name: deployment(
+            f"{name.capitalize()}Worker",
+            partial(load_worker, spec),
+            replicas=spec.replicas,
+            rows=spec.rows,
+            gpu=spec.gpu if spec.device == "cuda" else 0.0,
+        )
+        for name, spec in (("small", args.workers.small), ("large", args.workers.large))
+    }
+    # One replica: metrics and traces live in its memory. (More want a store they share.)
+    orchestrator = serve.deployment(
+        Orchestrator,
+        name="Orchestrator",
+        num_replicas=1,
+        # Admission is ours, with an OpenAI error; Serve's own limit answers in plain text and is
+        # the outer fuse only. Probes and scrapes need room beside the requests.
+        max_ongoing_requests=2 * args.limits.concurrent + 16,
+        max_queued_requests=64,
+        # An update lets running requests finish (Serve's 20 s would cut a long thought).
+        graceful_shutdown_timeout_s=args.limits.deadline_s,
+        graceful_shutdown_wait_loop_s=0.1,
+        health_check_period_s=5,
+        health_check_timeout_s=30,
+        max_constructor_retry_count=2,
+        ray_actor_options={"num_cpus": 0.2},
+    )
+    return orchestrator.bind(args, pools["small"], pools["large"])
+
+
+async def _answers(worker: ReplicaWorker) -> bool:
+    try:
+        await worker.facts(patience_s=2.0)
+    except WorkerUnavailable:
+        return False
+    return True
+
+
+def _host() -> str | None:
+    """The address that Serve's HTTP proxies listen on, whoever started them."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client()
+    host: str | None = client.http_config.host if client is not None else None
+    return host

@@ -1,0 +1,291 @@
+"""The deployment file: a Ray Serve config whose application's `args` are one typed model.
+
+Everything a deployer may say about Baton itself is in `Args`; the rest of the file is Ray Serve's.
+Unknown keys are refused by name, at every level: Ray Serve's own schema would let a typo pass.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from ray.serve.schema import ServeDeploySchema
+
+from orchestrator.errors import ConfigError
+from orchestrator.policy import Policy
+from policies import POLICIES
+
+HERE = Path(__file__).parent
+DEFAULT_FILE = HERE / "local.yaml"
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Speculation(Strict):
+    """A token-level method inside one worker, by its name in `METHODS`."""
+
+    method: str = "vanilla"
+    params: dict[str, Any] = {}
+
+
+class WorkerSpec(Strict):
+    """One pool of replicas of one model."""
+
+    model: str | None = Field(
+        default=None, description="Hugging Face id, a folder, or embedded:NAME"
+    )
+    url: str | None = Field(
+        default=None, description="an OpenAI-compatible server instead of a model"
+    )
+    device: Literal["cpu", "cuda"] = "cpu"
+    replicas: int = Field(default=1, ge=1)
+    gpu: float = Field(
+        default=1.0, gt=0, description="share of a GPU per replica, where device is cuda"
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    rows: int = Field(default=8, ge=1, description="live sequences per replica")
+    max_len: int | None = Field(
+        default=None, ge=16, description="tokens of context; None: the model's"
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of torch; None: all cores"
+    )
+    speculation: Speculation = Speculation()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WorkerSpec:
+        if self.url is not None:
+            raise ValueError("url: remote workers are not supported yet; name a model instead")
+        if not self.model:
+            raise ValueError("model is missing")
+        return self
+
+
+class Workers(Strict):
+    small: WorkerSpec
+    large: WorkerSpec
+
+
+class PolicyChoice(Strict):
+    """What the model name `baton` means, and each policy's own defaults."""
+
+    default: str = "specreason"
+    params: dict[str, dict[str, Any]] = {}
+
+    @model_validator(mode="after")
+    def _known(self) -> PolicyChoice:
+        for name in (self.default, *self.params):
+            if name not in POLICIES:
+                raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+        for name in self.params:
+            try:
+                self.policy(name)
+            except ValidationError as error:
+                raise ValueError(f"params.{name}.{explain(error)}") from None
+        return self
+
+    def policy(self, name: str) -> Policy:
+        """The policy of that name with the file's parameters."""
+        return POLICIES[name](**self.params.get(name, {}))
+
+
+class Auth(Strict):
+    """Where keys come from: variables of the environment (comma-separated) or files (one a line).
+
+    Keys themselves never stand in a deployment file.
+    """
+
+    api_keys_env: str | None = None
+    api_keys_file: Path | None = None
+    admin_key_env: str | None = None
+    admin_key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _some_keys(self) -> Auth:
+        if self.api_keys_env is None and self.api_keys_file is None:
+            raise ValueError("name api_keys_env or api_keys_file, or write `auth: none`")
+        return self
+
+    def api_keys(self) -> frozenset[str]:
+        """The keys that open the API.
+
+        Raises:
+            ConfigError: the variable or file is missing or holds no key.
+        """
+        return _keys(self.api_keys_env, self.api_keys_file)
+
+    def admin_keys(self) -> frozenset[str]:
+        """The keys that may change policies; empty where none is named."""
+        if self.admin_key_env is None and self.admin_key_file is None:
+            return frozenset()
+        return _keys(self.admin_key_env, self.admin_key_file)
+
+
+class ServiceLimits(Strict):
+    """What one replica of the orchestrator takes on (`orchestrator.service.ServiceLimits`)."""
+
+    concurrent: int = Field(default=64, ge=1, description="requests at once; one more is 429")
+    max_tokens: int = Field(default=2048, ge=1, description="cap where a request names none")
+    max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
+    deadline_s: float = Field(default=600.0, gt=0, description="wall time of a request, seconds")
+    body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body is 413")
+
+
+class Args(Strict):
+    """The application's `args`: everything that is Baton's own."""
+
+    workers: Workers
+    policy: PolicyChoice = PolicyChoice()
+    store: str = "memory"
+    auth: Auth | Literal["none"] | None = Field(
+        default=None, description="keys; none binds loopback only unless `auth: none` is written"
+    )
+    limits: ServiceLimits = ServiceLimits()
+
+    @field_validator("store")
+    @classmethod
+    def _known_store(cls, store: str) -> str:
+        if store.startswith(("redis://", "rediss://")):
+            raise ValueError("redis is not supported yet; write `store: memory`")
+        if store != "memory":
+            raise ValueError(f"must be `memory`, not {store!r}")
+        return store
+
+    def api_keys(self) -> frozenset[str]:
+        """The keys that open the API; empty where everybody may ask.
+
+        Raises:
+            ConfigError: keys were promised and are not there.
+        """
+        return self.auth.api_keys() if isinstance(self.auth, Auth) else frozenset()
+
+    def check_host(self, host: str | None) -> None:
+        """Without keys, only this machine may ask.
+
+        Raises:
+            ConfigError: `host` is reachable from elsewhere, and `auth` is not written at all.
+        """
+        if self.auth is None and not _is_loopback(host):
+            raise ConfigError(
+                f"http_options.host: {host} is open to the network and there are no API keys: "
+                "name them under auth, or write `auth: none`"
+            )
+
+
+class Deployment:
+    """A deployment file that has been checked: Ray Serve's part and ours."""
+
+    def __init__(self, serve: ServeDeploySchema, args: Args) -> None:
+        self.serve, self.args = serve, args
+
+    @property
+    def url(self) -> str:
+        options = self.serve.http_options
+        host = "127.0.0.1" if options.host in ("0.0.0.0", "::", None) else options.host  # noqa: S104
+        prefix = (self.serve.applications[0].route_prefix or "/").rstrip("/")
+        return f"http://{f'[{host}]' if ':' in host else host}:{options.port}{prefix}"
+
+
+def load(path: Path | str, *, port: int | None = None) -> Deployment:
+    """Read and check a deployment file; `port` replaces the file's.
+
+    Raises:
+        ConfigError: names the file and the key that is wrong.
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return _parse(data, port)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explain(error)}") from None
+
+
+def _parse(data: Any, port: int | None) -> Deployment:
+    if not isinstance(data, dict):
+        raise ConfigError("not a mapping; see deploy/local.yaml for a deployment file")
+    for key in unknown_keys(ServeDeploySchema, data):
+        raise ConfigError(f"{key}: unknown key")
+    if port is not None:
+        data = {**data, "http_options": {**(data.get("http_options") or {}), "port": port}}
+    serve = ServeDeploySchema.model_validate(data)
+    if len(serve.applications) != 1:
+        raise ConfigError("applications: exactly one is expected")
+    try:
+        args = Args.model_validate(serve.applications[0].args)
+    except ValidationError as error:
+        raise ConfigError(f"applications.0.args.{explain(error)}") from None
+    args.check_host(serve.http_options.host)
+    return Deployment(serve, args)
+
+
+def unknown_keys(model: type[BaseModel], data: Any, path: str = "") -> Iterator[str]:
+    """Dotted paths of keys that Ray Serve's schema would silently ignore."""
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            yield f"{path}{key}"
+            continue
+        inner = _model_of(field.annotation)
+        if inner is not None:
+            items = value if isinstance(value, list) else [value]
+            for index, item in enumerate(items):
+                where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
+                yield from unknown_keys(inner, item, where)
+
+
+def explain(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line: `where: what`."""
+    first = error.errors(include_url=False)[0]
+    # A union names its branches in the path; the reader wrote none of them.
+    where = ".".join(str(part) for part in first["loc"] if part not in ("Auth", "literal['none']"))
+    what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+    what = what.removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    """The model inside `X`, `X | None` or `list[X]`; none where a value may be anything else."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = [arg for arg in getattr(annotation, "__args__", ()) if arg is not type(None)]
+    return _model_of(inner[0]) if len(inner) == 1 else None
+
+
+def _keys(variable: str | None, file: Path | None) -> frozenset[str]:
+    found: list[str] = []
+    if variable is not None:
+        found += os.environ.get(variable, "").split(",")
+    if file is not None:
+        try:
+            found += file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ConfigError(f"auth: {file}: {error.strerror or error}") from None
+    keys = frozenset(key.strip() for key in found if key.strip())
+    if not keys:
+        source = f"${variable}" if variable is not None else str(file)
+        raise ConfigError(f"auth: {source} holds no key")
+    return keys
+
+
+def _is_loopback(host: str | None) -> bool:
+    if host is None or host == "localhost":
+        return True  # no HTTP at all, or this machine
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

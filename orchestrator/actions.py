@@ -1,0 +1,134 @@
+"""What a policy may ask for. Each action is typed by its answer.
+
+A policy is a plain generator: `segment = yield from Generate("small", trace, span)` hands the
+action to whoever drives the policy and receives the answer. The driver does the I/O, so one
+policy file runs in a test without an event loop, in one process, on Ray, over HTTP, and from a
+recording. (The shape is httpx's `Auth.auth_flow`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from orchestrator.types import (
+    Classification,
+    Generation,
+    Message,
+    Sampling,
+    Segment,
+    Span,
+    Trace,
+    Verification,
+)
+
+A = TypeVar("A")
+WorkerName = Literal["small", "large"]
+Script = Generator["Action[Any]", Any, None]
+"""A running policy."""
+
+
+class Action(Generic[A]):
+    """A request to the driver; `yield from action` evaluates to its answer of type A."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Generator[Action[A], A, A]:
+        return (yield self)
+
+
+@dataclass(frozen=True, slots=True)
+class Generate(Action[Generation]):
+    """Draft from the end of the trace. Nothing of it is streamed before `Accept`."""
+
+    worker: WorkerName
+    trace: Trace
+    span: Span
+    sampling: Sampling | None = None  # None: the request's own
+
+
+@dataclass(frozen=True, slots=True)
+class Write(Action[Trace]):
+    """Generate, accepted as it arrives: streamed to the client token by token."""
+
+    worker: WorkerName
+    trace: Trace
+    span: Span
+
+
+@dataclass(frozen=True, slots=True)
+class Classify(Action[Classification]):
+    """A law over single-token `labels` after a side conversation that leaves no trace.
+
+    The worker reads the trace with its thought left open, then `turns`, then begins its reply
+    with `lead_in`; the labels compete for the next position.
+    """
+
+    worker: WorkerName
+    trace: Trace
+    turns: tuple[Message, ...]
+    lead_in: str
+    labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Verify(Action[Verification]):
+    """The surprise at a segment's tokens and k + 1 choices of the worker's own."""
+
+    worker: WorkerName
+    trace: Trace
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Accept(Action[Trace]):
+    """Commit a segment: it joins the trace and is streamed. `score` is shown beside it."""
+
+    trace: Trace
+    segment: Segment
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(Action[None]):
+    """Say that a draft was thrown away, for the record only."""
+
+    segment: Segment
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Action[Trace]):
+    """End the thought; `forced` when a loop or a budget did it rather than a model."""
+
+    trace: Trace
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A handle on a started action."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Action[Job]):
+    """Begin an action (Generate, Classify or Verify) without waiting for it."""
+
+    action: Action[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class First(Action[tuple[Job, Any]]):
+    """Wait for whichever of the jobs ends first; a job's failure is thrown here."""
+
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Action[None]):
+    """Stop a job; its work is counted as discarded."""
+
+    job: Job

@@ -1,0 +1,72 @@
+"""Everything Baton raises on purpose.
+
+    BatonError
+    ├── InvalidRequest            the caller's fault: HTTP 400, names the parameter
+    │   ├── ContextLengthExceeded prompt longer than the smaller of the two contexts
+    │   └── UnknownPolicy         no such policy or model name: HTTP 404
+    ├── WorkerError               a worker's fault
+    │   ├── WorkerUnavailable     cannot be reached or died: worth a retry elsewhere
+    │   ├── Overloaded            no room now: HTTP 429 or 503 with Retry-After
+    │   └── Unsupported           this worker cannot do what was asked (named)
+    ├── DeadlineExceeded          the request's time is up
+    └── ConfigError               a deployment file or a checkpoint that cannot be used
+"""
+
+from __future__ import annotations
+
+
+class BatonError(Exception):
+    """Root of the tree; its message is one line that a user can act on."""
+
+
+class InvalidRequest(BatonError):
+    """The caller asked for something that cannot be done.
+
+    `param` is the name of the offending parameter, `code` OpenAI's short error code.
+    """
+
+    def __init__(self, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.message, self.param, self.code = message, param, code
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions travel between processes; keyword arguments must survive the journey.
+        return _rebuild, (type(self), self.message, self.param, self.code)
+
+
+def _rebuild(
+    kind: type[InvalidRequest], message: str, param: str | None, code: str | None
+) -> InvalidRequest:
+    return kind(message, param=param, code=code)
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """The prompt does not fit a worker's context."""
+
+
+class UnknownPolicy(InvalidRequest):
+    """No policy or model of that name."""
+
+
+class WorkerError(BatonError):
+    """A worker failed; thrown into the policy, which may fall back."""
+
+
+class WorkerUnavailable(WorkerError):
+    """The worker cannot be reached or died; another replica may serve the same call."""
+
+
+class Overloaded(WorkerError):
+    """The worker has no room for another sequence now."""
+
+
+class Unsupported(WorkerError):
+    """The worker lacks the capability that was asked for."""
+
+
+class DeadlineExceeded(BatonError):
+    """The request's time is up."""
+
+
+class ConfigError(BatonError):
+    """A deployment file, policy document or checkpoint that cannot be used."""

@@ -1,0 +1,26 @@
+"""What a policy is: typed parameters and a script. Thresholds live here, never in a worker."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from orchestrator.actions import Script, WorkerName
+from orchestrator.types import Trace
+
+
+class Policy(BaseModel):
+    """Base of every policy; a subclass is one paper, its fields are the paper's knobs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+    workers: ClassVar[frozenset[WorkerName]] = frozenset({"small", "large"})
+
+    budget: int | None = Field(
+        default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"
+    )
+
+    @abstractmethod
+    def solve(self, trace: Trace) -> Script:
+        """Ask until the trace is done. The driver tracks the trace that Accept and Write return."""

@@ -1,0 +1,318 @@
+"""What a chat completion request may say; everything else is refused by name.
+
+A parameter is honoured or refused, never silently ignored. `UNSUPPORTED` lists OpenAI's (and a few
+servers') parameters that Baton does not have, each with the values that ask for nothing beyond
+the default: those are honoured by doing nothing. A null top-level parameter means "not given".
+
+Defaults that differ from OpenAI's: `temperature` is 0 (greedy), because reasoning is more accurate
+and steps are repeatable.
+
+`reasoning_effort` caps the accepted thinking tokens at a share of `max_tokens` (`EFFORT`); where
+`policy.budget` is given as well the smaller cap holds.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Annotated, Any, Final, Literal
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.types import Message, Sampling
+
+MAX_DEPTH: Final = 32  # levels of nesting of a body
+MAX_VALUES: Final = 20_000  # values in a body: bounds the time that validation takes
+EFFORT: Final[dict[str, float | None]] = {
+    "minimal": 1 / 8,
+    "low": 1 / 4,
+    "medium": 1 / 2,
+    "high": None,  # no cap of its own: the policy's
+}
+UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
+    "audio": (),
+    "best_of": (1,),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "echo": (False,),
+    "frequency_penalty": (0,),
+    "function_call": ("none",),
+    "functions": ([],),
+    "ignore_eos": (False,),
+    "include_reasoning": (True,),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "min_p": (0,),
+    "min_tokens": (0,),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n": (1,),
+    "parallel_tool_calls": (),
+    "prediction": (),
+    "presence_penalty": (0,),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "reasoning": (),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "thinking_token_budget": (),
+    "tool_choice": ("none",),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+    "web_search_options": (),
+}
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    type: Literal["text"]
+    text: str
+
+
+def _flatten(content: object) -> object:
+    """Text parts as one string, one line each."""
+    if not isinstance(content, list):
+        if isinstance(content, str):
+            return content
+        raise PydanticCustomError("invalid_type", "must be a string or an array of text parts")
+    if not content:
+        raise PydanticCustomError("invalid_value", "must hold at least one part")
+    for part in content:
+        if not isinstance(part, dict) or part.get("type") != "text":
+            raise PydanticCustomError("unsupported_parameter", "only text parts are supported")
+    return "\n".join(_Part.model_validate(part).text for part in content)
+
+
+def _role(role: object) -> object:
+    if role in ("tool", "function"):
+        raise PydanticCustomError("unsupported_parameter", "tools are not supported")
+    return "system" if role == "developer" else role
+
+
+def _listed(stop: object) -> object:
+    return [stop] if isinstance(stop, str) else stop
+
+
+class ChatMessage(BaseModel):
+    """One turn. The fields below `content` let a client send back a reply exactly as it came.
+
+    Earlier reasoning is accepted and not shown to the models again, as reasoning models are
+    trained to expect; the rest must be empty.
+    """
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+    role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role)]
+    content: Annotated[str, BeforeValidator(_flatten)]
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: None = None
+    audio: None = None
+    name: None = None
+    function_call: None = None
+    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
+    annotations: Annotated[list[Any], Field(max_length=0)] | None = None
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid")
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+_Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+_Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+
+
+class ChatRequest(BaseModel):
+    """The body of `POST /v1/chat/completions`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    model: str
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=2048)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0  # 0 and -1 mean off
+    seed: _Int64 | None = None
+    stop: Annotated[list[_Stop], Field(max_length=16), BeforeValidator(_listed)] = Field(
+        default_factory=list
+    )
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    reasoning_effort: Literal["minimal", "low", "medium", "high"] | None = None
+    user: Annotated[str, Field(max_length=256)] | None = None
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
+        Field(default_factory=dict, max_length=16)
+    )
+    policy: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatRequest:
+        last = self.messages[-1]
+        if last.role != "user":
+            raise _contradiction("messages", "the last message must be the user's")
+        if not last.content.strip():
+            raise _contradiction(
+                f"messages[{len(self.messages) - 1}].content", "the question is empty"
+            )
+        if self.stream_options is not None and not self.stream:
+            raise _contradiction("stream_options", "only allowed when stream is true")
+        caps = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(caps) > 1:
+            raise _contradiction("max_completion_tokens", "contradicts max_tokens")
+        return self
+
+    @property
+    def cap(self) -> int | None:
+        """The cap on thought and answer together, in tokens; None where none was given."""
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        return tuple(Message(message.role, message.content) for message in self.messages)
+
+    @property
+    def sampling(self) -> Sampling:
+        # Workers want a seed that is not negative; 63 bits of it are enough.
+        seed = None if self.seed is None else self.seed & (2**63 - 1)
+        return Sampling(self.temperature, self.top_p, max(self.top_k, 0), seed)
+
+
+def parse_chat(body: bytes) -> ChatRequest:
+    """A request from its bytes.
+
+    Raises:
+        InvalidRequest: not JSON, an unknown key, or a value that cannot be honoured; named.
+    """
+    given = parse_object(body)
+    for name, harmless in UNSUPPORTED.items():
+        value = given.pop(name, None)
+        if value is not None and not any(_same(value, allowed) for allowed in harmless):
+            raise InvalidRequest(
+                f"{name} is not supported here", param=name, code="unsupported_parameter"
+            )
+    known = ChatRequest.model_fields
+    given = {k: v for k, v in given.items() if v is not None or k not in known}
+    try:
+        return ChatRequest.model_validate(given)
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """A JSON object whose numbers are finite and whose text is storable Unicode.
+
+    Raises:
+        InvalidRequest: anything else.
+    """
+    try:
+        value = json.loads(body.decode(), parse_constant=_no_constant, parse_float=_finite)
+    except (ValueError, RecursionError) as error:
+        # ValueError: bad UTF-8, bad JSON, NaN and its kin, a number of thousands of digits.
+        at = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
+        raise InvalidRequest(f"the body is not valid JSON{at}", code="invalid_json") from None
+    if not isinstance(value, dict):
+        raise InvalidRequest("the body must be a JSON object", code="invalid_json")
+    _inspect(value)
+    return value
+
+
+def invalid(error: ValidationError, prefix: str = "") -> InvalidRequest:
+    """The first of pydantic's complaints in OpenAI's terms, its place behind `prefix`."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    kind = first["type"]
+    place = path(first["loc"], prefix)
+    match kind:
+        case "extra_forbidden":
+            code, message = "unknown_parameter", "unknown parameter"
+        case "missing":
+            code, message = "missing_required_parameter", "missing"
+        case "unsupported_parameter" | "invalid_value" | "invalid_type":
+            code, message = kind, first["msg"]
+        case _:
+            code = "invalid_type" if kind.endswith("_type") else "invalid_value"
+            message = first["msg"][:1].lower() + first["msg"][1:]
+    return InvalidRequest(f"{place or 'body'}: {message}", param=place or None, code=code)
+
+
+def path(loc: tuple[int | str, ...], prefix: str = "") -> str:
+    """A place in a body as OpenAI writes it: `messages[0].content`."""
+    for part in loc:
+        if isinstance(part, int):
+            prefix += f"[{part}]"
+        else:
+            prefix += ("." if prefix else "") + part[:64]
+    return prefix
+
+
+def _contradiction(place: str, message: str) -> InvalidRequest:
+    return InvalidRequest(f"{place}: {message}", param=place, code="invalid_value")
+
+
+def _same(value: object, allowed: object) -> bool:
+    # True == 1 in Python, yet n: true is no number.
+    return value == allowed and isinstance(value, bool) == isinstance(allowed, bool)
+
+
+def _no_constant(name: str) -> float:
+    raise ValueError(name)
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(text)
+    return number
+
+
+def _inspect(root: dict[str, Any]) -> None:
+    """Refuse deep or crowded bodies, and text that neither a tokenizer nor a store can hold."""
+    todo: list[tuple[object, tuple[int | str, ...]]] = [(root, ())]
+    seen = 0
+    while todo:
+        value, loc = todo.pop()
+        seen += 1
+        if seen > MAX_VALUES or len(loc) > MAX_DEPTH:
+            place = path(loc[:1])
+            raise InvalidRequest(
+                f"{place}: too many values, or nested too deep", param=place, code="invalid_value"
+            )
+        if isinstance(value, str):
+            _check_text(value, loc)
+        elif isinstance(value, dict):
+            for key, inner in value.items():
+                _check_text(key, loc)
+                todo.append((inner, (*loc, key)))
+        elif isinstance(value, list):
+            todo.extend((inner, (*loc, index)) for index, inner in enumerate(value))
+
+
+def _check_text(text: str, loc: tuple[int | str, ...]) -> None:
+    try:
+        text.encode()
+        if "\0" not in text:
+            return
+    except UnicodeEncodeError:
+        pass
+    raise InvalidRequest(
+        f"{path(loc) or 'body'}: holds a NUL or half of a surrogate pair",
+        param=path(loc) or None,
+        code="invalid_value",
+    )

@@ -1,0 +1,189 @@
+"""The words the whole system speaks: small frozen types, no behaviour beyond themselves.
+
+A *trace* is the chain of thought so far: the question, the accepted *segments* of the thought,
+whether the thought is closed, and the segments of the answer. It never holds drafts. Control
+tokens (chat markup, the opening and closing of the thought) are structure here, never text: only
+a worker turns them into token ids, so no text that a user or a model writes can imitate them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+Role = Literal["system", "user", "assistant"]
+Author = Literal["small", "large", "policy"]
+Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
+"""Why a generation ended: a delimiter of the span (kept in the text), a caller's stop string
+(cut off), the token cap, the model closing its thought, its end of turn, or low confidence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One turn of the conversation."""
+
+    role: Role
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How tokens are drawn. Temperature 0 is greedy; top_k 0 and top_p 1 mean off.
+
+    `seed` makes a call reproducible whatever batch it lands in; None draws a fresh one.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """How far one generation goes.
+
+    `until`: delimiters that end it and stay in the text (matched on text, whole tokens are kept).
+    `stop`: strings that end it and are cut off. `min_confidence`: end before the first token whose
+    top probability is below it (finish "doubt"). The model's end of thought (while thinking) and
+    end of turn always end it, and are in neither text nor tokens.
+    """
+
+    max_tokens: int
+    until: tuple[str, ...] = ()
+    stop: tuple[str, ...] = ()
+    min_confidence: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of text by one author.
+
+    `tokens` are the author's token ids of exactly this text and `tokenizer` the hash of the
+    vocabulary they belong to; text inserted by a policy has neither. `logprobs` are natural logs
+    of each token's probability under the law it was drawn from, one per token.
+    """
+
+    author: Author
+    text: str
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    tokenizer: str = ""
+    finish: Finish = "until"
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """A question and the chain of thought accepted so far."""
+
+    messages: tuple[Message, ...]
+    thought: tuple[Segment, ...] = ()
+    answer: tuple[Segment, ...] = ()
+    closed: bool = False  # the thought has ended; what follows is the answer
+    forced: bool = False  # the thought was closed by a budget or a loop, not by a model
+    done: bool = False  # the answer has ended
+    finish: Literal["stop", "length"] = "stop"  # why it ended, in OpenAI's words
+
+    @property
+    def text(self) -> str:
+        """The accepted thought, as one string."""
+        return "".join(segment.text for segment in self.thought)
+
+    @property
+    def thought_tokens(self) -> int:
+        """Accepted thinking tokens (each author's own count)."""
+        return sum(len(segment.tokens) for segment in self.thought)
+
+    @property
+    def answer_tokens(self) -> int:
+        return sum(len(segment.tokens) for segment in self.answer)
+
+    @property
+    def looping(self) -> bool:
+        """The last two steps of the thought are the same text."""
+        return (
+            len(self.thought) > 1
+            and bool(self.thought[-1].text.strip())
+            and self.thought[-1].text.strip() == self.thought[-2].text.strip()
+        )
+
+    def extend(self, segment: Segment) -> Trace:
+        """This trace with one more accepted segment, in the phase it is in."""
+        if self.closed:
+            return replace(self, answer=(*self.answer, segment))
+        return replace(self, thought=(*self.thought, segment))
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one worker call cost, in tokens of that worker."""
+
+    prompt: int = 0  # length of the whole prefix
+    cached: int = 0  # of these, found in the worker's cache
+    generated: int = 0
+    passes: int = 0  # forward passes of the worker's model that served this call
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """A finished generation."""
+
+    segment: Segment
+    usage: Usage = Usage()
+    ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Classification:
+    """A law over labels at one forced position.
+
+    `probabilities` sum to 1 over the labels, in the order asked; `outside` is the probability
+    mass the model put on everything else before normalising.
+    """
+
+    labels: tuple[str, ...]
+    probabilities: tuple[float, ...]
+    outside: float = 0.0
+    usage: Usage = Usage()
+    ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Verification:
+    """What a worker thinks of k tokens that another wrote.
+
+    `surprise[i]` is minus the natural log of token i's probability given what precedes it;
+    `choices[i]` the worker's own choice there, k + 1 of them: the last follows all k tokens.
+    """
+
+    surprise: tuple[float, ...]
+    choices: tuple[int, ...]
+    usage: Usage = Usage()
+    ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One line of the record that users see: a draft, a rewrite, a span or an inserted text."""
+
+    author: Author
+    text: str
+    accepted: bool
+    tokens: int
+    ms: float
+    score: float | None = None
+    phase: Literal["thought", "answer"] = "thought"
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may spend.
+
+    `max_tokens` caps thought and answer together, `budget` the accepted thinking tokens;
+    `deadline_s` is wall time from the start of the request.
+    """
+
+    max_tokens: int = 2048
+    budget: int | None = None
+    deadline_s: float | None = None
+    stop: tuple[str, ...] = field(default=())

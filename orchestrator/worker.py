@@ -1,0 +1,80 @@
+"""The port behind which models live: three verbs, nothing else.
+
+Every call carries the whole prefix, so it is idempotent and any replica can serve it. A call is
+cancelled by closing its iterator or cancelling its task; the worker frees the row within one
+iteration. Errors are those of `orchestrator.errors`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from orchestrator.types import (
+    Classification,
+    Generation,
+    Message,
+    Sampling,
+    Segment,
+    Span,
+    Trace,
+    Verification,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Tokens as they are made: text that is final (whole characters only) and its ids."""
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """What every call carries: whose it is, and what it continues.
+
+    `request` identifies the user's request: calls of one request prefer one replica, for its
+    cache. `author` is the name under which the worker signs segments.
+    """
+
+    request: str
+    trace: Trace
+    author: str = "large"
+
+
+class Worker(Protocol):
+    """One pool of replicas of one model."""
+
+    def generate(
+        self, call: Call, span: Span, sampling: Sampling, *, stream: bool = True
+    ) -> AsyncIterator[Delta | Generation]:
+        """Continue the trace. Yields deltas (none when `stream` is false), then one Generation.
+
+        A span of zero tokens only reads the prompt: it fills the cache and reports its length.
+
+        Raises:
+            ContextLengthExceeded: the prefix does not fit.
+            Overloaded, WorkerUnavailable: try again later, or elsewhere.
+        """
+        ...
+
+    async def classify(
+        self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
+    ) -> Classification:
+        """The law over labels after a side conversation (see `actions.Classify`).
+
+        Raises:
+            InvalidRequest: a label is not one token of this model's vocabulary.
+        """
+        ...
+
+    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+        """The surprise at each token of a segment, and k + 1 choices (see `Verification`).
+
+        Raises:
+            Unsupported: the segment's tokens belong to another vocabulary.
+        """
+        ...

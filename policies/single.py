@@ -1,0 +1,28 @@
+"""One model alone: the baselines that every policy is measured against."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from orchestrator.actions import Script, WorkerName
+from orchestrator.policy import Policy
+from orchestrator.types import Trace
+from policies.answer import write_out
+
+
+class SmallOnly(Policy):
+    """The small model thinks and answers: the cheap end of the scale."""
+
+    workers: ClassVar[frozenset[WorkerName]] = frozenset({"small"})
+
+    def solve(self, trace: Trace) -> Script:
+        yield from write_out(trace, "small")
+
+
+class LargeOnly(Policy):
+    """The large model thinks and answers: the baseline of every speedup."""
+
+    workers: ClassVar[frozenset[WorkerName]] = frozenset({"large"})
+
+    def solve(self, trace: Trace) -> Script:
+        yield from write_out(trace, "large")

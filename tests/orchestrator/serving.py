@@ -1,0 +1,78 @@
+"""A real server on a loopback port, for tests of the HTTP surface."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import uvicorn
+from openai import OpenAI
+
+from orchestrator.api import create_app
+from orchestrator.service import Service
+from policies import POLICIES
+from workers.scripted import Say, Scripted
+
+STORY = ("First, 2+2 is 4.\n\nSo twice that is 8.", "\n The answer is 8. \n")
+
+
+def told(**settings: Any) -> Scripted:
+    """A worker that knows the story."""
+    return Scripted(story=STORY, **settings)
+
+
+def service(small: Any = None, large: Any = None, **settings: Any) -> Service:
+    workers = {"small": small or told(), "large": large or told()}
+    return Service(POLICIES, workers, **{"default_policy": "specreason", **settings})
+
+
+@contextmanager
+def serving(made: Service, grace_s: int = 1) -> Iterator[str]:
+    """The base URL of a server that runs `made` until the block ends."""
+    config = uvicorn.Config(
+        create_app(made),
+        host="127.0.0.1",
+        port=0,
+        log_level="error",
+        timeout_graceful_shutdown=grace_s,
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        until(lambda: server.started)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+def client(url: str, key: str = "none", **settings: Any) -> OpenAI:
+    return OpenAI(base_url=f"{url}/v1", api_key=key, **{"max_retries": 0, **settings})
+
+
+def post(url: str, body: Any = None, **settings: Any) -> httpx.Response:
+    """A chat completion with `body` on top of a request that is right."""
+    return httpx.post(f"{url}/v1/chat/completions", json=asking(**(body or {})), **settings)
+
+
+def asking(**more: Any) -> dict[str, Any]:
+    question = [{"role": "user", "content": "Twice 2+2?"}]
+    return {"model": "baton", "messages": question, **more}
+
+
+def until(true: Callable[[], object], seconds: float = 5.0) -> float:
+    """Wait for something to become true; how many seconds it took."""
+    began = time.perf_counter()
+    while not true():
+        waited = time.perf_counter() - began
+        assert waited < seconds, "it never came true"
+        time.sleep(0.005)
+    return time.perf_counter() - began
+
+
+__all__ = ["STORY", "Say", "asking", "client", "post", "service", "serving", "told", "until"]

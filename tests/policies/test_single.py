@@ -1,0 +1,48 @@
+"""The baselines, as dialogues without an event loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.actions import Write
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.policy import Policy
+from orchestrator.types import Message, Trace
+from policies import POLICIES
+from policies.answer import write_out
+from policies.single import LargeOnly, SmallOnly
+
+TRACE = Trace((Message("user", "2+2?"),))
+CLOSED = replace(TRACE, closed=True)
+
+
+@pytest.mark.parametrize(("policy", "name"), [(SmallOnly(), "small"), (LargeOnly(), "large")])
+def test_one_worker_writes_everything(policy: Policy, name: str) -> None:
+    assert policy.workers == {name}
+    script = policy.solve(TRACE)
+    thought = next(script)
+    assert isinstance(thought, Write)
+    assert (thought.worker, thought.trace) == (name, TRACE)
+    answer = script.send(CLOSED)
+    assert isinstance(answer, Write)
+    assert answer.trace == CLOSED
+    with pytest.raises(StopIteration):
+        script.send(replace(CLOSED, done=True))
+
+
+def test_another_worker_takes_over_and_keeps_what_was_shown() -> None:
+    script = write_out(TRACE, "small", "large")
+    assert next(script).worker == "small"  # type: ignore[attr-defined]
+    assert script.send(CLOSED).worker == "small"  # type: ignore[attr-defined]
+    takeover = script.throw(WorkerUnavailable("gone"))
+    assert isinstance(takeover, Write)
+    assert (takeover.worker, takeover.trace) == ("large", CLOSED)
+    with pytest.raises(WorkerUnavailable):
+        script.throw(WorkerUnavailable("gone too"))
+
+
+def test_the_catalogue() -> None:
+    assert {"small-only", "large-only", "specreason"} <= POLICIES.keys()
+    assert all(policy().budget is None for policy in POLICIES.values())

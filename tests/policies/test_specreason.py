@@ -1,0 +1,219 @@
+"""SpecReason as a dialogue: the test plays both workers, with no event loop."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.actions import Accept, Action, Classify, Close, Generate, Reject, Verify, Write
+from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
+from orchestrator.types import (
+    Classification,
+    Finish,
+    Generation,
+    Message,
+    Segment,
+    Trace,
+    Verification,
+)
+from policies.judge import DIGITS
+from policies.specreason import SpecReason
+
+TRACE = Trace((Message("user", "2+2?"),))
+GONE = WorkerUnavailable("gone")
+
+
+def step(author: Any, text: str, finish: Finish = "until") -> Segment:
+    return Segment(author, text, tuple(range(len(text.split()))), finish=finish)
+
+
+def draft(text: str, finish: Finish = "until") -> Generation:
+    return Generation(step("small", text, finish))
+
+
+def digit(score: int) -> Classification:
+    return Classification(DIGITS, tuple(float(label == str(score)) for label in DIGITS))
+
+
+class Play:
+    """Drives a script: `play(reply)` gives the next question."""
+
+    def __init__(self, **parameters: Any) -> None:
+        self.script = SpecReason(**parameters).solve(TRACE)
+        self.first = next(self.script)
+
+    def __call__(self, reply: Any) -> Action[Any]:
+        if isinstance(reply, BaseException):
+            return self.script.throw(reply)
+        return self.script.send(reply)
+
+
+def test_a_good_draft_is_kept() -> None:
+    play = Play(threshold=7)
+    assert isinstance(play.first, Generate)
+    assert (play.first.worker, play.first.trace) == ("small", TRACE)
+    assert (play.first.span.until, play.first.span.max_tokens) == (("\n\n",), 512)
+    good = draft("2+2=4.\n\n")
+    question = play(good)
+    assert isinstance(question, Classify)
+    accept = play(digit(7))  # inclusive, as in the paper
+    assert accept == Accept(TRACE, good.segment, 7.0)
+    after = TRACE.extend(good.segment)
+    following = play(after)
+    assert isinstance(following, Generate)
+    assert following.trace == after
+
+
+def test_a_poor_draft_is_rewritten_from_the_same_prefix() -> None:
+    play = Play(threshold=7)
+    bad = draft("2+2=5.\n\n")
+    play(bad)
+    assert play(digit(6)) == Reject(bad.segment, 6.0)
+    rewrite = play(None)
+    assert isinstance(rewrite, Write)
+    assert (rewrite.worker, rewrite.trace) == ("large", TRACE)
+
+
+def test_first_n_steps_are_the_large_models() -> None:
+    play = Play(first_n=2)
+    one = TRACE.extend(step("large", "a\n\n"))
+    two = one.extend(step("large", "b\n\n"))
+    assert isinstance(play.first, Write)
+    assert isinstance(play(one), Write)
+    assert isinstance(play(two), Generate)
+
+
+def test_a_dead_drafter_leaves_the_step_to_the_large() -> None:
+    play = Play()
+    rewrite = play(GONE)
+    assert isinstance(rewrite, Write)
+    assert rewrite.worker == "large"
+
+
+@pytest.mark.parametrize("scoring", ["expected", "greedy", "likelihood"])
+@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
+def test_a_dead_judge_never_lets_a_draft_through(scoring: str, error: Exception) -> None:
+    play = Play(scoring=scoring, threshold=0)
+    written = draft("2+2=4.\n\n")
+    play(written)
+    assert play(error) == Reject(written.segment, None)
+    assert isinstance(play(None), Write)
+
+
+def test_a_dead_large_worker_ends_it() -> None:
+    play = Play()
+    play(GONE)
+    with pytest.raises(WorkerUnavailable):
+        play(GONE)
+
+
+@pytest.mark.parametrize("scoring", ["expected", "likelihood"])
+def test_a_pair_that_cannot_score_so_is_told(scoring: str) -> None:
+    play = Play(scoring=scoring)
+    play(draft("a\n\n"))
+    with pytest.raises(Unsupported):
+        play(Unsupported("another vocabulary"))
+
+
+def test_scoring_by_likelihood() -> None:
+    play = Play(scoring="likelihood", likelihood=(0.0, 1.0), threshold=4.5)
+    written = draft("a b\n\n")
+    assert play(written) == Verify("large", TRACE, written.segment)
+    assert play(Verification((0.0, 0.0), (0, 0, 0))) == Accept(TRACE, written.segment, 4.5)
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "   \n\n"])
+def test_a_blank_draft_is_not_worth_a_question(text: str) -> None:
+    play = Play(threshold=0)
+    blank = draft(text)
+    assert play(blank) == Reject(blank.segment, None)
+    assert isinstance(play(None), Write)
+
+
+@pytest.mark.parametrize("finish", ["think_end", "eos"])
+@pytest.mark.parametrize("text", ["", "So 4."])
+def test_the_judge_decides_whether_a_draft_may_close_the_thought(text: str, finish: Finish) -> None:
+    play = Play()
+    closing = draft(text, finish)
+    assert isinstance(play(closing), Classify)
+    assert play(digit(9)) == Accept(TRACE, closing.segment, 9.0)
+    answer = play(replace(TRACE, closed=True))
+    assert isinstance(answer, Write)
+    assert answer.worker == "large"
+
+
+def test_an_empty_closing_draft_has_no_likelihood() -> None:
+    play = Play(scoring="likelihood")
+    closing = draft("", "think_end")
+    assert play(closing) == Reject(closing.segment, 0.0)
+    assert isinstance(play(None), Write)
+
+
+def test_a_draft_cut_at_the_step_cap_is_a_step() -> None:
+    play = Play(step_tokens=3)
+    cut = draft("a b c", "length")
+    assert isinstance(play(cut), Classify)
+    assert isinstance(play(digit(9)), Accept)
+    assert isinstance(play(TRACE.extend(cut.segment)), Generate)
+
+
+@pytest.mark.parametrize("text", ["Wait.\n\n", "\n\n"])
+def test_two_equal_steps_close_the_thought(text: str) -> None:
+    play = Play(first_n=9)
+    one = TRACE.extend(step("large", text))
+    play(one)
+    two = one.extend(step("large", text))
+    assert play(two) == Close(two, forced=True)
+    assert isinstance(play(replace(two, closed=True, forced=True)), Write)
+
+
+@pytest.mark.parametrize(
+    ("answer_by", "last", "author"),
+    [
+        ("large", "small", "large"),
+        ("small", "large", "small"),
+        ("active", "small", "small"),
+        ("active", "large", "large"),
+    ],
+)
+def test_who_answers(answer_by: str, last: str, author: str) -> None:
+    play = Play(answer_by=answer_by, first_n=1)
+    trace = replace(TRACE.extend(step(last, "a")), closed=True)
+    answer = play(trace)
+    assert isinstance(answer, Write)
+    assert answer.worker == author
+    with pytest.raises(StopIteration):
+        play(replace(trace, done=True))
+
+
+def test_the_large_answers_where_the_small_cannot() -> None:
+    play = Play(answer_by="small", first_n=1)
+    play(replace(TRACE, closed=True))
+    answer = play(GONE)
+    assert isinstance(answer, Write)
+    assert answer.worker == "large"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("threshold", 10.1),
+        ("threshold", -1),
+        ("scoring", "vibes"),
+        ("first_n", -1),
+        ("step_tokens", 0),
+        ("answer_by", "me"),
+        ("judge", "long"),
+        ("likelihood", (1.0,)),
+        ("likelihood", (1.0, float("nan"))),
+        ("budget", 0),
+        ("treshold", 7),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SpecReason(**{name: value})
+    assert caught.value.errors()[0]["loc"][0] == name

@@ -1,0 +1,128 @@
+"""Tiny checkpoints: random weights and a byte-level vocabulary with a ChatML-like template."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from workers.loading import load_tokenizer
+from workers.prompt import Prompts
+
+CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+CORPUS = (
+    "Let me think about 12 + 34 = 46, step by step.\n\nWait, is that right? Score: 9 of 10.\n\n"
+    "assistant user system The answer is 7. Is this step good?\n<|im_start|>user\n"
+) * 4
+FAMILIES: dict[str, tuple[Any, Any]] = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+}
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+def make_tokenizer(
+    template: str | None = TEMPLATE, corpus: str = CORPUS, controls: tuple[str, ...] = CONTROLS
+) -> PreTrainedTokenizerFast:
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=340,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator([corpus], trainer)
+    fast = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=controls[2])
+    fast.add_special_tokens({"additional_special_tokens": list(controls[:3])})
+    fast.add_tokens(list(controls[3:]))  # added but not special, as in Qwen3
+    fast.chat_template = template
+    return fast
+
+
+def make_model(
+    family: str = "llama", *, layers: int = 2, width: int = 32, vocabulary: int = 400, seed: int = 0
+) -> Any:
+    """Random weights, scaled up so that the laws are not flat."""
+    config_class, model_class = FAMILIES[family]
+    torch.manual_seed(seed)
+    config = config_class(
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=2 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=width // 4,
+        max_position_embeddings=512,
+        eos_token_id=None,
+        bos_token_id=None,
+        pad_token_id=None,
+    )
+    config._attn_implementation = "sdpa"
+    model = model_class(config).eval().requires_grad_(False)
+    for name, parameter in model.named_parameters():
+        if "norm" not in name:
+            parameter.mul_(6)
+    return model
+
+
+def save(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Any) -> Path:
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny Qwen3 and its tokenizer."""
+    tokenizer = make_tokenizer()
+    model = make_model("qwen3", vocabulary=len(tokenizer) + 3)  # a padded head, as in the wild
+    return save(tmp_path_factory.mktemp("tiny"), tokenizer, model)
+
+
+@pytest.fixture(scope="session")
+def draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A smaller model with the same vocabulary."""
+    tokenizer = make_tokenizer()
+    model = make_model("qwen3", layers=1, width=16, vocabulary=len(tokenizer), seed=1)
+    return save(tmp_path_factory.mktemp("draft"), tokenizer, model)
+
+
+@pytest.fixture
+def prompts(checkpoint: Path) -> Prompts:
+    return Prompts(load_tokenizer(str(checkpoint)))
+
+
+@pytest.fixture(scope="session")
+def prompts_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Prompts]:
+    """Prompts of a tokenizer made to order."""
+
+    def make(**options: Any) -> Prompts:
+        folder = tmp_path_factory.mktemp("tokenizer")
+        make_tokenizer(**options).save_pretrained(folder)
+        return Prompts(load_tokenizer(str(folder)))
+
+    return make

@@ -1,0 +1,253 @@
+"""The worker over a Serve handle, without Ray: lost replicas, resumed streams, beats."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import BackPressureError
+
+from orchestrator.errors import (
+    ContextLengthExceeded,
+    Overloaded,
+    WorkerError,
+    WorkerUnavailable,
+)
+from orchestrator.types import Generation, Message, Sampling, Segment, Span, Trace
+from orchestrator.worker import Call, Delta
+from workers import replica
+from workers.replica import ReplicaWorker, WorkerReplica
+from workers.scripted import Scripted
+
+THOUGHT = "One and two and three.\n\nFour and five.\n\n"
+GREEDY = Sampling()
+
+
+class ScriptedBackend(Scripted):
+    alive = True
+    tokenizer = SimpleNamespace(hash="words")
+
+    def stats(self) -> dict[str, int]:
+        return {"live_rows": self.live}
+
+    def close(self) -> None: ...
+
+
+class Response:
+    """What a streaming handle call returns; `dies` fails after that many items."""
+
+    def __init__(
+        self, items: AsyncGenerator[Any, None], dies: tuple[int, BaseException] | None
+    ) -> None:
+        self._items, self._dies, self._given = items, dies, 0
+        self.cancelled: asyncio.Future[Any] | None = None
+
+    async def __anext__(self) -> Any:
+        if self._dies is not None and self._given == self._dies[0]:
+            raise self._dies[1]
+        self._given += 1
+        return await self._items.__anext__()
+
+    def cancel(self) -> None:
+        self.cancelled = asyncio.ensure_future(self._items.aclose())
+
+
+@dataclass
+class Handle:
+    """A Serve handle on one replica in this process. `deaths`: one a call, in order."""
+
+    backend: Scripted
+    deaths: list[tuple[int, BaseException] | None] = field(default_factory=list)
+    sessions: list[str] = field(default_factory=list)
+    responses: list[Response] = field(default_factory=list)
+
+    def options(self, *, session_id: str, **_: Any) -> Handle:
+        self.sessions.append(session_id)
+        return self
+
+    def remote(self, *args: Any) -> Response:
+        dies = self.deaths.pop(0) if self.deaths else None
+        items = WorkerReplica(lambda: self.backend).exchange(*args)  # type: ignore[arg-type,return-value]
+        self.responses.append(Response(items, dies))
+        return self.responses[-1]
+
+
+def dead() -> ActorDiedError:
+    return ActorDiedError()
+
+
+def story(**more: Any) -> ScriptedBackend:
+    return ScriptedBackend(story=(THOUGHT, "5"), **more)
+
+
+def call(trace: Trace | None = None) -> Call:
+    return Call("r1", trace or Trace((Message("user", "How many?"),)), "large")
+
+
+async def collect(worker: ReplicaWorker, span: Span, **more: Any) -> tuple[list[Delta], Generation]:
+    items = [item async for item in worker.generate(call(), span, GREEDY, **more)]
+    deltas, last = items[:-1], items[-1]
+    assert isinstance(last, Generation)
+    assert all(isinstance(delta, Delta) for delta in deltas)
+    return deltas, last  # type: ignore[return-value]
+
+
+@pytest.fixture(autouse=True)
+def no_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "GATHER_S", 0.0)
+
+
+SPAN = Span(100, until=("\n\n",))
+
+
+async def test_a_generation_arrives_as_the_worker_made_it() -> None:
+    expected = [item async for item in story().generate(call(), SPAN, GREEDY)][-1]
+    deltas, whole = await collect(ReplicaWorker(Handle(story(delay=0.001))), SPAN)
+    assert whole.segment == expected.segment
+    assert "".join(delta.text for delta in deltas) == "One and two and three.\n\n"
+    assert len(deltas) > 1
+
+
+async def test_an_unstreamed_generation_is_one_item() -> None:
+    deltas, whole = await collect(ReplicaWorker(Handle(story())), SPAN, stream=False)
+    assert deltas == []
+    assert whole.segment.text == "One and two and three.\n\n"
+
+
+@pytest.mark.parametrize("items", range(6))
+@pytest.mark.parametrize("span", [SPAN, Span(100), Span(3)])
+async def test_a_stream_that_dies_goes_on_where_it_broke_off(items: int, span: Span) -> None:
+    undisturbed = (await collect(ReplicaWorker(Handle(story())), span))[1].segment
+    handle = Handle(story(delay=0.001), deaths=[(items, dead())])
+    deltas, whole = await collect(ReplicaWorker(handle), span)
+    assert whole.segment == undisturbed
+    assert "".join(delta.text for delta in deltas) == undisturbed.text
+    assert tuple(t for delta in deltas for t in delta.tokens) == undisturbed.tokens
+    assert whole.usage.generated == len(undisturbed.tokens)
+    assert whole.usage.prompt == 1 + 1  # "How many?"
+    tries = 2 if items < len(deltas) + 1 else 1  # it may have been over before
+    assert handle.sessions == ["r1", "r1/1"][:tries]  # the second call asks another replica
+
+
+async def test_a_break_inside_a_delimiter_is_seen() -> None:
+    lines = ["ab", "\n", "\n", "cd"]
+
+    class Letters(ScriptedBackend):
+        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            for index in range(len(call.trace.thought), len(lines)):
+                yield Delta(lines[index], (index,), (0.0,))
+                await asyncio.sleep(0.001)
+            yield Generation(Segment("large", "".join(lines), (0, 1, 2, 3), finish="eos"))
+
+    made = Delta("ab\n", (0, 1), (0.0, 0.0))
+    thought = tuple(Segment("large", "x") for _ in range(1))  # + what was made: two segments
+    trace = Trace((Message("user", "?"),), thought)
+    items = [
+        item async for item in replica.resumed(Letters(), made, call(trace), SPAN, GREEDY, True)
+    ]
+    assert isinstance(items[-1], Generation)
+    assert items[-1].segment.text == "ab\n\n"
+    assert items[-1].segment.finish == "until"
+
+
+@pytest.mark.parametrize(
+    ("text", "span", "finish"),
+    [("a\n\n", SPAN, "until"), ("a b", Span(2), "length")],
+)
+async def test_only_the_last_word_was_lost(text: str, span: Span, finish: str) -> None:
+    backend = story()
+    made = Delta(text, (1, 2), (0.0, 0.0))
+    items = [item async for item in replica.resumed(backend, made, call(), span, GREEDY, True)]
+    assert len(items) == 1
+    assert isinstance(items[0], Generation)
+    assert (items[0].segment.text, items[0].segment.finish) == (text, finish)
+    assert backend.calls == []
+
+
+async def test_a_judgement_is_asked_again() -> None:
+    handle = Handle(story(), deaths=[(0, dead()), (0, dead())])
+    answer = await ReplicaWorker(handle).classify(call(), (), "", ("8", "9"))
+    assert answer.probabilities == (0.0, 1.0)
+    assert len(handle.sessions) == 3
+
+
+async def test_patience_ends() -> None:
+    handle = Handle(story(), deaths=[(0, dead())] * 100)
+    with pytest.raises(WorkerUnavailable, match="lost"):
+        await ReplicaWorker(handle, patience_s=0.2).classify(call(), (), "", ("9",))
+
+
+async def test_an_engine_that_is_dead_is_left_for_another() -> None:
+    backend = story(failures={0: WorkerUnavailable("the engine stopped")})
+    handle = Handle(backend)
+    assert (await collect(ReplicaWorker(handle), SPAN))[1].segment.text
+    assert handle.sessions == ["r1", "r1/1"]
+
+
+async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "SILENCE_S", 0.05)
+    monkeypatch.setattr(replica, "BEAT_S", 1000.0)
+    slow = story(delay=0.2)
+    with pytest.raises(WorkerUnavailable):
+        await collect(ReplicaWorker(Handle(slow), patience_s=0.3), SPAN)
+
+
+async def test_beats_keep_a_slow_call_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "SILENCE_S", 0.1)
+    monkeypatch.setattr(replica, "BEAT_S", 0.02)
+    handle = Handle(story(delay=0.3))
+    await ReplicaWorker(handle).classify(call(), (), "", ("9",))
+    assert len(handle.sessions) == 1
+
+
+async def test_errors_are_the_workers_own() -> None:
+    with pytest.raises(ContextLengthExceeded) as info:
+        await collect(ReplicaWorker(Handle(story(context=1))), SPAN)
+    assert info.value.param == "messages"
+
+
+async def test_a_full_pool_is_overloaded() -> None:
+    handle = Handle(story(), deaths=[(0, BackPressureError(1, 1))])
+    with pytest.raises(Overloaded):
+        await collect(ReplicaWorker(handle), SPAN)
+
+
+async def test_a_bug_on_the_replica_is_not_retried() -> None:
+    bug = RayTaskError("exchange", "Traceback ...", KeyError("x")).as_instanceof_cause()
+    handle = Handle(story(), deaths=[(0, bug)])
+    with pytest.raises(WorkerError, match="KeyError"):
+        await collect(ReplicaWorker(handle), SPAN)
+    assert len(handle.sessions) == 1
+
+
+async def test_closing_the_iterator_cancels_the_call() -> None:
+    handle = Handle(story(delay=0.01))
+    items = ReplicaWorker(handle).generate(call(), SPAN, GREEDY)
+    await anext(items)
+    await items.aclose()
+    (response,) = handle.responses
+    assert response.cancelled is not None
+    await response.cancelled
+    assert handle.backend.live == 0
+
+
+async def test_closing_an_exchange_frees_the_worker() -> None:
+    backend = story(delay=0.01)
+    exchange = WorkerReplica(lambda: backend).exchange(
+        "generate", Delta("", ()), call(), SPAN, GREEDY, True
+    )
+    await anext(exchange)
+    assert backend.live == 1
+    await exchange.aclose()
+    assert backend.live == 0
+
+
+async def test_facts() -> None:
+    assert (await ReplicaWorker(Handle(story())).facts()).stats == {"live_rows": 0}
+    with pytest.raises(WorkerUnavailable):
+        await ReplicaWorker(Handle(story(), deaths=[(0, dead())])).facts(0.1)

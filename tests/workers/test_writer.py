@@ -1,0 +1,85 @@
+"""Whole characters, delimiters and stop strings across token borders."""
+
+from __future__ import annotations
+
+from orchestrator.types import Finish
+from workers.writer import Writer
+
+BYTES = [bytes([b]) for b in range(256)]
+
+
+def encode(text: str) -> tuple[int, ...]:
+    return tuple(text.encode())
+
+
+def run(
+    data: bytes, *, until: tuple[str, ...] = (), stop: tuple[str, ...] = ()
+) -> tuple[str, list[str], Finish | None, Writer]:
+    """Feed bytes one token each; returns the text, the deltas' texts and the finish."""
+    writer = Writer(BYTES, encode, until, [(s, "stop") for s in stop])
+    deltas, finish = [], None
+    for byte in data:
+        finish = writer.push(byte, -1.0)
+        if finish:
+            break
+        if delta := writer.take():
+            deltas.append(delta)
+    if delta := writer.end():
+        deltas.append(delta)
+    assert "".join(d.text for d in deltas) == writer.text
+    assert [t for d in deltas for t in d.tokens] == writer.tokens
+    assert len(writer.tokens) == len(writer.logprobs)
+    assert b"".join(BYTES[t] for t in writer.tokens).decode("utf-8", "replace") == writer.text
+    return writer.text, [d.text for d in deltas], finish, writer
+
+
+def test_split_characters_are_never_shown_in_part() -> None:
+    text, deltas, _, _ = run("aé€😀b".encode())
+    assert text == "aé€😀b"
+    assert deltas == ["a", "é", "€", "😀", "b"]
+    text, _, _, writer = run("a😀".encode()[:-1])
+    assert text == "a" and len(writer.tokens) == 1
+
+
+def test_bytes_that_are_no_character_at_all() -> None:
+    assert run(b"a\xffb")[0] == "a�b"
+
+
+def test_until_stays_in_the_text() -> None:
+    text, deltas, finish, _ = run(b"one\n\ntwo", until=("\n\n",))
+    assert (text, finish) == ("one\n\n", "until")
+    assert "".join(deltas) == text
+    assert run(b"one\ntwo", until=("\n\n",))[2] is None
+
+
+def test_stop_is_cut_off_and_never_streamed() -> None:
+    text, deltas, finish, _ = run(b"yes STOP no", stop=("STOP", "S!"))
+    assert (text, finish) == ("yes ", "stop")
+    assert deltas == ["y", "e", "s", " "]
+    text, deltas, finish, _ = run(b"a ST b", stop=("STOP",))
+    assert (text, finish) == ("a ST b", None)
+    assert deltas[-3:] == ["ST ", "b"] or "ST " in deltas
+
+
+def test_what_a_stop_leaves_of_a_token_is_encoded_anew() -> None:
+    writer = Writer([b"abSTOPcd", b"xS", b"TOPy"], encode, (), [("STOP", "stop")])
+    assert writer.push(0, -0.5) == "stop"
+    writer.end()
+    assert (writer.text, writer.tokens, writer.logprobs) == ("ab", [97, 98], [-0.5, -0.5])
+    writer = Writer([b"abSTOPcd", b"xS", b"TOPy"], encode, (), [("STOP", "stop")])
+    assert writer.push(1, -1.0) is None and writer.take() is None
+    assert writer.push(2, -2.0) == "stop"
+    writer.end()
+    assert (writer.text, writer.tokens, writer.logprobs) == ("x", [120], [-1.0])
+
+
+def test_a_delimiter_inside_a_token_keeps_the_token() -> None:
+    writer = Writer([b".\n\nSo"], encode, ["\n\n"])
+    assert writer.push(0, 0.0) == "until"
+    assert writer.text == ".\n\nSo"
+
+
+def test_a_stop_wins_over_a_delimiter() -> None:
+    writer = Writer([b"a\n\nEND"], encode, ["\n\n"], [("END", "stop")])
+    assert writer.push(0, 0.0) == "stop"
+    assert writer.text == "a\n\n"

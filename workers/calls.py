@@ -1,0 +1,208 @@
+"""The calls an engine serves, and how each turns model output into its answer.
+
+A call is first *read* (its prompt goes through the target), then either answered at once
+(classify, verify, reading only) or made a live row that is decoded. These objects belong to the
+engine's thread; only `Ticket` is touched from both sides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from orchestrator.errors import WorkerError, WorkerUnavailable
+from orchestrator.types import Finish, Sampling, Span, Usage
+from orchestrator.worker import Delta
+from workers.speculation.sampling import draw, uniform, warp
+from workers.speculation.target import Result
+from workers.speculation.tree import Accepted, Row
+from workers.writer import Writer
+
+
+class Ticket:
+    """A caller's end of a call: items come in, and its lease is renewed while it waits.
+
+    A lease that runs out frees the row even when a cancellation was lost on its way.
+    """
+
+    def __init__(self, lease: float, *, stream: bool = False) -> None:
+        self.stream, self.cancelled = stream, False
+        self.submitted = time.perf_counter()
+        self._lease, self.expires = lease, time.monotonic() + lease
+        self._loop = asyncio.get_running_loop()
+        self._event = asyncio.Event()
+        self._signalled = False
+        self._beat: asyncio.TimerHandle
+        self._items: list[Any] = []
+
+    def put(self, item: Any) -> None:
+        """From the engine's thread: deliver a delta, the answer or an error."""
+        self._items.append(item)
+        if not self._signalled:  # one wake-up for all that the caller has not fetched yet
+            self._signalled = True
+            try:
+                self._loop.call_soon_threadsafe(self._event.set)
+            except RuntimeError:  # the caller's loop is closed
+                self.cancelled = True
+
+    def dropped(self, now: float) -> bool:
+        """Whether nobody waits for this call any more."""
+        return self.cancelled or now > self.expires
+
+    async def items(self) -> list[Any]:
+        """Wait for at least one item; cancelled waiting cancels the call."""
+        self._renew()
+        try:
+            await self._event.wait()
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        finally:
+            self._beat.cancel()
+        self._event.clear()
+        self._signalled = False
+        items, self._items = self._items, []
+        for item in items:
+            if isinstance(item, BaseException):
+                raise item
+        return items
+
+    def _renew(self) -> None:
+        """Extend the lease now, and again for as long as somebody waits."""
+        self.expires = time.monotonic() + self._lease
+        self._beat = self._loop.call_later(self._lease / 3, self._renew)
+
+
+@dataclass(eq=False, slots=True)
+class Job:
+    """One call in the engine.
+
+    ids: all that must be read; last: of how many last tokens the logits are wanted; keep: how
+    much of `ids` the slot keeps when the call is over (None: all).
+    """
+
+    ticket: Ticket
+    ids: list[int]
+    last: int = 1
+    keep: int | None = None
+    slot: int = -1
+    prompt: int = 0
+    cached: int = 0
+    generated: int = 0
+    passes: int = 0
+
+    def __post_init__(self) -> None:
+        self.prompt = len(self.ids)
+
+    @property
+    def usage(self) -> Usage:
+        return Usage(self.prompt, self.cached, self.generated, self.passes)
+
+    @property
+    def ms(self) -> float:
+        return (time.perf_counter() - self.ticket.submitted) * 1e3
+
+    def answer(self, result: Result | None) -> Any:
+        """The answer of a call that is not decoded, from the logits of its last tokens."""
+        return None
+
+
+@dataclass(eq=False, slots=True)
+class ClassifyJob(Job):
+    """Answers ([probability of each label], mass outside)."""
+
+    labels: tuple[int, ...] = ()
+
+    def answer(self, result: Result | None) -> tuple[list[float], float]:
+        assert result is not None
+        law = result.logits[0, -1].double().softmax(-1)
+        picked = law[list(self.labels)]
+        inside = float(picked.sum())
+        if not inside >= 0:
+            raise WorkerError("the model produced no numbers (NaN logits)")
+        if inside == 0:  # all labels underflow: compare them among themselves
+            picked = result.logits[0, -1, list(self.labels)].double().softmax(-1)
+            return picked.tolist(), 1.0
+        return (picked / inside).tolist(), max(0.0, 1.0 - inside)
+
+
+@dataclass(eq=False, slots=True)
+class VerifyJob(Job):
+    """Answers ([surprise at each of the k last ids], [k + 1 choices])."""
+
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+
+    def answer(self, result: Result | None) -> tuple[list[float], list[int]]:
+        assert result is not None
+        logits = result.logits[0].float()
+        known = self.ids[len(self.ids) - self.last + 1 :]
+        logprobs = logits.log_softmax(-1)
+        surprise = [-float(logprobs[i, token]) for i, token in enumerate(known)]
+        if self.sampling.temperature < 1e-5:
+            choices = logits.argmax(-1).tolist()
+        else:
+            first = len(self.ids) - self.last + 1  # position of the first choice
+            numbers = [uniform(self.seed, first + i) for i in range(self.last)]
+            laws = warp(logits[None], [self.sampling])[0]
+            column = torch.tensor(numbers, dtype=torch.float64, device=laws.device)
+            choices = draw(laws, column).tolist()
+        if not bool(logprobs.isfinite().any(-1).all()) or any(map(math.isnan, surprise)):
+            raise WorkerError("the model produced no numbers (NaN logits)")
+        return surprise, choices
+
+
+@dataclass(eq=False, slots=True)
+class GenerateJob(Job):
+    """Answers (text, tokens, logprobs, finish); streams deltas before that if asked."""
+
+    span: Span = field(default_factory=lambda: Span(0))
+    sampling: Sampling = field(default_factory=Sampling)
+    seed: int = 0
+    writer: Writer = field(default_factory=lambda: Writer((), lambda _: ()))
+    think_end: int | None = None  # the id that ends the thought, while in it
+    ends: Collection[int] = ()  # all ids that end the text
+    room: int = 0  # tokens that fit both the span and the context
+    row: Row | None = None
+
+    def answer(self, result: Result | None) -> tuple[str, list[int], list[float], Finish]:
+        return self.finish("length")  # a span of no tokens: only the prompt was read
+
+    def take(self, accepted: Accepted) -> Finish | None:
+        """Take a round's tokens one by one; says why the span ends inside it, if it does."""
+        for token, logprob, confidence in zip(
+            accepted.tokens, accepted.logprobs, accepted.confidences, strict=True
+        ):
+            self.generated += 1
+            if confidence != confidence or logprob != logprob:
+                raise WorkerError("the model produced no numbers (NaN logits)")
+            if confidence < self.span.min_confidence:
+                return "doubt"
+            if token in self.ends:
+                return "think_end" if token == self.think_end else "eos"
+            if ended := self.writer.push(token, logprob):
+                return ended
+            if self.generated >= self.room:
+                return "length"
+        return None
+
+    def delta(self, *, ended: bool) -> Delta | None:
+        """What has become final, for a caller that wants it as it is made."""
+        if not self.ticket.stream:
+            return None
+        return self.writer.end() if ended else self.writer.take()
+
+    def finish(self, finish: Finish) -> tuple[str, list[int], list[float], Finish]:
+        writer = self.writer
+        writer.end()
+        return writer.text, writer.tokens, writer.logprobs, finish
+
+
+def expired() -> WorkerError:
+    return WorkerUnavailable("the call's lease ran out: nobody was waiting for it")

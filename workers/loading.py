@@ -1,0 +1,162 @@
+"""From the name of a checkpoint to a worker.
+
+Only safetensors are read and no code of a checkpoint is ever run. `embedded:NAME` is a folder of
+`workers/models`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from orchestrator.errors import ConfigError
+from workers.engine import Engine
+from workers.local import LocalWorker
+from workers.speculation import METHODS, build
+from workers.speculation.decode import Decoder
+from workers.speculation.target import Target
+from workers.tokenizer import Tokenizer
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_ROPES = ("default", "linear", "llama3", "yarn")  # those whose table does not grow with the text
+_MODELS = Path(__file__).parent / "models"
+_SMALL = 50_000_000  # parameters below which one CPU thread is as fast as several
+
+
+def load(
+    model: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str | torch.dtype | None = None,
+    speculation: Mapping[str, Any] | None = None,
+    rows: int = 8,
+    slots: int | None = None,
+    max_len: int | None = None,
+    queue: int = 64,
+    lease: float = 10.0,
+    threads: int | None = None,
+) -> LocalWorker:
+    """A running worker; `worker.close()` stops it.
+
+    Args:
+        model: a folder, a Hugging Face id, or `embedded:NAME`.
+        device: a torch device.
+        dtype: of the computation; None is float32 on the CPU whatever is stored, else bfloat16.
+        speculation: `{"method": NAME, **parameters}` of `METHODS`; None is plain decoding.
+        rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
+        max_len: longest sequence (None: the checkpoint's own, but at most 4096).
+        queue, lease, threads: see `Engine`.
+
+    Raises:
+        ConfigError: the checkpoint or a parameter cannot be used; the message says why.
+    """
+    path = resolve(model)
+    tokenizer = load_tokenizer(path)
+    network = load_model(path, device=device, dtype=dtype)
+    longest = network.config.max_position_embeddings
+    length = max_len or min(4096, longest)
+    if length > longest:
+        raise ConfigError(f"max_len {length} is beyond the {longest} positions of {model}")
+    target = Target(
+        network,
+        slots=slots or 2 * rows,
+        max_len=length,
+        vocabulary=min(len(tokenizer.pieces), network.config.vocab_size),
+    )
+
+    def load_draft(name: str) -> Any:
+        folder = resolve(name)
+        if load_tokenizer(folder).hash != tokenizer.hash:
+            raise ConfigError(f"the draft model {name} has another vocabulary than {model}")
+        return load_model(folder, device=device, dtype=dtype)
+
+    options = dict(speculation or {})
+    method = str(options.pop("method", "vanilla"))
+    if method not in METHODS:
+        raise ConfigError(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
+    try:
+        decoder = Decoder(target, build(method, target, load_draft, **options))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"speculation {method}: {error}") from error
+    if threads is None and device == "cpu" and _size(network) < _SMALL:
+        threads = 1
+    engine = Engine(decoder, rows=rows, queue=queue, lease=lease, threads=threads)
+    return LocalWorker(engine, tokenizer, end_ids(network, tokenizer))
+
+
+def resolve(model: str | Path) -> str:
+    """A folder or a Hugging Face id from a name."""
+    name = str(model)
+    if name.startswith("embedded:"):
+        folder = _MODELS / name.removeprefix("embedded:")
+        if folder.parent != _MODELS or not (folder / "config.json").is_file():
+            raise ConfigError(f"there is no embedded model {name!r} in {_MODELS}")
+        return str(folder)
+    if name.startswith((".", "/", "~")):
+        folder = Path(name).expanduser()
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder} is no model folder: it has no config.json")
+        return str(folder)
+    return name
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """The checkpoint's tokenizer in both its forms."""
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(path, trust_remote_code=False))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} has no fast tokenizer: {_first_line(error)}") from error
+
+
+def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
+    """The network in eval mode on its device."""
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the model {path}: {_first_line(error)}") from error
+    names = config.architectures or ["an unnamed architecture"]
+    if names[0] not in ARCHITECTURES:
+        raise ConfigError(f"{path} is a {names[0]}; supported: {', '.join(ARCHITECTURES)}")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _ROPES:
+        raise ConfigError(f"{path} uses {rope} positions; supported: {', '.join(_ROPES)}")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ConfigError(f"{path} uses sliding-window attention, which is not supported")
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, None)
+        if not isinstance(dtype, torch.dtype):
+            raise ConfigError("dtype must be float32, bfloat16 or float16")
+    if dtype is None:
+        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    try:
+        network = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=dtype,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        return network.to(device).eval().requires_grad_(False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"cannot load the model {path}: {_first_line(error)}") from error
+
+
+def end_ids(network: Any, tokenizer: Tokenizer) -> set[int]:
+    """End-of-turn ids: those of the generation config and of the tokenizer."""
+    ends = network.generation_config.eos_token_id
+    found = set(ends if isinstance(ends, list) else [ends])
+    found.add(tokenizer.hf.eos_token_id)
+    return {i for i in found if i is not None}
+
+
+def _size(network: Any) -> int:
+    return sum(parameter.numel() for parameter in network.parameters())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

@@ -1,0 +1,155 @@
+"""A `Worker` over an engine in this process."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import AsyncIterator, Iterable
+from typing import cast
+
+from orchestrator.errors import ContextLengthExceeded, InvalidRequest, Unsupported
+from orchestrator.types import (
+    Author,
+    Classification,
+    Finish,
+    Generation,
+    Message,
+    Sampling,
+    Segment,
+    Span,
+    Verification,
+)
+from orchestrator.worker import Call, Delta
+from workers.calls import ClassifyJob, GenerateJob, Ticket, VerifyJob
+from workers.engine import Engine
+from workers.prompt import Prompts
+from workers.tokenizer import CLOSE, Tokenizer
+from workers.writer import Writer
+
+
+class LocalWorker:
+    """Tokens in, tokens out: renders traces, asks the engine, signs segments.
+
+    Args:
+        engine: owns the model.
+        tokenizer: the checkpoint's.
+        ends: end-of-turn ids of the checkpoint.
+    """
+
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
+        self.engine, self.tokenizer = engine, tokenizer
+        self.prompts = Prompts(tokenizer)
+        self.context = engine.decoder.target.max_len
+        self._ends = tokenizer.controls | frozenset(ends)
+
+    async def generate(
+        self, call: Call, span: Span, sampling: Sampling, *, stream: bool = True
+    ) -> AsyncIterator[Delta | Generation]:
+        """Continue the trace; see `orchestrator.worker.Worker.generate`."""
+        thinking, tokenizer = not call.trace.closed, self.tokenizer
+        _check(sampling)
+        ids = self.prompts.trace(call.trace)
+        self._fits(len(ids) + (span.max_tokens > 0))
+        stops: list[tuple[str, Finish]] = [(stop, "stop") for stop in span.stop]
+        if thinking and tokenizer.close_id is None:
+            stops.append((CLOSE, "think_end"))
+        job = GenerateJob(
+            Ticket(self.engine.lease, stream=stream),
+            ids,
+            last=1 if span.max_tokens > 0 else 0,
+            span=span,
+            sampling=sampling,
+            seed=_seed(sampling),
+            writer=Writer(tokenizer.pieces, tokenizer.encode, span.until, stops),
+            think_end=tokenizer.close_id if thinking else None,
+            ends=self._ends,
+            room=min(span.max_tokens, self.context - len(ids)),
+        )
+        answers = self.engine.stream(job)
+        try:
+            async for item in answers:
+                if isinstance(item, Delta):
+                    yield item
+                    continue
+                text, tokens, logprobs, finish = item
+                segment = Segment(
+                    cast("Author", call.author),
+                    text,
+                    tuple(tokens),
+                    tuple(logprobs),
+                    tokenizer.hash,
+                    finish,
+                )
+                yield Generation(segment, job.usage, job.ms)
+        finally:
+            await answers.aclose()  # type: ignore[attr-defined]
+
+    async def classify(
+        self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
+    ) -> Classification:
+        """The law over labels after a side conversation that leaves no trace."""
+        label_ids = [self.tokenizer.encode(label) for label in labels]
+        for label, encoded in zip(labels, label_ids, strict=True):
+            if len(encoded) != 1:
+                raise InvalidRequest(f"the label {label!r} is not one token", param="labels")
+        if not labels or len(set(label_ids)) < len(labels):
+            raise InvalidRequest("labels must be different tokens, at least one", param="labels")
+        prefix = self.prompts.trace(call.trace)
+        ids = prefix + self.prompts.side(turns, lead_in)
+        self._fits(len(ids))
+        job = ClassifyJob(
+            Ticket(self.engine.lease),
+            ids,
+            keep=len(prefix),
+            labels=tuple(encoded[0] for encoded in label_ids),
+        )
+        probabilities, outside = await self.engine.answer(job)
+        return Classification(labels, tuple(probabilities), outside, job.usage, job.ms)
+
+    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+        """The surprise at each token of a segment, and k + 1 choices of this model's own."""
+        if segment.tokens and segment.tokenizer != self.tokenizer.hash:
+            raise Unsupported("the segment's tokens belong to another vocabulary")
+        _check(sampling)
+        tokens = self.prompts.segment(segment)
+        prefix = self.prompts.trace(call.trace)
+        ids = prefix + list(tokens)
+        self._fits(len(ids))
+        job = VerifyJob(
+            Ticket(self.engine.lease),
+            ids,
+            last=len(tokens) + 1,
+            sampling=sampling,
+            seed=_seed(sampling),
+        )
+        surprise, choices = await self.engine.answer(job)
+        return Verification(tuple(surprise), tuple(choices), job.usage, job.ms)
+
+    def stats(self) -> dict[str, int]:
+        return self.engine.stats()
+
+    def close(self) -> None:
+        """Stop the engine; calls in progress fail with `WorkerUnavailable`."""
+        self.engine.close()
+
+    def _fits(self, length: int) -> None:
+        if length > self.context:
+            raise ContextLengthExceeded(
+                f"{length} tokens do not fit this model's context of {self.context}",
+                param="messages",
+                code="context_length_exceeded",
+            )
+
+
+def _seed(sampling: Sampling) -> int:
+    return secrets.randbits(63) if sampling.seed is None else sampling.seed
+
+
+def _check(sampling: Sampling) -> None:
+    for name, good in (
+        ("temperature", 0 <= sampling.temperature < 1e6),
+        ("top_p", 0 < sampling.top_p <= 1),
+        ("top_k", sampling.top_k >= 0),
+    ):
+        if not good:
+            value = getattr(sampling, name)
+            raise InvalidRequest(f"{name} cannot be {value}", param=name)

@@ -1,0 +1,396 @@
+"""Problems turned into training documents: chains of thought with errors, repairs and verdicts.
+
+A document is a token tree (`trainer.Document`). Its main chain is a conversation: question,
+thought, answer. Some chains hold a wrong step (never trained as something to say) followed by a
+reflection that works the step out anew and compares, which is far easier than to judge blind.
+Side branches that later tokens cannot see hold more wrong steps with their reflection or, for
+the large model, the judge's question and its digit: 9 after right steps, 0 after wrong ones.
+Most wrong steps are the small model's own (`harvest.py`), the rest are planted.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tokenizers import Tokenizer
+
+from workers.models import wordings as w
+from workers.models.noise import AFTER, ASIDES, BEFORE, FILLERS, disturb
+from workers.models.problems import Fact, Part, Problem, apply, part_of, stream
+from workers.models.trainer import Document
+from workers.models.vocabulary import ASSISTANT, CLOSE, END, SYSTEM, THINK, USER
+
+KEYWORDS = (
+    "wait", "alternatively", "hold on", "another", "verify", "think again", "recap", "check",
+    "yeah", "yes", "final answer", "confident",
+)  # fmt: skip
+"""Speculative Thinking's reflection keywords (2504.12329, A.2), matched in lower case."""
+
+JUDGE_QUESTION = "Score?"
+DELIMITER = "\n\n"
+_EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class Mistakes:
+    """A problem with wrong steps that a model really wrote: step index -> texts."""
+
+    problem: Problem
+    wrong: Mapping[int, Sequence[str]]
+
+
+def step_text(problem: Problem, index: int, rng: random.Random) -> str:
+    """The right step number `index` in one of its wordings (the last one concludes)."""
+    if index == len(problem.facts):
+        return rng.choice(w.CONCLUDE).format(v=problem.answer)
+    fact = problem.facts[index]
+    noun = f" {fact.noun}" if fact.noun and rng.random() < 0.5 else ""
+    return rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + fact.equation + noun + "."
+
+
+def is_right(problem: Problem, index: int, text: str) -> bool:
+    """Whether a step is the one due after `index` right ones (operands of + and * may swap).
+
+    A reflection on the step before, with its value, is right too.
+    """
+    numbers = _NUMBER.findall(text)
+    equations = _EQUATION.findall(text)
+    if _reflects(text):
+        return index > 0 and index <= len(problem.facts) and _states(
+            problem.facts[index - 1], equations
+        )
+    if index >= len(problem.facts):
+        return not equations and bool(numbers) and numbers[-1] == problem.answer
+    return _states(problem.facts[index], equations)
+
+
+def _reflects(text: str) -> bool:
+    return any(word in text.lower() for word in KEYWORDS)
+
+
+def _states(fact: Fact, equations: Sequence[tuple[str, str, str, str]]) -> bool:
+    """Exactly one equation, and it is this fact's."""
+    if len(equations) != 1:
+        return False
+    a, operation, b, value = equations[0]
+    same = f"{a}{operation}{b}" == fact.expression
+    swapped = operation in "+*" and f"{b}{operation}{a}" == fact.expression
+    return (same or swapped) and value == str(fact.value)
+
+
+def plant_mistake(problem: Problem, index: int, rng: random.Random) -> str:
+    """A wrong step: a wrong digit, a wrongly copied operand, a wrong operation, an early end."""
+    if index == len(problem.facts):
+        value = problem.facts[rng.randrange(index)].value
+        wrong = _slip(value, rng) if str(value) == problem.answer else value
+        return rng.choice(w.CONCLUDE).format(v=wrong)
+    fact = problem.facts[index]
+    matched = re.fullmatch(r"(\d+)([-+*/])(\d+)", fact.expression)
+    assert matched is not None
+    a, operation, b = int(matched[1]), matched[2], int(matched[3])
+    kind, value = rng.random(), fact.value
+    if kind < 0.6:
+        value = _slip(value, rng)
+    elif kind < 0.8:
+        a, b = (_slip(a, rng), b) if rng.random() < 0.5 else (a, _slip(b, rng))
+        b = max(b, 1)
+        value = max(apply(a, operation, b), 0)
+    elif kind < 0.9:
+        operation = rng.choice([o for o in "+-*" if o != operation])
+        value = abs(apply(a, operation, b))
+    elif index:
+        return rng.choice(w.CONCLUDE).format(v=problem.facts[index - 1].value)
+    else:
+        value = _slip(value, rng)
+    wrong = Fact(f"{a}{operation}{b}", value, fact.left)
+    text = rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + wrong.equation + "."
+    return text if not is_right(problem, index, text) else plant_mistake(problem, index, rng)
+
+
+def _slip(number: int, rng: random.Random) -> int:
+    """A number one slip away: a digit changed, ten off, two digits swapped."""
+    digits = list(str(number))
+    if len(digits) > 1 and rng.random() < 0.15:
+        i = rng.randrange(len(digits) - 1)
+        digits[i], digits[i + 1] = digits[i + 1], digits[i]
+    else:
+        i = rng.randrange(len(digits))
+        step = rng.choice([-1, 1, -1, 1, -2, 2, rng.randint(1, 9)])
+        digits[i] = str((int(digits[i]) + step) % 10)
+    slipped = int("".join(digits))
+    return slipped if slipped != number else number + 1
+
+
+@dataclass(slots=True)
+class _Builder:
+    """A document under construction."""
+
+    tokenizer: Tokenizer
+    tokens: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
+    weights: list[float] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    branches: list[int] = field(default_factory=list)
+    flags: list[int] = field(default_factory=list)
+    branch: int = 0
+    opened: int = 0
+    main: int = -1  # index of the main chain's last token
+    last: int = -1  # index of the current branch's last token
+
+    def add(self, ids: Sequence[int], weight: float = 0.0, flags: Sequence[int] = ()) -> None:
+        """Append tokens to the current branch; weight 0 means that they are only read."""
+        for offset, token in enumerate(ids):
+            if weight:
+                self.targets[self.last], self.weights[self.last] = token, weight
+            self.tokens.append(token)
+            self.targets.append(-100)
+            self.weights.append(0.0)
+            self.positions.append(self.positions[self.last] + 1 if self.last >= 0 else 0)
+            self.branches.append(self.branch)
+            self.flags.append(flags[offset] if flags else -1)
+            self.last = len(self.tokens) - 1
+        if self.branch == 0:
+            self.main = self.last
+
+    def control(self, token: str, weight: float = 0.0) -> None:
+        self.add([self.tokenizer.token_to_id(token)], weight)
+
+    def text(self, text: str, weight: float = 0.0, wrong_from: int | None = None) -> None:
+        """Append a text; `wrong_from` (a character index) flags what comes from there on."""
+        encoding = self.tokenizer.encode(text, add_special_tokens=False)
+        flags: list[int] = []
+        if wrong_from is not None:
+            flags = [int(end > wrong_from) for _, end in encoding.offsets]
+        self.add(encoding.ids, weight, flags)
+
+    def open_branch(self) -> None:
+        self.opened += 1
+        self.branch, self.last = self.opened, self.main
+
+    def close_branch(self) -> None:
+        self.branch, self.last = 0, self.main
+
+    def finish(self) -> Document:
+        return Document(
+            self.tokens, self.targets, self.weights, self.positions, self.branches, self.flags
+        )
+
+
+class Writer:
+    """Writes the documents of one model of the pair.
+
+    `judge`: whether the judge's turns are taught (the large model). `mistakes`: problems with
+    the small model's own wrong steps; None before there is a small model.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, judge: bool, mistakes: Sequence[Mistakes] | None = None
+    ) -> None:
+        self.tokenizer, self.judge, self.mistakes = tokenizer, judge, mistakes
+
+    def documents(self, part: Part, seed: int) -> Iterator[Document]:
+        """An endless, reproducible stream of documents."""
+        rng = random.Random(f"documents/{part}/{seed}")
+        fresh = stream(part, seed)
+        while True:
+            dice = rng.random()
+            if dice < 0.02:
+                yield self._declined(rng)
+            elif dice < 0.08:
+                yield self._follow_up(next(fresh), rng)
+            elif self.mistakes and dice < 0.48:
+                known = rng.choice(self.mistakes)
+                yield self.solved(known.problem, rng, known.wrong)
+            else:
+                yield self.solved(next(fresh), rng, None)
+
+    def solved(
+        self, problem: Problem, rng: random.Random, wrong: Mapping[int, Sequence[str]] | None
+    ) -> Document:
+        """One problem, worked out; `wrong` are known wrong steps by index, else some are planted."""
+        builder = self._conversation(rng)
+        self._turn(builder, USER, disturb(problem.question, rng))
+        self._thought(builder, problem, rng, wrong)
+        return builder.finish()
+
+    def _conversation(self, rng: random.Random) -> _Builder:
+        builder = _Builder(self.tokenizer)
+        if rng.random() < 0.12:
+            self._turn(builder, SYSTEM, rng.choice(w.SYSTEM))
+        if rng.random() < 0.06:
+            earlier = next(stream("train", rng.randrange(2**31)))
+            self._turn(builder, USER, earlier.question)
+            self._turn(builder, ASSISTANT, w.ANSWER.format(v=earlier.answer))
+        return builder
+
+    def _turn(self, builder: _Builder, role: str, content: str) -> None:
+        builder.control(role)
+        builder.text(content)
+        builder.control(END)
+
+    def _follow_up(self, problem: Problem, rng: random.Random) -> Document:
+        """A second question about the first one's answer ("now add 5")."""
+        builder = self._conversation(rng)
+        self._turn(builder, USER, problem.question)
+        self._turn(builder, ASSISTANT, w.ANSWER.format(v=problem.answer))
+        value = int(problem.answer)
+        while True:
+            operation = rng.choice("+-*" if 1 < value < 200 else "+-" if value > 1 else "+")
+            n = rng.randint(2, 9) if operation == "*" else rng.randint(1, min(max(value, 9), 200))
+            if operation == "-" and n > value:
+                continue
+            expression = f"{value}{operation}{n}"
+            if part_of(f"({problem.key}){operation}{n}") == "train":
+                break
+        fact = Fact(expression, apply(value, operation, n))
+        question = rng.choice(w.FOLLOW_UP[operation][: -w.KEPT_OUT]).format(n=n)
+        follow = Problem(question, str(fact.value), "follow-up", problem.level, "", (fact,))
+        self._turn(builder, USER, question)
+        self._thought(builder, follow, rng, None)
+        return builder.finish()
+
+    def _declined(self, rng: random.Random) -> Document:
+        """A question far outside: an honest sentence."""
+        builder = self._conversation(rng)
+        question = rng.choice(w.UNKNOWN_TOPIC).format(
+            p=rng.choice(w.PLACES), t=rng.choice(w.TOPICS), l=rng.choice(w.LANGUAGES),
+            c=rng.choice(w.COLOURS),
+        )  # fmt: skip
+        self._turn(builder, USER, question)
+        builder.control(ASSISTANT)
+        builder.control(THINK)
+        builder.text(w.DECLINE_STEP, 0.3)
+        builder.control(CLOSE, 0.3)
+        builder.text(w.DECLINE, 0.3)
+        builder.control(END, 0.3)
+        return builder.finish()
+
+    def _thought(
+        self,
+        builder: _Builder,
+        problem: Problem,
+        rng: random.Random,
+        wrong: Mapping[int, Sequence[str]] | None,
+    ) -> None:
+        builder.control(ASSISTANT)
+        builder.control(THINK)
+        steps = len(problem.facts) + 1
+        planted = rng.randrange(steps) if wrong is None and rng.random() < 0.4 else -1
+        slipped = False
+        for index in range(steps):
+            last = index + 1 == steps
+            mistakes = list(wrong.get(index, ())) if wrong else []
+            if index == planted:
+                mistakes = [plant_mistake(problem, index, rng)]
+            slip = ""
+            for mistake in mistakes[:2]:
+                if not slipped and not last and rng.random() < 0.45:
+                    slip, slipped = mistake, True
+                elif self.judge:
+                    self._judged_branch(builder, problem, index, mistake, rng)
+                elif not last:
+                    self._reflecting_branch(builder, problem, index, mistake, rng)
+            if slip:
+                builder.text(slip + DELIMITER, 0.0, _wrong_from(problem, index, slip))
+                self._verdict(builder, "0", rng, 0.8)
+                builder.text(self._repair(problem, index, slip, rng) + DELIMITER, 1.0, 10**6)
+            else:
+                step = step_text(problem, index, rng)
+                builder.text(step if last else step + DELIMITER, 1.0, 10**6)
+                if not last and rng.random() < 0.05:
+                    self._verdict(builder, "9", rng, 0.3)
+                    fact = problem.facts[index]
+                    confirm = rng.choice(w.RIGHT).format(s=fact.equation, v=fact.value)
+                    builder.text(confirm + DELIMITER, 1.0, 10**6)
+            self._verdict(builder, "9", rng, 0.4)
+        builder.control(CLOSE, 1.0)
+        builder.text(w.ANSWER.format(v=problem.answer), 0.5)
+        builder.control(END, 0.5)
+
+    def _repair(self, problem: Problem, index: int, slip: str, rng: random.Random) -> str:
+        fact = problem.facts[index]
+        said = _NUMBER.findall(slip)
+        wrong = said[-1] if said else ""
+        pattern = rng.choice(w.WRONG)
+        if not wrong or wrong == str(fact.value):
+            pattern = w.WRONG[2]  # the value stands, something else was wrong
+        return pattern.format(s=fact.equation, w=wrong)
+
+    def _reflecting_branch(
+        self, builder: _Builder, problem: Problem, index: int, mistake: str, rng: random.Random
+    ) -> None:
+        builder.open_branch()
+        builder.text(mistake + DELIMITER)
+        builder.text(self._repair(problem, index, mistake, rng) + DELIMITER, 1.0)
+        builder.close_branch()
+
+    def _judged_branch(
+        self, builder: _Builder, problem: Problem, index: int, mistake: str, rng: random.Random
+    ) -> None:
+        builder.open_branch()
+        ending = "" if index == len(problem.facts) else DELIMITER
+        builder.text(mistake + ending, 0.0, _wrong_from(problem, index, mistake))
+        self._judge_turn(builder, "0")
+        builder.close_branch()
+
+    def _verdict(self, builder: _Builder, digit: str, rng: random.Random, share: float) -> None:
+        """The judge's turn on what the main chain just said, for a share of the steps."""
+        if self.judge and rng.random() < share:
+            builder.open_branch()
+            self._judge_turn(builder, digit)
+            builder.close_branch()
+
+    def _judge_turn(self, builder: _Builder, digit: str) -> None:
+        builder.control(END)
+        self._turn(builder, USER, JUDGE_QUESTION)
+        builder.control(ASSISTANT)
+        builder.text(digit, 1.5)
+
+
+def _wrong_from(problem: Problem, index: int, text: str) -> int:
+    """The character from which a wrong step can be known to be wrong."""
+    if index >= len(problem.facts):
+        options = [problem.answer + "."]
+    else:
+        fact = problem.facts[index]
+        a, operation, b = re.split(r"([-+*/])", fact.expression)
+        options = [f"{a}{operation}{b}={fact.value}"]
+        if operation in "+*":
+            options.append(f"{b}{operation}{a}={fact.value}")
+    equation = _EQUATION.search(text) or _NUMBER.search(text)
+    start = equation.start() if equation else 0
+    said = text[start:]
+    if index < len(problem.facts) and not _EQUATION.search(text):
+        return start  # a conclusion where a step was due
+    return start + max(_common(said, option) for option in options)
+
+
+def _common(a: str, b: str) -> int:
+    length = 0
+    while length < min(len(a), len(b)) and a[length] == b[length]:
+        length += 1
+    return length
+
+
+def texts(seed: int, count: int) -> Iterator[str]:
+    """Plain text of training documents, for the tokenizer."""
+    rng = random.Random(f"texts/{seed}")
+    problems = stream("train", seed)
+    for _ in range(count):
+        problem = next(problems)
+        yield problem.question
+        for index in range(len(problem.facts) + 1):
+            yield step_text(problem, index, rng) + DELIMITER
+        fact = problem.facts[0]
+        yield rng.choice(w.RIGHT).format(s=fact.equation, v=fact.value) + DELIMITER
+        yield rng.choice(w.WRONG).format(s=fact.equation, w=fact.value) + DELIMITER
+        yield w.ANSWER.format(v=problem.answer)
+    for sentence in [*w.SYSTEM, w.DECLINE, w.DECLINE_STEP, JUDGE_QUESTION]:
+        for _ in range(max(1, count // 20)):
+            yield sentence
+    for _ in range(max(1, count // 2000)):
+        yield from [*w.UNKNOWN_TOPIC, *BEFORE, *AFTER, *ASIDES, " ".join(FILLERS)]

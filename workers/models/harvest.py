@@ -1,0 +1,114 @@
+"""The small model's own mistakes: it writes steps after right prefixes, the checker marks them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+
+from workers.models.documents import DELIMITER, KEYWORDS, Mistakes, is_right, step_text
+from workers.models.problems import Fact, Part, Problem, stream
+from workers.models.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER
+
+STEP_TOKENS = 28
+"""A step of the generated problems is shorter than this."""
+
+
+class Author:
+    """A checkpoint of the pair that writes many steps at once (fp32, plain `generate`)."""
+
+    def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
+        self.tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(checkpoint)
+        self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
+        self.model.to(device).eval()
+        self.device = device
+        ids = range(len(self.tokenizer))
+        self.ends_step = [i for i in ids if DELIMITER in self.tokenizer.decode([i])]
+        self.end, self.close, self.pad = (
+            self.tokenizer.convert_tokens_to_ids(token) for token in (END, CLOSE, PAD)
+        )
+
+    def prefix(self, problem: Problem, steps: Sequence[str]) -> list[int]:
+        """Token ids up to where the next step begins; steps carry their delimiter."""
+        head = f"{USER}{problem.question}{END}{ASSISTANT}{THINK}"
+        parts = [self.tokenizer.encode(text, add_special_tokens=False) for text in (head, *steps)]
+        return [token for part in parts for token in part]
+
+    @torch.inference_mode()
+    def write(
+        self, prefixes: Sequence[list[int]], limit: int, *, to_end: bool = False,
+        temperature: float = 0.0,
+    ) -> list[str]:  # fmt: skip
+        """Continue each prefix to the end of its step, or with `to_end` of the turn."""
+        width = max(map(len, prefixes))
+        ids = torch.tensor([[self.pad] * (width - len(p)) + p for p in prefixes])
+        ends = [self.end] if to_end else [*self.ends_step, self.close, self.end]
+        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+        out = self.model.generate(
+            ids.to(self.device), attention_mask=(ids != self.pad).to(self.device),
+            max_new_tokens=limit, eos_token_id=ends, pad_token_id=self.pad,
+            **(sampling or {"do_sample": False}),
+        )[:, width:]  # fmt: skip
+        return [self._text(row) for row in out.tolist()]
+
+    def _text(self, ids: list[int]) -> str:
+        if self.pad in ids:
+            ids = ids[: ids.index(self.pad)]
+        text: str = self.tokenizer.decode(ids)
+        return text
+
+
+def positions(
+    part: Part, seed: int, rng: random.Random
+) -> Iterator[tuple[Problem, int, list[str]]]:
+    """Every step of every problem, with a right prefix before it."""
+    for problem in stream(part, seed):
+        steps: list[str] = []
+        for index in range(len(problem.facts) + 1):
+            yield problem, index, list(steps)
+            steps.append(step_text(problem, index, rng) + DELIMITER)
+
+
+def harvest(
+    checkpoint: Path, out: Path, count: int, seed: int, progress: Callable[[int, int], None]
+) -> Path:
+    """Write the mistakes among `count` steps to a gzipped JSONL file; half greedy, half sampled."""
+    author, rng = Author(checkpoint), random.Random(f"harvest/{seed}")
+    source = positions("train", seed, rng)
+    found: dict[str, tuple[Problem, dict[int, list[str]]]] = {}
+    done, batch = 0, 256
+    while done < count:
+        asked = list(islice(source, batch))
+        prefixes = [author.prefix(problem, steps) for problem, _, steps in asked]
+        texts = author.write(prefixes, STEP_TOKENS, temperature=(done // batch % 2) * 0.9)
+        for (problem, index, _), text in zip(asked, texts, strict=True):
+            step = text.replace(CLOSE, "").replace(END, "").strip()
+            reflecting = any(word in step.lower() for word in KEYWORDS)
+            if step and not reflecting and not is_right(problem, index, step):
+                found.setdefault(problem.question, (problem, {}))[1].setdefault(index, []).append(step)
+        done += batch
+        progress(done, sum(len(wrong) for _, wrong in found.values()))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(out, "wt") as file:
+        for problem, wrong in found.values():
+            file.write(json.dumps({"problem": asdict(problem), "wrong": wrong}) + "\n")
+    return out
+
+
+def load_mistakes(path: Path) -> list[Mistakes]:
+    """Read a file written by `harvest`."""
+    mistakes = []
+    with gzip.open(path, "rt") as file:
+        for line in file:
+            row = json.loads(line)
+            fields = row["problem"] | {"facts": tuple(Fact(**fact) for fact in row["problem"]["facts"])}
+            wrong = {int(index): texts for index, texts in row["wrong"].items()}
+            mistakes.append(Mistakes(Problem(**fields), wrong))
+    return mistakes

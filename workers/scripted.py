@@ -1,0 +1,223 @@
+"""A worker that says what it is told: for tests, and for examples in the documentation.
+
+    Scripted(["First, 2+2=4.\\n\\n", Say("So it is four.", "think_end"), "4"], scores=[9])
+    Scripted(story=("First, 2+2=4.\\n\\nSo it is four.", "4"))
+
+Tokens are words with the space behind them, so a token's text can be seen in the text. Every call
+is noted in `calls`; `live` counts those in progress.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Literal
+from zlib import crc32
+
+from orchestrator.errors import ContextLengthExceeded, WorkerUnavailable
+from orchestrator.types import (
+    Classification,
+    Finish,
+    Generation,
+    Message,
+    Sampling,
+    Segment,
+    Span,
+    Trace,
+    Usage,
+    Verification,
+)
+from orchestrator.worker import Call, Delta
+
+DELIMITER = "\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A continuation that ends in a certain way, and how surely each token was drawn."""
+
+    text: str
+    finish: Finish | None = None  # None: as the span says; else the model ends its phase
+    logprob: float = -0.1
+
+
+Line = str | Say | BaseException
+Verdict = float | Classification | Verification | BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One call that the worker got; `asked` holds the rest of its arguments."""
+
+    verb: Literal["generate", "classify", "verify"]
+    call: Call
+    asked: tuple[Any, ...]
+
+
+def words(text: str) -> list[str]:
+    """The fake tokens of a text; together they are the text."""
+    return re.findall(r"\s+|\S+\s*", text)
+
+
+def segment(author: Any, text: str, finish: Finish = "until", logprob: float = -0.1) -> Segment:
+    """A segment as a scripted worker would have written it."""
+    tokens = tuple(crc32(word.encode()) for word in words(text))
+    return Segment(author, text, tokens, (logprob,) * len(tokens), "words", finish)
+
+
+@dataclass
+class Scripted:
+    """A `Worker` that reads its part.
+
+    lines: continuations, one a call, in order; or a function of the trace and the span.
+    story: a whole thought and answer instead; a call goes on where the trace stands, or at the
+        step of the same number where the trace tells another story.
+    scores: answers of `classify` (a digit's score: that digit is certain) and of `verify` (the
+        surprise at every token), one a call, the last for ever; or a function of the trace.
+    delay: seconds per token and per judgement.
+    failures: call number (from 0, preflight not counted) -> the error it raises.
+    deaths: call number -> tokens after which a generation's stream dies.
+    """
+
+    lines: Sequence[Line] | Callable[[Trace, Span], Line] = ()
+    story: tuple[str, str] | None = None
+    scores: Sequence[Verdict] | Callable[[Trace], Verdict] = (9.0,)
+    delay: float = 0.0
+    failures: Mapping[int, BaseException] = field(default_factory=dict)
+    deaths: Mapping[int, int] = field(default_factory=dict)
+    context: int | None = None
+    down: BaseException | None = None  # raised by every call, preflight included
+    calls: list[Heard] = field(default_factory=list)
+    prompts: int = 0  # preflights
+    live: int = 0
+    _said: int = 0
+    _scored: int = 0
+
+    async def generate(
+        self, call: Call, span: Span, sampling: Sampling, *, stream: bool = True
+    ) -> AsyncIterator[Delta | Generation]:
+        with self._at_work():
+            prompt = self._read(call.trace)
+            if span.max_tokens == 0:
+                self.prompts += 1
+                yield Generation(Segment(call.author, "", finish="length"), Usage(prompt))  # type: ignore[arg-type]
+                return
+            number = self._hear("generate", call, span, sampling)
+            said = self._next_line(call.trace, span)
+            spoken = self._speak(call, said, span)
+            for count, (word, token) in enumerate(
+                zip(words(spoken.text), spoken.tokens, strict=True)
+            ):
+                if self.deaths.get(number) == count:
+                    raise WorkerUnavailable("died in mid-stream")
+                await asyncio.sleep(self.delay)
+                if stream:
+                    yield Delta(word, (token,), (said.logprob,))
+            size = len(spoken.tokens)
+            if self.deaths.get(number, -1) >= size:
+                raise WorkerUnavailable("died in mid-stream")
+            yield Generation(spoken, Usage(prompt, 0, size, size), size * self.delay * 1000)
+
+    async def classify(
+        self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
+    ) -> Classification:
+        with self._at_work():
+            self._hear("classify", call, turns, lead_in, labels)
+            verdict = await self._next_score(call.trace)
+            if isinstance(verdict, Classification):
+                return verdict
+            law = tuple(float(label == str(int(verdict))) for label in labels)
+            return Classification(labels, law, 0.0, Usage(self._read(call.trace), passes=1))
+
+    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+        with self._at_work():
+            self._hear("verify", call, segment, sampling)
+            verdict = await self._next_score(call.trace)
+            if isinstance(verdict, Verification):
+                return verdict
+            size = len(segment.tokens)
+            choices = (*segment.tokens, 0)
+            return Verification((verdict,) * size, choices, Usage(self._read(call.trace), passes=1))
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        self.live += 1
+        try:
+            if self.down is not None:
+                raise self.down
+            yield
+        finally:
+            self.live -= 1
+
+    def _hear(
+        self, verb: Literal["generate", "classify", "verify"], call: Call, *asked: Any
+    ) -> int:
+        number = len(self.calls)
+        self.calls.append(Heard(verb, call, asked))
+        if error := self.failures.get(number):
+            raise error
+        return number
+
+    def _read(self, trace: Trace) -> int:
+        prompt = sum(len(words(message.content)) for message in trace.messages)
+        length = prompt + trace.thought_tokens + trace.answer_tokens
+        if self.context is not None and length >= self.context:
+            raise ContextLengthExceeded(
+                f"{length} tokens do not fit a context of {self.context}",
+                param="messages",
+                code="context_length_exceeded",
+            )
+        return length
+
+    def _next_line(self, trace: Trace, span: Span) -> Say:
+        if self.story is not None:
+            line: Line = _rest(self.story, trace)
+        elif callable(self.lines):
+            line = self.lines(trace, span)
+        elif self._said < len(self.lines):
+            line = self.lines[self._said]
+            self._said += 1
+        else:
+            raise AssertionError(f"nothing left to say after {trace.text!r}")
+        if isinstance(line, BaseException):
+            raise line
+        return line if isinstance(line, Say) else Say(line)
+
+    def _speak(self, call: Call, said: Say, span: Span) -> Segment:
+        """As much of the line as the span lets through."""
+        closing: Finish = "eos" if call.trace.closed else "think_end"
+        text, finish = said.text, said.finish or closing
+        if cuts := [at for stop in span.stop if (at := text.find(stop)) >= 0]:
+            text, finish = text[: min(cuts)], "stop"
+        kept = ""
+        for count, word in enumerate(words(text)):
+            if count == span.max_tokens:
+                return segment(call.author, kept, "length", said.logprob)
+            kept += word
+            if any(delimiter in kept for delimiter in span.until):
+                ends_so = said.finish is not None and kept == said.text
+                return segment(call.author, kept, finish if ends_so else "until", said.logprob)
+        return segment(call.author, kept, finish, said.logprob)
+
+    async def _next_score(self, trace: Trace) -> Any:
+        if callable(self.scores):
+            verdict: Verdict = self.scores(trace)
+        else:
+            verdict = self.scores[min(self._scored, len(self.scores) - 1)]
+            self._scored += 1
+        await asyncio.sleep(self.delay)
+        if isinstance(verdict, BaseException):
+            raise verdict
+        return verdict
+
+
+def _rest(story: tuple[str, str], trace: Trace) -> str:
+    thought, answer = story
+    if trace.closed:
+        return answer.removeprefix("".join(segment.text for segment in trace.answer))
+    if thought.startswith(trace.text):
+        return thought[len(trace.text) :]
+    return DELIMITER.join(thought.split(DELIMITER)[trace.text.count(DELIMITER) :])

@@ -1,0 +1,28 @@
+"""Token-level speculation: draft, verify in one target pass, walk, keep.
+
+`decode.py` is the loop. A method is one file here and one line in `METHODS`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from workers.speculation.chain import Chain
+from workers.speculation.drafter import LoadModel
+from workers.speculation.method import Method
+from workers.speculation.target import Target
+from workers.speculation.vanilla import Vanilla
+
+Builder = Callable[..., Method]
+"""`builder(target, load_model, **parameters)`; unknown parameters are refused."""
+
+METHODS: dict[str, Builder] = {
+    "vanilla": Vanilla,
+    "chain": Chain,
+}
+
+
+def build(name: str, target: Target, load_model: LoadModel, **parameters: Any) -> Method:
+    """The method of that name; KeyError for an unknown one, TypeError for a wrong parameter."""
+    return METHODS[name](target, load_model, **parameters)

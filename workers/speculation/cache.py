@@ -1,0 +1,124 @@
+"""The key/value cache: one tensor for all layers and slots, allocated once.
+
+Layout `[2 * layers, slots, key heads, capacity, head size]`, keys at 2l and values at 2l + 1, so
+that the windows of a forward pass, the copy of a prefix and the gathering of an accepted path are
+one operation for all layers. A slot belongs to at most one live row; when the row leaves, the
+slot keeps what it holds, and a later call with a common prefix starts from there.
+
+Stock attention sees only `update`, the one method of transformers' caches that it calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    """Length of the common prefix, by bisection over comparisons of slices (they run in C)."""
+    low, high = 0, min(len(left), len(right))
+    if left[:high] == right[:high]:
+        return high
+    while low + 1 < high:
+        middle = (low + high) // 2
+        if left[low:middle] == right[low:middle]:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+class Cache:
+    """Preallocated keys and values, with one length per slot.
+
+    `lengths[slot]` tokens of `ids[slot]` are cached; what lies beyond is garbage (finite: the
+    memory starts as zeros, and a mask of minus infinity times a NaN would still be a NaN).
+    """
+
+    def __init__(
+        self,
+        layers: int,
+        slots: int,
+        heads: int,
+        capacity: int,
+        head_size: int,
+        *,
+        device: torch.device | str = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        shape = (2 * layers, slots, heads, capacity, head_size)
+        self.data = torch.zeros(shape, device=device, dtype=dtype)
+        self.slots, self.capacity = slots, capacity
+        self.lengths = [0] * slots
+        self.ids: list[list[int]] = [[] for _ in range(slots)]
+        self._write: Sequence[Tensor] = ()
+        self._read: Sequence[Tensor] = ()
+        self._index: tuple[Tensor, Tensor] | None = None
+        self._gather: Tensor | None = None
+        self._end = 0
+
+    # What a forward pass uses ------------------------------------------------------------
+
+    def open(self, slots: Sequence[int], starts: Sequence[int], positions: Tensor, n: int) -> None:
+        """Aim the next pass: row b writes n entries from `starts[b]`; `positions` is [rows, n]."""
+        first, rows = slots[0], len(slots)
+        self._end = max(starts) + n
+        self._index = self._gather = None
+        if rows == 1:
+            row = self.data[:, first : first + 1]
+            self._write = row[:, :, :, starts[0] : self._end].unbind(0)
+            self._read = row[:, :, :, : self._end].unbind(0)
+            return
+        chosen = torch.tensor(slots, device=self.data.device)
+        self._index = (chosen[:, None], positions)
+        if list(slots) == list(range(first, first + rows)):  # neighbours: read a view
+            self._read = self.data[:, first : first + rows, :, : self._end].unbind(0)
+        else:
+            self._gather = chosen
+
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[Tensor, Tensor]:
+        """Store [rows, heads, n, size] of one layer; return all it may look at."""
+        k, v = 2 * layer, 2 * layer + 1
+        if self._index is None:
+            self._write[k].copy_(keys)
+            self._write[v].copy_(values)
+            return self._read[k], self._read[v]
+        slots, positions = self._index
+        self.data[k][slots, :, positions] = keys.transpose(1, 2)
+        self.data[v][slots, :, positions] = values.transpose(1, 2)
+        if self._gather is None:
+            return self._read[k], self._read[v]
+        window = self.data[k : k + 2, :, :, : self._end].index_select(1, self._gather)
+        return window[0], window[1]
+
+    # What happens between passes ---------------------------------------------------------
+
+    def keep(self, slot: int, path: Sequence[int]) -> None:
+        """Commit the accepted path of the last pass: node indices, ascending from 0."""
+        start, kept = self.lengths[slot], len(path)
+        if path[-1] != kept - 1:  # a branch: gather its entries (out of place, then back)
+            source = torch.tensor(path, device=self.data.device) + start
+            self.data[:, slot, :, start : start + kept] = self.data[:, slot].index_select(2, source)
+        self.lengths[slot] = start + kept
+
+    def claim(self, slot: int, ids: list[int], most: int) -> int:
+        """Give the slot to the owner of `ids`, keeping at most `most` cached tokens of them."""
+        held = common_prefix(self.ids[slot][: self.lengths[slot]], ids)
+        self.lengths[slot] = min(held, most)
+        self.ids[slot] = ids
+        return self.lengths[slot]
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """Start `slot` with the first `length` tokens of another."""
+        self.data[:, slot, :, :length] = self.data[:, source, :, :length]
+        self.ids[slot] = self.ids[source][:length]
+        self.lengths[slot] = length
+
+    def clear(self, slot: int) -> None:
+        """Forget a slot, poison included."""
+        self.data[:, slot] = 0
+        self.ids[slot], self.lengths[slot] = [], 0

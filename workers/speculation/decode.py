@@ -1,0 +1,108 @@
+"""The token loop: draft, verify in one target pass, walk, keep the accepted path.
+
+`step` is one iteration over every live row, `join` and `leave` are called between iterations
+(continuous batching). What comes out of a row does not depend on its neighbours.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Sequence
+
+import torch
+
+from orchestrator.types import Sampling
+from workers.speculation.method import Method
+from workers.speculation.target import CHUNK, Result, Target
+from workers.speculation.tree import Accepted, Plan, Row, Tree
+
+
+class Decoder:
+    """A target, a method and the live rows between them."""
+
+    def __init__(self, target: Target, method: Method) -> None:
+        self.target, self.method = target, method
+        self.rows: list[Row] = []  # by slot, so that neighbours in the cache are one view
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Row, Accepted]]:
+        """*** One iteration. *** Every row gains at least one token."""
+        method, cache = self.method, self.target.cache
+        plan = method.draft(self.rows)
+        result = method.verify(self.target, plan)
+        walked = method.walk(plan, result)
+        for row, accepted in zip(plan.rows, walked, strict=True):
+            cache.keep(row.slot, accepted.path)
+            row.ids.extend(accepted.tokens)
+            row.room -= len(accepted.tokens)
+        method.commit(plan, walked, result)
+        return list(zip(plan.rows, walked, strict=True))
+
+    @torch.inference_mode()
+    def read(
+        self, slot: int, ids: Sequence[int], *, last: int = 1, most: int = CHUNK
+    ) -> Result | None:
+        """Read one chunk of the part of `ids` that the slot lacks.
+
+        Returns None while more is missing, and with the final chunk the logits of the last
+        `last` tokens (which the caller must not have left in the cache).
+        """
+        missing = ids[self.target.cache.lengths[slot] :]
+        most = max(most, last)
+        if len(missing) > most:
+            # The final chunk must hold all the tokens whose logits are wanted.
+            self.target.read(slot, missing[: min(most, len(missing) - last)], last=0)
+            return None
+        return self.target.read(slot, missing, last=last)
+
+    @torch.inference_mode()
+    def join(self, row: Row, result: Result) -> Accepted:
+        """Make a row live whose prompt has been read: draw its first token and go on from it."""
+        plan = Plan([row], [Tree([row.ids[-1]], [-1])])
+        accepted = Method.walk(self.method, plan, result)[0]
+        row.ids.extend(accepted.tokens)
+        row.room -= 1
+        insort(self.rows, row, key=lambda other: other.slot)
+        if row.room > 0:
+            self.method.join(row)
+        return accepted
+
+    def leave(self, row: Row) -> None:
+        """Free the row; its slot keeps what it holds for the next call with that prefix."""
+        self.rows.remove(row)
+        self.method.leave(row)
+
+
+def generate(
+    decoder: Decoder,
+    prompts: Sequence[Sequence[int]],
+    max_new: int,
+    *,
+    sampling: Sampling | None = None,
+    ends: Sequence[int] = (),
+) -> list[list[int]]:
+    """Decode a batch of prompts to the end, for benchmarks and tests; `ends` are kept."""
+    sampling = sampling or Sampling()
+    outputs: list[list[int]] = [[] for _ in prompts]
+    owners: dict[int, int] = {}
+
+    def take(row: Row, tokens: list[int]) -> None:
+        output = outputs[owners[row.slot]]
+        for token in tokens:
+            output.append(token)
+            if token in ends or len(output) == max_new:
+                decoder.leave(row)
+                return
+
+    for slot, prompt in enumerate(prompts):
+        owners[slot] = slot
+        row = Row(slot, list(prompt), sampling, (sampling.seed or 0) + slot, max_new)
+        decoder.target.cache.claim(slot, row.ids, len(prompt) - 1)
+        result = None
+        while result is None:
+            result = decoder.read(slot, row.ids)
+        take(row, decoder.join(row, result).tokens)
+    while decoder.rows:
+        for row, accepted in decoder.step():
+            take(row, accepted.tokens)
+    return outputs

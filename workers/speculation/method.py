@@ -1,0 +1,107 @@
+"""The shape of every speculation method.
+
+A method is one object for drafting and walking, because a draft law and a rule that do not
+belong together lose exactness silently. The defaults make a method of any `draft` and a node
+rule: one target pass over the plan, then a walk node by node.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from workers.speculation import rules
+from workers.speculation.sampling import Chance, draw, uniform, warp
+from workers.speculation.target import Result, Target
+from workers.speculation.tree import Accepted, Plan, Row, Tree
+
+
+class Method:
+    """Draft, verify, walk, commit; `join` and `leave` tell of rows that come and go.
+
+    `lossless` says whether the output law is the target's (greedy: the same tokens).
+    """
+
+    lossless = True
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+
+    def join(self, row: Row) -> None:
+        """A row became live: its prompt is cached and its first token drawn."""
+
+    def leave(self, row: Row) -> None:
+        """A row is gone; its slot may be given to another."""
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        """The target's cache copied a prefix from one slot to another."""
+
+    def draft(self, rows: list[Row]) -> Plan:
+        """A token tree for each live row; without a drafter, its newest token alone."""
+        return Plan(rows, [Tree([row.ids[-1]], [-1]) for row in rows])
+
+    def verify(self, target: Target, plan: Plan) -> Result:
+        """One target pass over all trees."""
+        return target.forward([row.slot for row in plan.rows], plan.trees)
+
+    def rule(self, row: Row, tree: Tree) -> rules.Rule:
+        """The node rule of a sampled row; greedy rows follow the argmax under any rule."""
+        return rules.follow if tree.laws is None else rules.rejection
+
+    def walk(self, plan: Plan, result: Result) -> list[Accepted]:
+        """Which path each row accepts and which token ends it. One transfer when greedy."""
+        logits = result.logits.float()
+        top, choice = logits.max(-1)
+        # One transfer for both: a float holds every id below 2^24 exactly.
+        choices, tops = torch.stack((choice.float(), top - logits.logsumexp(-1))).tolist()
+        sampled = [i for i, row in enumerate(plan.rows) if not row.greedy]
+        laws = warp(logits[sampled], [plan.rows[i].sampling for i in sampled]) if sampled else None
+        walked: list[Accepted | None] = [None] * len(plan.rows)
+        if laws is not None and laws.shape[1] == 1:
+            for i, accepted in zip(sampled, self._draw_all(plan, laws, sampled), strict=True):
+                walked[i] = accepted
+        elif laws is not None:
+            for law, i in zip(laws, sampled, strict=True):
+                walked[i] = self._walk_sampled(plan.rows[i], plan.trees[i], law)
+        for i, tree in enumerate(plan.trees):
+            accepted = walked[i] or self._walk_greedy(tree, choices[i], tops[i])
+            accepted.confidences = [math.exp(tops[i][node]) for node in accepted.path]
+            walked[i] = accepted
+        return [accepted for accepted in walked if accepted is not None]
+
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+        """The rows have taken their tokens: bring the drafter's state in line."""
+
+    @staticmethod
+    def _walk_greedy(tree: Tree, choices: list[float], tops: list[float]) -> Accepted:
+        path, tokens = [0], [int(choices[0])]
+        while len(tree) > 1:
+            children = tree.children(path[-1])
+            taken = next((c for c in children if tree.tokens[c] == tokens[-1]), None)
+            if taken is None:
+                break
+            path.append(taken)
+            tokens.append(int(choices[taken]))
+        return Accepted(path, tokens, [tops[node] for node in path])
+
+    def _walk_sampled(self, row: Row, tree: Tree, laws: Tensor) -> Accepted:
+        newest = len(row.ids) - 1
+        path, ending = rules.walk(
+            tree, laws, self.rule(row, tree), lambda depth: Chance(row.seed, newest + depth)
+        )
+        tokens = [tree.tokens[node] for node in path[1:]] + [ending]
+        return Accepted(path, tokens, laws[path, tokens].log().tolist())
+
+    @staticmethod
+    def _draw_all(plan: Plan, laws: Tensor, sampled: list[int]) -> list[Accepted]:
+        """One draw for each sampled row of a plan without drafts."""
+        rows = [plan.rows[i] for i in sampled]
+        numbers = [uniform(row.seed, len(row.ids)) for row in rows]
+        column = laws[:, 0]
+        tokens = draw(column, torch.tensor(numbers, dtype=torch.float64, device=column.device))
+        logs = column.gather(1, tokens[:, None]).squeeze(1).log()
+        packed = torch.stack((tokens.double(), logs.double())).tolist()
+        return [Accepted([0], [int(t)], [lp]) for t, lp in zip(*packed, strict=True)]

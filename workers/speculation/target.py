@@ -1,0 +1,183 @@
+"""A stock transformers model under a tree mask and a preallocated cache.
+
+The pass calls the model's own decoder layers, norm and head directly: what `forward` of the
+whole model adds around them (mask making, cache wrappers, output classes) costs more than the
+arithmetic of a small model. Nothing of the model is copied or rewritten.
+
+Layout follows Miao et al. (SpecInfer, 2305.09781): node i of a tree attends to the committed
+prefix, its ancestors and itself; its position is the length of the prefix plus its *depth*.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workers.speculation.cache import Cache
+from workers.speculation.tree import Tree
+
+CHUNK = 512  # most tokens of one row in one pass
+SPARE = 64  # cache room behind the context for the rejected part of a draft
+
+
+@dataclass(slots=True)
+class Result:
+    """Answer of one pass: logits [rows, n, vocabulary], and hidden states by layer on request."""
+
+    logits: Tensor
+    hidden: dict[int, Tensor] = field(default_factory=dict)
+
+
+class Target:
+    """The model that verifies; drafters wrap their models in it too.
+
+    Args:
+        model: `LlamaForCausalLM`, `Qwen2ForCausalLM` or `Qwen3ForCausalLM` in eval mode with
+            sdpa attention, on its device.
+        slots: how many sequences the cache holds.
+        max_len: longest sequence.
+        vocabulary: real size of the tokenizer; padded rows of the head are never seen.
+    """
+
+    def __init__(self, model: Any, *, slots: int, max_len: int, vocabulary: int | None = None):
+        base, config = model.model, model.config
+        weight = base.embed_tokens.weight
+        self.device, self.dtype, self.max_len = weight.device, weight.dtype, max_len
+        self.model, self.embed, self.norm, self.head = (
+            model,
+            base.embed_tokens,
+            base.norm,
+            model.lm_head,
+        )
+        self.layers = list(base.layers)
+        self.vocabulary = vocabulary or config.vocab_size
+        self.passes = 0
+        head_size = getattr(config, "head_dim", None)
+        head_size = head_size or config.hidden_size // config.num_attention_heads
+        with torch.inference_mode():
+            capacity = max_len + SPARE
+            self.cache = Cache(
+                len(self.layers),
+                slots,
+                config.num_key_value_heads,
+                capacity,
+                head_size,
+                device=self.device,
+                dtype=self.dtype,
+            )
+            everywhere = torch.arange(capacity, device=self.device)
+            probe = torch.zeros(1, device=self.device, dtype=self.dtype)
+            self._cos, self._sin = base.rotary_emb(probe, everywhere[None])  # [1, capacity, size]
+            self._columns = everywhere
+            # Row i of the strip is the causal mask of the i-th of n new tokens; moving the left
+            # edge moves the length of the prefix, so a chain's mask is a view.
+            chunk = min(CHUNK, capacity)
+            offset = torch.arange(capacity + chunk, device=self.device) - capacity
+            seen = offset[None] <= torch.arange(chunk, device=self.device)[:, None]
+            self._strip = self._additive(seen)
+
+    def forward(
+        self,
+        slots: Sequence[int],
+        trees: Sequence[Tree],
+        *,
+        last: int | None = None,
+        states: Tensor | None = None,
+        layers: tuple[int, int | None] = (0, None),
+        hidden: Sequence[int] = (),
+    ) -> Result:
+        """One pass over one tree per slot; writes the cache behind each slot's length.
+
+        Nothing is committed: `cache.keep` does that. Shorter trees are padded at the end and
+        their padded logits are to be ignored.
+
+        Args:
+            slots: ascending, one per tree.
+            last: only the logits of that many last nodes (0: none).
+            states: residual stream [rows, n, width] to enter layer `layers[0]` with.
+            layers: half-open range of layers to run; logits need the last one.
+            hidden: layers whose *input* is wanted; the number of layers asks for the normed end.
+        """
+        rows, n = len(slots), max(map(len, trees))
+        lengths = self.cache.lengths
+        starts = [lengths[slot] for slot in slots]
+        chains = all(tree.is_chain for tree in trees)
+        first, stop = layers[0], layers[1] if layers[1] is not None else len(self.layers)
+        self.passes += 1
+        if rows == 1 and chains and n <= len(self._strip):
+            start, end = starts[0], starts[0] + n
+            positions = self._columns[start:end][None]
+            rotary = self._cos[:, start:end], self._sin[:, start:end]
+            # Without a mask, sdpa takes n > 1 queries as the causal square from position 0.
+            mask = None if n == 1 or start == 0 else self._view(start, n)
+            places = positions
+        else:
+            positions, places, mask = self._plan(starts, trees, n, chains)
+            rotary = self._cos[0][positions], self._sin[0][positions]
+        self.cache.open(slots, starts, places, n)
+        x = states
+        if x is None:
+            padded = [tree.tokens + [0] * (n - len(tree)) for tree in trees]
+            x = self.embed(torch.tensor(padded, device=self.device))
+        taken: dict[int, Tensor] = {}
+        for index in range(first, stop):
+            if index in hidden:
+                taken[index] = x
+            x = self.layers[index](
+                x, attention_mask=mask, past_key_values=self.cache, position_embeddings=rotary
+            )
+        if stop < len(self.layers):
+            taken[stop] = x
+            return Result(x[:, :0], taken)
+        if last is not None:
+            x = x[:, n - last :]
+        x = self.norm(x)
+        if stop in hidden:
+            taken[stop] = x
+        return Result(self.head(x)[..., : self.vocabulary], taken)
+
+    def read(self, slot: int, ids: Sequence[int], *, last: int = 1) -> Result:
+        """Read and commit tokens behind a slot's length, at most `CHUNK` of them."""
+        result = self.forward([slot], [Tree.chain(list(ids))], last=last)
+        self.cache.lengths[slot] += len(ids)
+        return result
+
+    def _additive(self, seen: Tensor) -> Tensor:
+        mask = torch.zeros(seen.shape, device=self.device, dtype=self.dtype)
+        return mask.masked_fill_(~seen, -torch.inf)
+
+    def _view(self, start: int, n: int) -> Tensor:
+        """Mask [1, 1, n, start + n] of n chained tokens behind `start` cached ones."""
+        capacity = self.cache.capacity
+        return self._strip[:n, capacity - start : capacity + n][None, None]
+
+    def _plan(
+        self, starts: list[int], trees: Sequence[Tree], n: int, chains: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Positions and cache places [rows, n], and the mask [rows, 1, n, end] of any trees."""
+        start = torch.tensor(starts, device=self.device)[:, None]
+        index = self._columns[:n]
+        places = start + index
+        columns = self._columns[: max(starts) + n]
+        if chains:
+            return places, places, self._additive(columns <= places[:, :, None])[:, None]
+        related = torch.zeros(len(trees), n, n, dtype=torch.bool)
+        depths = torch.zeros(len(trees), n, dtype=torch.long)
+        for row, tree in enumerate(trees):
+            for node, parent in enumerate(tree.parents):
+                if parent >= 0:
+                    related[row, node] = related[row, parent]
+                    depths[row, node] = depths[row, parent] + 1
+                related[row, node, node] = True
+            for node in range(len(tree), n):  # padding sees itself, so that its softmax exists
+                related[row, node, node] = True
+        inside = columns[None] - start  # node that a column belongs to, negative in the prefix
+        of_tree = related.to(self.device).gather(
+            2, inside.clamp(0, n - 1)[:, None].expand(-1, n, -1)
+        )
+        seen = torch.where((inside < 0)[:, None], True, of_tree & (inside < n)[:, None])
+        return start + depths.to(self.device), places, self._additive(seen)[:, None]

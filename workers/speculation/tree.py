@@ -1,0 +1,94 @@
+"""Token trees: what a method drafts, and what of it survives.
+
+Nodes are stored breadth-first. Node 0 is the newest committed token, which the target has not
+read yet; the logits of node i are the law of its children. A chain is a tree with one branch, no
+speculation is a tree with one node.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from orchestrator.types import Sampling
+
+NO_LIMIT = 1 << 60
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """One live sequence.
+
+    `ids` holds every committed token, the prompt included; the last one is not in the target's
+    cache yet. `room` is how many more tokens may be emitted, so that nobody drafts beyond it.
+    """
+
+    slot: int
+    ids: list[int]
+    sampling: Sampling
+    seed: int
+    room: int = NO_LIMIT
+
+    @property
+    def greedy(self) -> bool:
+        return self.sampling.temperature < 1e-5
+
+
+@dataclass(slots=True)
+class Tree:
+    """A draft of one row.
+
+    Attributes:
+        tokens: token of each node; `tokens[0]` is the newest committed token.
+        parents: parent of each node, `parents[0] == -1` and `parents[i] < i`; siblings stand in
+            the order in which they were drawn.
+        laws: [nodes, vocabulary]; `laws[i]` is the law the children of node i were *actually*
+            drawn from. None: the draft is a deterministic function of the prefix.
+        multiplicity: how many drafted sequences share a node, for rules that count duplicates.
+    """
+
+    tokens: list[int]
+    parents: list[int]
+    laws: Any = None
+    multiplicity: list[int] | None = None
+
+    @classmethod
+    def chain(cls, tokens: list[int], laws: Any = None) -> Tree:
+        return cls(tokens, list(range(-1, len(tokens) - 1)), laws)
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        return len(self.tokens) == 1 or self.parents == list(range(-1, len(self.tokens) - 1))
+
+    def children(self, node: int) -> list[int]:
+        return [i for i in range(node + 1, len(self.parents)) if self.parents[i] == node]
+
+
+@dataclass(slots=True)
+class Plan:
+    """One draft for every live row, in the order of the rows."""
+
+    rows: list[Row]
+    trees: list[Tree]
+
+
+@dataclass(slots=True)
+class Accepted:
+    """What one round gives one row.
+
+    Attributes:
+        path: accepted nodes from node 0 down; the cache keeps exactly these.
+        tokens: emitted tokens: those of `path[1:]`, then the recovered or bonus token.
+        logprobs: natural log of each emitted token under the target law it follows. A greedy row
+            reports the model's own law (temperature 1): a point mass would say nothing.
+        confidences: the model's top probability (temperature 1) at each emitted token's place;
+            NaN when the model produced no law at all.
+    """
+
+    path: list[int]
+    tokens: list[int]
+    logprobs: list[float] = field(default_factory=list)
+    confidences: list[float] = field(default_factory=list)

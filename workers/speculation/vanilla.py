@@ -1,0 +1,13 @@
+"""No speculation: a tree with one node."""
+
+from __future__ import annotations
+
+from workers.speculation.method import Method
+from workers.speculation.target import Target
+
+
+class Vanilla(Method):
+    """Plain decoding, one token a pass; everything is the default."""
+
+    def __init__(self, target: Target, load_model: object = None) -> None:
+        super().__init__(target)

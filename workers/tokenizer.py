@@ -1,0 +1,141 @@
+"""Text and token ids, with control tokens out of reach of any text.
+
+Two encoders are built from one tokenizer.json: `encode_markup` knows the added tokens (chat
+markup, thought markers) and is given only what the chat template itself wrote; `encode` has none,
+so no user's or model's text can become a control token. (`split_special_tokens` is not enough:
+Qwen3's `<think>` is an added token that is not "special".)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from functools import lru_cache
+from typing import Any
+
+from tokenizers import Tokenizer as Backend
+
+from orchestrator.errors import ConfigError
+
+OPEN, CLOSE = "<think>", "</think>"
+
+
+class Tokenizer:
+    """Encoders, bytes of every id, and the ids that are structure rather than text.
+
+    Args:
+        hf: a fast transformers tokenizer.
+
+    Attributes:
+        pieces: bytes of each id.
+        hash: equal for equal vocabularies, so that ids may travel between workers.
+        open, close: ids of the thought markers (several where the vocabulary lacks them).
+        close_id: the closing marker where it is one token, else None.
+        controls: ids that a model may emit but that are never text.
+    """
+
+    def __init__(self, hf: Any) -> None:
+        self.hf = hf
+        spec = json.loads(hf.backend_tokenizer.to_str())
+        added = {token["id"]: token["content"] for token in spec["added_tokens"]}
+        self.hash = _hash(spec["model"], added)
+        spec = _continuing(spec)
+        self._markup = Backend.from_str(json.dumps(spec))
+        self._plain = Backend.from_str(json.dumps(_without_added(spec, added)))
+        self.pieces = _pieces(self._markup, spec, added)
+        markers = [i for i, content in added.items() if content in (OPEN, CLOSE)]
+        special = [token["id"] for token in spec["added_tokens"] if token["special"]]
+        self.controls = frozenset(special + markers)
+        self.encode = lru_cache(maxsize=8192)(self._encode)
+        for content in added.values():
+            if self.controls.intersection(self.encode(content)):
+                raise ConfigError(f"the tokenizer reads the plain text {content!r} as a control")
+        self.open, self.close = self._marker(OPEN), self._marker(CLOSE)
+        self.close_id = self.close[0] if self.close[0] in self.controls else None
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._plain.encode(text, add_special_tokens=False).ids)
+
+    def encode_markup(self, text: str) -> tuple[int, ...]:
+        """Ids of a piece of the chat template, control tokens included."""
+        return tuple(self._markup.encode(text, add_special_tokens=False).ids)
+
+    def decode(self, ids: Any) -> str:
+        return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
+
+    def _marker(self, text: str) -> tuple[int, ...]:
+        ids = self.encode_markup(text)
+        return ids if len(ids) == 1 else self.encode(text)
+
+
+def _hash(model: dict[str, Any], added: dict[int, str]) -> str:
+    vocabulary = model["vocab"]
+    rows = sorted(vocabulary.items()) if isinstance(vocabulary, dict) else vocabulary
+    parts = [model.get("type"), rows, model.get("merges"), sorted(added.items())]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _continuing(spec: dict[str, Any]) -> dict[str, Any]:
+    """Encode any text as the continuation of another: no begin token, no space put before it."""
+
+    def clean(part: dict[str, Any] | None) -> dict[str, Any] | None:
+        if part is None or part["type"] == "Prepend":
+            return None
+        if part["type"] == "Metaspace":
+            return part | {"prepend_scheme": "never", "add_prefix_space": False}
+        if part["type"] == "ByteLevel":
+            return part | {"add_prefix_space": False}
+        for key in ("normalizers", "pretokenizers"):
+            if key in part:
+                part = part | {key: [kept for p in part[key] if (kept := clean(p)) is not None]}
+        return part
+
+    return spec | {
+        "normalizer": clean(spec.get("normalizer")),
+        "pre_tokenizer": clean(spec.get("pre_tokenizer")),
+        "post_processor": None,
+        "truncation": None,
+        "padding": None,
+    }
+
+
+def _without_added(spec: dict[str, Any], added: dict[int, str]) -> dict[str, Any]:
+    """The same vocabulary with no way to reach an added token."""
+    model = dict(spec["model"])
+    if isinstance(model["vocab"], dict):
+        hidden = set(added.values()) - {model.get("unk_token")}
+        model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in hidden}
+        if "merges" in model:
+            pairs = [m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"]]
+            model["merges"] = [
+                pair for pair in pairs if not hidden.intersection((*pair, "".join(pair)))
+            ]
+    return spec | {"model": model, "added_tokens": []}
+
+
+def _pieces(backend: Backend, spec: dict[str, Any], added: dict[int, str]) -> list[bytes]:
+    """Bytes of every id, for byte-level and for sentencepiece vocabularies."""
+    kinds = json.dumps(spec.get("decoder"))
+    vocabulary = backend.get_vocab(with_added_tokens=True)
+    pieces = [b""] * (max(vocabulary.values()) + 1)
+    if '"ByteLevel"' in kinds:
+        alphabet = _byte_alphabet()
+        for text, i in vocabulary.items():
+            pieces[i] = bytes(alphabet[c] for c in text if c in alphabet)
+    elif '"Metaspace"' in kinds or '"ByteFallback"' in kinds:
+        for text, i in vocabulary.items():
+            byte = re.fullmatch(r"<0x([0-9A-F]{2})>", text)
+            pieces[i] = bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
+    else:
+        raise ConfigError(f"a tokenizer with the decoder {kinds} is not supported")
+    for i, content in added.items():
+        pieces[i] = content.encode()
+    return pieces
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """GPT-2's printable stand-ins for the 256 bytes."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    others = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}

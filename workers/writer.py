@@ -1,0 +1,114 @@
+"""From tokens to text as they are made: whole characters, delimiters, stop strings.
+
+Tokens of byte-level vocabularies may end in the middle of a character, and delimiters and stop
+strings may lie across tokens. What leaves here is always a whole number of tokens and of
+characters, and never text that a stop string may still take back.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Sequence
+
+from orchestrator.types import Finish
+from orchestrator.worker import Delta
+
+Stop = tuple[str, Finish]
+
+
+class Writer:
+    """One generation's text.
+
+    Args:
+        pieces: bytes of each token id.
+        encode: ids of a plain text, for what is left of a token that a stop string cuts.
+        until: delimiters that end the span and stay.
+        stops: strings that end it and are cut off, each with the reason to report.
+    """
+
+    def __init__(
+        self,
+        pieces: Sequence[bytes],
+        encode: Callable[[str], tuple[int, ...]],
+        until: Sequence[str] = (),
+        stops: Sequence[Stop] = (),
+    ) -> None:
+        self._pieces, self._encode = pieces, encode
+        self._until = tuple(filter(None, until))
+        self._stops = tuple(stop for stop in stops if stop[0])
+        self._longest = max(map(len, (*self._until, *(stop for stop, _ in self._stops))), default=0)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._borders = [(0, 0)]  # (tokens, characters) where both are whole
+        self._sent = (0, 0)
+        self._ending = False  # a delimiter was seen, its token still lacks a byte
+        self.text = ""
+        self.tokens: list[int] = []
+        self.logprobs: list[float] = []
+
+    def push(self, token: int, logprob: float) -> Finish | None:
+        """Take one token; says why the text ends with it, if it does."""
+        self.tokens.append(token)
+        self.logprobs.append(logprob)
+        new = self._decoder.decode(self._pieces[token])
+        start = max(0, len(self.text) - self._longest + 1)
+        self.text += new
+        whole = not self._decoder.getstate()[0]
+        if whole:
+            self._borders.append((len(self.tokens), len(self.text)))
+        if new and self._longest:
+            found = [
+                (at, finish)
+                for stop, finish in self._stops
+                if (at := self.text.find(stop, start)) >= 0
+            ]
+            if found:
+                at, finish = min(found)
+                self._cut(at)
+                return finish
+            self._ending |= any(self.text.find(mark, start) >= 0 for mark in self._until)
+        return "until" if self._ending and whole else None
+
+    def take(self) -> Delta | None:
+        """What has become final since the last time, if anything."""
+        return self._give(len(self.text) - self._held())
+
+    def end(self) -> Delta | None:
+        """The rest, once nothing more comes; tokens of an unfinished character are dropped."""
+        tokens, characters = self._borders[-1]
+        del self.tokens[tokens:], self.logprobs[tokens:]
+        self.text = self.text[:characters]
+        return self._give(characters)
+
+    def _give(self, final: int) -> Delta | None:
+        tokens, characters = next(b for b in reversed(self._borders) if b[1] <= final)
+        sent_tokens, sent_characters = self._sent
+        if tokens <= sent_tokens:
+            return None
+        self._sent = (tokens, characters)
+        return Delta(
+            self.text[sent_characters:characters],
+            tuple(self.tokens[sent_tokens:tokens]),
+            tuple(self.logprobs[sent_tokens:tokens]),
+        )
+
+    def _held(self) -> int:
+        """Length of the longest end of the text that may turn out to begin a stop string."""
+        held = 0
+        for stop, _ in self._stops:
+            for size in range(min(len(stop) - 1, len(self.text)), held, -1):
+                if self.text.endswith(stop[:size]):
+                    held = size
+                    break
+        return held
+
+    def _cut(self, at: int) -> None:
+        """End the text before character `at`, re-encoding what is left of a token there."""
+        tokens, characters = next(b for b in reversed(self._borders) if b[1] <= at)
+        rest = self._encode(self.text[characters:at]) if at > characters else ()
+        logprob = self.logprobs[min(tokens, len(self.logprobs) - 1)]
+        self.tokens[tokens:] = rest
+        self.logprobs[tokens:] = [logprob] * len(rest)
+        self.text = self.text[:at]
+        self._borders = [b for b in self._borders if b[0] <= tokens]
+        if rest:
+            self._borders.append((len(self.tokens), at))
