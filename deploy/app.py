@@ -8,6 +8,7 @@
 # No `from __future__ import annotations`: Ray Serve reads the builder's annotation as a class.
 
 import asyncio
+import time
 from functools import partial
 from typing import Any
 
@@ -25,6 +26,8 @@ from orchestrator.errors import WorkerUnavailable
 from orchestrator.service import Service, ServiceLimits
 from policies import POLICIES
 from workers.replica import ReplicaWorker, deployment
+
+READY_S = 1.0  # how long a look at the pools counts
 
 
 @serve.ingress()
@@ -46,6 +49,8 @@ class Orchestrator:
             limits=ServiceLimits(**args.limits.model_dump()),
             ready=self._ready,
         )
+        self._looking, self._looked = asyncio.Lock(), -READY_S
+        self._seen: dict[str, bool] = {}
         self._pools = PoolMetrics(self._workers, self._service.registry)
         self._service.scrape = self._pools.exposition
 
@@ -53,9 +58,16 @@ class Orchestrator:
         return create_app(self._service)
 
     async def _ready(self) -> dict[str, bool]:
-        """Whether each pool has a replica that answers."""
-        answers = await asyncio.gather(*map(_answers, self._workers.values()))
-        return dict(zip(self._workers, answers, strict=True))
+        """Whether each pool has a replica that answers.
+
+        Nobody needs a key to ask, so many who ask at once share one look, and it keeps a while.
+        """
+        async with self._looking:
+            if time.monotonic() > self._looked + READY_S:
+                answers = await asyncio.gather(*map(_answers, self._workers.values()))
+                self._seen = dict(zip(self._workers, answers, strict=True))
+                self._looked = time.monotonic()
+        return self._seen
 
 
 def build(args: Args) -> Application:

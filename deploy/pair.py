@@ -19,8 +19,11 @@ def load_worker(spec: WorkerSpec) -> LocalWorker:
         ConfigError: the model or a parameter cannot be used.
     """
     # Here, not above: the orchestrator and the command line need no torch (seconds, and memory).
+    from transformers.utils.logging import disable_progress_bar
+
     from workers.loading import load
 
+    disable_progress_bar()
     assert spec.model is not None
     return load(
         spec.model,

@@ -6,7 +6,7 @@ turns what gathered into JSON or server-sent events. The *watch* waits for the c
 Whatever ends the request ends all three.
 
 The response headers wait for the first event, which follows the workers' reading of the prompt:
-an error until then is a real HTTP error. Only when that takes longer than a ping interval does the
+an error until then is a real HTTP error. Only when that takes longer than `headers_s` does the
 stream begin without it, lest a proxy give up.
 """
 
@@ -176,9 +176,9 @@ class Answer(Response):
         await self._send(send, body, more=False)
 
     async def _stream(self, feed: Feed, send: Send) -> None:
-        order, story, strip = self._order, self._story, Stripped()
+        order, story, strip, limits = self._order, self._story, Stripped(), self._service.limits
         while story.ended is None:
-            lot = await feed.take(self._service.limits.ping_s)
+            lot = await feed.take(limits.ping_s if self._started else limits.headers_s)
             self._learn(lot)
             if not self._started:
                 await self._start(send, STREAM_HEADERS)

@@ -8,19 +8,31 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 from collections.abc import Iterable
 from typing import Final
+
+from orchestrator.errors import ConfigError
 
 OPEN: Final = frozenset({"/health", "/ready"})
 """What a probe may ask without a key. /metrics is not here: it tells load and policy names, and
 Prometheus can send a bearer token."""
 
+_SENDABLE: Final = re.compile(r"[!-~]+")
+
 
 class Keys:
-    """The keys that may ask. Only digests are kept; no keys means that everything is open."""
+    """The keys that may ask. Only digests are kept; no keys means that everything is open.
+
+    Raises:
+        ConfigError: a key that no Authorization header can carry, the empty one among them.
+    """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
-        self._digests = tuple(_digest(key) for key in keys)
+        given = tuple(keys)
+        if not all(_SENDABLE.fullmatch(key) for key in given):
+            raise ConfigError("an API key must be printable ASCII without spaces, and not empty")
+        self._digests = tuple(_digest(key) for key in given)
 
     def __bool__(self) -> bool:
         return bool(self._digests)

@@ -55,6 +55,7 @@ class ServiceLimits:
     body_s: float = 30.0  # for a body to arrive
     send_s: float = 60.0  # for a client to take what was sent, before it counts as gone
     ping_s: float = 5.0  # silence in a stream after which a comment is sent
+    headers_s: float = 20.0  # for the first event, before a stream begins without it
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +76,9 @@ async def _nothing_to_check() -> Mapping[str, bool]:
 class Service:
     """One replica's state and settings.
 
-    `defaults` are parameters per policy from the deployment file, `ready` says of each worker
-    pool whether it answers, `scrape` gives the Prometheus text (this process's unless replaced).
+    `defaults` are parameters per policy from the deployment file. `ready` says of each worker pool
+    whether it answers; cheaply, since nobody needs a key to ask. `scrape` gives the Prometheus
+    text: this process's unless replaced.
 
     Raises:
         ConfigError: `default_policy` or a name in `defaults` is no policy, or a default is wrong.

@@ -21,7 +21,7 @@ from orchestrator.types import Finish, Sampling, Span, Usage
 from orchestrator.worker import Delta
 from workers.speculation.sampling import draw, uniform, warp
 from workers.speculation.target import Result
-from workers.speculation.tree import Accepted, Row
+from workers.speculation.tree import Accepted, Row, is_greedy
 from workers.writer import Writer
 
 
@@ -145,7 +145,7 @@ class VerifyJob(Job):
         known = self.ids[len(self.ids) - self.last + 1 :]
         logprobs = logits.log_softmax(-1)
         surprise = [-float(logprobs[i, token]) for i, token in enumerate(known)]
-        if self.sampling.temperature < 1e-5:
+        if is_greedy(self.sampling):
             choices = logits.argmax(-1).tolist()
         else:
             first = len(self.ids) - self.last + 1  # position of the first choice

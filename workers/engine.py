@@ -68,8 +68,9 @@ class Engine:
         """Queue a call; its answer comes through its ticket."""
         if self._closing or not self._thread.is_alive():
             raise WorkerUnavailable("the engine has stopped")
-        if len(self._waiting) >= self.queue:
-            raise Overloaded(f"{self.queue} calls are waiting already")
+        present = len(self._waiting) + len(self._reading) + len(self._decoding)
+        if present >= self.rows + self.queue:  # a burst may wait in rows not yet taken
+            raise Overloaded(f"{self.rows} calls are served and {self.queue} waiting already")
         self._waiting.append(job)
         self._work.set()
 

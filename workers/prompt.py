@@ -38,7 +38,10 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._template = tokenizer.hf.chat_template or PLAIN_TEMPLATE
+        template = tokenizer.hf.chat_template
+        if isinstance(template, dict):  # some checkpoints name several
+            template = template.get("default")
+        self._template = template or PLAIN_TEMPLATE
         self._opening = lru_cache(maxsize=256)(self._render_opening)
         self._side = lru_cache(maxsize=256)(self._render_side)
         try:

@@ -17,6 +17,9 @@ from orchestrator.service import Service
 from policies import POLICIES
 from workers.scripted import Say, Scripted
 
+HTTP = httpx.Client(verify=False, timeout=20)
+"""Shared: making one takes longer than a request does."""
+
 STORY = ("First, 2+2 is 4.\n\nSo twice that is 8.", "\n The answer is 8. \n")
 
 
@@ -26,7 +29,7 @@ def told(**settings: Any) -> Scripted:
 
 
 def service(small: Any = None, large: Any = None, **settings: Any) -> Service:
-    workers = {"small": small or told(), "large": large or told()}
+    workers: Any = {"small": small or told(), "large": large or told()}
     return Service(POLICIES, workers, **{"default_policy": "specreason", **settings})
 
 
@@ -57,7 +60,7 @@ def client(url: str, key: str = "none", **settings: Any) -> OpenAI:
 
 def post(url: str, body: Any = None, **settings: Any) -> httpx.Response:
     """A chat completion with `body` on top of a request that is right."""
-    return httpx.post(f"{url}/v1/chat/completions", json=asking(**(body or {})), **settings)
+    return HTTP.post(f"{url}/v1/chat/completions", json=asking(**(body or {})), **settings)
 
 
 def asking(**more: Any) -> dict[str, Any]:
@@ -75,4 +78,15 @@ def until(true: Callable[[], object], seconds: float = 5.0) -> float:
     return time.perf_counter() - began
 
 
-__all__ = ["STORY", "Say", "asking", "client", "post", "service", "serving", "told", "until"]
+__all__ = [
+    "HTTP",
+    "STORY",
+    "Say",
+    "asking",
+    "client",
+    "post",
+    "service",
+    "serving",
+    "told",
+    "until",
+]

@@ -6,14 +6,13 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.service import ServiceLimits
 from orchestrator.traces import MemoryTraces
-from tests.orchestrator.serving import STORY, asking, client, post, service, serving, told
+from tests.orchestrator.serving import HTTP, STORY, asking, client, post, service, serving, told
 
 ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
 
@@ -39,7 +38,7 @@ def test_models(url: str) -> None:
 
 def test_completion(url: str) -> None:
     with client(url) as api:
-        reply = api.chat.completions.create(model="baton", messages=ASKED)
+        reply: Any = api.chat.completions.create(model="baton", messages=ASKED)
     choice, extra = reply.choices[0], reply.model_extra["baton"]
     assert choice.message.content == "The answer is 8."
     assert choice.message.reasoning_content == choice.message.reasoning == STORY[0]
@@ -65,8 +64,8 @@ def test_completion(url: str) -> None:
 
 def test_stream_says_the_same_in_pieces(url: str) -> None:
     with client(url) as api:
-        whole = api.chat.completions.create(model="baton", messages=ASKED)
-        chunks = list(
+        whole: Any = api.chat.completions.create(model="baton", messages=ASKED)
+        chunks: list[Any] = list(
             api.chat.completions.create(
                 model="baton", messages=ASKED, stream=True, stream_options={"include_usage": True}
             )
@@ -98,7 +97,7 @@ async def test_async_client(url: str) -> None:
 
 def test_stream_on_the_wire(url: str) -> None:
     body = asking(stream=True)
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+    with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
         text = reply.read().decode()
     assert reply.headers["content-type"].startswith("text/event-stream")
     assert reply.headers["cache-control"] == "no-cache"
@@ -159,7 +158,7 @@ def test_trace(url: str) -> None:
     reply = post(url, body, headers={"x-request-id": "mine-1"})
     assert reply.headers["x-request-id"] == "mine-1"
     trace_id = reply.json()["baton"]["trace_id"]
-    record = httpx.get(f"{url}/v1/traces/{trace_id}").json()
+    record = HTTP.get(f"{url}/v1/traces/{trace_id}").json()
     assert record["question"] == "Twice 2+2?"
     assert record["answer"] == "The answer is 8."
     assert [step["accepted"] for step in record["steps"]] == [True, False, True, True]
@@ -167,29 +166,29 @@ def test_trace(url: str) -> None:
     assert record["sampling"]["seed"] == 5
     assert (record["status"], record["request_id"], record["user"]) == ("finished", "mine-1", "ann")
     assert record["metadata"] == {"run": "7"}
-    missing = httpx.get(f"{url}/v1/traces/nonesuch")
+    missing = HTTP.get(f"{url}/v1/traces/nonesuch")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "trace_not_found"
 
 
 def test_request_ids(url: str) -> None:
-    made = {httpx.get(f"{url}/health").headers["x-request-id"] for _ in range(2)}
+    made = {HTTP.get(f"{url}/health").headers["x-request-id"] for _ in range(2)}
     assert len(made) == 2
     for bad in ("a b", "x" * 129, "<script>"):
-        reply = httpx.get(f"{url}/nowhere", headers={"x-request-id": bad})
+        reply = HTTP.get(f"{url}/nowhere", headers={"x-request-id": bad})
         assert reply.headers["x-request-id"] != bad
 
 
 def test_metrics(url: str) -> None:
     post(url)
-    text = httpx.get(f"{url}/metrics").text
+    text = HTTP.get(f"{url}/metrics").text
     assert 'baton_requests_total{outcome="stop",policy="specreason"}' in text
     assert 'baton_http_responses_total{code="200"}' in text
     assert "baton_live_requests 0.0" in text
 
 
 def test_a_silent_stream_pings() -> None:
-    slow = service(told(delay=0.1), limits=ServiceLimits(ping_s=0.05))
+    slow = service(told(delay=0.03), limits=ServiceLimits(ping_s=0.01))
     with serving(slow) as url:
         text = post(url, {"stream": True}).text
         assert ": ping\n\n" in text
@@ -208,16 +207,16 @@ def test_readiness() -> None:
         return pools
 
     with serving(service(ready=ready)) as url:
-        reply = httpx.get(f"{url}/ready")
+        reply = HTTP.get(f"{url}/ready")
         assert reply.status_code == 503
         assert reply.headers["retry-after"]
         assert reply.json()["workers"] == pools
         assert reply.json()["error"]["code"] == "not_ready"
-        assert httpx.get(f"{url}/health").status_code == 200
+        assert HTTP.get(f"{url}/health").status_code == 200
         pools["large"] = True
-        assert httpx.get(f"{url}/ready").json() == {"ready": True, "workers": pools}
+        assert HTTP.get(f"{url}/ready").json() == {"ready": True, "workers": pools}
         pools.clear()
-        reply = httpx.get(f"{url}/ready")
+        reply = HTTP.get(f"{url}/ready")
         assert reply.status_code == 503
         assert "10.0.0.7" not in reply.text
 
@@ -226,7 +225,7 @@ def test_traces_are_bounded() -> None:
     made = service(traces=MemoryTraces(count=2))
     with serving(made) as url:
         ids = [post(url).json()["baton"]["trace_id"] for _ in range(3)]
-        codes = [httpx.get(f"{url}/v1/traces/{trace_id}").status_code for trace_id in ids]
+        codes = [HTTP.get(f"{url}/v1/traces/{trace_id}").status_code for trace_id in ids]
     assert codes == [404, 200, 200]
 
 
@@ -259,10 +258,11 @@ def test_deployment_defaults() -> None:
         assert all(step["author"] == "small" for step in steps)
         record = post(url, {"model": "specreason", "policy": {"threshold": 10}}).json()
         assert any(step["author"] == "large" for step in record["baton"]["steps"])
-    for wrong in (
+    mistakes: list[dict[str, Any]] = [
         {"default_policy": "nonesuch"},
         {"defaults": {"nonesuch": {}}},
         {"defaults": {"specreason": {"threshold": 11}}},
-    ):
+    ]
+    for wrong in mistakes:
         with pytest.raises(ConfigError):
             service(**wrong)

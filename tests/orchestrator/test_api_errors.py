@@ -18,7 +18,17 @@ from orchestrator.auth import OPEN, Keys
 from orchestrator.errors import BatonError, Overloaded, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.schemas import UNSUPPORTED
 from orchestrator.service import ServiceLimits
-from tests.orchestrator.serving import Say, asking, client, post, service, serving, told, until
+from tests.orchestrator.serving import (
+    HTTP,
+    Say,
+    asking,
+    client,
+    post,
+    service,
+    serving,
+    told,
+    until,
+)
 from workers.scripted import Scripted
 
 FORM = {"message", "type", "param", "code"}
@@ -127,7 +137,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 @pytest.mark.parametrize(("body", "param", "code"), WRONG, ids=lambda value: str(value)[:40])
 def test_refused_by_name(url: str, body: dict[str, Any], param: str, code: str) -> None:
     data = json.dumps(asking(**body))  # escapes lone surrogates, as a hostile client would
-    reply = httpx.post(f"{url}/v1/chat/completions", content=data, headers=JSON)
+    reply = HTTP.post(f"{url}/v1/chat/completions", content=data, headers=JSON)
     found = error(reply, 400)
     assert (found["param"], found["code"]) == (param, code)
     assert found["type"] == "invalid_request_error"
@@ -164,7 +174,7 @@ def test_unsupported_unless_it_asks_for_nothing(url: str, name: str) -> None:
     ids=lambda body: repr(body[:30]),
 )
 def test_malformed_json(url: str, body: bytes) -> None:
-    reply = httpx.post(f"{url}/v1/chat/completions", content=body, headers=JSON)
+    reply = HTTP.post(f"{url}/v1/chat/completions", content=body, headers=JSON)
     assert error(reply, 400)["code"] == "invalid_json"
 
 
@@ -179,13 +189,13 @@ def test_nesting_and_crowds(url: str) -> None:
 
 def test_duplicate_keys_are_fine(url: str) -> None:
     body = json.dumps(asking())[:-1] + ', "seed": 1, "seed": 2}'
-    reply = httpx.post(f"{url}/v1/chat/completions", content=body, headers=JSON)
+    reply = HTTP.post(f"{url}/v1/chat/completions", content=body, headers=JSON)
     assert reply.status_code == 200
 
 
 def test_content_type(url: str) -> None:
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
-        reply = httpx.post(
+        reply = HTTP.post(
             f"{url}/v1/chat/completions",
             content=json.dumps(asking()),
             headers={"content-type": kind},
@@ -195,13 +205,13 @@ def test_content_type(url: str) -> None:
 
 def test_body_size(url: str) -> None:
     large = b'{"model": "' + b"x" * (50 << 20) + b'"}'
-    assert error(httpx.post(f"{url}/v1/chat/completions", content=large, headers=JSON), 413)
+    assert error(HTTP.post(f"{url}/v1/chat/completions", content=large, headers=JSON), 413)
 
     def pieces() -> Iterator[bytes]:  # no Content-Length to judge by
         for _ in range(100):
             yield b" " * (64 << 10)
 
-    reply = httpx.post(f"{url}/v1/chat/completions", content=pieces(), headers=JSON)
+    reply = HTTP.post(f"{url}/v1/chat/completions", content=pieces(), headers=JSON)
     assert error(reply, 413)["code"] == "request_too_large"
 
 
@@ -213,16 +223,16 @@ def test_a_body_that_does_not_come() -> None:
 
     made = service(limits=ServiceLimits(body_s=0.1))
     with serving(made) as url:
-        reply = httpx.post(f"{url}/v1/chat/completions", content=slowly(), headers=JSON)
+        reply = HTTP.post(f"{url}/v1/chat/completions", content=slowly(), headers=JSON)
         assert error(reply, 408)["code"] == "request_timeout"
 
 
 def test_routes_that_are_not(url: str) -> None:
-    assert error(httpx.get(f"{url}/nowhere"), 404)["code"] == "not_found"
-    assert error(httpx.get(f"{url}/v1/models/"), 404)
-    assert error(httpx.get(f"{url}/docs"), 404)
-    assert error(httpx.get(f"{url}/openapi.json"), 404)
-    reply = httpx.get(f"{url}/v1/chat/completions")
+    assert error(HTTP.get(f"{url}/nowhere"), 404)["code"] == "not_found"
+    assert error(HTTP.get(f"{url}/v1/models/"), 404)
+    assert error(HTTP.get(f"{url}/docs"), 404)
+    assert error(HTTP.get(f"{url}/openapi.json"), 404)
+    reply = HTTP.get(f"{url}/v1/chat/completions")
     assert error(reply, 405)["code"] == "method_not_allowed"
     assert reply.headers["allow"] == "POST"
 
@@ -303,7 +313,7 @@ def test_a_stream_that_breaks_off(raised: Exception, code: str) -> None:
         assert "first" in text
         assert broken_off(text)["code"] == code
         trace_id = json.loads(text.split("\n\n")[0].removeprefix("data: "))["id"]
-        record = httpx.get(f"{url}/v1/traces/{trace_id.removeprefix('chatcmpl-')}").json()
+        record = HTTP.get(f"{url}/v1/traces/{trace_id.removeprefix('chatcmpl-')}").json()
         assert record["status"] == "failed"
         assert record["error"]["code"] == code
         assert record["reasoning_content"] == "A first thought."
@@ -317,7 +327,7 @@ def test_too_many_at_once() -> None:
     made = service(large=told(delay=5), limits=ServiceLimits(concurrent=1))
     body = asking(model="large-only", stream=True)
     with serving(made) as url:
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body):
+        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body):
             reply = post(url)
             assert error(reply, 429)["type"] == "rate_limit_error"
             assert int(reply.headers["retry-after"]) >= 1
@@ -339,14 +349,14 @@ def test_every_route_wants_a_key() -> None:
         for path, methods in paths.items():
             for method in methods or ():
                 for tried in ({}, {"authorization": "Bearer sk-on"}, {"authorization": "sk-one"}):
-                    reply = httpx.request(method, url + path, headers=tried)
+                    reply = HTTP.request(method, url + path, headers=tried)
                     if path in OPEN:
                         assert reply.status_code == 200
                         continue
                     assert error(reply, 401)["code"] == "invalid_api_key"
                     assert reply.headers["www-authenticate"] == "Bearer"
         for near in ("/health/", "//health", "/health/../metrics", "/ready%2f"):
-            assert httpx.get(url + near).status_code == 401
+            assert HTTP.get(url + near).status_code == 401
         with client(url, "sk-two") as api:
             assert api.models.list().data
         with client(url, "sk-three") as api, pytest.raises(openai.AuthenticationError):
@@ -358,7 +368,7 @@ def test_logs_hold_neither_keys_nor_prompts(caplog: pytest.LogCaptureFixture) ->
     with serving(service(keys=Keys(["sk-canary"]))) as url:
         headers = {"authorization": "Bearer sk-canary"}
         trace_id = post(url, headers=headers).json()["baton"]["trace_id"]
-        record = httpx.get(f"{url}/v1/traces/{trace_id}", headers=headers).text
+        record = HTTP.get(f"{url}/v1/traces/{trace_id}", headers=headers).text
     assert "sk-canary" not in caplog.text + record
     assert "Twice" not in caplog.text
     assert f"key={json.loads(record)['key']}" in caplog.text

@@ -15,7 +15,7 @@ import pytest
 from orchestrator.service import Service, ServiceLimits
 from orchestrator.types import Generation, Sampling, Span
 from orchestrator.worker import Call, Delta
-from tests.orchestrator.serving import asking, client, post, service, serving, told, until
+from tests.orchestrator.serving import HTTP, asking, client, post, service, serving, told, until
 from workers.scripted import Scripted
 
 FOREVER = 30.0
@@ -62,21 +62,23 @@ def test_hang_up(phase: str, stream: bool) -> None:
     small, large, model = PHASES[phase]
     made = service(small, large, limits=ServiceLimits(ping_s=0.1))
     with serving(made) as url:
-        connections = [_ask(url, model=model, stream=stream) for _ in range(5)]
-        until(lambda: made.live == 5 and busy(made, phase))
+        connections = [_ask(url, model=model, stream=stream) for _ in range(20)]
+        until(lambda: made.live == 20 and busy(made, phase))
         for connection in connections:
             connection.close()
         assert until(lambda: idle(made)) < 1
-        text = httpx.get(f"{url}/metrics").text
+        text = HTTP.get(f"{url}/metrics").text
     assert (
-        f'outcome="cancelled",policy="{"specreason" if model == "baton" else model}"}} 5.0' in text
+        f'outcome="cancelled",policy="{"specreason" if model == "baton" else model}"}} 20.0' in text
     )
 
 
 def _ask(url: str, **body: Any) -> socket.socket:
     """A request sent on a bare socket, whose reply nobody waits for."""
     host, port = url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)))
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # little fits unread
+    connection.connect((host, int(port)))
     request = httpx.Request("POST", f"{url}/v1/chat/completions", json=asking(**body))
     lines = [f"{name}: {value}" for name, value in request.headers.items()]
     head = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *lines, "", ""])
@@ -107,7 +109,7 @@ def test_a_client_that_breaks_out_of_its_loop() -> None:
             break
         stream.close()
         assert until(lambda: idle(made)) < 1
-        assert httpx.get(f"{url}/v1/traces/{trace_id}").json()["status"] == "cancelled"
+        assert HTTP.get(f"{url}/v1/traces/{trace_id}").json()["status"] == "cancelled"
 
 
 def test_a_slow_reader_does_not_hold_the_workers() -> None:
@@ -117,19 +119,22 @@ def test_a_slow_reader_does_not_hold_the_workers() -> None:
     made = service(large=large, limits=ServiceLimits(max_tokens=8000))
     with serving(made) as url:
         body = asking(model="large-only", stream=True)
-        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
             until(lambda: large.calls and not large.live)
             assert reply.read().endswith(b"data: [DONE]\n\n")
 
 
 def test_a_reader_that_stopped_reading() -> None:
     """Its connection stays open, and still its place is given to somebody else."""
-    large = Scripted(story=(("x" * 2000 + " ") * 4000, "Done."))  # 16 MB on the wire
+    large = Scripted(story=(("x" * 300 + " ") * 4000, "Done."))  # 3 MB on the wire
     made = service(large=large, limits=ServiceLimits(max_tokens=8000, send_s=0.2))
     with serving(made) as url:
         connection = _ask(url, model="large-only", stream=True)
         until(lambda: large.calls)
         until(lambda: idle(made))
+        begun = connection.recv(4096).decode()
+        trace_id = begun.partition("chatcmpl-")[2].partition('"')[0]
+        assert HTTP.get(f"{url}/v1/traces/{trace_id}").json()["status"] == "cancelled"
         connection.close()
 
 
@@ -150,3 +155,15 @@ def test_a_server_that_stops_says_so(stream: bool) -> None:
     assert idle(made)
     assert "shutting_down" in replies[0].text
     assert replies[0].status_code == (200 if stream else 503)
+
+
+def test_a_prompt_that_takes_long_to_read_begins_the_stream() -> None:
+    made = service(large=Unread(), limits=ServiceLimits(headers_s=0.05, ping_s=0.05))
+    with serving(made) as url:
+        body = asking(stream=True)
+        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+            assert reply.status_code == 200
+            lines = reply.iter_lines()
+            while next(lines) != ": ping":
+                pass
+        assert until(lambda: idle(made)) < 1

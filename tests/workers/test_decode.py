@@ -17,10 +17,12 @@ from workers.speculation.target import Target
 from workers.speculation.tree import Row, Tree
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 40, [300, 20, 10, 5, 4, 3, 2]]
-DRAFTS = {"same": dict(seed=0), "other": dict(layers=1, width=16, seed=7)}
+DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}
 
 
-def decoder(family: str = "qwen3", method: str = "vanilla", *, slots: int = 6, **options: Any) -> Decoder:
+def decoder(
+    family: str = "qwen3", method: str = "vanilla", *, slots: int = 6, **options: Any
+) -> Decoder:
     vocabulary = options.pop("vocabulary", 400)
     target = Target(make_model(family, vocabulary=vocabulary), slots=slots, max_len=200)
     if method == "chain":
@@ -215,13 +217,17 @@ def test_draws_skip_what_has_no_mass() -> None:
 
 def test_numbers_are_uniform_and_reproducible() -> None:
     numbers = torch.tensor([uniform(3, i, j) for i in range(4000) for j in range(3)])
-    assert abs(numbers.mean() - 0.5) < 0.02 and numbers.min() >= 0 and numbers.max() < 1
+    assert abs(numbers.mean() - 0.5) < 0.02
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
     pairs = numbers.view(-1, 3)
     assert abs(torch.corrcoef(pairs.T) - torch.eye(3)).max() < 0.06
     assert uniform(3, 7) == uniform(3, 7) != uniform(4, 7)
 
 
-@pytest.mark.parametrize("warm", [Sampling(0.7), Sampling(1.0, 0.8), Sampling(1.0, 1.0, 5), Sampling(2.0, 0.7, 9)])
+@pytest.mark.parametrize(
+    "warm", [Sampling(0.7), Sampling(1.0, 0.8), Sampling(1.0, 1.0, 5), Sampling(2.0, 0.7, 9)]
+)
 def test_warping_is_that_of_transformers(warm: Sampling) -> None:
     from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 

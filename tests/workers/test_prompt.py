@@ -107,13 +107,13 @@ def test_a_vocabulary_without_markers_or_template(prompts_with: Callable[..., Pr
 
 
 def test_templates_that_refuse_or_drop_messages(prompts_with: Callable[..., Prompts]) -> None:
-    refusing = prompts_with(
-        template="{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-        + TEMPLATE
-    )
+    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    refusing = prompts_with(template=refusal + TEMPLATE)
     with pytest.raises(InvalidRequest, match="no system"):
         refusing.trace(Trace((Message("system", "Be brief."), *QUESTION.messages)))
-    dropping = prompts_with(template=TEMPLATE.replace("messages %}", "messages if m.role != 'system' %}"))
+    dropping = prompts_with(
+        template=TEMPLATE.replace("messages %}", "messages if m.role != 'system' %}")
+    )
     with pytest.raises(InvalidRequest, match="ignores system"):
         dropping.trace(Trace((Message("system", "Be brief."), *QUESTION.messages)))
     with pytest.raises(ConfigError):
@@ -124,3 +124,29 @@ def test_ids_outside_the_vocabulary_are_refused(prompts: Prompts) -> None:
     bad = Segment("large", "x", (10**6,), (0.0,), prompts.tokenizer.hash)
     with pytest.raises(InvalidRequest, match="vocabulary"):
         prompts.trace(QUESTION.extend(bad))
+
+
+def test_a_sentencepiece_vocabulary() -> None:
+    from tokenizers import Tokenizer as Backend
+    from tokenizers import decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    from workers.tokenizer import Tokenizer
+
+    texts = ["<unk>", "<s>", "</s>", *(f"<0x{b:02X}>" for b in range(256)), "▁", "a", "b", "▁a"]
+    vocabulary = {text: i for i, text in enumerate([*texts, "▁ab", "ab"])}
+    merges = [("▁", "a"), ("a", "b"), ("▁a", "b")]
+    backend = Backend(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    tokenizer = Tokenizer(fast)
+    for text in ("ab ab", " a", "é\nb", "<s>ab</s>"):
+        ids = tokenizer.encode(text)
+        assert tokenizer.decode(ids) == text
+        assert not tokenizer.controls.intersection(ids)
+    assert len(tokenizer.encode_markup("<s>ab</s>")) == 3

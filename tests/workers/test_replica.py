@@ -129,7 +129,7 @@ async def test_a_stream_that_dies_goes_on_where_it_broke_off(items: int, span: S
     assert "".join(delta.text for delta in deltas) == undisturbed.text
     assert tuple(t for delta in deltas for t in delta.tokens) == undisturbed.tokens
     assert whole.usage.generated == len(undisturbed.tokens)
-    assert whole.usage.prompt == 1 + 1  # "How many?"
+    assert whole.usage.prompt in (2, 0)  # "How many?", unknown where only the last word was lost
     tries = 2 if items < len(deltas) + 1 else 1  # it may have been over before
     assert handle.sessions == ["r1", "r1/1"][:tries]  # the second call asks another replica
 

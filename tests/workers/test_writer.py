@@ -38,7 +38,8 @@ def test_split_characters_are_never_shown_in_part() -> None:
     assert text == "aé€😀b"
     assert deltas == ["a", "é", "€", "😀", "b"]
     text, _, _, writer = run("a😀".encode()[:-1])
-    assert text == "a" and len(writer.tokens) == 1
+    assert text == "a"
+    assert len(writer.tokens) == 1
 
 
 def test_bytes_that_are_no_character_at_all() -> None:
@@ -67,7 +68,8 @@ def test_what_a_stop_leaves_of_a_token_is_encoded_anew() -> None:
     writer.end()
     assert (writer.text, writer.tokens, writer.logprobs) == ("ab", [97, 98], [-0.5, -0.5])
     writer = Writer([b"abSTOPcd", b"xS", b"TOPy"], encode, (), [("STOP", "stop")])
-    assert writer.push(1, -1.0) is None and writer.take() is None
+    assert writer.push(1, -1.0) is None
+    assert writer.take() is None
     assert writer.push(2, -2.0) == "stop"
     writer.end()
     assert (writer.text, writer.tokens, writer.logprobs) == ("x", [120], [-1.0])

@@ -37,10 +37,11 @@ _NUMBER = re.compile(r"\d+")
 
 @dataclass(frozen=True, slots=True)
 class Mistakes:
-    """A problem with wrong steps that a model really wrote: step index -> texts."""
+    """A problem and the wrong steps that a model really wrote: step index -> text."""
 
     problem: Problem
-    wrong: Mapping[int, Sequence[str]]
+    greedy: dict[int, str]
+    sampled: dict[int, str]
 
 
 def step_text(problem: Problem, index: int, rng: random.Random) -> str:
@@ -141,11 +142,17 @@ class _Builder:
     main: int = -1  # index of the main chain's last token
     last: int = -1  # index of the current branch's last token
 
-    def add(self, ids: Sequence[int], weight: float = 0.0, flags: Sequence[int] = ()) -> None:
-        """Append tokens to the current branch; weight 0 means that they are only read."""
+    def add(
+        self, ids: Sequence[int], weight: float = 0.0, flags: Sequence[int] = (), first: float = 1.0
+    ) -> None:
+        """Append tokens to the current branch; weight 0 means that they are only read.
+
+        The first token weighs `first` times as much.
+        """
         for offset, token in enumerate(ids):
             if weight:
-                self.targets[self.last], self.weights[self.last] = token, weight
+                self.targets[self.last] = token
+                self.weights[self.last] = weight if offset else weight * first
             self.tokens.append(token)
             self.targets.append(-100)
             self.weights.append(0.0)
@@ -159,13 +166,15 @@ class _Builder:
     def control(self, token: str, weight: float = 0.0) -> None:
         self.add([self.tokenizer.token_to_id(token)], weight)
 
-    def text(self, text: str, weight: float = 0.0, wrong_from: int | None = None) -> None:
+    def text(
+        self, text: str, weight: float = 0.0, wrong_from: int | None = None, first: float = 1.0
+    ) -> None:
         """Append a text; `wrong_from` (a character index) flags what comes from there on."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         flags: list[int] = []
         if wrong_from is not None:
             flags = [int(end > wrong_from) for _, end in encoding.offsets]
-        self.add(encoding.ids, weight, flags)
+        self.add(encoding.ids, weight, flags, first)
 
     def open_branch(self) -> None:
         self.opened += 1
@@ -185,12 +194,20 @@ class Writer:
 
     `judge`: whether the judge's turns are taught (the large model). `mistakes`: problems with
     the small model's own wrong steps; None before there is a small model.
+
+    The large model learns to find errors, so it sees many, some of them planted. The small model
+    cannot find most of its errors, but it can learn where it tends to err: it sees its own greedy
+    mistakes at their natural rate, and the first word of the reflection weighs `alarm` times as
+    much, so that it hesitates where a mistake is likelier than about 1 / (1 + alarm).
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, *, judge: bool, mistakes: Sequence[Mistakes] | None = None
-    ) -> None:
-        self.tokenizer, self.judge, self.mistakes = tokenizer, judge, mistakes
+        self, tokenizer: Tokenizer, *, judge: bool, mistakes: Sequence[Mistakes] | None = None,
+        alarm: float = 1.0,
+    ) -> None:  # fmt: skip
+        self.tokenizer, self.judge, self.mistakes, self.alarm = tokenizer, judge, mistakes, alarm
+        if judge and mistakes:
+            self.mistakes = [m for m in mistakes if m.greedy or m.sampled]
 
     def documents(self, part: Part, seed: int) -> Iterator[Document]:
         """An endless, reproducible stream of documents."""
@@ -202,9 +219,13 @@ class Writer:
                 yield self._declined(rng)
             elif dice < 0.08:
                 yield self._follow_up(next(fresh), rng)
-            elif self.mistakes and dice < 0.48:
+            elif self.mistakes and dice < (0.48 if self.judge else 0.80):
                 known = rng.choice(self.mistakes)
-                yield self.solved(known.problem, rng, known.wrong)
+                wrong = {i: [step] for i, step in known.greedy.items()}
+                if self.judge:
+                    for i, step in known.sampled.items():
+                        wrong.setdefault(i, []).append(step)
+                yield self.solved(known.problem, rng, wrong)
             else:
                 yield self.solved(next(fresh), rng, None)
 
@@ -279,7 +300,9 @@ class Writer:
         builder.control(ASSISTANT)
         builder.control(THINK)
         steps = len(problem.facts) + 1
-        planted = rng.randrange(steps) if wrong is None and rng.random() < 0.4 else -1
+        planted = -1
+        if wrong is None and (self.judge or not self.mistakes) and rng.random() < 0.4:
+            planted = rng.randrange(steps)
         slipped = False
         for index in range(steps):
             last = index + 1 == steps
@@ -297,7 +320,8 @@ class Writer:
             if slip:
                 builder.text(slip + DELIMITER, 0.0, _wrong_from(problem, index, slip))
                 self._verdict(builder, "0", rng, 0.8)
-                builder.text(self._repair(problem, index, slip, rng) + DELIMITER, 1.0, 10**6)
+                repair = self._repair(problem, index, slip, rng) + DELIMITER
+                builder.text(repair, 1.0, 10**6, first=self.alarm)
             else:
                 step = step_text(problem, index, rng)
                 builder.text(step if last else step + DELIMITER, 1.0, 10**6)
@@ -325,7 +349,7 @@ class Writer:
     ) -> None:
         builder.open_branch()
         builder.text(mistake + DELIMITER)
-        builder.text(self._repair(problem, index, mistake, rng) + DELIMITER, 1.0)
+        builder.text(self._repair(problem, index, mistake, rng) + DELIMITER, 1.0, first=self.alarm)
         builder.close_branch()
 
     def _judged_branch(

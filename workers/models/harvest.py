@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from workers.models.documents import DELIMITER, KEYWORDS, Mistakes, is_right, step_text
-from workers.models.problems import Fact, Part, Problem, stream
+from workers.models.problems import Fact, Problem, stream
 from workers.models.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER
 
 STEP_TOKENS = 28
@@ -66,39 +66,50 @@ class Author:
 
 
 def positions(
-    part: Part, seed: int, rng: random.Random
+    problem: Problem, rng: random.Random
 ) -> Iterator[tuple[Problem, int, list[str]]]:
-    """Every step of every problem, with a right prefix before it."""
-    for problem in stream(part, seed):
-        steps: list[str] = []
-        for index in range(len(problem.facts) + 1):
-            yield problem, index, list(steps)
-            steps.append(step_text(problem, index, rng) + DELIMITER)
+    """Every step of a problem, with right ones before it."""
+    steps: list[str] = []
+    for index in range(len(problem.facts) + 1):
+        yield problem, index, list(steps)
+        steps.append(step_text(problem, index, rng) + DELIMITER)
+
+
+def own_steps(
+    author: Author, asked: Sequence[tuple[Problem, int, list[str]]], temperature: float = 0.0
+) -> list[str]:
+    """What the author writes at each position; empty where it reflects or closes its thought."""
+    prefixes = [author.prefix(problem, steps) for problem, _, steps in asked]
+    texts = author.write(prefixes, STEP_TOKENS, temperature=temperature)
+    steps = [text.replace(CLOSE, "").replace(END, "").strip() for text in texts]
+    return ["" if any(word in step.lower() for word in KEYWORDS) else step for step in steps]
 
 
 def harvest(
-    checkpoint: Path, out: Path, count: int, seed: int, progress: Callable[[int, int], None]
+    checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[str], None]
 ) -> Path:
-    """Write the mistakes among `count` steps to a gzipped JSONL file; half greedy, half sampled."""
-    author, rng = Author(checkpoint), random.Random(f"harvest/{seed}")
-    source = positions("train", seed, rng)
-    found: dict[str, tuple[Problem, dict[int, list[str]]]] = {}
-    done, batch = 0, 256
-    while done < count:
-        asked = list(islice(source, batch))
-        prefixes = [author.prefix(problem, steps) for problem, _, steps in asked]
-        texts = author.write(prefixes, STEP_TOKENS, temperature=(done // batch % 2) * 0.9)
-        for (problem, index, _), text in zip(asked, texts, strict=True):
-            step = text.replace(CLOSE, "").replace(END, "").strip()
-            reflecting = any(word in step.lower() for word in KEYWORDS)
-            if step and not reflecting and not is_right(problem, index, step):
-                found.setdefault(problem.question, (problem, {}))[1].setdefault(index, []).append(step)
-        done += batch
-        progress(done, sum(len(wrong) for _, wrong in found.values()))
+    """Ask for every step of `count` problems, greedily and sampled; keep the wrong ones.
+
+    Problems without a mistake are kept too, so that their share stays the natural one.
+    """
+    author, rng, source = Author(checkpoint), random.Random(f"harvest/{seed}"), stream("train", seed)
     out.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(out, "wt") as file:
-        for problem, wrong in found.values():
-            file.write(json.dumps({"problem": asdict(problem), "wrong": wrong}) + "\n")
+        for done in range(0, count, 64):
+            problems = list(islice(source, 64))
+            asked = [place for problem in problems for place in positions(problem, rng)]
+            rows: dict[str, Mistakes] = {p.question: Mistakes(p, {}, {}) for p in problems}
+            for temperature in (0.0, 0.9):
+                for (problem, index, _), step in zip(
+                    asked, own_steps(author, asked, temperature), strict=True
+                ):
+                    if step and not is_right(problem, index, step):
+                        row = rows[problem.question]
+                        (row.sampled if temperature else row.greedy)[index] = step
+            for row in rows.values():
+                file.write(json.dumps(asdict(row)) + "\n")
+            if done % 1280 == 0:
+                log(f"harvest: {done} of {count} problems")
     return out
 
 
@@ -108,7 +119,11 @@ def load_mistakes(path: Path) -> list[Mistakes]:
     with gzip.open(path, "rt") as file:
         for line in file:
             row = json.loads(line)
-            fields = row["problem"] | {"facts": tuple(Fact(**fact) for fact in row["problem"]["facts"])}
-            wrong = {int(index): texts for index, texts in row["wrong"].items()}
-            mistakes.append(Mistakes(Problem(**fields), wrong))
+            facts = tuple(Fact(**fact) for fact in row["problem"]["facts"])
+            problem = Problem(**row["problem"] | {"facts": facts})
+            greedy, sampled = (
+                {int(index): step for index, step in row[kind].items()}
+                for kind in ("greedy", "sampled")
+            )
+            mistakes.append(Mistakes(problem, greedy, sampled))
     return mistakes

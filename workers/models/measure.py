@@ -25,9 +25,9 @@ from workers.models.documents import (
     KEYWORDS,
     is_right,
 )
-from workers.models.harvest import STEP_TOKENS, Author, positions
-from workers.models.problems import Part, Problem, draw
-from workers.models.vocabulary import ASSISTANT, CLOSE, END, USER
+from workers.models.harvest import Author, own_steps, positions
+from workers.models.problems import Part, Problem, draw, stream
+from workers.models.vocabulary import ASSISTANT, END, USER
 
 ANSWER_TOKENS = 320
 HESITATION_TOKENS = 20
@@ -66,13 +66,11 @@ class Candidate:
 def candidates(small: Author, part: Part, seed: int, count: int) -> list[Candidate]:
     """The small model's greedy steps; those that reflect are left out."""
     found: list[Candidate] = []
-    source = positions(part, seed, random.Random(seed))
+    rng, source = random.Random(seed), stream(part, seed)
     while len(found) < count:
-        asked = list(islice(source, 250))
-        texts = small.write([small.prefix(p, s) for p, _, s in asked], STEP_TOKENS)
-        for (problem, index, steps), text in zip(asked, texts, strict=True):
-            step = text.replace(CLOSE, "").replace(END, "").strip()
-            if step and not reflects(step):
+        asked = [place for problem in islice(source, 64) for place in positions(problem, rng)]
+        for (problem, index, steps), step in zip(asked, own_steps(small, asked), strict=True):
+            if step:
                 right = is_right(problem, index, step)
                 found.append(Candidate(problem, index, tuple(steps), step, right))
     return found

@@ -1,62 +1,114 @@
-"""The recipe of the embedded pair, stage by stage: `baton train` runs it.
+"""The recipe of the embedded pair, stage by stage; `baton train` runs it.
 
     tokenizer   learn the merges from training texts
     novice      a short-trained small model, whose mistakes teach error detection
-    harvest     its wrong steps on training problems, marked by the checker
-    small       the small model, with reflection on its own mistakes
-    large       the large model, with reflection and the judge's turn
-    control     the small model trained for as many tokens as the large one
+    harvest     its wrong steps on training problems, marked by the exact checker
+    small       the small model, with reflections on such mistakes
+    large       the large model, with reflections and the judge's turn
+    control     the small model, trained for as many tokens as the large one
+    calibrate   the judge's likelihood curve, fitted on the development part
+    publish     copy both checkpoints to where `embedded:` finds them
+
+Every stage reads what earlier ones left in the run folder, so each can be repeated alone.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from workers.models.documents import Writer, texts
-from workers.models.harvest import harvest, load_mistakes
+from workers.models.harvest import Author, harvest, load_mistakes
+from workers.models.measure import candidates, judge
 from workers.models.trainer import Document, Recipe, train
 from workers.models.vocabulary import train_tokenizer
 
-RUNS = Path("runs")
+HERE = Path(__file__).parent
+SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
+JUDGE_FILE = "judge.json"
 
-NOVICE = Recipe(layers=2, width=64, tokens=8_000_000, batch_tokens=4096)
-SMALL = Recipe(layers=2, width=64, tokens=12_000_000, batch_tokens=4096, seed=1)
-LARGE = Recipe(layers=10, width=192, tokens=60_000_000, batch_tokens=4096, seed=2, flag_layer=8)
+STAGES = ("tokenizer", "novice", "harvest", "small", "large", "control", "calibrate", "publish")
+HARVESTED_PROBLEMS = 16_000
+ALARM = 3.0  # chosen on the development part: see `documents.Writer`
+RECIPES = {
+    "novice": Recipe(layers=2, width=64, tokens=8_000_000, batch_tokens=4096),
+    "small": Recipe(layers=2, width=64, tokens=12_000_000, batch_tokens=4096, seed=1),
+    "large": Recipe(
+        layers=12, width=128, tokens=60_000_000, batch_tokens=4096, seed=2, flag_layer=9
+    ),
+}
+RECIPES["control"] = replace(RECIPES["small"], tokens=RECIPES["large"].tokens)
 
 
+@dataclass(frozen=True, slots=True)
 class Documents:
-    """The documents of one stage; each process reads a stream of its own."""
+    """The documents of one stage; picklable, since every process opens a stream of its own."""
 
-    def __init__(self, *, judge: bool, mistakes: Path | None) -> None:
-        self.judge, self.mistakes = judge, mistakes
+    tokenizer: Path
+    judge: bool
+    mistakes: Path | None
 
     def __call__(self, rank: int, world: int, seed: int) -> Iterator[Document]:
         known = load_mistakes(self.mistakes) if self.mistakes else None
-        tokenizer = Tokenizer.from_file(str(RUNS / "tokenizer" / "tokenizer.json"))
-        writer = Writer(tokenizer, judge=self.judge, mistakes=known)
+        tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
+        alarm = 1.0 if self.judge else ALARM
+        writer = Writer(tokenizer, judge=self.judge, mistakes=known, alarm=alarm)
         return writer.documents("train", seed * world + rank)
 
 
-def run(stage: str, minutes: float | None = None, resume: bool = False) -> None:
-    mistakes = RUNS / "mistakes.jsonl.gz"
-    tokenizer = RUNS / "tokenizer"
+def run(
+    stage: str,
+    runs: Path,
+    *,
+    minutes: float | None = None,
+    tokens: int | None = None,
+    resume: bool = False,
+    init_from: Path | None = None,
+    log: Callable[[str], None] = print,
+) -> None:
+    """Run one stage in the folder `runs`.
+
+    `minutes` caps the wall time of a training stage (its schedule ends in time), `tokens` its
+    length; `resume` goes on from the stage's last checkpoint; `init_from` starts from the weights
+    of an exported checkpoint and warms up again.
+    """
+    tokenizer, mistakes = runs / "tokenizer", runs / "mistakes.jsonl.gz"
     if stage == "tokenizer":
         train_tokenizer(texts(0, 40_000), tokenizer)
     elif stage == "harvest":
-        harvest(RUNS / "novice", mistakes, 100_000, 0, lambda n, m: print(n, m, flush=True))
+        harvest(runs / "novice", mistakes, HARVESTED_PROBLEMS, 0, log)
+    elif stage == "calibrate":
+        calibrate(runs / "small", runs / "large", log)
+    elif stage == "publish":
+        for name in ("small", "large"):
+            publish(runs / name, HERE / name)
     else:
-        recipe = {"novice": NOVICE, "small": SMALL, "large": LARGE}[stage]
-        if minutes:
-            from dataclasses import replace
+        recipe = replace(RECIPES[stage], minutes=minutes)
+        if tokens:
+            recipe = replace(recipe, tokens=tokens)
+        known = None if stage == "novice" else mistakes
+        documents = Documents(tokenizer, judge=stage == "large", mistakes=known)
+        train(recipe, documents, runs / stage, tokenizer, resume, init_from=init_from, log=log)
 
-            recipe = replace(recipe, minutes=minutes)
-        documents = Documents(judge=stage == "large", mistakes=None if stage == "novice" else mistakes)
-        train(recipe, documents, RUNS / stage, tokenizer, resume)
+
+def calibrate(
+    small: Path, large: Path, log: Callable[[str], None] = print, count: int = 4000
+) -> None:
+    """Fit 9·P(right) to the large model's minimum log-probability; write it beside the weights."""
+    found = candidates(Author(small), "dev", 0, count)
+    figures = judge(Author(large), found)
+    (large / JUDGE_FILE).write_text(json.dumps(figures, indent=2) + "\n")
+    log(json.dumps(figures))
 
 
-if __name__ == "__main__":
-    run(sys.argv[1], float(sys.argv[2]) if len(sys.argv) > 2 else None, "resume" in sys.argv)
+def publish(trained: Path, shipped: Path) -> None:
+    """Copy what a user loads; nothing of the optimizer."""
+    shipped.mkdir(parents=True, exist_ok=True)
+    for name in (*SHIPPED, JUDGE_FILE):
+        if (trained / name).exists():
+            shutil.copy(trained / name, shipped / name)

@@ -18,10 +18,12 @@ Llama, https://arxiv.org/abs/2302.13971; the trapezoid schedule, https://arxiv.o
 from __future__ import annotations
 
 import math
+import operator
 import os
 import shutil
 import tempfile
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -100,6 +102,7 @@ Documents = Callable[[int, int, int], Iterator[Document]]
 class Batch:
     """B rows padded to length T. N positions carry a target, M a flag."""
 
+    count: int  # real tokens
     tokens: Tensor  # (B, T) int64
     bias: Tensor  # (B, 1, T, T) 0 where attention is allowed, else -inf
     cos: Tensor  # (B, T, 1, HEAD_DIM / 2) float32
@@ -109,45 +112,30 @@ class Batch:
     weights: Tensor  # (N,) float32
     flag_at: Tensor  # (M,) int64
     flags: Tensor  # (M,) float32
-    count: int  # real tokens
 
 
 def collate(documents: Sequence[Document], length: int, dtype: torch.dtype, device: str) -> Batch:
     """Pad documents to (B, length). A padded position attends causally and has no loss."""
-    shape = (len(documents), length)
-    tokens, targets = np.zeros(shape, np.int64), np.full(shape, -100, np.int64)
-    positions, branches = np.zeros(shape, np.int64), np.zeros(shape, np.int64)
-    weights, flags = np.zeros(shape, np.float32), np.full(shape, -1, np.int64)
+    ids = np.zeros((5, len(documents), length), np.int64)
+    tokens, targets, positions, branches, flags = ids
+    weights = np.zeros((len(documents), length), np.float32)
+    targets[:], flags[:] = -100, -1
     for row, doc in enumerate(documents):
         n = len(doc.tokens)
-        tokens[row, :n], targets[row, :n], weights[row, :n] = doc.tokens, doc.targets, doc.weights
-        positions[row, :n], branches[row, :n], flags[row, :n] = (
-            doc.positions,
-            doc.branches,
-            doc.flags,
-        )
+        ids[:, row, :n] = (doc.tokens, doc.targets, doc.positions, doc.branches, doc.flags)
+        weights[row, :n] = doc.weights
     at, flag_at = np.flatnonzero(targets >= 0), np.flatnonzero(flags >= 0)
     key = branches[:, None, :]
     allowed = ((key == 0) | (key == branches[:, :, None])) & np.tri(length, dtype=bool)
     bias = np.where(allowed, np.float32(0), np.float32(-np.inf))[:, None]
     inverse = ROPE_THETA ** (-np.arange(0, HEAD_DIM, 2, dtype=np.float64) / HEAD_DIM)
     angle = (positions[:, :, None, None] * inverse).astype(np.float32)
-
-    def put(array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    return Batch(
-        put(tokens),
-        put(bias).to(dtype),
-        put(np.cos(angle)),
-        put(np.sin(angle)),
-        put(at),
-        put(targets.ravel()[at]),
-        put(weights.ravel()[at]),
-        put(flag_at),
-        put(flags.ravel()[flag_at].astype(np.float32)),
-        sum(len(doc.tokens) for doc in documents),
-    )
+    flagged = flags.ravel()[flag_at].astype(np.float32)
+    masked = (targets.ravel()[at], weights.ravel()[at], flag_at, flagged)
+    arrays: tuple[NDArray[Any], ...] = (tokens, bias, np.cos(angle), np.sin(angle), at, *masked)
+    tensors = [torch.from_numpy(array).to(device) for array in arrays]
+    tensors[1] = tensors[1].to(dtype)
+    return Batch(sum(len(doc.tokens) for doc in documents), *tensors)
 
 
 class Buckets:
@@ -157,20 +145,20 @@ class Buckets:
         self.source = source
         self.rows = [max(1, batch_tokens // length) for length in LENGTHS]
         self.queues: list[deque[Document]] = [deque() for _ in LENGTHS]
-        for _ in range(4 * batch_tokens // LENGTHS[0]):
-            self.pull()
 
     def pull(self) -> None:
         doc = next(self.source)
-        size = len(doc.tokens)
-        self.queues[next(i for i, length in enumerate(LENGTHS) if size <= length)].append(doc)
+        self.queues[bisect_left(LENGTHS, len(doc.tokens))].append(doc)
 
-    def fullness(self) -> list[float]:
+    def fill(self) -> list[float]:
+        """Hold as many batches as there are queues, so that one is full; batches per queue."""
+        while sum(map(operator.truediv, map(len, self.queues), self.rows)) < len(LENGTHS):
+            self.pull()
         return [len(queue) / rows for queue, rows in zip(self.queues, self.rows, strict=True)]
 
     def take(self, bucket: int) -> list[Document]:
         queue, rows = self.queues[bucket], self.rows[bucket]
-        while len(queue) < rows:
+        while len(queue) < rows:  # full on average over ranks, perhaps not here
             self.pull()
         return [queue.popleft() for _ in range(rows)]
 
@@ -372,7 +360,7 @@ def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
 
 
 class Optimizer:
-    """Muon on the matrices, AdamW on the rest, over the flat vector. State is whole on each rank."""
+    """Muon on the matrices, AdamW on the rest. Every rank holds the whole state."""
 
     def __init__(self, model: Llama, rank: int, world: int) -> None:
         self.model, self.rank, self.world = model, rank, world
@@ -414,45 +402,47 @@ class Optimizer:
         model.refresh()
 
 
-def _worker(
-    rank: int,
-    world: int,
-    store: str,
-    recipe: Recipe,
-    documents: Documents,
-    out: Path,
-    tokenizer_dir: Path | None,
-    resume: bool,
-    init_from: Path | None,
-    log: Callable[[str], None] | None,
-) -> None:
+@dataclass(frozen=True)
+class Job:
+    """The arguments of ``train``, as they travel to the other processes."""
+
+    recipe: Recipe
+    documents: Documents
+    out: Path
+    tokenizer_dir: Path | None
+    resume: bool
+    init_from: Path | None
+    world: int
+    store: str
+
+
+def work(rank: int, job: Job, log: Callable[[str], None] | None) -> None:
     """The loop of one process. Rank 0 also logs, checkpoints and exports."""
+    recipe, out, world = job.recipe, job.out, job.world
     start = saved_at = logged_at = time.monotonic()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)
     if world > 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo", init_method=store, rank=rank, world_size=world)
+        dist.init_process_group("gloo", init_method=job.store, rank=rank, world_size=world)
     model = Llama(recipe, torch.bfloat16, device)
     optimizer = Optimizer(model, rank, world)
     tokens, step, before = 0, 0, 0.0
     state_path = out / "state.pt"
-    if resume and state_path.exists():
+    if job.resume and state_path.exists():
         state = torch.load(state_path, map_location=device, weights_only=True)
         model.flat.copy_(state["flat"])
         model.refresh()
         optimizer.momentum.copy_(state["momentum"])
         optimizer.adam.load_state_dict(state["adam"])
         tokens, step, before = state["tokens"], state["step"], state["elapsed"]
-    elif init_from is not None:
-        model.load(init_from)
+    elif job.init_from is not None:
+        model.load(job.init_from)
     # A resumed run draws new documents, not those it has already seen.
-    buckets = Buckets(documents(rank, world, recipe.seed + step), recipe.batch_tokens // world)
-    progress, total = 0.0, torch.zeros(0)
-    sums = torch.zeros(5, dtype=torch.float64)
-    fullness = buckets.fullness()
-    elapsed = before
+    buckets = Buckets(job.documents(rank, world, recipe.seed + step), recipe.batch_tokens // world)
+    progress, elapsed, fullness = 0.0, before, buckets.fill()
+    sums = np.zeros(5)
 
     def save() -> None:
         out.mkdir(parents=True, exist_ok=True)
@@ -460,19 +450,16 @@ def _worker(
         state |= {"adam": optimizer.adam.state_dict(), "elapsed": elapsed}
         torch.save(state, out / "state.pt.new")
         os.replace(out / "state.pt.new", state_path)
-        model.export(out, tokenizer_dir)
+        model.export(out, job.tokenizer_dir)
 
     while progress < 1:
-        # All ranks take the same length (the fullest bucket of the last step's sum): equal work.
-        batch = collate(
-            buckets.take(int(np.argmax(fullness))),
-            LENGTHS[int(np.argmax(fullness))],
-            torch.bfloat16,
-            device,
-        )
+        # All ranks take the same length (the fullest queue of the last step's sum): equal work.
+        # At step 0 each may choose its own.
+        bucket = int(np.argmax(fullness))
+        batch = collate(buckets.take(bucket), LENGTHS[bucket], torch.bfloat16, device)
         elapsed = before + time.monotonic() - start
         share = [elapsed if rank == 0 else 0.0, float(batch.weights.sum()), len(batch.flags)]
-        total = torch.tensor([*share, batch.count, *buckets.fullness()], dtype=torch.float64)
+        total = torch.tensor([*share, batch.count, *buckets.fill()], dtype=torch.float64)
         pending = dist.all_reduce(total, async_op=True) if world > 1 else None
         lm, flag = model.losses(batch)
         if pending is not None:
@@ -492,9 +479,7 @@ def _worker(
         if rank:
             continue
         # Rank 0's share of the losses estimates the whole.
-        sums += torch.tensor(
-            [lm.item(), float(share[1]), flag.item(), float(share[2]), count], dtype=torch.float64
-        )
+        sums += (lm.item(), share[1], flag.item(), share[2], count)
         now = time.monotonic()
         if log is not None and (now - logged_at >= 10 or progress >= 1):
             lm_sum, weight, flag_sum, flags, count = sums.tolist()
@@ -504,7 +489,7 @@ def _worker(
                 f" {count / (now - logged_at):.0f}/s lm {lm_sum / max(weight, 1e-6):.4f}"
                 f" flag {flag_sum / max(flags, 1):.4f} lr x{scale:.3f} left {left:.0f} s"
             )
-            sums.zero_()
+            sums[:] = 0
             logged_at = now
         if progress >= 1 or now - saved_at >= 60 * recipe.checkpoint_minutes:
             save()
@@ -531,16 +516,16 @@ def train(
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
-        rest = (world, store, recipe, documents, out, tokenizer_dir, resume, init_from)
+        job = Job(recipe, documents, out, tokenizer_dir, resume, init_from, world, store)
         context = torch.multiprocessing.get_context("spawn")
         others = [
-            context.Process(target=_worker, args=(rank, *rest, None), daemon=True)
+            context.Process(target=work, args=(rank, job, None), daemon=True)
             for rank in range(1, world)
         ]
         for other in others:
             other.start()
         try:
-            _worker(0, *rest, log)
+            work(0, job, log)
         finally:
             for other in others:
                 other.join(5)

@@ -46,7 +46,7 @@ def warp(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         top_p = torch.tensor(
             [s.top_p if s.top_p < 1 else 2.0 for s in samplings], device=logits.device
         )
-        ordered, order = logits.sort(-1, descending=True, stable=True)
+        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(size, device=logits.device)
         ordered = ordered.masked_fill(rank >= top_k.view(column), -torch.inf)
         law = ordered.softmax(-1)
@@ -63,10 +63,11 @@ def draw(laws: Tensor, numbers: Tensor) -> Tensor:
     the total is caught by the last token that has any mass.
     """
     sums = laws.double().cumsum(-1)
-    total = sums[:, -1:]
+    total = sums[:, -1:].contiguous()
     last = torch.searchsorted(sums, total, right=False)
     tokens = torch.searchsorted(sums, numbers[:, None].double() * total, right=True)
-    return torch.minimum(tokens, last).squeeze(1)
+    # A law of NaNs has no last token; its caller sees that by the logits.
+    return torch.minimum(tokens, last).clamp_(max=laws.shape[-1] - 1).squeeze(1)
 
 
 class Chance:

@@ -58,7 +58,7 @@ class Target:
         self.passes = 0
         head_size = getattr(config, "head_dim", None)
         head_size = head_size or config.hidden_size // config.num_attention_heads
-        with torch.inference_mode():
+        with torch.no_grad():
             capacity = max_len + SPARE
             self.cache = Cache(
                 len(self.layers),
@@ -153,7 +153,9 @@ class Target:
     def _view(self, start: int, n: int) -> Tensor:
         """Mask [1, 1, n, start + n] of n chained tokens behind `start` cached ones."""
         capacity = self.cache.capacity
-        return self._strip[:n, capacity - start : capacity + n][None, None]
+        view = self._strip[:n, capacity - start : capacity + n][None, None]
+        # CUDA's kernels want aligned rows, which an arbitrary left edge does not give.
+        return view if view.device.type == "cpu" else view.contiguous()
 
     def _plan(
         self, starts: list[int], trees: Sequence[Tree], n: int, chains: bool

@@ -15,6 +15,11 @@ from orchestrator.types import Sampling
 NO_LIMIT = 1 << 60
 
 
+def is_greedy(sampling: Sampling) -> bool:
+    """Whether the argmax is taken; below 1e-5 a softmax is a point mass anyway."""
+    return sampling.temperature < 1e-5
+
+
 @dataclass(slots=True, eq=False)
 class Row:
     """One live sequence.
@@ -31,7 +36,7 @@ class Row:
 
     @property
     def greedy(self) -> bool:
-        return self.sampling.temperature < 1e-5
+        return is_greedy(self.sampling)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,7 @@ from workers.models.trainer import (
     train,
 )
 
-RECIPE = Recipe(layers=2, width=64, vocab=128, tokens=40_000, flag_layer=1, compile=False)
+RECIPE = Recipe(layers=2, width=64, vocab=128, tokens=40_000, warmup=5, flag_layer=1, compile=False)
 
 
 def chain(tokens: list[int]) -> Document:
@@ -28,13 +28,13 @@ def chain(tokens: list[int]) -> Document:
     return Document(tokens, [*tokens[1:], -100], [1.0] * n, range(n), [0] * n, [-1] * n)
 
 
-def copies(rank: int, world: int, seed: int) -> Iterator[Document]:
-    """Documents that repeat a random word; the flag tells which tokens are even."""
+def counting(rank: int, world: int, seed: int) -> Iterator[Document]:
+    """Documents of one length that count up; the flag tells which tokens are even."""
     rng = np.random.default_rng([seed, rank])
     while True:
-        tokens = np.tile(rng.integers(128, size=6), 8)
+        tokens = (rng.integers(128) + np.arange(48)) % 128
         n = len(tokens)
-        targets = np.r_[tokens[1:], -100]
+        targets = np.append(tokens[1:], -100)
         yield Document(tokens, targets, np.ones(n), np.arange(n), np.zeros(n), tokens % 2)
 
 
@@ -125,12 +125,12 @@ def test_the_step_is_torch_muon() -> None:
 def test_training_learns_resumes_and_exports(tmp_path: Path, processes: int) -> None:
     lines: list[str] = []
     recipe = Recipe(**{**vars(RECIPE), "processes": processes, "batch_tokens": 1024})
-    train(recipe, copies, tmp_path, log=lines.append)
+    train(recipe, counting, tmp_path, log=lines.append)
     loss = float(lines[-1].split("lm ")[1].split()[0])
-    assert loss < 4.7  # uniform: 4.85
+    assert loss < 3.5  # the mean over the run; uniform: 4.85
     state = torch.load(tmp_path / "state.pt")
     assert state["tokens"] >= recipe.tokens
     longer = Recipe(**{**vars(recipe), "tokens": 60_000})
-    train(longer, copies, tmp_path, resume=True, log=lines.append)
+    train(longer, counting, tmp_path, resume=True, log=lines.append)
     assert torch.load(tmp_path / "state.pt")["step"] > state["step"]
     assert LlamaForCausalLM.from_pretrained(tmp_path).dtype == torch.bfloat16

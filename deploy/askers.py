@@ -1,0 +1,228 @@
+"""Asking one question: in this process, or over HTTP; the answer looks the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Protocol
+
+import httpx
+from pydantic import ValidationError
+
+from deploy.config import Args, explain
+from orchestrator.actions import WorkerName
+from orchestrator.errors import (
+    BatonError,
+    ConfigError,
+    InvalidRequest,
+    Overloaded,
+    UnknownPolicy,
+    WorkerUnavailable,
+)
+from orchestrator.evaluate import Answered, Contender
+from orchestrator.events import Ended, Stepped, Text
+from orchestrator.policy import Policy
+from orchestrator.solve import solve
+from orchestrator.types import Limits, Message, Sampling, Step
+from orchestrator.worker import Worker
+from policies import POLICIES
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a question may be asked with; None leaves it to the service."""
+
+    max_tokens: int | None = None
+    temperature: float = 0.0
+    seed: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The end of an answer: what `Answered` says, and the summary that users see."""
+
+    answered: Answered
+    summary: dict[str, Any]
+
+
+Item = Text | Stepped | Told
+
+
+class Asker(Protocol):
+    """One way to have questions answered."""
+
+    transport: Literal["in-process", "http"]
+
+    def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
+        """Text and steps as they come, and one Told at the end."""
+        ...
+
+
+async def ask(asker: Asker, question: str, contender: Contender) -> Answered:
+    """The answer alone."""
+    async with aclosing(asker.stream(question, contender)) as items:
+        async for item in items:
+            if isinstance(item, Told):
+                return item.answered
+    raise WorkerUnavailable("the answer broke off")
+
+
+def policy_of(args: Args, contender: Contender) -> Policy:
+    """The policy with the file's parameters and the contender's own on top.
+
+    Raises:
+        UnknownPolicy, InvalidRequest: names what is wrong.
+    """
+    name = args.policy.default if contender.policy == "baton" else contender.policy
+    if name not in POLICIES:
+        raise UnknownPolicy(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+    given = {**args.policy.params.get(name, {}), **contender.params}
+    try:
+        return POLICIES[name](**given)
+    except ValidationError as error:
+        raise InvalidRequest(f"{name}: {explain(error)}", param="policy") from None
+
+
+class LocalAsker:
+    """Both workers in this process, no server."""
+
+    transport: Literal["in-process", "http"] = "in-process"
+
+    def __init__(
+        self, args: Args, workers: Mapping[WorkerName, Worker], options: Options | None = None
+    ) -> None:
+        self._args, self._workers = args, workers
+        self._options = options or Options()
+
+    async def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
+        options, service = self._options, self._args.limits
+        events = solve(
+            policy_of(self._args, contender),
+            (Message("user", question),),
+            self._workers,
+            request=secrets.token_hex(8),
+            sampling=Sampling(options.temperature, seed=options.seed),
+            limits=Limits(options.max_tokens or service.max_tokens, None, service.deadline_s),
+        )
+        async with aclosing(events):
+            async for event in events:
+                if isinstance(event, Text | Stepped):
+                    yield event
+                elif isinstance(event, Ended):
+                    trace, metrics = event.trace, event.metrics
+                    text = "".join(segment.text for segment in trace.answer).strip()
+                    tokens = trace.thought_tokens + trace.answer_tokens
+                    yield Told(
+                        Answered(
+                            text, metrics.small_tokens, metrics.large_tokens, tokens, event.steps
+                        ),
+                        {"policy": contender.label, "forced": trace.forced, **asdict(metrics)},
+                    )
+
+
+class HttpAsker:
+    """A running service, over its OpenAI-compatible API; the key is `$BATON_API_KEY`."""
+
+    transport: Literal["in-process", "http"] = "http"
+
+    def __init__(self, url: str, options: Options | None = None) -> None:
+        self._url, self._options = url.rstrip("/"), options or Options()
+        key = os.environ.get("BATON_API_KEY")
+        # A thought may be silent for long, but the service pings; a connection is quick or dead.
+        self._client = httpx.AsyncClient(
+            timeout=httpx.Timeout(120.0, connect=10.0),
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            follow_redirects=False,
+            trust_env=False,
+        )
+
+    async def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
+        options = self._options
+        body: dict[str, Any] = {
+            "model": contender.policy,
+            "messages": [{"role": "user", "content": question}],
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "temperature": options.temperature,
+            "policy": contender.params,
+            "max_tokens": options.max_tokens,
+            "seed": options.seed,
+        }
+        text, finished = "", None
+        usage: dict[str, Any] = {}
+        async for data in self._events(body):
+            usage = data.get("usage") or usage
+            finished = data.get("baton", finished)
+            for choice in data["choices"]:
+                delta = choice["delta"]
+                if thought := delta.get("reasoning_content"):
+                    yield Text("policy", "thought", thought)
+                if answer := delta.get("content"):
+                    text += answer
+                    yield Text("policy", "answer", answer)
+        if finished is None:
+            raise WorkerUnavailable(f"{self._url}: the answer broke off")
+        told, steps = finished["metrics"], [*finished["steps"], *finished.get("answer_steps", ())]
+        answered = Answered(
+            text,
+            told["small_tokens"],
+            told["large_tokens"],
+            usage.get("completion_tokens", 0),
+            tuple(step_of(step) for step in steps),
+        )
+        for step in answered.steps:
+            yield Stepped(step)
+        summary = {key: finished[key] for key in ("policy", "forced", "trace_id")}
+        yield Told(answered, {**summary, **told})
+
+    async def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        url = f"{self._url}/v1/chat/completions"
+        try:
+            async with self._client.stream("POST", url, json=body) as response:
+                if response.status_code != 200:
+                    await response.aread()
+                    raise failure(response)
+                async for line in response.aiter_lines():
+                    if not line.startswith("data: ") or line == "data: [DONE]":
+                        continue
+                    data = json.loads(line.removeprefix("data: "))
+                    if "error" in data:
+                        raise WorkerUnavailable(f"{self._url}: {data['error']['message']}")
+                    yield data
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"{self._url}: {error}") from None
+        except httpx.HTTPError as error:
+            raise WorkerUnavailable(f"{self._url}: {reason(error)}") from None
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+def failure(response: httpx.Response) -> BatonError:
+    """An error response as the error it stands for."""
+    try:
+        told = response.json()["error"]
+        message, param, code = told["message"], told.get("param"), told.get("code")
+    except (ValueError, KeyError, TypeError):
+        message, param, code = f"HTTP {response.status_code}", None, None
+    text = f"{response.url.copy_with(path='/')}: {message}"
+    if response.status_code in (429, 503):
+        return Overloaded(text)
+    if 400 <= response.status_code < 500:
+        return InvalidRequest(text, param=param, code=code)
+    return WorkerUnavailable(text)
+
+
+def reason(error: httpx.HTTPError) -> str:
+    """What went wrong on the way, in words: httpx leaves many of its errors without any."""
+    return str(error) or type(error).__name__
+
+
+def step_of(data: Mapping[str, Any]) -> Step:
+    """A step from JSON; keys that this version does not know are left out."""
+    known = {field.name for field in fields(Step)}
+    return Step(**{key: value for key, value in data.items() if key in known})

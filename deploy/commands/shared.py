@@ -1,0 +1,86 @@
+"""What several commands share: options, colours, ways to ask."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text as Styled
+
+from orchestrator.types import Step
+
+if TYPE_CHECKING:
+    from deploy.askers import Asker, Options
+    from orchestrator.evaluate import Contender
+
+COLOURS = {"small": "cyan", "large": "magenta", "policy": "yellow"}
+
+Url = Annotated[
+    str | None, typer.Option(help="A running service; without it everything runs in-process.")
+]
+Config = Annotated[
+    Path | None, typer.Option(help="Deployment file that names the two models (in-process).")
+]
+
+
+@asynccontextmanager
+async def asking(
+    url: str | None,
+    config: Path | None,
+    options: Options,
+    contenders: Sequence[Contender],
+    speculation: str | None = None,
+) -> AsyncGenerator[Asker, None]:
+    """Over HTTP where a url is given, else with both models in this process.
+
+    `contenders` are what will be asked: a wrong name or parameter is told before a model is
+    loaded. `speculation` replaces the large worker's method.
+    """
+    from deploy.askers import HttpAsker, LocalAsker, policy_of
+
+    if url is not None:
+        remote = HttpAsker(url, options)
+        try:
+            yield remote
+        finally:
+            await remote.aclose()
+        return
+    from deploy.config import DEFAULT_FILE, Speculation, load
+    from deploy.pair import load_pair
+
+    args = load(config or DEFAULT_FILE).args
+    for contender in contenders:
+        policy_of(args, contender)
+    workers = args.workers
+    if speculation is not None:
+        chosen = Speculation(method=speculation)
+        if speculation == workers.large.speculation.method:
+            chosen = workers.large.speculation
+        large = workers.large.model_copy(update={"speculation": chosen})
+        workers = workers.model_copy(update={"large": large})
+    pair = load_pair(workers)
+    try:
+        yield LocalAsker(args, pair, options)
+    finally:
+        for worker in pair.values():
+            worker.close()
+
+
+def wide_console() -> Console:
+    """For tables: as wide as the terminal, and wide enough where there is none."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def line_of(step: Step) -> Styled:
+    """A step in one paragraph: author, score, whether it stayed, text."""
+    colour = COLOURS[step.author]
+    mark = "✓" if step.accepted else "✗"
+    score = "" if step.score is None else f" {step.score:.1f}"
+    told = Styled(f"{step.author:>6} {mark}{score:>5} ", style=f"bold {colour}")
+    text = " ".join(step.text.split()) or "(nothing)"
+    return told.append(text, style="" if step.accepted else "dim strike")

@@ -1,0 +1,110 @@
+"""`baton trace show`: one request, step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from deploy.commands.shared import line_of
+
+trace = typer.Typer(help="Look at what happened to a request.")
+DEFAULT_URL = "http://127.0.0.1:8000"
+
+
+@trace.command("show")
+def show(
+    which: Annotated[str, typer.Argument(metavar="ID|FILE", help="Trace id, or a saved trace.")],
+    url: Annotated[str, typer.Option(help="The service that holds the trace.")] = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON.")] = False,
+) -> None:
+    """Show one request, step by step: who wrote what, with which score.
+
+    [bold]Examples[/]
+
+      baton trace show 3f2a9c...            from the service at http://127.0.0.1:8000
+
+      baton trace show saved.jsonl          a recording
+
+      baton trace show 3f2a9c... --json > saved.json
+    """
+    record = _read(Path(which)) if Path(which).is_file() else _fetch(which, url)
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False))
+        return
+    from deploy.askers import step_of
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(record.get("question", ""), style="bold", markup=False)
+    for step in record.get("steps", []):
+        if step.get("phase", "thought") == "thought":
+            console.print(line_of(step_of(step)))
+    console.print()
+    console.print(record.get("answer") or "(no answer)", style="bold", markup=False)
+    console.print()
+    told = [record.get("policy"), record.get("status"), record.get("finish_reason")]
+    if error := record.get("error"):
+        told.append(error.get("message"))
+    if metrics := record.get("metrics"):
+        told.append(f"{metrics['ms']['total']:.0f} ms")
+        told.append(f"{metrics['small_tokens']} small, {metrics['large_tokens']} large tokens")
+    console.print(", ".join(part for part in told if part), style="dim", markup=False)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A record as the service gives it, or a recording in JSON lines."""
+    from dataclasses import asdict
+
+    from orchestrator.errors import ConfigError
+    from orchestrator.events import Stepped
+    from orchestrator.record import RecordingError, loads
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        whole = json.loads(text)
+        if isinstance(whole, dict) and "steps" in whole:
+            return whole
+    except ValueError:
+        pass
+    try:
+        recording = loads(text)
+    except RecordingError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    ended = recording.ended
+    steps = [event.step for event in recording.events if isinstance(event, Stepped)]
+    answer = ended.trace.answer if ended else ()
+    return {
+        "question": recording.asked.messages[-1].content,
+        "policy": recording.asked.policy,
+        "status": "finished" if ended else "broken off",
+        "finish_reason": ended.trace.finish if ended else None,
+        "steps": [asdict(step) for step in steps],
+        "answer": "".join(segment.text for segment in answer).strip(),
+        "metrics": asdict(ended.metrics) if ended else None,
+    }
+
+
+def _fetch(trace_id: str, url: str) -> dict[str, Any]:
+    import os
+    from urllib.parse import quote
+
+    import httpx
+
+    from deploy.askers import failure, reason
+    from orchestrator.errors import WorkerUnavailable
+
+    key = os.environ.get("BATON_API_KEY")
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    address = f"{url.rstrip('/')}/v1/traces/{quote(trace_id, safe='')}"
+    try:
+        response = httpx.get(address, headers=headers, timeout=10.0, trust_env=False)
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        told = reason(error) if isinstance(error, httpx.HTTPError) else str(error)
+        raise WorkerUnavailable(f"{url}: {told}") from None
+    if response.status_code != 200:
+        raise failure(response)
+    record: dict[str, Any] = response.json()
+    return record

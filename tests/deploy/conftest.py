@@ -1,0 +1,145 @@
+"""One service for all tests that need one: `baton serve` with tiny random models."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import yaml
+
+from deploy.cluster import descendants
+from tests.workers.conftest import make_model, make_tokenizer, save
+
+ROOT = Path(__file__).parents[2]
+BATON = [sys.executable, "-m", "deploy.cli"]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a `small` and a `large` checkpoint of random weights, one vocabulary."""
+    folder = tmp_path_factory.mktemp("pair")
+    tokenizer = make_tokenizer()
+    for name, layers, width, seed in (("small", 1, 16, 1), ("large", 6, 128, 0)):
+        model = make_model(
+            "qwen3", layers=layers, width=width, vocabulary=len(tokenizer), seed=seed
+        )
+        save(folder / name, tokenizer, model)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_file(tiny: Path) -> Path:
+    """A deployment file: one small replica, two large ones."""
+    data: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "local.yaml").read_text())
+    data["http_options"]["port"] = free_port()
+    args = data["applications"][0]["args"]
+    for name, replicas in (("small", 1), ("large", 2)):
+        args["workers"][name] |= {"model": str(tiny / name), "replicas": replicas}
+    args["policy"] = {"default": "specreason"}
+    path = tiny / "tiny.yaml"
+    path.write_text(yaml.safe_dump(data))
+    return path
+
+
+class Served:
+    """A running `baton serve`."""
+
+    def __init__(self, file: Path) -> None:
+        self.process = subprocess.Popen(
+            [*BATON, "serve", str(file)],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,  # a Ctrl-C for it alone
+        )
+        port = yaml.safe_load(file.read_text())["http_options"]["port"]
+        self.url = f"http://127.0.0.1:{port}"
+
+    @property
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
+
+    def wait(self, seconds: float = 120.0) -> None:
+        until = time.monotonic() + seconds
+        while time.monotonic() < until:
+            if self.process.poll() is not None:
+                pytest.fail(f"baton serve ended: {self.process.communicate()}")
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{self.url}/ready", timeout=5.0).status_code == 200:
+                    return
+            time.sleep(0.2)
+        pytest.fail("baton serve did not become ready")
+
+    def processes(self) -> dict[int, str]:
+        """Everything it started: process id -> command line."""
+        found = {}
+        for pid in descendants(self.process.pid):
+            with suppress(OSError):
+                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
+        return found
+
+    def replicas(self, name: str) -> list[int]:
+        lines = self.processes().items()
+        return [pid for pid, line in lines if f"ServeReplica:baton:{name}" in line]
+
+    def kill(self, name: str, count: int | None = None) -> None:
+        """Kill replicas of a deployment, all of them unless told how many."""
+        for pid in self.replicas(name)[:count]:
+            os.kill(pid, signal.SIGKILL)
+
+    def interrupt(self, sign: int = signal.SIGINT, seconds: float = 30.0) -> tuple[str, str]:
+        """Ctrl-C, as a terminal sends it: to every process of the group."""
+        os.killpg(self.process.pid, sign)
+        return self.process.communicate(timeout=seconds)
+
+    def metric(self, name: str, worker: str) -> float:
+        """A series of /metrics."""
+        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
+            if line.startswith(f'{name}{{worker="{worker}"}}'):
+                return float(line.rpartition(" ")[2])
+        raise AssertionError(f"no {name} of {worker}")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def alive(pids: dict[int, str]) -> dict[int, str]:
+    """Those that still run; a zombie nobody waits for is not running."""
+    left = {}
+    for pid, line in pids.items():
+        with suppress(OSError):
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+            if state != "Z":
+                left[pid] = line
+    return left
+
+
+@pytest.fixture(scope="session")
+def served(tiny_file: Path) -> Iterator[Served]:
+    service = Served(tiny_file)
+    try:
+        service.wait()
+        yield service
+    finally:
+        if service.process.poll() is None:
+            with suppress(subprocess.TimeoutExpired):
+                service.interrupt()
+        for pid in alive(service.processes()):
+            os.kill(pid, signal.SIGKILL)
+        if service.process.poll() is None:
+            service.process.kill()

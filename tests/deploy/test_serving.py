@@ -1,0 +1,150 @@
+"""The whole house on a real Ray: streams, lost replicas, hang-ups, affinity, Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from tests.deploy.conftest import Served, alive
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
+
+QUESTION = [{"role": "user", "content": "12 + 34, step by step"}]
+
+
+async def stream(served: Served, model: str = "large-only", **more: Any) -> tuple[str, Any]:
+    """Thought and answer as one text, and the last chunk that had a choice."""
+    text, last = "", None
+    chunks = await served.client.chat.completions.create(
+        model=model,
+        messages=QUESTION,  # type: ignore[arg-type]
+        stream=True,
+        **{"max_tokens": 300, **more},
+    )
+    async for chunk in chunks:
+        last = chunk
+        delta = chunk.choices[0].delta
+        text += (getattr(delta, "reasoning", None) or "") + "|" * bool(delta.content)
+        text += delta.content or ""
+    return text.replace("|", ""), last
+
+
+async def until(condition: Any, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not come to pass"
+        await asyncio.sleep(0.1)
+
+
+def test_what_baton_serve_prints(served: Served) -> None:
+    assert served.process.stdout is not None
+    lines = []
+    while not lines or not lines[-1].startswith("curl"):
+        lines.append(served.process.stdout.readline())
+    assert f"{served.url}/v1/chat/completions" in lines[-1]
+
+
+async def test_chat_through_the_openai_client(served: Served) -> None:
+    answer = await served.client.chat.completions.create(
+        model="baton",
+        messages=QUESTION,  # type: ignore[arg-type]
+        max_tokens=60,
+    )
+    told: Any = answer.model_extra
+    assert told["baton"]["policy"] == "specreason"
+    assert {step["author"] for step in told["baton"]["steps"]} >= {"large"}
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens > 0
+    models = [model.id async for model in served.client.models.list()]
+    assert models[:2] == ["baton", "small-only"]
+
+
+async def test_the_stream_says_what_the_whole_answer_says(served: Served) -> None:
+    whole = await served.client.chat.completions.create(
+        model="large-only",
+        messages=QUESTION,  # type: ignore[arg-type]
+        max_tokens=300,
+    )
+    text, last = await stream(served)
+    message: Any = whole.choices[0].message
+    assert text == message.reasoning + message.content
+    assert last.choices[0].finish_reason == whole.choices[0].finish_reason
+
+
+@pytest.mark.parametrize("model", ["large-only", "specreason"])
+async def test_all_large_replicas_die_during_streams(served: Served, model: str) -> None:
+    undisturbed, _ = await stream(served, model)
+    streams = [asyncio.create_task(stream(served, model)) for _ in range(4)]
+    await until(lambda: served.metric("baton_worker_live_rows", "large") > 0, 20)
+    served.kill("LargeWorker")
+    for text, last in await asyncio.gather(*streams):
+        assert text == undisturbed
+        assert last.choices[0].finish_reason in ("stop", "length")
+    await until(lambda: len(served.replicas("LargeWorker")) == 2, 60)
+
+
+async def test_one_of_two_dies_and_nobody_waits_for_its_replacement(served: Served) -> None:
+    undisturbed, _ = await stream(served)
+    streams = [asyncio.create_task(stream(served)) for _ in range(6)]
+    await until(lambda: served.metric("baton_worker_live_rows", "large") > 0, 20)
+    served.kill("LargeWorker", 1)
+    assert {text for text, _ in await asyncio.gather(*streams)} == {undisturbed}
+    await until(lambda: served.metric("baton_worker_replicas", "large") == 2, 90)
+
+
+async def test_hang_ups_free_the_rows(served: Served) -> None:
+    streams = [asyncio.create_task(stream(served, max_tokens=480)) for _ in range(12)]
+    await until(lambda: served.metric("baton_worker_live_rows", "large") >= 6, 20)
+    for task in streams:
+        task.cancel()
+    await asyncio.wait(streams)
+    rows = lambda: served.metric("baton_worker_live_rows", "large")  # noqa: E731
+    queued = lambda: served.metric("baton_worker_queued", "large")  # noqa: E731
+    await until(lambda: rows() == queued() == 0, 3)
+    assert served.metric("baton_worker_live_rows", "small") == 0
+
+
+async def test_a_request_stays_on_one_of_two_replicas(served: Served) -> None:
+    async def totals() -> tuple[float, float]:
+        names = ("baton_worker_cached_tokens_total", "baton_worker_prompt_tokens_total")
+        cached, prompt = (served.metric(name, "large") for name in names)
+        return cached, prompt
+
+    before = await totals()
+    for number in range(6):  # many steps each, every step two calls on the large worker
+        await served.client.chat.completions.create(
+            model="specreason",
+            messages=[{"role": "user", "content": f"{number} and a question of its own"}],
+            max_tokens=400,
+            extra_body={"policy": {"step_tokens": 8, "threshold": 10}},
+        )
+    after = await totals()
+    cached, prompt = (new - old for new, old in zip(after, before, strict=True))
+    assert cached / prompt > 0.9
+
+
+async def test_errors_are_openais(served: Served) -> None:
+    with pytest.raises(openai.BadRequestError) as info:
+        await stream(served, max_tokens=60, extra_body={"policy": {"thresh": 1}})
+    assert "thresh" in info.value.message
+    long = [{"role": "user", "content": "12 " * 5000}]
+    with pytest.raises(openai.BadRequestError) as info:
+        await served.client.chat.completions.create(model="baton", messages=long)  # type: ignore[arg-type]
+    assert info.value.code == "context_length_exceeded"
+
+
+def test_ctrl_c_leaves_no_process(served: Served) -> None:
+    started = served.processes()
+    assert len(started) > 5
+    out, err = served.interrupt()
+    assert served.process.returncode == 0
+    assert err == ""
+    assert "Stopping" in out
+    assert alive(started) == {}
+    with pytest.raises(httpx.ConnectError):
+        httpx.get(f"{served.url}/health")

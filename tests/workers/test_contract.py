@@ -1,0 +1,268 @@
+"""What every worker promises, whatever is behind it.
+
+A new backend adds one line to `BACKENDS`: a factory that yields a worker which answers any
+question with some text. Capabilities that a backend lacks go into its `lacks`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import ContextLengthExceeded, InvalidRequest, Unsupported
+from orchestrator.types import Generation, Message, Sampling, Segment, Span, Trace
+from orchestrator.worker import Call, Delta, Worker
+from workers.loading import load
+from workers.scripted import Scripted, words
+
+QUESTION = Trace((Message("user", "What is 12 + 34?"),))
+GREEDY = Sampling()
+
+
+@dataclass
+class Subject:
+    worker: Any  # a Worker, with `live()` beside it
+    live: Callable[[], int]
+    lacks: frozenset[str] = frozenset()
+
+
+@contextmanager
+def scripted(folder: Path, draft: Path) -> Iterator[Subject]:
+    def say(trace: Trace, span: Span) -> str:
+        return "one two three four five six seven eight nine ten\n\n" * 40
+
+    worker = Scripted(say, delay=0.001, context=400)
+    yield Subject(worker, lambda: worker.live, frozenset({"usage", "labels", "tokenizer"}))
+
+
+@contextmanager
+def local(folder: Path, draft: Path, **options: Any) -> Iterator[Subject]:
+    worker = load(folder, rows=3, max_len=400, **options)
+    try:
+        yield Subject(worker, lambda: worker.stats()["live_rows"])
+    finally:
+        worker.close()
+
+
+@contextmanager
+def speculating(folder: Path, draft: Path) -> Iterator[Subject]:
+    speculation = {"method": "chain", "draft": str(draft), "gamma": 3}
+    with local(folder, draft, speculation=speculation) as subject:
+        yield subject
+
+
+BACKENDS: dict[str, Any] = {"scripted": scripted, "local": local, "local-chain": speculating}
+
+
+@pytest.fixture(scope="module", params=list(BACKENDS))
+def subject(
+    request: pytest.FixtureRequest, checkpoint: Path, draft_checkpoint: Path
+) -> Iterator[Subject]:
+    with BACKENDS[request.param](checkpoint, draft_checkpoint) as subject:
+        yield subject
+
+
+def needs(subject: Subject, capability: str) -> None:
+    if capability in subject.lacks:
+        pytest.skip(f"this backend has no {capability}")
+
+
+def call(trace: Trace = QUESTION) -> Call:
+    return Call("r1", trace, "large")
+
+
+async def run(
+    worker: Worker, span: Span, trace: Trace = QUESTION, sampling: Sampling = GREEDY, **options: Any
+) -> tuple[list[Delta], Generation]:
+    items = [item async for item in worker.generate(call(trace), span, sampling, **options)]
+    assert isinstance(items[-1], Generation)
+    deltas = [item for item in items[:-1] if isinstance(item, Delta)]
+    assert len(deltas) == len(items) - 1
+    return deltas, items[-1]
+
+
+@pytest.mark.asyncio
+async def test_a_stream_is_the_segment_in_pieces(subject: Subject) -> None:
+    deltas, generation = await run(subject.worker, Span(12))
+    segment = generation.segment
+    assert deltas
+    assert segment.author == "large"
+    assert "".join(delta.text for delta in deltas) == segment.text
+    assert tuple(t for delta in deltas for t in delta.tokens) == segment.tokens
+    assert tuple(p for delta in deltas for p in delta.logprobs) == segment.logprobs
+    assert len(segment.tokens) == len(segment.logprobs) <= 12
+    assert all(logprob <= 1e-6 for logprob in segment.logprobs)
+    assert generation.usage.generated >= len(segment.tokens)
+    assert generation.ms >= 0
+    assert generation.usage.prompt > 0
+
+
+@pytest.mark.asyncio
+async def test_not_streamed_is_the_same_without_pieces(subject: Subject) -> None:
+    _, streamed = await run(subject.worker, Span(12))
+    deltas, whole = await run(subject.worker, Span(12), stream=False)
+    assert deltas == []
+    assert whole.segment == streamed.segment
+
+
+@pytest.mark.asyncio
+async def test_a_span_of_no_tokens_reads_the_prompt(subject: Subject) -> None:
+    deltas, generation = await run(subject.worker, Span(0))
+    assert deltas == []
+    assert generation.segment.tokens == ()
+    assert generation.segment.text == ""
+    assert generation.usage.prompt > 0
+    assert generation.segment.finish == "length"
+
+
+@pytest.mark.asyncio
+async def test_a_delimiter_stays_and_a_stop_goes(subject: Subject) -> None:
+    _, whole = await run(subject.worker, Span(12))
+    text = whole.segment.text
+    mark = text[len(text) // 2 :][:2]
+    deltas, until = await run(subject.worker, Span(12, until=(mark,)))
+    assert until.segment.finish == "until"
+    assert mark in until.segment.text
+    assert text.startswith(until.segment.text)
+    assert until.segment.tokens == whole.segment.tokens[: len(until.segment.tokens)]
+    deltas, stop = await run(subject.worker, Span(12, stop=(mark,)))
+    assert stop.segment.finish == "stop"
+    assert stop.segment.text == text[: text.index(mark)]
+    assert "".join(delta.text for delta in deltas) == stop.segment.text
+
+
+@pytest.mark.asyncio
+async def test_classification_is_a_law_over_labels(subject: Subject) -> None:
+    labels = tuple("0123456789")
+    turns = (Message("user", "Is this step good?"),)
+    answer = await subject.worker.classify(call(), turns, "Score: ", labels)
+    assert answer.labels == labels
+    assert len(answer.probabilities) == 10
+    assert abs(sum(answer.probabilities) - 1) < 1e-6
+    assert 0 <= answer.outside <= 1
+    assert min(answer.probabilities) >= 0
+    again = await subject.worker.classify(call(), turns, "Score: ", labels)
+    assert again.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
+
+
+@pytest.mark.asyncio
+async def test_bad_labels_are_refused(subject: Subject) -> None:
+    needs(subject, "labels")
+    for labels in ((), ("yes and no",), ("1", "1"), ("</think>",)):
+        with pytest.raises(InvalidRequest) as caught:
+            await subject.worker.classify(call(), (Message("user", "Good?"),), "", labels)
+        assert caught.value.param == "labels"
+
+
+@pytest.mark.asyncio
+async def test_verification_of_ones_own_words(subject: Subject) -> None:
+    _, generation = await run(subject.worker, Span(8))
+    segment = generation.segment
+    answer = await subject.worker.verify(call(), segment, GREEDY)
+    assert len(answer.surprise) == len(segment.tokens)
+    assert len(answer.choices) == len(segment.tokens) + 1
+    assert answer.choices[:-1] == segment.tokens
+    if "usage" not in subject.lacks:
+        assert answer.surprise == pytest.approx([-p for p in segment.logprobs], abs=1e-4)
+        _, following = await run(subject.worker, Span(1), QUESTION.extend(segment))
+        if following.segment.tokens:
+            assert following.segment.tokens == answer.choices[-1:]
+
+
+@pytest.mark.asyncio
+async def test_tokens_of_another_vocabulary_cannot_be_verified(subject: Subject) -> None:
+    needs(subject, "tokenizer")
+    foreign = Segment("small", "x", (5,), (0.0,), "another")
+    with pytest.raises(Unsupported):
+        await subject.worker.verify(call(), foreign, GREEDY)
+
+
+@pytest.mark.asyncio
+async def test_greedy_text_does_not_depend_on_where_it_is_cut(subject: Subject) -> None:
+    needs(subject, "usage")
+    _, whole = await run(subject.worker, Span(16))
+    _, first = await run(subject.worker, Span(7))
+    assert whole.segment.tokens[: len(first.segment.tokens)] == first.segment.tokens
+    rest = 16 - len(first.segment.tokens)
+    _, second = await run(subject.worker, Span(rest), QUESTION.extend(first.segment))
+    assert (*first.segment.tokens, *second.segment.tokens) == whole.segment.tokens
+    # Law: the prompt of a longer prefix is the shorter one's and the segment's ids.
+    assert second.usage.prompt == first.usage.prompt + len(first.segment.tokens)
+
+
+@pytest.mark.asyncio
+async def test_a_prefix_is_read_once(subject: Subject) -> None:
+    needs(subject, "usage")
+    trace = Trace((Message("user", "A question that nobody asked before: 77?"),))
+    _, first = await run(subject.worker, Span(6), trace)
+    longer = trace.extend(first.segment)
+    judged = await subject.worker.classify(
+        call(longer), (Message("user", "Good?"),), "Score: ", ("1", "2")
+    )
+    _, second = await run(subject.worker, Span(4), longer)
+    assert judged.usage.cached >= first.usage.prompt + len(first.segment.tokens) - 1
+    assert second.usage.cached == second.usage.prompt - 1
+
+
+@pytest.mark.asyncio
+async def test_calls_at_once_answer_as_they_do_alone(subject: Subject) -> None:
+    needs(subject, "usage")
+    traces = [Trace((Message("user", f"What is {i} + {i * i}?"),)) for i in range(9)]
+    alone = [(await run(subject.worker, Span(12), trace))[1] for trace in traces]
+    sampling = Sampling(0.9, seed=3)
+    sampled = [(await run(subject.worker, Span(12), trace, sampling))[1] for trace in traces]
+    pending = [run(subject.worker, Span(12), trace) for trace in traces]
+    pending += [run(subject.worker, Span(12), trace, sampling) for trace in traces]
+    together = [generation for _, generation in await asyncio.gather(*pending)]
+    for one, other in zip([*alone, *sampled], together, strict=True):
+        assert one.segment.tokens == other.segment.tokens
+        assert one.segment.logprobs == pytest.approx(other.segment.logprobs, abs=1e-3)
+
+
+async def gone(subject: Subject) -> bool:
+    for _ in range(200):
+        if subject.live() == 0:
+            return True
+        await asyncio.sleep(0.01)
+    return False
+
+
+@pytest.mark.asyncio
+async def test_closing_a_stream_frees_its_row(subject: Subject) -> None:
+    stream: AsyncIterator[Any] = subject.worker.generate(call(), Span(300), GREEDY)
+    await anext(stream)
+    assert subject.live() == 1
+    await stream.aclose()  # type: ignore[attr-defined]
+    assert await gone(subject)
+
+
+@pytest.mark.asyncio
+async def test_cancelling_a_call_frees_its_row(subject: Subject) -> None:
+    task = asyncio.create_task(run(subject.worker, Span(300), stream=False))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert await gone(subject)
+    await run(subject.worker, Span(2))
+
+
+@pytest.mark.asyncio
+async def test_a_prompt_beyond_the_context(subject: Subject) -> None:
+    long = Trace((Message("user", " ".join(words("word " * 500))),))
+    with pytest.raises(ContextLengthExceeded) as caught:
+        await run(subject.worker, Span(4), long)
+    assert caught.value.code == "context_length_exceeded"
+
+
+@pytest.mark.asyncio
+async def test_a_closed_thought_is_continued_with_the_answer(subject: Subject) -> None:
+    trace = replace(QUESTION.extend(Segment("policy", "12 + 34 = 46.\n\n")), closed=True)
+    _, generation = await run(subject.worker, Span(8), trace)
+    assert generation.segment.finish in ("length", "eos", "until")

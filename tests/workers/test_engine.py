@@ -1,0 +1,262 @@
+"""Admission, prefix reuse, leases, failures, and how spans end on a real model."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.errors import ConfigError, Overloaded, WorkerError, WorkerUnavailable
+from orchestrator.types import Generation, Message, Sampling, Span, Trace
+from orchestrator.worker import Call
+from tests.workers.conftest import make_model, make_tokenizer, save
+from workers.loading import load
+from workers.local import LocalWorker
+
+pytestmark = pytest.mark.asyncio
+
+
+@pytest.fixture
+def worker(checkpoint: Path) -> Iterator[LocalWorker]:
+    worker = load(checkpoint, rows=2, slots=3, max_len=300, queue=2)
+    yield worker
+    worker.close()
+
+
+def ask(text: str = "What is 12 + 34?") -> Call:
+    return Call("r", Trace((Message("user", text),)))
+
+
+async def run(
+    worker: LocalWorker, call: Call, span: Span, sampling: Sampling | None = None
+) -> Generation:
+    stream = worker.generate(call, span, sampling or Sampling(), stream=False)
+    (answer,) = [item async for item in stream]
+    assert isinstance(answer, Generation)
+    return answer
+
+
+def slow(worker: LocalWorker, seconds: float) -> None:
+    """Make every iteration take that much longer."""
+    step = worker.engine.decoder.step
+
+    def slower() -> Any:
+        time.sleep(seconds)
+        return step()
+
+    worker.engine.decoder.step = slower  # type: ignore[method-assign]
+
+
+def force(worker: LocalWorker, *texts: str | int) -> None:
+    """Make the model say given tokens: texts in plain tokens, ids as they are."""
+    ids: list[int] = []
+    for text in texts:
+        ids += [text] if isinstance(text, int) else worker.tokenizer.encode(text)
+    target = worker.engine.decoder.target
+    forward = target.forward
+    said = 0
+
+    def forced(slots: Any, trees: Any, **options: Any) -> Any:
+        nonlocal said
+        result = forward(slots, trees, **options)
+        result.logits.fill_(0.0)
+        if result.logits.shape[1]:
+            result.logits[..., ids[min(said, len(ids) - 1)]] = 9.0
+            said += 1
+        return result
+
+    target.forward = forced  # type: ignore[method-assign]
+
+
+async def test_more_calls_than_rows_wait_and_then_are_refused(worker: LocalWorker) -> None:
+    slow(worker, 0.02)
+    running = [asyncio.create_task(run(worker, ask(str(i)), Span(10))) for i in range(2)]
+    await asyncio.sleep(0.05)
+    waiting = [asyncio.create_task(run(worker, ask(str(i)), Span(2))) for i in range(2)]
+    await asyncio.sleep(0.01)
+    assert worker.stats()["live_rows"] == 2
+    assert worker.stats()["queued"] == 2
+    with pytest.raises(Overloaded):
+        await run(worker, ask("one too many"), Span(2))
+    answers = await asyncio.gather(*running, *waiting)
+    assert all(len(answer.segment.tokens) > 0 for answer in answers)
+
+
+async def test_a_burst_into_free_rows_is_no_overload(worker: LocalWorker) -> None:
+    await asyncio.gather(*(run(worker, ask(str(i)), Span(2)) for i in range(4)))
+
+
+async def test_a_call_that_nobody_waits_for_ends_with_its_lease(worker: LocalWorker) -> None:
+    worker.engine.lease = 0.5
+    slow(worker, 0.02)
+    stream = worker.generate(ask(), Span(200), Sampling())
+    await anext(stream)
+    assert worker.stats()["live_rows"] == 1
+    for _ in range(100):  # the caller forgets its stream, without closing it
+        if worker.stats()["live_rows"] == 0:
+            break
+        await asyncio.sleep(0.02)
+    assert worker.stats()["live_rows"] == 0
+    with pytest.raises(WorkerUnavailable):
+        async for _ in stream:
+            pass
+
+
+async def test_a_waiting_caller_keeps_its_lease(worker: LocalWorker) -> None:
+    worker.engine.lease = 0.9
+    slow(worker, 0.05)
+    answer = await run(worker, ask(), Span(30))
+    assert answer.ms > 900
+    assert answer.segment.finish == "length"
+
+
+async def test_closing_the_engine_fails_its_calls(checkpoint: Path) -> None:
+    worker = load(checkpoint, rows=1, max_len=100)
+    slow(worker, 0.02)
+    calls = [asyncio.create_task(run(worker, ask(str(i)), Span(60))) for i in range(2)]
+    await asyncio.sleep(0.05)
+    worker.close()
+    for call in calls:
+        with pytest.raises(WorkerUnavailable):
+            await call
+    with pytest.raises(WorkerUnavailable):
+        await run(worker, ask(), Span(1))
+
+
+async def test_prefixes_stay_cached_beside_each_other(worker: LocalWorker) -> None:
+    first, second = ask("A long question about apples"), ask("Bananas are another matter")
+    await run(worker, first, Span(5))
+    await run(worker, second, Span(5))
+    again = await run(worker, first, Span(5))
+    assert again.usage.cached == again.usage.prompt - 1
+    again = await run(worker, second, Span(5))
+    assert again.usage.cached == again.usage.prompt - 1
+
+
+async def test_a_common_beginning_is_copied_and_both_texts_live(worker: LocalWorker) -> None:
+    common = "One and the same long beginning of two different questions: "
+    alone = [await run(worker, ask(common + end), Span(8)) for end in "ab"]
+    fresh = await run(worker, ask("x"), Span(1))
+    assert alone[1].usage.cached > fresh.usage.prompt
+    slow(worker, 0.01)
+    together = await asyncio.gather(*(run(worker, ask(common + end), Span(8)) for end in "ab"))
+    assert [t.segment.tokens for t in together] == [a.segment.tokens for a in alone]
+
+
+async def test_a_judgement_leaves_the_prefix_and_nothing_else(worker: LocalWorker) -> None:
+    call = ask("Judge this")
+    answer = await worker.classify(call, (Message("user", "Good?"),), "Score: ", ("1", "2"))
+    prefix = len(worker.prompts.trace(call.trace))
+    assert answer.usage.prompt > prefix
+    assert worker.stats()["held_tokens"] == prefix
+
+
+async def test_a_prompt_longer_than_a_chunk(
+    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = ask("Several chunks are needed for this one. " * 3)
+    whole = await run(worker, call, Span(6))
+    for slot in range(3):
+        worker.engine.cache.clear(slot)
+    read = worker.engine.decoder.read
+    monkeypatch.setattr(
+        worker.engine.decoder, "read", lambda slot, ids, last: read(slot, ids, last=last, most=16)
+    )
+    pieces = await run(worker, call, Span(6))
+    assert pieces.segment.tokens == whole.segment.tokens
+    assert pieces.usage.passes > whole.usage.passes
+
+
+async def test_control_tokens_end_a_span(worker: LocalWorker) -> None:
+    close = worker.tokenizer.close_id
+    assert close is not None
+    force(worker, "So 46", close)
+    answer = await run(worker, ask(), Span(50))
+    assert (answer.segment.finish, answer.segment.text) == ("think_end", "So 46")
+    assert close not in answer.segment.tokens
+    force(worker, "So 46", next(iter(worker.tokenizer.controls - {close})))
+    answer = await run(worker, ask(), Span(50))
+    assert (answer.segment.finish, answer.segment.text) == ("eos", "So 46")
+
+
+async def test_a_stop_string_over_several_tokens(worker: LocalWorker) -> None:
+    force(worker, "46 and STOP more")
+    answer = await run(worker, ask(), Span(50, until=("more",), stop=("and STOP",)))
+    assert (answer.segment.finish, answer.segment.text) == ("stop", "46 ")
+    assert worker.tokenizer.decode(answer.segment.tokens) == "46 "
+    assert len(answer.segment.logprobs) == len(answer.segment.tokens)
+
+
+async def test_low_confidence_ends_before_the_token(worker: LocalWorker) -> None:
+    answer = await run(worker, ask(), Span(20, min_confidence=1.1))
+    assert (answer.segment.finish, answer.segment.tokens) == ("doubt", ())
+    assert (await run(worker, ask(), Span(3, min_confidence=1e-9))).segment.finish != "doubt"
+
+
+async def test_nan_logits_are_an_error_and_poison_nobody(worker: LocalWorker) -> None:
+    good = await run(worker, ask(), Span(6))
+    target = worker.engine.decoder.target
+    forward = target.forward
+
+    def broken(*args: Any, **options: Any) -> Any:
+        result = forward(*args, **options)
+        target.cache.data[:, list(args[0])] = torch.nan
+        result.logits.fill_(torch.nan)
+        return result
+
+    target.forward = broken  # type: ignore[method-assign]
+    for sampling in (Sampling(), Sampling(0.8, seed=1)):
+        with pytest.raises(WorkerError, match="NaN"):
+            await run(worker, ask("what now?"), Span(6), sampling)
+    with pytest.raises(WorkerError, match="NaN"):
+        await worker.classify(ask("and now?"), (Message("user", "?"),), "", ("1", "2"))
+    target.forward = forward  # type: ignore[method-assign]
+    assert (await run(worker, ask(), Span(6))).segment.tokens == good.segment.tokens
+    assert worker.stats()["live_rows"] == 0
+
+
+async def test_a_crash_in_the_model_fails_its_calls_only(worker: LocalWorker) -> None:
+    def crash(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no memory left")
+
+    forward = worker.engine.decoder.target.forward
+    worker.engine.decoder.target.forward = crash  # type: ignore[method-assign]
+    with pytest.raises(WorkerError, match="no memory left"):
+        await run(worker, ask(), Span(6))
+    worker.engine.decoder.target.forward = forward  # type: ignore[method-assign]
+    assert (await run(worker, ask(), Span(3))).segment.tokens
+
+
+async def test_a_text_fills_the_context_and_no_more(worker: LocalWorker) -> None:
+    force(worker, "a")
+    answer = await run(worker, ask(), Span(10_000))
+    assert answer.segment.finish == "length"
+    assert answer.usage.prompt + len(answer.segment.tokens) == worker.context
+
+
+async def test_what_cannot_be_loaded_says_why(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options, reason in (
+        ({"model": "embedded:nothing"}, "no embedded model"),
+        ({"model": tmp_path}, "no config.json"),
+        ({"speculation": {"method": "magic"}}, "vanilla, chain"),
+        ({"speculation": {"method": "vanilla", "gamma": 3}}, "gamma"),
+        ({"max_len": 10_000}, "512 positions"),
+        ({"dtype": "int8"}, "dtype"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load(**{"model": checkpoint, **options})
+    other = make_tokenizer(corpus="some other text with other merges " * 5)
+    save(tmp_path, other, make_model("qwen3", vocabulary=len(other)))
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        load(checkpoint, speculation={"method": "chain", "draft": str(tmp_path)})
+    config = (tmp_path / "config.json").read_text().replace("Qwen3ForCausalLM", "GPT2LMHeadModel")
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match="GPT2LMHeadModel"):
+        load(tmp_path)
