@@ -15,6 +15,7 @@ from deploy.commands.ask import ask
 from deploy.commands.eval import evaluate
 from deploy.commands.serve import serve
 from deploy.commands.trace import trace
+from deploy.commands.train import train
 from orchestrator.errors import BatonError, InvalidRequest
 
 app = typer.Typer(
@@ -27,6 +28,7 @@ app = typer.Typer(
 app.command("serve")(serve)
 app.command("ask")(ask)
 app.command("eval")(evaluate)
+app.command("train")(train)
 app.add_typer(trace, name="trace")
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import io
 import logging
 import os
-import secrets
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr, suppress
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +32,17 @@ class NotServing(BatonError):
 def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[str]:
     """The deployment, up and ready on a Ray of its own; yields its address.
 
-    Nothing that was started outlives the block, not even after an exception.
+    Nothing that was started outlives the block, not even after an exception. Call
+    `deploy.environment.prepare` before anything imports ray.
 
     Raises:
         NotServing: the port is taken, a deployment failed, or it was not ready in time.
     """
     options = deployment.serve.http_options
     _want_port(options.host, options.port)
-    _set_environment()
     import ray
-    from ray.serve._private.api import serve_start
 
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
     before = descendants(os.getpid())
     try:
         ray.init(
@@ -55,12 +54,8 @@ def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[str
             logging_level=logging.ERROR,
             namespace="serve",
         )
+        client = _start_serve(deployment)
         # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.
-        client: Any = serve_start(
-            http_options=options.model_dump(),
-            proxy_location=deployment.serve.proxy_location,
-            global_logging_config=deployment.serve.logging_config,
-        )
         client.deploy_apps(deployment.serve, _blocking=False)
         _wait(deployment, ready_s)
         yield deployment.url
@@ -68,21 +63,20 @@ def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[str
         _stop(before)
 
 
-def _set_environment() -> None:
-    defaults = {
-        # Ray's ports are open to the network and run whatever they are sent: only with a token.
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_SERVE_LOG_TO_STDERR": "0",
-        # A package that is on no path of the workers cannot be imported there.
-        "PYTHONPATH": os.pathsep.join(
-            filter(None, (str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH")))
-        ),
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+def _start_serve(deployment: Deployment) -> Any:
+    from ray.serve._private.api import serve_start
+
+    for last in (False, False, True):
+        try:
+            return serve_start(
+                http_options=deployment.serve.http_options.model_dump(),
+                proxy_location=deployment.serve.proxy_location,
+                global_logging_config=deployment.serve.logging_config,
+            )
+        except TimeoutError:  # a busy machine; the next call finds what this one has started
+            if last:
+                raise
+    raise AssertionError
 
 
 def _want_port(host: str | None, port: int) -> None:
@@ -124,7 +118,7 @@ def _stop(before: set[int]) -> None:
 
     ours = descendants(os.getpid()) - before
     # While Serve goes down, Ray reports that tasks of its own failed: news to nobody.
-    with redirect_stderr(io.StringIO()):
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         if ray.is_initialized():
             parting = threading.Thread(target=_quietly, args=(serve.shutdown,), daemon=True)
             parting.start()

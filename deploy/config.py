@@ -251,8 +251,8 @@ def unknown_keys(model: type[BaseModel], data: Any, path: str = "") -> Iterator[
 def explain(error: ValidationError) -> str:
     """The first thing that is wrong, in one line: `where: what`."""
     first = error.errors(include_url=False)[0]
-    # A union names its branches in the path; the reader wrote none of them.
-    where = ".".join(str(part) for part in first["loc"] if part not in ("Auth", "literal['none']"))
+    # A union names its branches in the path ("function-after[...]"); the reader wrote none of them.
+    where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
     what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
     what = what.removeprefix("Value error, ")
     return f"{where}: {what}" if where else what

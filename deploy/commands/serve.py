@@ -31,6 +31,9 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a deployment file, in the foreground."""
+    from deploy.environment import prepare
+
+    prepare()  # before the imports below, which import ray
     from deploy.cluster import serving
     from deploy.config import DEFAULT_FILE, Auth, load
 

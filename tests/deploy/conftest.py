@@ -71,7 +71,7 @@ class Served:
     def client(self) -> openai.AsyncOpenAI:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0)
 
-    def wait(self, seconds: float = 120.0) -> None:
+    def wait(self, seconds: float = 300.0) -> None:
         until = time.monotonic() + seconds
         while time.monotonic() < until:
             if self.process.poll() is not None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.deploy.conftest import Served, alive
 
-pytestmark = [pytest.mark.serve, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
 
 QUESTION = [{"role": "user", "content": "12 + 34, step by step"}]
 

@@ -61,8 +61,10 @@ def is_right(problem: Problem, index: int, text: str) -> bool:
     numbers = _NUMBER.findall(text)
     equations = _EQUATION.findall(text)
     if _reflects(text):
-        return index > 0 and index <= len(problem.facts) and _states(
-            problem.facts[index - 1], equations
+        return (
+            index > 0
+            and index <= len(problem.facts)
+            and _states(problem.facts[index - 1], equations)
         )
     if index >= len(problem.facts):
         return not equations and bool(numbers) and numbers[-1] == problem.answer
@@ -219,7 +221,7 @@ class Writer:
                 yield self._declined(rng)
             elif dice < 0.08:
                 yield self._follow_up(next(fresh), rng)
-            elif self.mistakes and dice < (0.48 if self.judge else 0.80):
+            elif self.mistakes and dice < (0.48 if self.judge else 0.65):
                 known = rng.choice(self.mistakes)
                 wrong = {i: [step] for i, step in known.greedy.items()}
                 if self.judge:
@@ -232,7 +234,7 @@ class Writer:
     def solved(
         self, problem: Problem, rng: random.Random, wrong: Mapping[int, Sequence[str]] | None
     ) -> Document:
-        """One problem, worked out; `wrong` are known wrong steps by index, else some are planted."""
+        """One problem, worked out; `wrong` are known wrong steps, None plants some."""
         builder = self._conversation(rng)
         self._turn(builder, USER, disturb(problem.question, rng))
         self._thought(builder, problem, rng, wrong)

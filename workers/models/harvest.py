@@ -50,7 +50,9 @@ class Author:
         width = max(map(len, prefixes))
         ids = torch.tensor([[self.pad] * (width - len(p)) + p for p in prefixes])
         ends = [self.end] if to_end else [*self.ends_step, self.close, self.end]
-        sampling = {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+        sampling = (
+            {"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}
+        )
         out = self.model.generate(
             ids.to(self.device), attention_mask=(ids != self.pad).to(self.device),
             max_new_tokens=limit, eos_token_id=ends, pad_token_id=self.pad,
@@ -65,9 +67,7 @@ class Author:
         return text
 
 
-def positions(
-    problem: Problem, rng: random.Random
-) -> Iterator[tuple[Problem, int, list[str]]]:
+def positions(problem: Problem, rng: random.Random) -> Iterator[tuple[Problem, int, list[str]]]:
     """Every step of a problem, with right ones before it."""
     steps: list[str] = []
     for index in range(len(problem.facts) + 1):
@@ -85,14 +85,16 @@ def own_steps(
     return ["" if any(word in step.lower() for word in KEYWORDS) else step for step in steps]
 
 
-def harvest(
-    checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[str], None]
-) -> Path:
+def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[str], None]) -> Path:
     """Ask for every step of `count` problems, greedily and sampled; keep the wrong ones.
 
     Problems without a mistake are kept too, so that their share stays the natural one.
     """
-    author, rng, source = Author(checkpoint), random.Random(f"harvest/{seed}"), stream("train", seed)
+    author, rng, source = (
+        Author(checkpoint),
+        random.Random(f"harvest/{seed}"),
+        stream("train", seed),
+    )
     out.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(out, "wt") as file:
         for done in range(0, count, 64):

@@ -45,7 +45,9 @@ def accuracy(author: Author, problems: Sequence[Problem], batch: int = 250) -> d
     order = sorted(problems, key=lambda p: (len(p.facts), len(p.question)))
     for group in batches(order, batch):
         prefixes = [author.prefix(problem, []) for problem in group]
-        for problem, text in zip(group, author.write(prefixes, ANSWER_TOKENS, to_end=True), strict=True):
+        for problem, text in zip(
+            group, author.write(prefixes, ANSWER_TOKENS, to_end=True), strict=True
+        ):
             hit = answer_of(text) == problem.answer
             for name in ("all", f"level {problem.level}", problem.family):
                 right[name].append(hit)
@@ -80,7 +82,6 @@ def reflects(text: str) -> bool:
     return any(word in text.lower() for word in KEYWORDS)
 
 
-@torch.inference_mode()
 def judge(large: Author, found: Sequence[Candidate], batch: int = 125) -> dict[str, float]:
     """Separation of right from wrong steps by the expected digit and by likelihood."""
     digits = [large.tokenizer.convert_tokens_to_ids(str(d)) for d in range(10)]
@@ -99,7 +100,8 @@ def judge(large: Author, found: Sequence[Candidate], batch: int = 125) -> dict[s
             spans.append((len(prefix), len(prefix) + len(step)))
         width = max(map(len, rows))
         ids = torch.tensor([row + [large.pad] * (width - len(row)) for row in rows])
-        laws = large.model(ids).logits.log_softmax(-1)
+        with torch.inference_mode():
+            laws = large.model(ids).logits.log_softmax(-1)
         for row, (start, end), law, tokens in zip(rows, spans, laws, ids, strict=True):
             digit = law[len(row) - 1, digits].exp()
             expected.append(float((digit * torch.arange(10)).sum() / digit.sum()))

@@ -205,8 +205,9 @@ def _arithmetic(draft: _Draft) -> Problem | None:
 def _chain(draft: _Draft) -> Problem | None:
     """Two to four operations with the usual precedence, parentheses from level 3."""
     rng = draft.rng
-    small, medium = draft.between((2, 9), (2, 12), (2, 19), (3, 49), (3, 99)), draft.between(
-        (2, 20), (5, 60), (5, 99), (10, 199), (10, 499)
+    small, medium = (
+        draft.between((2, 9), (2, 12), (2, 19), (3, 49), (3, 99)),
+        draft.between((2, 20), (5, 60), (5, 99), (10, 199), (10, 499)),
     )
     digit, other = rng.randint(2, 9), draft.between((2, 20), (2, 50), (2, 99), (5, 199), (5, 399))
     shape = rng.randrange(3 if draft.level < 3 else 8)
@@ -393,7 +394,9 @@ def _word_total(draft: _Draft) -> Problem | None:
     if kind == 1:
         a, b = _pair(draft, "+")
         draft.work(a, "+", b, noun=story.things["i"])
-        return draft.problem("word-total", story.tell(w.TWO_PEOPLE, a=a, b=b), _sorted_key("+", (a, b)))
+        return draft.problem(
+            "word-total", story.tell(w.TWO_PEOPLE, a=a, b=b), _sorted_key("+", (a, b))
+        )
     if kind == 2:
         a = draft.between((2, 12), (5, 40), (10, 99), (20, 299), (50, 499))
         b = draft.between((1, 9), (2, 20), (5, 60), (10, 99), (20, 299))
@@ -428,7 +431,9 @@ def _word_share(draft: _Draft) -> Problem | None:
         return None
     k = draft.rng.choice(divisors)
     draft.work(value, "/", k, noun=story.things["i"])
-    return draft.problem("word-share", " ".join([*sentences, story.tell(w.SHARE, k=k)]), f"({key})/{k}")
+    return draft.problem(
+        "word-share", " ".join([*sentences, story.tell(w.SHARE, k=k)]), f"({key})/{k}"
+    )
 
 
 FAMILIES: dict[str, Callable[[_Draft], Problem | None]] = {

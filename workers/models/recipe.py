@@ -3,11 +3,12 @@
     tokenizer   learn the merges from training texts
     novice      a short-trained small model, whose mistakes teach error detection
     harvest     its wrong steps on training problems, marked by the exact checker
-    small       the small model, with reflections on such mistakes
+    small       the small model, with reflections on such mistakes, for as many tokens as the large
+                one: the gap between the two is one of size
     large       the large model, with reflections and the judge's turn
-    control     the small model, trained for as many tokens as the large one
     calibrate   the judge's likelihood curve, fitted on the development part
     publish     copy both checkpoints to where `embedded:` finds them
+    measure     what the published pair can do, on problems it never saw
 
 Every stage reads what earlier ones left in the run folder, so each can be repeated alone.
 """
@@ -24,7 +25,8 @@ from tokenizers import Tokenizer
 
 from workers.models.documents import Writer, texts
 from workers.models.harvest import Author, harvest, load_mistakes
-from workers.models.measure import candidates, judge
+from workers.models.measure import candidates, judge, report
+from workers.models.problems import Part
 from workers.models.trainer import Document, Recipe, train
 from workers.models.vocabulary import train_tokenizer
 
@@ -32,17 +34,17 @@ HERE = Path(__file__).parent
 SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 JUDGE_FILE = "judge.json"
 
-STAGES = ("tokenizer", "novice", "harvest", "small", "large", "control", "calibrate", "publish")
+STAGES = (
+    "tokenizer", "novice", "harvest", "small", "large", "calibrate", "publish", "measure",
+)  # fmt: skip
 HARVESTED_PROBLEMS = 16_000
 ALARM = 3.0  # chosen on the development part: see `documents.Writer`
+TOKENS = 45_000_000
 RECIPES = {
-    "novice": Recipe(layers=2, width=64, tokens=8_000_000, batch_tokens=4096),
-    "small": Recipe(layers=2, width=64, tokens=12_000_000, batch_tokens=4096, seed=1),
-    "large": Recipe(
-        layers=12, width=128, tokens=60_000_000, batch_tokens=4096, seed=2, flag_layer=9
-    ),
+    "novice": Recipe(layers=2, width=64, tokens=12_000_000),
+    "small": Recipe(layers=2, width=64, tokens=TOKENS, seed=1),
+    "large": Recipe(layers=12, width=128, tokens=TOKENS, seed=2, flag_layer=9),
 }
-RECIPES["control"] = replace(RECIPES["small"], tokens=RECIPES["large"].tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,3 +114,11 @@ def publish(trained: Path, shipped: Path) -> None:
     for name in (*SHIPPED, JUDGE_FILE):
         if (trained / name).exists():
             shutil.copy(trained / name, shipped / name)
+
+
+def measure_pair(
+    folder: Path, part: Part, count: int, log: Callable[[str], None] = print, seed: int = 1
+) -> None:
+    """Log the figures of the pair in `folder` as JSON; the seed is fixed once and for all."""
+    figures = report(Author(folder / "small"), Author(folder / "large"), part, seed, count)
+    log(json.dumps(figures, indent=2))

@@ -1,0 +1,66 @@
+"""`baton train`: the recipe of the embedded pair."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.errors import InvalidRequest
+
+EXAMPLES = """
+
+[bold]Stages[/] (all of them in this order unless some are named)
+
+  tokenizer   learn the merges from training texts
+  novice      a short-trained small model, whose mistakes teach error detection
+  harvest     its wrong steps on training problems, marked by the exact checker
+  small       the small model, for as many tokens as the large one
+  large       the large model, with reflections and the judge's turn
+  calibrate   the judge's likelihood curve, fitted on the development part
+  publish     copy both checkpoints to where embedded:small and embedded:large are found
+  measure     accuracy, judge, hesitation and repair on problems never seen (JSON)
+
+[bold]Examples[/]
+
+  baton train                            everything, into runs/ (about 3 hours on two cores)
+  baton train large --minutes 90         one stage, its schedule fitted to 90 minutes
+  baton train large --resume             go on from the last checkpoint
+  baton train large --init runs/large    start from weights and warm up again
+  baton train measure --part heldout     the figures of the shipped pair
+"""
+
+
+def train(
+    stages: Annotated[list[str] | None, typer.Argument(help="Stages to run, in order.")] = None,
+    runs: Annotated[Path, typer.Option(help="Folder for what the stages leave.")] = Path("runs"),
+    minutes: Annotated[
+        float | None, typer.Option(min=0.1, help="Wall time of a training stage.")
+    ] = None,
+    tokens: Annotated[
+        int | None, typer.Option(min=10_000, help="Length of a training stage.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the checkpoint.")] = False,
+    init: Annotated[
+        Path | None, typer.Option(help="Start from this checkpoint's weights.", exists=True)
+    ] = None,
+    part: Annotated[str, typer.Option(help="For measure: dev or heldout.")] = "dev",
+    count: Annotated[int, typer.Option(min=10, help="For measure: how many problems.")] = 1000,
+) -> None:
+    """Train the embedded pair on generated problems, stage by stage."""
+    from workers.models import recipe
+
+    unknown = set(stages or ()) - set(recipe.STAGES)
+    if unknown:
+        raise InvalidRequest(f"no such stage: {', '.join(sorted(unknown))}", param="stages")
+    if part not in ("dev", "heldout"):
+        raise InvalidRequest("part is dev or heldout", param="part")
+    for stage in stages or recipe.STAGES:
+        if stage == "measure":
+            recipe.measure_pair(recipe.HERE, part, count)
+        else:
+            recipe.run(stage, runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init)
+
+
+train.__doc__ = f"{train.__doc__}{EXAMPLES}"

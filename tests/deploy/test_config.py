@@ -1,0 +1,125 @@
+"""Deployment files: what is right is typed, what is wrong is named in one line."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.config import DEFAULT_FILE, Args, load
+from orchestrator.errors import ConfigError
+
+GOOD: dict[str, Any] = yaml.safe_load(DEFAULT_FILE.read_text())
+
+
+def write(folder: Path, change: dict[str, Any] | None = None, **http: Any) -> Path:
+    """local.yaml with other keys; `change` is dotted path -> value."""
+    data = copy.deepcopy(GOOD)
+    for path, value in (change or {}).items():
+        *parents, last = path.split(".")
+        place: Any = data
+        for key in parents:
+            place = place[int(key)] if key.isdigit() else place.setdefault(key, {})
+        place[last] = value
+    data["http_options"].update(http)
+    file = folder / "some.yaml"
+    file.write_text(yaml.safe_dump(data))
+    return file
+
+
+ARGS = "applications.0.args"
+
+
+def test_local_yaml_spells_out_what_the_contract_promises() -> None:
+    deployment = load(DEFAULT_FILE)
+    assert deployment.url == "http://127.0.0.1:8000"
+    assert deployment.args.workers.large.model == "embedded:large"
+    application = GOOD["applications"][0]
+    assert {"route_prefix", "import_path"} <= application.keys()
+    assert application["args"]["store"] == "memory"
+
+
+def test_every_key_of_local_yaml_is_ours_or_serves() -> None:
+    assert Args.model_validate(GOOD["applications"][0]["args"])
+
+
+def test_the_port_can_be_replaced() -> None:
+    assert load(DEFAULT_FILE, port=9000).url == "http://127.0.0.1:9000"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({f"{ARGS}.workers.large.rowz": 1}, "args.workers.large.rowz: unknown key"),
+        ({f"{ARGS}.workers.large.rows": 0}, "args.workers.large.rows: "),
+        ({f"{ARGS}.workers.large.device": "tpu"}, "args.workers.large.device: "),
+        ({f"{ARGS}.workers.large.model": None}, "args.workers.large: model is missing"),
+        ({f"{ARGS}.workers.small.url": "http://x"}, "url: remote workers are not supported yet"),
+        ({f"{ARGS}.workers.small.speculation.methods": "x"}, "speculation.methods: unknown key"),
+        ({f"{ARGS}.store": "redis://x"}, "store: redis is not supported yet"),
+        ({f"{ARGS}.store": "disk"}, "store: must be `memory`"),
+        ({f"{ARGS}.policy.default": "best"}, "args.policy: no policy 'best'"),
+        ({f"{ARGS}.policy.params": {"best": {}}}, "args.policy: no policy 'best'"),
+        ({f"{ARGS}.policy.params": {"specreason": {"threshold": 99}}}, "specreason.threshold: "),
+        ({f"{ARGS}.policy.params": {"specreason": {"thresh": 9}}}, "specreason.thresh: unknown"),
+        ({f"{ARGS}.limits.deadline": 1}, "args.limits.deadline: unknown key"),
+        ({f"{ARGS}.auth": {"api_key": "x"}}, "args.auth.api_key: unknown key"),
+        ({f"{ARGS}.auth": {"admin_key_env": "X"}}, "args.auth: name api_keys_env"),
+        ({"applications.0.route_prefx": "/"}, "applications.0.route_prefx: unknown key"),
+        ({"http_options.prt": 1}, "http_options.prt: unknown key"),
+        ({"applications": []}, "applications: exactly one"),
+        (
+            {"applications.0.deployments": [{"name": "LargeWorker", "max_ongoing_request": 5}]},
+            "applications.0.deployments.0.max_ongoing_request: unknown key",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    file = write(tmp_path, change)
+    with pytest.raises(ConfigError) as info:
+        load(file)
+    message = str(info.value)
+    assert message.startswith(f"{file}: ")
+    assert said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "\x00", "just words"])
+def test_what_is_no_deployment_file_at_all(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as info:
+        load(file)
+    assert "\n" not in str(info.value)
+
+
+def test_without_keys_only_loopback(tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
+        assert load(write(tmp_path, host=host))
+    for host in ("0.0.0.0", "::", "192.168.0.7", "example.org"):
+        with pytest.raises(ConfigError, match="no API keys"):
+            load(write(tmp_path, host=host))
+        assert load(write(tmp_path, {f"{ARGS}.auth": "none"}, host=host))
+        assert load(write(tmp_path, {f"{ARGS}.auth": {"api_keys_env": "KEYS"}}, host=host))
+
+
+def test_keys_come_from_the_environment_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("c\n\n d \n")
+    auth = {"api_keys_env": "KEYS", "api_keys_file": str(file), "admin_key_env": "ADMIN"}
+    args = load(write(tmp_path, {f"{ARGS}.auth": auth})).args
+    monkeypatch.setenv("KEYS", "a, b")
+    assert args.api_keys() == {"a", "b", "c", "d"}
+    assert load(DEFAULT_FILE).args.api_keys() == frozenset()
+
+
+def test_keys_that_are_promised_must_be_there(tmp_path: Path) -> None:
+    for auth in ({"api_keys_env": "NOT_SET_ANYWHERE"}, {"api_keys_file": "/nowhere"}):
+        args = load(write(tmp_path, {f"{ARGS}.auth": auth})).args
+        with pytest.raises(ConfigError, match="auth"):
+            args.api_keys()
