@@ -109,8 +109,8 @@ def plant_mistake(problem: Problem, index: int, rng: random.Random) -> str:
         return rng.choice(w.CONCLUDE).format(v=problem.facts[index - 1].value)
     else:
         value = _slip(value, rng)
-    wrong = Fact(f"{a}{operation}{b}", value, fact.left)
-    text = rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + wrong.equation + "."
+    slipped = Fact(f"{a}{operation}{b}", value, fact.left)
+    text = rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + slipped.equation + "."
     return text if not is_right(problem, index, text) else plant_mistake(problem, index, rng)
 
 
@@ -166,7 +166,9 @@ class _Builder:
             self.main = self.last
 
     def control(self, token: str, weight: float = 0.0) -> None:
-        self.add([self.tokenizer.token_to_id(token)], weight)
+        identity = self.tokenizer.token_to_id(token)
+        assert identity is not None
+        self.add([identity], weight)
 
     def text(
         self, text: str, weight: float = 0.0, wrong_from: int | None = None, first: float = 1.0

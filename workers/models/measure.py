@@ -174,10 +174,10 @@ def logistic_fit(scores: Sequence[float], right: Sequence[bool]) -> tuple[float,
         z = weights[1] + weights[0] * x
         value = torch.nn.functional.binary_cross_entropy_with_logits(z, y)
         value = value + 1e-4 * weights.square().sum()
-        value.backward()  # type: ignore[no-untyped-call]
+        value.backward()
         return value
 
-    solver.step(loss)  # type: ignore[arg-type]
+    solver.step(loss)
     return float(weights[0]), float(weights[1])
 
 

@@ -29,14 +29,17 @@ ASIDES = [
     "Some are red and some are blue.", "The box is made of wood.", "He is a good friend.",
     "She is very careful.", "The garden is big.", "They play after school.",
 ]  # fmt: skip
-FILLERS = (
-    "just really please also today quickly kindly simply now here there small big red blue new old "
-    "nice good whole very quite exactly actually maybe well my your our their his her this these "
-    "those some any certain own little large green yellow fresh happy kind lovely heavy light "
-    "long short sweet round wooden early late slowly carefully happily often always soon "
-    "yesterday again together morning evening week school home garden kitchen table family "
-    "mother father sister brother teacher neighbor cousin uncle aunt grandma store market party"
-).split()  # noqa: SIM905 (prose reads better than a list of 90 literals)
+FILLERS = re.findall(
+    r"\w+",
+    """
+    just really please also today quickly kindly simply now here there small big red blue new old
+    nice good whole very quite exactly actually maybe well my your our their his her this these
+    those some any certain own little large green yellow fresh happy kind lovely heavy light  long
+    short sweet round wooden early late slowly carefully happily often always soon  yesterday
+    again together morning evening week school home garden kitchen table family  mother father
+    sister brother teacher neighbor cousin uncle aunt grandma store market party
+    """,
+)
 
 _SPLIT = re.compile(r"(\s+)")
 _PLAIN_WORD = re.compile(r"[A-Za-z]{2,}[.,?]?$")
