@@ -7,6 +7,7 @@ Unknown keys are refused by name, at every level: Ray Serve's own schema would l
 from __future__ import annotations
 
 import ipaddress
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ from policies import POLICIES
 
 HERE = Path(__file__).parent
 DEFAULT_FILE = HERE / "local.yaml"
+EMBEDDED = HERE.parent / "workers" / "models"
+JUDGE_FILE = (
+    "judge.json"  # beside a large model's weights: how this model is to be asked for scores
+)
 
 
 class Strict(BaseModel):
@@ -67,6 +72,13 @@ class WorkerSpec(Strict):
             raise ValueError("model is missing")
         return self
 
+    def folder(self) -> Path | None:
+        """Where the checkpoint lies, if that is a folder of this machine."""
+        name = self.model or ""
+        if name.startswith("embedded:"):
+            return EMBEDDED / name.removeprefix("embedded:")
+        return Path(name) if Path(name).is_dir() else None
+
 
 class Workers(Strict):
     small: WorkerSpec
@@ -77,7 +89,7 @@ class PolicyChoice(Strict):
     """What the model name `baton` means, and each policy's own defaults."""
 
     default: str = "specreason"
-    params: dict[str, dict[str, Any]] = {}
+    params: dict[str, dict[str, Any]] = Field(default_factory=dict)
 
     @model_validator(mode="after")
     def _known(self) -> PolicyChoice:
@@ -148,6 +160,18 @@ class Args(Strict):
         default=None, description="keys; none binds loopback only unless `auth: none` is written"
     )
     limits: ServiceLimits = ServiceLimits()
+
+    @model_validator(mode="after")
+    def _judge_of_the_checkpoint(self) -> Args:
+        """A checkpoint may say how it judges; what the deployment file says goes before it."""
+        folder = self.workers.large.folder()
+        if folder is not None and (folder / JUDGE_FILE).is_file():
+            judge = json.loads((folder / JUDGE_FILE).read_text())["policy"]
+            for name, policy in POLICIES.items():
+                own = {key: value for key, value in judge.items() if key in policy.model_fields}
+                if own:
+                    self.policy.params[name] = own | self.policy.params.get(name, {})
+        return self
 
     @field_validator("store")
     @classmethod

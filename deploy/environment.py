@@ -17,6 +17,8 @@ def prepare() -> None:
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
         "RAY_USAGE_STATS_ENABLED": "0",
+        # Ray makes its workers nice (15): any other load on the machine would starve the models.
+        "RAY_worker_niceness": "0",
         # A busy machine is slow, not broken: Serve's 5 and 10 s would kill its HTTP proxy.
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",

@@ -1,15 +1,15 @@
 """Everything Baton raises on purpose.
 
-    BatonError
-    ├── InvalidRequest            the caller's fault: HTTP 400, names the parameter
-    │   ├── ContextLengthExceeded prompt longer than the smaller of the two contexts
-    │   └── UnknownPolicy         no such policy or model name: HTTP 404
-    ├── WorkerError               a worker's fault
-    │   ├── WorkerUnavailable     cannot be reached or died: worth a retry elsewhere
-    │   ├── Overloaded            no room now: HTTP 429 or 503 with Retry-After
-    │   └── Unsupported           this worker cannot do what was asked (named)
-    ├── DeadlineExceeded          the request's time is up
-    └── ConfigError               a deployment file or a checkpoint that cannot be used
+BatonError
+├── InvalidRequest            the caller's fault: HTTP 400, names the parameter
+│   ├── ContextLengthExceeded prompt longer than the smaller of the two contexts
+│   └── UnknownPolicy         no such policy or model name: HTTP 404
+├── WorkerError               a worker's fault
+│   ├── WorkerUnavailable     cannot be reached or died: worth a retry elsewhere
+│   ├── Overloaded            no room now: HTTP 429 or 503 with Retry-After
+│   └── Unsupported           this worker cannot do what was asked (named)
+├── DeadlineExceeded          the request's time is up
+└── ConfigError               a deployment file or a checkpoint that cannot be used
 """
 
 from __future__ import annotations

@@ -170,12 +170,14 @@ def rows(
     """One row per policy and budget; token counts and steps are means per problem.
 
     `accepted_steps` counts thinking steps of the small model that stayed. `difference` is the
-    accuracy minus the baseline's at the same budget, on the same problems.
+    accuracy minus the baseline's on the same problems: at the same budget, or as it runs first
+    where the budget is a parameter of the contender alone.
     """
     table = dict(zip(((c.label, c.budget) for c in contenders), outcomes, strict=True))
+    usual = next(own for c, own in zip(contenders, outcomes, strict=True) if c.label == BASELINE)
     made = []
     for contender, own in zip(contenders, outcomes, strict=True):
-        base = table.get((BASELINE, contender.budget), table[BASELINE, contenders[0].budget])
+        base = table.get((BASELINE, contender.budget), usual)
         right = [outcome.correct for outcome in own]
         times = [outcome.ms for outcome in own]
         low, high = wilson(sum(right), len(right))

@@ -98,15 +98,6 @@ class Trace:
     def answer_tokens(self) -> int:
         return sum(len(segment.tokens) for segment in self.answer)
 
-    @property
-    def looping(self) -> bool:
-        """The last two steps of the thought are the same text."""
-        return (
-            len(self.thought) > 1
-            and bool(self.thought[-1].text.strip())
-            and self.thought[-1].text.strip() == self.thought[-2].text.strip()
-        )
-
     def extend(self, segment: Segment) -> Trace:
         """This trace with one more accepted segment, in the phase it is in."""
         if self.closed:

@@ -6,7 +6,7 @@ from collections.abc import Generator
 from typing import Any
 
 from orchestrator.actions import Action, WorkerName, Write
-from orchestrator.errors import WorkerError
+from orchestrator.errors import ContextLengthExceeded, WorkerError
 from orchestrator.types import Span, Trace
 
 REST = Span(1 << 30)
@@ -23,7 +23,7 @@ def write_out(trace: Trace, *names: WorkerName) -> Generator[Action[Any], Any, T
     while not trace.done:
         try:
             trace = yield from Write(name, trace, REST)
-        except WorkerError:
+        except (WorkerError, ContextLengthExceeded):
             if not others:
                 raise
             name, *others = others

@@ -67,7 +67,9 @@ class Ticket:
             self._beat.cancel()
         self._event.clear()
         self._signalled = False
-        items, self._items = self._items, []
+        # The list stays the same object: the engine's thread may be about to append to it.
+        items = self._items[:]
+        del self._items[: len(items)]
         for item in items:
             if isinstance(item, BaseException):
                 raise item
@@ -168,7 +170,7 @@ class GenerateJob(Job):
     writer: Writer = field(default_factory=lambda: Writer((), lambda _: ()))
     think_end: int | None = None  # the id that ends the thought, while in it
     ends: Collection[int] = ()  # all ids that end the text
-    room: int = 0  # tokens that fit both the span and the context
+    room: int = 0  # tokens that fit both the span and the context; none if not above 0
     row: Row | None = None
 
     def answer(self, result: Result | None) -> tuple[str, list[int], list[float], Finish]:

@@ -73,6 +73,8 @@ class Engine:
             raise Overloaded(f"{self.rows} calls are served and {self.queue} waiting already")
         self._waiting.append(job)
         self._work.set()
+        if self._closing:  # the thread may have looked at the queue for the last time
+            raise WorkerUnavailable("the engine has stopped")
 
     async def answer(self, job: Job) -> Any:
         """Submit a call and wait for its answer alone."""
@@ -114,23 +116,28 @@ class Engine:
     def _run(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
-        with torch.inference_mode():
-            while not self._closing:
-                if not (self._waiting or self._reading or self._decoding):
-                    self._work.wait()
-                self._work.clear()
-                self._iterate()
-        stopped = WorkerUnavailable("the engine is shutting down")
-        for job in (*self._waiting, *self._reading, *self._decoding.values()):
-            job.ticket.put(stopped)
+        try:
+            with torch.inference_mode():
+                while not self._closing:
+                    if not (self._waiting or self._reading or self._decoding):
+                        self._work.wait()
+                    self._work.clear()
+                    self._iterate()
+        except BaseException:
+            log.exception("the engine has stopped by an error")
+        finally:  # whatever ended the loop, nobody waits for ever
+            self._closing = True
+            stopped = WorkerUnavailable("the engine has stopped")
+            for job in (*self._waiting, *self._reading, *self._decoding.values()):
+                job.ticket.put(stopped)
 
     def _iterate(self) -> None:
         """One iteration over everything that is live."""
         self._drop()
         while self._waiting and len(self._reading) + len(self._decoding) < self.rows:
             job = self._waiting.popleft()
-            self._place(job)
             self._reading.append(job)
+            self._place(job)
         for job in list(self._reading):
             try:
                 self._read(job)
@@ -220,7 +227,7 @@ class Engine:
         self._counts["generated_tokens"] += len(accepted.tokens)
         try:
             finish = job.take(accepted)
-        except WorkerError as error:
+        except Exception as error:
             self._retire(job)
             self._fail(job, error, release=False)
             return

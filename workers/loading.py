@@ -55,6 +55,8 @@ def load(
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
     """
+    if rows < 1 or (slots is not None and slots < rows):
+        raise ConfigError(f"{rows} rows need at least one row, and as many slots")
     path = resolve(model)
     tokenizer = load_tokenizer(path)
     network = load_model(path, device=device, dtype=dtype)
@@ -129,7 +131,7 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
         raise ConfigError(f"{path} uses sliding-window attention, which is not supported")
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype, None)
-        if not isinstance(dtype, torch.dtype):
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ConfigError("dtype must be float32, bfloat16 or float16")
     if dtype is None:
         dtype = torch.float32 if device == "cpu" else torch.bfloat16

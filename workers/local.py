@@ -25,9 +25,14 @@ from workers.prompt import Prompts
 from workers.tokenizer import CLOSE, Tokenizer
 from workers.writer import Writer
 
+ANSWER_ROOM = 64
+"""Tokens of the context that a thought leaves for the answer."""
+
 
 class LocalWorker:
     """Tokens in, tokens out: renders traces, asks the engine, signs segments.
+
+    A thought ends by "length" before the context is full, so that there is room for an answer.
 
     Args:
         engine: owns the model.
@@ -39,6 +44,7 @@ class LocalWorker:
         self.engine, self.tokenizer = engine, tokenizer
         self.prompts = Prompts(tokenizer)
         self.context = engine.decoder.target.max_len
+        self._reserve = min(ANSWER_ROOM, self.context // 8)
         self._ends = tokenizer.controls | frozenset(ends)
 
     async def generate(
@@ -62,7 +68,7 @@ class LocalWorker:
             writer=Writer(tokenizer.pieces, tokenizer.encode, span.until, stops),
             think_end=tokenizer.close_id if thinking else None,
             ends=self._ends,
-            room=min(span.max_tokens, self.context - len(ids)),
+            room=min(span.max_tokens, self.context - len(ids) - thinking * self._reserve),
         )
         answers = self.engine.stream(job)
         try:

@@ -19,10 +19,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import AsyncGenerator, Callable, Iterable
+import time
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, Protocol, cast
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 from grpc import RpcError
 from ray import serve
@@ -33,25 +34,21 @@ from ray.serve.exceptions import BackPressureError, RayServeException
 
 from orchestrator.errors import BatonError, Overloaded, WorkerError, WorkerUnavailable
 from orchestrator.types import (
-    Author,
     Classification,
-    Finish,
     Generation,
     Message,
     Sampling,
     Segment,
     Span,
-    Usage,
     Verification,
 )
 from orchestrator.worker import Call, Delta, Worker
+from workers.wire import gathered, joined, resumed
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 1.0  # a replica at work says so at least this often
 SILENCE_S = 10.0  # a call that says nothing for so long is lost
-GATHER_S = 0.02  # deltas closer together than this travel together: less work beside the engine
-UNKNOWN = Usage()
+STUCK_S = 30.0  # an engine at work takes a step at least this often
 Verb = Literal["generate", "classify", "verify", "facts"]
 
 
@@ -84,11 +81,20 @@ class WorkerReplica:
 
     def __init__(self, load: Callable[[], Backend]) -> None:
         self._backend = load()
+        self._stats: dict[str, int] = {}
+        self._moved = time.monotonic()
 
     def check_health(self) -> None:
-        """Serve replaces the replica when this raises three times in a row."""
-        if not getattr(self._backend, "alive", True):
-            raise WorkerUnavailable("the engine has stopped")
+        """Serve replaces the replica when this raises three times in a row.
+
+        An engine that has work and makes no progress is dead or stuck: a lost thread, a GPU that
+        does not come back.
+        """
+        stats, now = self._backend.stats(), time.monotonic()
+        if stats != self._stats or not (stats["live_rows"] or stats["queued"]):
+            self._stats, self._moved = stats, now
+        if now - self._moved > STUCK_S:
+            raise WorkerUnavailable(f"the engine has made no progress for {STUCK_S:g} s")
 
     def facts(self) -> Facts:
         return Facts(os.getpid(), self._backend.stats())
@@ -98,7 +104,7 @@ class WorkerReplica:
 
         Errors travel as values: Serve would wrap what is raised, and log a traceback for each.
         """
-        async with aclosing(_gathered(self._perform(verb, *args))) as items:
+        async with aclosing(gathered(self._perform(verb, *args))) as items:
             try:
                 async for item in items:
                     yield item
@@ -109,7 +115,9 @@ class WorkerReplica:
         if verb == "facts":
             yield self.facts()
         elif verb == "generate":
-            async with aclosing(resumed(self._backend, *args)) as items:
+            async with aclosing(
+                resumed(self._backend, self._backend.tokenizer.hash, *args)
+            ) as items:
                 async for item in items:
                     yield item
         else:
@@ -142,7 +150,7 @@ class ReplicaWorker:
                 async with aclosing(tries) as items:
                     async for item in items:
                         if isinstance(item, Delta):
-                            made = _joined((made, item))
+                            made = joined((made, item))
                             patience.renew()
                         yield item
                         if isinstance(item, Generation):
@@ -282,115 +290,6 @@ class _Patience:
         await asyncio.sleep(pause)
 
 
-async def resumed(
-    backend: Backend, made: Delta, call: Call, span: Span, sampling: Sampling, stream: bool
-) -> AsyncGenerator[Delta | Generation, None]:
-    """A generation of which `made` has arrived already: the other deltas, then the whole of it."""
-
-    def whole(rest: Segment, usage: Usage = UNKNOWN, ms: float = 0.0) -> Generation:
-        segment = replace(
-            rest,
-            text=made.text + rest.text,
-            tokens=made.tokens + rest.tokens,
-            logprobs=made.logprobs + rest.logprobs,
-        )
-        prompt, generated = usage.prompt - len(made.tokens), len(segment.tokens)
-        return Generation(segment, replace(usage, prompt=prompt, generated=generated), ms)
-
-    if not made.tokens:
-        async with aclosing(_writing(backend, call, span, sampling, stream)) as items:
-            async for item in items:
-                yield item
-        return
-    begun = Segment(cast("Author", call.author), "", tokenizer=backend.tokenizer.hash)
-    left = span.max_tokens - len(made.tokens)
-    if _ended(span, made.text) or not left:  # only the last word was lost
-        finish: Finish = "until" if _ended(span, made.text) else "length"
-        yield whole(replace(begun, finish=finish), Usage(prompt=len(made.tokens)))
-        return
-    call = replace(call, trace=call.trace.extend(whole(begun).segment))
-    span = replace(span, max_tokens=left)
-    rest = Delta("", ())
-    async with aclosing(_writing(backend, call, span, sampling, True)) as items:
-        async for item in items:
-            if isinstance(item, Generation):
-                yield whole(item.segment, item.usage, item.ms)
-                return
-            yield item
-            rest = _joined((rest, item))
-            if _ended(span, made.text + rest.text):  # the break lay inside a delimiter
-                segment = replace(begun, text=rest.text, tokens=rest.tokens, logprobs=rest.logprobs)
-                yield whole(segment, Usage(prompt=len(made.tokens)))
-                return
-
-
-def _writing(
-    worker: Worker, call: Call, span: Span, sampling: Sampling, stream: bool
-) -> AsyncGenerator[Delta | Generation, None]:
-    """The worker's iterator as what it is: closing it cancels the call."""
-    items = worker.generate(call, span, sampling, stream=stream)
-    return cast("AsyncGenerator[Delta | Generation, None]", items)
-
-
-def _ended(span: Span, text: str) -> bool:
-    return any(mark in text for mark in span.until)
-
-
-async def _gathered(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """The items; deltas that come close together as one, and None where there is a long silence."""
-    lot: list[Any] = []
-    news, over = asyncio.Event(), asyncio.Event()
-
-    async def pump() -> None:
-        try:
-            async with aclosing(items):
-                async for item in items:
-                    lot.append(item)
-                    news.set()
-        finally:
-            over.set()
-            news.set()
-
-    task = asyncio.create_task(pump())
-    began = False
-    try:
-        while not over.is_set() or lot:
-            if not await _within(BEAT_S, news):
-                yield None
-                continue
-            if began:  # the first goes at once
-                await _within(GATHER_S, over)
-            began = True
-            deltas = [item for item in lot if isinstance(item, Delta)]
-            rest = [item for item in lot if not isinstance(item, Delta)]
-            lot.clear()
-            news.clear()
-            if deltas:
-                yield _joined(deltas)
-            for item in rest:
-                yield item
-        await task
-    finally:
-        task.cancel()
-        await asyncio.wait({task})
-
-
-async def _within(seconds: float, event: asyncio.Event) -> bool:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()
-
-
-def _joined(deltas: Iterable[Delta]) -> Delta:
-    deltas = list(deltas)
-    return Delta(
-        "".join(delta.text for delta in deltas),
-        tuple(token for delta in deltas for token in delta.tokens),
-        tuple(logprob for delta in deltas for logprob in delta.logprobs),
-    )
-
-
 def deployment(
     name: str,
     load: Callable[[], Backend],
@@ -417,7 +316,7 @@ def deployment(
         # Calls last a step, not a request; a call cut off here is made again elsewhere.
         graceful_shutdown_timeout_s=10,
         graceful_shutdown_wait_loop_s=0.1,
-        # Three failures in a row replace a replica: 6 s after its engine died instead of 30.
+        # Three failures in a row replace a replica: after 6 s instead of 30.
         health_check_period_s=2,
         health_check_timeout_s=30,
         # A model that does not load will not load the 20th time either.

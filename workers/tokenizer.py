@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 from orchestrator.errors import ConfigError
 
 OPEN, CLOSE = "<think>", "</think>"
+_SHORT = 8192  # characters of a text that is worth remembering; bounds what that may take
 
 
 class Tokenizer:
@@ -47,12 +48,16 @@ class Tokenizer:
         markers = [i for i, content in added.items() if content in (OPEN, CLOSE)]
         special = [token["id"] for token in spec["added_tokens"] if token["special"]]
         self.controls = frozenset(special + markers)
-        self.encode = lru_cache(maxsize=8192)(self._encode)
+        self._encode_short = lru_cache(maxsize=2048)(self._encode)
         for content in added.values():
             if self.controls.intersection(self.encode(content)):
                 raise ConfigError(f"the tokenizer reads the plain text {content!r} as a control")
         self.open, self.close = self._marker(OPEN), self._marker(CLOSE)
         self.close_id = self.close[0] if self.close[0] in self.controls else None
+
+    def encode(self, text: str) -> tuple[int, ...]:
+        """Ids of a text, of which none is a control. Short texts are remembered."""
+        return (self._encode_short if len(text) <= _SHORT else self._encode)(text)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._plain.encode(text, add_special_tokens=False).ids)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -32,6 +33,13 @@ EXAMPLES = """
 """
 
 
+class Part(Enum):
+    """Problems that training never saw."""
+
+    dev = "dev"
+    heldout = "heldout"
+
+
 def train(
     stages: Annotated[list[str] | None, typer.Argument(help="Stages to run, in order.")] = None,
     runs: Annotated[Path, typer.Option(help="Folder for what the stages leave.")] = Path("runs"),
@@ -45,7 +53,7 @@ def train(
     init: Annotated[
         Path | None, typer.Option(help="Start from this checkpoint's weights.", exists=True)
     ] = None,
-    part: Annotated[str, typer.Option(help="For measure: dev or heldout.")] = "dev",
+    part: Annotated[Part, typer.Option(help="For measure: which problems.")] = Part.dev,
     count: Annotated[int, typer.Option(min=10, help="For measure: how many problems.")] = 1000,
 ) -> None:
     """Train the embedded pair on generated problems, stage by stage."""
@@ -54,11 +62,9 @@ def train(
     unknown = set(stages or ()) - set(recipe.STAGES)
     if unknown:
         raise InvalidRequest(f"no such stage: {', '.join(sorted(unknown))}", param="stages")
-    if part not in ("dev", "heldout"):
-        raise InvalidRequest("part is dev or heldout", param="part")
     for stage in stages or recipe.STAGES:
         if stage == "measure":
-            recipe.measure_pair(recipe.HERE, part, count)
+            recipe.measure_pair(recipe.HERE, part.value, count)
         else:
             recipe.run(stage, runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init)
 

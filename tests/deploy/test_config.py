@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
@@ -123,3 +124,16 @@ def test_keys_that_are_promised_must_be_there(tmp_path: Path) -> None:
         args = load(write(tmp_path, {f"{ARGS}.auth": auth})).args
         with pytest.raises(ConfigError, match="auth"):
             args.api_keys()
+
+
+def test_a_checkpoint_says_how_it_judges(tmp_path: Path) -> None:
+    """judge.json beside the large model gives the policy's defaults; the file goes before it."""
+    curve = {"policy": {"judge": "short", "scoring": "likelihood", "likelihood": [3.5, 0.5]}}
+    (tmp_path / "judge.json").write_text(json.dumps(curve))
+    workers = {"small": {"model": "embedded:small"}, "large": {"model": str(tmp_path)}}
+    args = Args.model_validate({"workers": workers})
+    assert args.policy.params["specreason"] == curve["policy"]
+    assert "large-only" not in args.policy.params
+    own = {"params": {"specreason": {"scoring": "greedy", "threshold": 5}}}
+    args = Args.model_validate({"workers": workers, "policy": own})
+    assert args.policy.params["specreason"] == curve["policy"] | own["params"]["specreason"]

@@ -11,6 +11,7 @@ from orchestrator.errors import DeadlineExceeded, InvalidRequest
 from orchestrator.evaluate import (
     Answered,
     Contender,
+    Outcome,
     Question,
     extract,
     lineup,
@@ -155,6 +156,14 @@ async def test_rows() -> None:
     assert (ours["accepted_steps"], ours["steps"]) == (1, 2)
     assert (ours["budget"], ours["speculation"]) == (None, "vanilla")
     assert ours["p50_ms"] >= 5
+
+
+def test_a_budget_of_ones_own_is_compared_with_the_usual_baseline() -> None:
+    contenders = lineup(["specreason:budget=50", "large-only"], [None])
+    assert [one.budget for one in contenders] == [50, None]
+    outcomes = [[Outcome(True, ms, Answered("1"))] for ms in (1.0, 4.0)]
+    ours, base = rows(contenders, outcomes, speculation="vanilla", transport="in-process")
+    assert (ours["speedup"], base["speedup"]) == (4.0, 1.0)
 
 
 async def test_a_failure_is_a_wrong_answer_with_a_reason() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -237,6 +238,20 @@ async def test_usage_counts_the_large_models_prompt() -> None:
     assert ended.metrics.prompt_tokens == 3
     assert ended.metrics.large_passes > 0
     assert set(ended.metrics.ms) == {"small", "large", "classify", "total"}
+
+
+async def test_waiting_for_one_workers_prompt_is_not_the_others_time() -> None:
+    class SlowReader(Scripted):
+        async def generate(self, call: Any, span: Span, *args: Any, **kw: Any) -> Any:
+            if span.max_tokens == 0:
+                await asyncio.sleep(0.1)
+            async for item in super().generate(call, span, *args, **kw):
+                yield item
+
+    workers = pair()
+    workers["large"] = SlowReader(story=LARGE)
+    _, ended = await run(SpecReason(), workers)
+    assert ended.metrics.ms["small"] < 80
 
 
 # --- failures ------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.actions import Write
-from orchestrator.errors import WorkerUnavailable
+from orchestrator.errors import ContextLengthExceeded, WorkerUnavailable
 from orchestrator.policy import Policy
 from orchestrator.types import Message, Trace
 from policies import POLICIES
@@ -41,6 +41,16 @@ def test_another_worker_takes_over_and_keeps_what_was_shown() -> None:
     assert (takeover.worker, takeover.trace) == ("large", CLOSED)
     with pytest.raises(WorkerUnavailable):
         script.throw(WorkerUnavailable("gone too"))
+
+
+def test_another_worker_takes_over_where_the_context_of_the_first_is_full() -> None:
+    script = write_out(CLOSED, "small", "large")
+    next(script)
+    takeover = script.throw(ContextLengthExceeded("full"))
+    assert isinstance(takeover, Write)
+    assert (takeover.worker, takeover.trace) == ("large", CLOSED)
+    with pytest.raises(ContextLengthExceeded):
+        script.throw(ContextLengthExceeded("full too"))
 
 
 def test_the_catalogue() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +14,16 @@ import pytest
 import torch
 
 from orchestrator.errors import ConfigError, Overloaded, WorkerError, WorkerUnavailable
-from orchestrator.types import Generation, Message, Sampling, Span, Trace
+from orchestrator.events import Ended
+from orchestrator.solve import solve
+from orchestrator.types import Generation, Limits, Message, Sampling, Span, Trace
 from orchestrator.worker import Call
+from policies.single import LargeOnly
+from policies.specreason import SpecReason
 from tests.workers.conftest import make_model, make_tokenizer, save
 from workers.loading import load
 from workers.local import LocalWorker
+from workers.writer import Writer
 
 pytestmark = pytest.mark.asyncio
 
@@ -232,11 +239,87 @@ async def test_a_crash_in_the_model_fails_its_calls_only(worker: LocalWorker) ->
     assert (await run(worker, ask(), Span(3))).segment.tokens
 
 
-async def test_a_text_fills_the_context_and_no_more(worker: LocalWorker) -> None:
+async def test_a_crash_in_the_handling_of_a_token_fails_that_call_only(
+    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    push = Writer.push
+
+    def crash(self: Writer, token: int, logprob: float) -> Any:
+        if len(self.tokens) in crash_at:
+            raise IndexError("no such token")
+        return push(self, token, logprob)
+
+    monkeypatch.setattr(Writer, "push", crash)
+    for at in (0, 3):  # with the prompt's last logits, and in the loop
+        crash_at = {at}
+        with pytest.raises(WorkerError, match="no such token"):
+            await asyncio.wait_for(run(worker, ask(), Span(6)), 5)
+    crash_at = set()
+    assert (await run(worker, ask(), Span(3))).segment.tokens
+    assert worker.stats()["live_rows"] == 0
+
+
+async def test_an_engine_that_dies_leaves_nobody_waiting(
+    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def crash(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(worker.engine.cache, "claim", crash)
+    calls = (run(worker, ask(str(i)), Span(6)) for i in range(2))
+    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
+    with pytest.raises(WorkerUnavailable):
+        await asyncio.wait_for(run(worker, ask(), Span(1)), 5)
+
+
+async def test_a_call_that_comes_while_the_engine_stops_is_refused(worker: LocalWorker) -> None:
+    class Late(deque[Any]):
+        def append(self, job: Any) -> None:
+            worker.close()
+            super().append(job)
+
+    worker.engine._waiting = Late()
+    with pytest.raises(WorkerUnavailable):
+        await asyncio.wait_for(run(worker, ask(), Span(1)), 5)
+
+
+async def test_a_thought_leaves_room_for_an_answer_and_the_answer_fills_it(
+    worker: LocalWorker,
+) -> None:
     force(worker, "a")
-    answer = await run(worker, ask(), Span(10_000))
+    call = ask()
+    thought = await run(worker, call, Span(10_000))
+    assert thought.segment.finish == "length"
+    left = worker.context - thought.usage.prompt - len(thought.segment.tokens)
+    assert left == worker.context // 8
+    longer = call.trace.extend(thought.segment)
+    nothing = await run(worker, replace(call, trace=longer), Span(10_000))
+    assert (nothing.segment.finish, nothing.segment.tokens) == ("length", ())
+    closed = replace(call, trace=replace(longer, closed=True))
+    answer = await run(worker, closed, Span(10_000))
     assert answer.segment.finish == "length"
     assert answer.usage.prompt + len(answer.segment.tokens) == worker.context
+    assert answer.segment.tokens
+
+
+@pytest.mark.parametrize("policy", [LargeOnly(), SpecReason(threshold=0)])
+async def test_a_thought_that_never_ends_is_answered_all_the_same(
+    worker: LocalWorker, policy: Any
+) -> None:
+    force(worker, "a")  # as far as the context goes, which is less than max_tokens
+    events = solve(
+        policy,
+        ask().trace.messages,
+        {"small": worker, "large": worker},
+        request="r",
+        sampling=Sampling(),
+        limits=Limits(max_tokens=10_000),
+    )
+    *_, ended = [event async for event in events]
+    assert isinstance(ended, Ended)
+    assert ended.trace.forced
+    assert ended.trace.answer_tokens > 0
 
 
 async def test_what_cannot_be_loaded_says_why(
@@ -249,6 +332,8 @@ async def test_what_cannot_be_loaded_says_why(
         ({"speculation": {"method": "vanilla", "gamma": 3}}, "gamma"),
         ({"max_len": 10_000}, "512 positions"),
         ({"dtype": "int8"}, "dtype"),
+        ({"rows": 4, "slots": 3}, "slots"),
+        ({"rows": 0}, "rows"),
     ):
         with pytest.raises(ConfigError, match=reason):
             load(**{"model": checkpoint, **options})

@@ -150,3 +150,13 @@ def test_a_sentencepiece_vocabulary() -> None:
         assert tokenizer.decode(ids) == text
         assert not tokenizer.controls.intersection(ids)
     assert len(tokenizer.encode_markup("<s>ab</s>")) == 3
+
+
+def test_long_texts_are_not_remembered(prompts: Prompts) -> None:
+    tokenizer = prompts.tokenizer
+    text = "never seen before " * 2
+    before = tokenizer._encode_short.cache_info().currsize
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer._encode_short.cache_info().currsize == before + 1
+    assert tokenizer.decode(tokenizer.encode(text * 1000)) == text * 1000
+    assert tokenizer._encode_short.cache_info().currsize == before + 1

@@ -20,7 +20,7 @@ from orchestrator.errors import (
 )
 from orchestrator.types import Generation, Message, Sampling, Segment, Span, Trace
 from orchestrator.worker import Call, Delta
-from workers import replica
+from workers import replica, wire
 from workers.replica import ReplicaWorker, WorkerReplica
 from workers.scripted import Scripted
 
@@ -29,11 +29,10 @@ GREEDY = Sampling()
 
 
 class ScriptedBackend(Scripted):
-    alive = True
     tokenizer = SimpleNamespace(hash="words")
 
     def stats(self) -> dict[str, int]:
-        return {"live_rows": self.live}
+        return {"live_rows": self.live, "queued": 0}
 
     def close(self) -> None: ...
 
@@ -99,7 +98,7 @@ async def collect(worker: ReplicaWorker, span: Span, **more: Any) -> tuple[list[
 
 @pytest.fixture(autouse=True)
 def no_gathering(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(replica, "GATHER_S", 0.0)
+    monkeypatch.setattr(wire, "GATHER_S", 0.0)
 
 
 SPAN = Span(100, until=("\n\n",))
@@ -148,7 +147,8 @@ async def test_a_break_inside_a_delimiter_is_seen() -> None:
     thought = tuple(Segment("large", "x") for _ in range(1))  # + what was made: two segments
     trace = Trace((Message("user", "?"),), thought)
     items = [
-        item async for item in replica.resumed(Letters(), made, call(trace), SPAN, GREEDY, True)
+        item
+        async for item in wire.resumed(Letters(), "words", made, call(trace), SPAN, GREEDY, True)
     ]
     assert isinstance(items[-1], Generation)
     assert items[-1].segment.text == "ab\n\n"
@@ -162,7 +162,9 @@ async def test_a_break_inside_a_delimiter_is_seen() -> None:
 async def test_only_the_last_word_was_lost(text: str, span: Span, finish: str) -> None:
     backend = story()
     made = Delta(text, (1, 2), (0.0, 0.0))
-    items = [item async for item in replica.resumed(backend, made, call(), span, GREEDY, True)]
+    items = [
+        item async for item in wire.resumed(backend, "words", made, call(), span, GREEDY, True)
+    ]
     assert len(items) == 1
     assert isinstance(items[0], Generation)
     assert (items[0].segment.text, items[0].segment.finish) == (text, finish)
@@ -191,7 +193,7 @@ async def test_an_engine_that_is_dead_is_left_for_another() -> None:
 
 async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "SILENCE_S", 0.05)
-    monkeypatch.setattr(replica, "BEAT_S", 1000.0)
+    monkeypatch.setattr(wire, "BEAT_S", 1000.0)
     slow = story(delay=0.2)
     with pytest.raises(WorkerUnavailable):
         await collect(ReplicaWorker(Handle(slow), patience_s=0.3), SPAN)
@@ -199,7 +201,7 @@ async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
 
 async def test_beats_keep_a_slow_call_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replica, "SILENCE_S", 0.1)
-    monkeypatch.setattr(replica, "BEAT_S", 0.02)
+    monkeypatch.setattr(wire, "BEAT_S", 0.02)
     handle = Handle(story(delay=0.3))
     await ReplicaWorker(handle).classify(call(), (), "", ("9",))
     assert len(handle.sessions) == 1
@@ -248,6 +250,25 @@ async def test_closing_an_exchange_frees_the_worker() -> None:
 
 
 async def test_facts() -> None:
-    assert (await ReplicaWorker(Handle(story())).facts()).stats == {"live_rows": 0}
+    assert (await ReplicaWorker(Handle(story())).facts()).stats == {"live_rows": 0, "queued": 0}
     with pytest.raises(WorkerUnavailable):
         await ReplicaWorker(Handle(story(), deaths=[(0, dead())])).facts(0.1)
+
+
+def test_an_engine_that_makes_no_progress_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("workers.replica.time.monotonic", lambda: now)
+    backend = story()
+    one = WorkerReplica(lambda: backend)
+    for _ in range(3):  # idle is healthy
+        one.check_health()
+        now += replica.STUCK_S
+    backend.live = 1
+    one.check_health()
+    now += replica.STUCK_S - 1
+    one.check_health()
+    now += 2
+    with pytest.raises(WorkerUnavailable):
+        one.check_health()
+    backend.live = 2  # it moves again
+    one.check_health()

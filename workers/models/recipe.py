@@ -33,6 +33,8 @@ from workers.models.vocabulary import train_tokenizer
 HERE = Path(__file__).parent
 SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 JUDGE_FILE = "judge.json"
+DIGIT_AUC = 0.95
+"""Area under the ROC curve from which the judge's digit is trusted."""
 
 STAGES = (
     "tokenizer", "novice", "harvest", "small", "large", "calibrate", "publish", "measure",
@@ -101,10 +103,17 @@ def run(
 def calibrate(
     small: Path, large: Path, log: Callable[[str], None] = print, count: int = 4000
 ) -> None:
-    """Fit 9·P(right) to the large model's minimum log-probability; write it beside the weights."""
+    """Measure the judge on the development part and write down how this model is to be asked.
+
+    The digit is used where it separates right from wrong steps well enough; else the likelihood,
+    9·P(right) by a logistic fit of the large model's minimum log-probability in the step.
+    """
     found = candidates(Author(small), "dev", 0, count)
     figures = judge(Author(large), found)
-    (large / JUDGE_FILE).write_text(json.dumps(figures, indent=2) + "\n")
+    scoring = "expected" if figures["digit_auc"] >= DIGIT_AUC else "likelihood"
+    curve = [figures["intercept"], figures["slope"]]
+    policy = {"judge": "short", "scoring": scoring, "likelihood": curve}
+    (large / JUDGE_FILE).write_text(json.dumps({"policy": policy, "dev": figures}, indent=2) + "\n")
     log(json.dumps(figures))
 
 
@@ -113,7 +122,7 @@ def publish(trained: Path, shipped: Path) -> None:
     shipped.mkdir(parents=True, exist_ok=True)
     for name in (*SHIPPED, JUDGE_FILE):
         if (trained / name).exists():
-            shutil.copy(trained / name, shipped / name)
+            shutil.copyfile(trained / name, shipped / name)
 
 
 def measure_pair(

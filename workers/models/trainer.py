@@ -17,6 +17,7 @@ Llama, https://arxiv.org/abs/2302.13971; the trapezoid schedule, https://arxiv.o
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import os
@@ -326,6 +327,8 @@ class Llama:
             tie_word_embeddings=True,
             dtype="bfloat16",
             architectures=["LlamaForCausalLM"],
+            bos_token_id=None,
+            **_control_ids(tokenizer_dir),
         )
         config.save_pretrained(out)
         state = {k: v.to("cpu", torch.bfloat16).contiguous() for k, v in self.names().items()}
@@ -343,6 +346,16 @@ class Llama:
         for name, view in self.names().items():
             view.copy_(state[name])
         self.refresh()
+
+
+def _control_ids(tokenizer_dir: Path | None) -> dict[str, int]:
+    """`eos_token_id` and `pad_token_id` for config.json, as the tokenizer's files have them."""
+    if tokenizer_dir is None:
+        return {}
+    names = json.loads((tokenizer_dir / "tokenizer_config.json").read_text())
+    added = json.loads((tokenizer_dir / "tokenizer.json").read_text())["added_tokens"]
+    ids = {token["content"]: token["id"] for token in added}
+    return {f"{kind}_token_id": ids[names[f"{kind}_token"]] for kind in ("eos", "pad")}
 
 
 def orthogonal(g: Tensor, steps: int = 5) -> Tensor:
