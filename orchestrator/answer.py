@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.events import Event
-from orchestrator.problems import describe, problem
+from orchestrator.refusals import describe, problem
 from orchestrator.render import (
     Json,
     Order,

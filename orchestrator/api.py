@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.answer import Answer
 from orchestrator.errors import InvalidRequest, UnknownPolicy
 from orchestrator.gate import Gate
-from orchestrator.problems import RETRY_AFTER_S, Problem, Refused, problem
+from orchestrator.refusals import RETRY_AFTER_S, Problem, Refused, problem
 from orchestrator.render import Order
 from orchestrator.schemas import EFFORT, ChatRequest, parse_chat, path
 from orchestrator.service import Service, ServiceLimits

@@ -55,7 +55,7 @@ class Budget:
         return replace(span, max_tokens=tokens)
 
     def commit(self, trace: Trace, segment: Segment, asked: int | None = None) -> Trace:
-        """The trace after an accepted segment; `asked` is the span it was given, if known.
+        """The trace after an accepted segment; `asked` is the span it was given, if it fell short.
 
         A generation that stops at "length" short of its span (or with nothing at all) met the end
         of the worker's context: asking again would give nothing, so the phase ends there.

@@ -64,10 +64,14 @@ class Dialogue:
             self._draft_ms[answer.segment] = called.ms
         elif isinstance(action, Write):
             self._on_trace(action.trace)
-            segment, asked = answer.segment, self.budget.clip(action.trace, action.span)
+            segment, asked = answer.segment, self.budget.clip(action.trace, action.span).max_tokens
+            # Half a character at the end of a span is made and dropped: the context is not full.
+            short = answer.usage.generated < asked
             if segment.text or segment.tokens:
                 yield self._step(segment, called.ms, accepted=True)
-            self.trace = self._reply = self.budget.commit(self.trace, segment, asked.max_tokens)
+            self.trace = self._reply = self.budget.commit(
+                self.trace, segment, asked if short else None
+            )
         elif isinstance(action, Accept):
             self._on_trace(action.trace)
             segment = action.segment

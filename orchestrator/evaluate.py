@@ -74,8 +74,10 @@ class Contender:
         return budget
 
     def within(self, budget: int | None) -> Contender:
-        """The same with a cap on thinking tokens; None leaves it as it is."""
-        return self if budget is None else replace(self, params={**self.params, "budget": budget})
+        """The same with a cap on thinking tokens, unless it has one of its own."""
+        if budget is None or "budget" in self.params:
+            return self
+        return replace(self, params={**self.params, "budget": budget})
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.auth import OPEN
-from orchestrator.problems import Refused, describe, problem
+from orchestrator.refusals import Refused, describe, problem
 from orchestrator.service import Service
 
 log = logging.getLogger(__name__)

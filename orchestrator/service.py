@@ -17,7 +17,7 @@ from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
 from orchestrator.events import Event
 from orchestrator.metrics import ServiceMetrics
 from orchestrator.policy import Policy
-from orchestrator.problems import RETRY_AFTER_S, Refused
+from orchestrator.refusals import RETRY_AFTER_S, Refused
 from orchestrator.schemas import invalid
 from orchestrator.solve import solve
 from orchestrator.traces import MemoryTraces, TraceStore

@@ -24,6 +24,8 @@ class Writer:
         encode: ids of a plain text, for what is left of a token that a stop string cuts.
         until: delimiters that end the span and stay.
         stops: strings that end it and are cut off, each with the reason to report.
+        fresh: whether the text begins an answer: the white space before it is never shown, so no
+            stop string is looked for there.
     """
 
     def __init__(
@@ -32,6 +34,8 @@ class Writer:
         encode: Callable[[str], tuple[int, ...]],
         until: Sequence[str] = (),
         stops: Sequence[Stop] = (),
+        *,
+        fresh: bool = False,
     ) -> None:
         self._pieces, self._encode = pieces, encode
         self._until = tuple(filter(None, until))
@@ -40,6 +44,7 @@ class Writer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._borders = [(0, 0)]  # (tokens, characters) where both are whole
         self._sent = (0, 0)
+        self._blank, self._begin = fresh, 0  # is it white space so far, and where does it end?
         self._ending = False  # a delimiter was seen, its token still lacks a byte
         self.text = ""
         self.tokens: list[int] = []
@@ -55,11 +60,14 @@ class Writer:
         whole = not self._decoder.getstate()[0]
         if whole:
             self._borders.append((len(self.tokens), len(self.text)))
+        if self._blank:
+            shown = self.text.lstrip()
+            self._blank, self._begin = not shown, len(self.text) - len(shown)
         if new and self._longest:
             found = [
                 (at, finish)
                 for stop, finish in self._stops
-                if (at := self.text.find(stop, start)) >= 0
+                if (at := self.text.find(stop, max(start, self._begin))) >= 0
             ]
             if found:
                 at, finish = min(found)

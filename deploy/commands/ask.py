@@ -65,16 +65,21 @@ async def _ask(
     from orchestrator.events import Stepped, Text
 
     console = Console(highlight=False, quiet=as_json, soft_wrap=True)
+    live = False
     async with (
         asking(url, config, options, [contender]) as asker,
         aclosing(asker.stream(question, contender)) as items,
     ):
         async for item in items:
             if isinstance(item, Stepped) and item.step.phase == "thought":
+                if live:
+                    console.print("\n")
+                    live = False
                 console.print(line_of(item.step))
             elif isinstance(item, Text) and item.phase == "thought" and url is not None:
                 # A service tells who wrote a step when all are written; the text comes at once.
                 console.print(item.text, end="", style="dim", markup=False)
+                live = True
             elif isinstance(item, Told):
                 if as_json:
                     print(json.dumps(_whole(item), ensure_ascii=False))

@@ -6,9 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from orchestrator.actions import Script, Write
 from orchestrator.budget import ANSWER_RESERVE, Budget
+from orchestrator.dialogue import Dialogue
 from orchestrator.errors import InvalidRequest
-from orchestrator.types import Finish, Limits, Message, Segment, Span, Trace
+from orchestrator.events import Called
+from orchestrator.policy import Policy
+from orchestrator.types import Finish, Generation, Limits, Message, Segment, Span, Trace, Usage
 
 QUESTION = Trace((Message("user", "2+2?"),))
 ANSWERING = replace(QUESTION, closed=True)
@@ -119,3 +123,16 @@ def test_empty_segments_leave_no_mark() -> None:
     after = Budget(100, 40).commit(QUESTION, said(0, "think_end"))
     assert after.closed
     assert after.thought == ()
+
+
+@pytest.mark.parametrize(("made", "full"), [(3, False), (2, True)])
+def test_half_a_character_at_the_end_of_a_span_is_no_full_context(made: int, full: bool) -> None:
+    class Three(Policy):
+        def solve(self, trace: Trace) -> Script:
+            yield from Write("large", trace, Span(3))
+
+    dialogue = Dialogue(Three(), QUESTION.messages, Limits())
+    action = dialogue.ask()
+    assert action is not None
+    list(dialogue.told(Called(action, Generation(said(2, "length"), Usage(generated=made)), 1.0)))
+    assert dialogue.trace.closed is full

@@ -199,6 +199,15 @@ async def test_a_stop_string_over_several_tokens(worker: LocalWorker) -> None:
     assert len(answer.segment.logprobs) == len(answer.segment.tokens)
 
 
+async def test_a_stop_string_is_not_looked_for_before_the_answer_begins(
+    worker: LocalWorker,
+) -> None:
+    force(worker, "\n\n46\nmore")
+    trace = replace(ask().trace, closed=True)
+    answer = await run(worker, Call("r", trace), Span(50, stop=("\n",)))
+    assert (answer.segment.finish, answer.segment.text) == ("stop", "\n\n46")
+
+
 async def test_low_confidence_ends_before_the_token(worker: LocalWorker) -> None:
     answer = await run(worker, ask(), Span(20, min_confidence=1.1))
     assert (answer.segment.finish, answer.segment.tokens) == ("doubt", ())
