@@ -1,0 +1,1 @@
+"""The composition root: imports everything, imported by nobody."""

@@ -1,0 +1,1 @@
+"""The core: owns the ports and the step loop; knows no model and no policy."""

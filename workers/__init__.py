@@ -1,0 +1,1 @@
+"""Workers know tokens and models, and no policy."""

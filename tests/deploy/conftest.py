@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,9 +129,10 @@ def alive(pids: dict[int, str]) -> dict[int, str]:
     return left
 
 
-@pytest.fixture(scope="session")
-def served(tiny_file: Path) -> Iterator[Served]:
-    service = Served(tiny_file)
+@contextmanager
+def running(file: Path) -> Iterator[Served]:
+    """A service from its first answer to its last process."""
+    service = Served(file)
     try:
         service.wait()
         yield service
@@ -143,3 +144,9 @@ def served(tiny_file: Path) -> Iterator[Served]:
             os.kill(pid, signal.SIGKILL)
         if service.process.poll() is None:
             service.process.kill()
+
+
+@pytest.fixture(scope="session")
+def served(tiny_file: Path) -> Iterator[Served]:
+    with running(tiny_file) as service:
+        yield service

@@ -1,0 +1,1 @@
+"""The embedded pair: problem generator, training recipe, checkpoints."""

@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from workers.models.cost import decode_cost
 from workers.models.documents import Writer, texts
 from workers.models.harvest import Author, harvest, load_mistakes
 from workers.models.measure import candidates, judge, report
@@ -129,5 +130,6 @@ def measure_pair(
     folder: Path, part: Part, count: int, log: Callable[[str], None] = print, seed: int = 1
 ) -> None:
     """Log the figures of the pair in `folder` as JSON; the seed is fixed once and for all."""
-    figures = report(Author(folder / "small"), Author(folder / "large"), part, seed, count)
+    figures = {"cost": decode_cost(folder)}
+    figures |= report(Author(folder / "small"), Author(folder / "large"), part, seed, count)
     log(json.dumps(figures, indent=2))
