@@ -1,6 +1,6 @@
 """Problems turned into training documents: chains of thought with errors, repairs and verdicts.
 
-A document is a token tree (`trainer.Document`). Its main chain is a conversation: question,
+A document is a token tree (`batches.Document`). Its main chain is a conversation: question,
 thought, answer. Some chains hold a wrong step (never trained as something to say) followed by a
 reflection that works the step out anew and compares, which is far easier than to judge blind.
 Side branches that later tokens cannot see hold more wrong steps with their reflection or, for
@@ -11,28 +11,19 @@ Most wrong steps are the small model's own (`harvest.py`), the rest are planted.
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Tokenizer
 
 from workers.models import wordings as w
+from workers.models.batches import Document
 from workers.models.noise import AFTER, ASIDES, BEFORE, FILLERS, disturb
 from workers.models.problems import Fact, Part, Problem, apply, part_of, stream
-from workers.models.trainer import Document
+from workers.models.steps import DELIMITER, NUMBER, plant_mistake, step_text, wrong_from
 from workers.models.vocabulary import ASSISTANT, CLOSE, END, SYSTEM, THINK, USER
 
-KEYWORDS = (
-    "wait", "alternatively", "hold on", "another", "verify", "think again", "recap", "check",
-    "yeah", "yes", "final answer", "confident",
-)  # fmt: skip
-"""Speculative Thinking's reflection keywords (2504.12329, A.2), matched in lower case."""
-
 JUDGE_QUESTION = "Score?"
-DELIMITER = "\n\n"
-_EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
-_NUMBER = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,90 +33,6 @@ class Mistakes:
     problem: Problem
     greedy: dict[int, str]
     sampled: dict[int, str]
-
-
-def step_text(problem: Problem, index: int, rng: random.Random) -> str:
-    """The right step number `index` in one of its wordings (the last one concludes)."""
-    if index == len(problem.facts):
-        return rng.choice(w.CONCLUDE).format(v=problem.answer)
-    fact = problem.facts[index]
-    noun = f" {fact.noun}" if fact.noun and rng.random() < 0.5 else ""
-    return rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + fact.equation + noun + "."
-
-
-def is_right(problem: Problem, index: int, text: str) -> bool:
-    """Whether a step is the one due after `index` right ones (operands of + and * may swap).
-
-    A reflection on the step before, with its value, is right too.
-    """
-    numbers = _NUMBER.findall(text)
-    equations = _EQUATION.findall(text)
-    if _reflects(text):
-        return (
-            index > 0
-            and index <= len(problem.facts)
-            and _states(problem.facts[index - 1], equations)
-        )
-    if index >= len(problem.facts):
-        return not equations and bool(numbers) and numbers[-1] == problem.answer
-    return _states(problem.facts[index], equations)
-
-
-def _reflects(text: str) -> bool:
-    return any(word in text.lower() for word in KEYWORDS)
-
-
-def _states(fact: Fact, equations: Sequence[tuple[str, str, str, str]]) -> bool:
-    """Exactly one equation, and it is this fact's."""
-    if len(equations) != 1:
-        return False
-    a, operation, b, value = equations[0]
-    same = f"{a}{operation}{b}" == fact.expression
-    swapped = operation in "+*" and f"{b}{operation}{a}" == fact.expression
-    return (same or swapped) and value == str(fact.value)
-
-
-def plant_mistake(problem: Problem, index: int, rng: random.Random) -> str:
-    """A wrong step: a wrong digit, a wrongly copied operand, a wrong operation, an early end."""
-    if index == len(problem.facts):
-        value = problem.facts[rng.randrange(index)].value
-        wrong = _slip(value, rng) if str(value) == problem.answer else value
-        return rng.choice(w.CONCLUDE).format(v=wrong)
-    fact = problem.facts[index]
-    matched = re.fullmatch(r"(\d+)([-+*/])(\d+)", fact.expression)
-    assert matched is not None
-    a, operation, b = int(matched[1]), matched[2], int(matched[3])
-    kind, value = rng.random(), fact.value
-    if kind < 0.6:
-        value = _slip(value, rng)
-    elif kind < 0.8:
-        a, b = (_slip(a, rng), b) if rng.random() < 0.5 else (a, _slip(b, rng))
-        b = max(b, 1)
-        value = max(apply(a, operation, b), 0)
-    elif kind < 0.9:
-        operation = rng.choice([o for o in "+-*" if o != operation])
-        value = abs(apply(a, operation, b))
-    elif index:
-        return rng.choice(w.CONCLUDE).format(v=problem.facts[index - 1].value)
-    else:
-        value = _slip(value, rng)
-    slipped = Fact(f"{a}{operation}{b}", value, fact.left)
-    text = rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + slipped.equation + "."
-    return text if not is_right(problem, index, text) else plant_mistake(problem, index, rng)
-
-
-def _slip(number: int, rng: random.Random) -> int:
-    """A number one slip away: a digit changed, ten off, two digits swapped."""
-    digits = list(str(number))
-    if len(digits) > 1 and rng.random() < 0.15:
-        i = rng.randrange(len(digits) - 1)
-        digits[i], digits[i + 1] = digits[i + 1], digits[i]
-    else:
-        i = rng.randrange(len(digits))
-        step = rng.choice([-1, 1, -1, 1, -2, 2, rng.randint(1, 9)])
-        digits[i] = str((int(digits[i]) + step) % 10)
-    slipped = int("".join(digits))
-    return slipped if slipped != number else number + 1
 
 
 @dataclass(slots=True)
@@ -322,7 +229,7 @@ class Writer:
                 elif not last:
                     self._reflecting_branch(builder, problem, index, mistake, rng)
             if slip:
-                builder.text(slip + DELIMITER, 0.0, _wrong_from(problem, index, slip))
+                builder.text(slip + DELIMITER, 0.0, wrong_from(problem, index, slip))
                 self._verdict(builder, "0", rng, 0.8)
                 repair = self._repair(problem, index, slip, rng) + DELIMITER
                 builder.text(repair, 1.0, 10**6, first=self.alarm)
@@ -341,7 +248,7 @@ class Writer:
 
     def _repair(self, problem: Problem, index: int, slip: str, rng: random.Random) -> str:
         fact = problem.facts[index]
-        said = _NUMBER.findall(slip)
+        said = NUMBER.findall(slip)
         wrong = said[-1] if said else ""
         pattern = rng.choice(w.WRONG)
         if not wrong or wrong == str(fact.value):
@@ -361,7 +268,7 @@ class Writer:
     ) -> None:
         builder.open_branch()
         ending = "" if index == len(problem.facts) else DELIMITER
-        builder.text(mistake + ending, 0.0, _wrong_from(problem, index, mistake))
+        builder.text(mistake + ending, 0.0, wrong_from(problem, index, mistake))
         self._judge_turn(builder, "0")
         builder.close_branch()
 
@@ -377,31 +284,6 @@ class Writer:
         self._turn(builder, USER, JUDGE_QUESTION)
         builder.control(ASSISTANT)
         builder.text(digit, 1.5)
-
-
-def _wrong_from(problem: Problem, index: int, text: str) -> int:
-    """The character from which a wrong step can be known to be wrong."""
-    if index >= len(problem.facts):
-        options = [problem.answer + "."]
-    else:
-        fact = problem.facts[index]
-        a, operation, b = re.split(r"([-+*/])", fact.expression)
-        options = [f"{a}{operation}{b}={fact.value}"]
-        if operation in "+*":
-            options.append(f"{b}{operation}{a}={fact.value}")
-    equation = _EQUATION.search(text) or _NUMBER.search(text)
-    start = equation.start() if equation else 0
-    said = text[start:]
-    if index < len(problem.facts) and not _EQUATION.search(text):
-        return start  # a conclusion where a step was due
-    return start + max(_common(said, option) for option in options)
-
-
-def _common(a: str, b: str) -> int:
-    length = 0
-    while length < min(len(a), len(b)) and a[length] == b[length]:
-        length += 1
-    return length
 
 
 def texts(seed: int, count: int) -> Iterator[str]:

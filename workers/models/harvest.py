@@ -13,8 +13,9 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from workers.models.documents import DELIMITER, KEYWORDS, Mistakes, is_right, step_text
+from workers.models.documents import Mistakes
 from workers.models.problems import Fact, Problem, stream
+from workers.models.steps import DELIMITER, is_right, reflects, step_text
 from workers.models.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER
 
 STEP_TOKENS = 28
@@ -82,7 +83,7 @@ def own_steps(
     prefixes = [author.prefix(problem, steps) for problem, _, steps in asked]
     texts = author.write(prefixes, STEP_TOKENS, temperature=temperature)
     steps = [text.replace(CLOSE, "").replace(END, "").strip() for text in texts]
-    return ["" if any(word in step.lower() for word in KEYWORDS) else step for step in steps]
+    return ["" if reflects(step) else step for step in steps]
 
 
 def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[str], None]) -> Path:

@@ -19,14 +19,10 @@ from typing import Any
 
 import torch
 
-from workers.models.documents import (
-    DELIMITER,
-    JUDGE_QUESTION,
-    KEYWORDS,
-    is_right,
-)
+from workers.models.documents import JUDGE_QUESTION
 from workers.models.harvest import Author, own_steps, positions
 from workers.models.problems import Part, Problem, draw, stream
+from workers.models.steps import DELIMITER, is_right, reflects
 from workers.models.vocabulary import ASSISTANT, END, USER
 
 ANSWER_TOKENS = 320
@@ -76,10 +72,6 @@ def candidates(small: Author, part: Part, seed: int, count: int) -> list[Candida
                 right = is_right(problem, index, step)
                 found.append(Candidate(problem, index, tuple(steps), step, right))
     return found
-
-
-def reflects(text: str) -> bool:
-    return any(word in text.lower() for word in KEYWORDS)
 
 
 def judge(large: Author, found: Sequence[Candidate], batch: int = 125) -> dict[str, float]:

@@ -23,12 +23,14 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from workers.models.batches import Document
 from workers.models.cost import decode_cost
 from workers.models.documents import Writer, texts
 from workers.models.harvest import Author, harvest, load_mistakes
+from workers.models.llama import Recipe
 from workers.models.measure import candidates, judge, report
 from workers.models.problems import Part
-from workers.models.trainer import Document, Recipe, train
+from workers.models.trainer import train
 from workers.models.vocabulary import train_tokenizer
 
 HERE = Path(__file__).parent

@@ -10,15 +10,9 @@ import pytest
 from tokenizers import Tokenizer
 
 from workers.models import documents
-from workers.models.documents import (
-    KEYWORDS,
-    Mistakes,
-    Writer,
-    is_right,
-    plant_mistake,
-    step_text,
-)
+from workers.models.documents import Mistakes, Writer
 from workers.models.problems import Fact, Problem, draw
+from workers.models.steps import KEYWORDS, is_right, plant_mistake, step_text
 from workers.models.vocabulary import ASSISTANT, CLOSE, END, THINK, USER, train_tokenizer
 
 PROBLEM = Problem("37*6+12?", "234", "chain", 2, "k", (Fact("37*6", 222), Fact("222+12", 234)))

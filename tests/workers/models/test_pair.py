@@ -15,11 +15,12 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from policies.specreason import SpecReason
-from workers.models.documents import is_right, texts
+from workers.models.documents import texts
 from workers.models.harvest import Author
 from workers.models.measure import accuracy, candidates, judge, share
 from workers.models.problems import draw
 from workers.models.recipe import DIGIT_AUC, HERE, JUDGE_FILE
+from workers.models.steps import is_right
 from workers.models.vocabulary import ASSISTANT, END, THINK, USER
 
 NAMES = ("small", "large")

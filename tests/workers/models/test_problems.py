@@ -8,8 +8,8 @@ from itertools import islice
 import pytest
 
 from workers.models import problems, wordings
-from workers.models.documents import KEYWORDS
 from workers.models.problems import FAMILIES, LEVELS, Problem, draw, part_of, stream
+from workers.models.steps import KEYWORDS
 
 PARTS = ("train", "dev", "heldout")
 

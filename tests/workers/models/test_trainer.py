@@ -10,14 +10,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from workers.models.trainer import (
-    Document,
-    Llama,
-    Optimizer,
-    Recipe,
-    collate,
-    train,
-)
+from workers.models.batches import Document, collate
+from workers.models.llama import Llama, Recipe
+from workers.models.muon import Optimizer
+from workers.models.trainer import train
 
 RECIPE = Recipe(layers=2, width=64, vocab=128, tokens=40_000, warmup=5, flag_layer=1, compile=False)
 

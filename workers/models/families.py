@@ -1,0 +1,308 @@
+"""The families of problems: each draws numbers of a level's size and works them out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from workers.models import wordings as w
+from workers.models.sketch import Problem, Sketch
+
+
+def _sorted_key(operation: str, numbers: Sequence[int]) -> str:
+    """Sums and products do not depend on the order, so neither do their keys."""
+    return operation.join(map(str, sorted(numbers)))
+
+
+def _spell(sketch: Sketch, expression: str) -> str:
+    """The same expression as people type it: other signs, other spaces."""
+    rng = sketch.rng
+    if rng.random() < 0.25:
+        expression = expression.replace("*", rng.choice("×x")).replace("/", "÷")
+    if rng.random() < 0.5:
+        for sign in "+-*/×x÷":
+            expression = expression.replace(sign, f" {sign} ")
+    return expression
+
+
+def _pair(sketch: Sketch, operation: str) -> tuple[int, int]:
+    """Two operands of the level's size."""
+    rng = sketch.rng
+    if operation == "+":
+        high = (20, 99, 299, 999, 1999)[sketch.level - 1]
+        return rng.randint(2, high), rng.randint(2, high)
+    if operation == "-":
+        high = (20, 99, 299, 999, 1999)[sketch.level - 1]
+        a, b = rng.randint(2, high), rng.randint(1, high)
+        return max(a, b), min(a, b)
+    if operation == "*":
+        a = sketch.between((2, 9), (11, 49), (11, 99), (11, 49), (11, 99))
+        b = sketch.between((2, 9), (2, 9), (3, 9), (11, 29), (11, 99))
+        if sketch.level == 5 and rng.random() < 0.5:
+            a, b = rng.randint(101, 499), rng.randint(2, 9)
+        return (a, b) if a > 99 or rng.random() < 0.7 else (b, a)
+    b = sketch.between((2, 9), (2, 9), (3, 9), (3, 12), (3, 9))
+    return b * sketch.between((2, 10), (5, 20), (11, 49), (11, 99), (101, 399)), b
+
+
+def _arithmetic(sketch: Sketch) -> Problem | None:
+    operation = sketch.rng.choice("+-*/")
+    a, b = _pair(sketch, operation)
+    key = _sorted_key(operation, (a, b)) if operation in "+*" else f"{a}{operation}{b}"
+    if sketch.rng.random() < 0.5:
+        question = sketch.words(w.EXPRESSION).format(e=_spell(sketch, f"{a}{operation}{b}"))
+    else:
+        question = sketch.words(w.IN_WORDS[operation]).format(a=a, b=b)
+    if operation == "*" and a < b:
+        a, b = b, a  # the larger number is the one that is taken apart
+    sketch.work(a, operation, b)
+    return sketch.problem("arithmetic", question, key)
+
+
+def _chain(sketch: Sketch) -> Problem | None:
+    """Two to four operations with the usual precedence, parentheses from level 3."""
+    rng = sketch.rng
+    small, medium = (
+        sketch.between((2, 9), (2, 12), (2, 19), (3, 49), (3, 99)),
+        sketch.between((2, 20), (5, 60), (5, 99), (10, 199), (10, 499)),
+    )
+    digit, other = rng.randint(2, 9), sketch.between((2, 20), (2, 50), (2, 99), (5, 199), (5, 399))
+    shape = rng.randrange(3 if sketch.level < 3 else 8)
+    if shape == 0:  # a*b±c
+        operation = rng.choice("+-")
+        expression = f"{small}*{digit}{operation}{other}"
+        sketch.work(sketch.work(small, "*", digit), operation, other)
+    elif shape == 1:  # a±b*c
+        operation = rng.choice("+-")
+        expression = f"{medium}{operation}{small}*{digit}"
+        sketch.work(medium, operation, sketch.work(small, "*", digit))
+    elif shape == 2:  # a±b±c
+        first, second = rng.choice("+-"), rng.choice("+-")
+        expression = f"{medium}{first}{small}{second}{other}"
+        sketch.work(sketch.work(medium, first, small), second, other)
+    elif shape == 3:  # (a±b)*c
+        operation = rng.choice("+-")
+        expression = f"({medium}{operation}{small})*{digit}"
+        sketch.work(sketch.work(medium, operation, small), "*", digit)
+    elif shape == 4:  # a*b+c*d
+        operation, last = rng.choice("+-"), rng.randint(2, 9)
+        expression = f"{medium}*{digit}{operation}{small}*{last}"
+        first_product = sketch.work(medium, "*", digit)
+        sketch.work(first_product, operation, sketch.work(small, "*", last))
+    elif shape == 5:  # (a+b)/c, exact
+        total = digit * other
+        if total <= small:
+            return None
+        expression = f"({total - small}+{small})/{digit}"
+        sketch.work(sketch.work(total - small, "+", small), "/", digit)
+    elif shape == 6:  # a/b±c
+        operation = rng.choice("+-")
+        expression = f"{digit * other}/{digit}{operation}{small}"
+        sketch.work(sketch.work(digit * other, "/", digit), operation, small)
+    else:  # a*b with two digits each, then ±c
+        a, b = rng.randint(11, 99), rng.randint(11, 29 if sketch.level < 5 else 99)
+        operation = rng.choice("+-")
+        expression = f"{a}*{b}{operation}{small}"
+        sketch.work(sketch.work(a, "*", b), operation, small)
+    question = sketch.words(w.EXPRESSION).format(e=_spell(sketch, expression))
+    return sketch.problem("chain", question, expression)
+
+
+def _remainder(sketch: Sketch) -> Problem | None:
+    a = sketch.between((5, 40), (20, 80), (30, 99), (50, 250), (100, 600))
+    b = sketch.between((2, 5), (3, 9), (3, 9), (3, 9), (3, 12))
+    if a < b:
+        return None
+    product = sketch.work(b, "*", a // b)
+    sketch.work(a, "-", product)
+    question = sketch.words(w.REMAINDER).format(a=a, b=b)
+    return sketch.problem("remainder", question, f"{a}%{b}")
+
+
+def _sum(sketch: Sketch) -> Problem | None:
+    count = sketch.between((3, 3), (3, 4), (3, 5), (4, 6), (5, 7))
+    high = (12, 40, 99, 99, 199)[sketch.level - 1]
+    numbers = [sketch.rng.randint(2, high) for _ in range(count)]
+    total = numbers[0]
+    for number in numbers[1:]:
+        total = sketch.work(total, "+", number)
+    if sketch.rng.random() < 0.3:
+        question = sketch.words(w.EXPRESSION).format(e=_spell(sketch, "+".join(map(str, numbers))))
+    else:
+        listed = ", ".join(map(str, numbers))
+        if sketch.rng.random() < 0.5:
+            listed = f"{', '.join(map(str, numbers[:-1]))} and {numbers[-1]}"
+        question = sketch.words(w.SUM).format(l=listed)
+    return sketch.problem("sum", question, _sorted_key("+", numbers))
+
+
+def _one_unknown(sketch: Sketch) -> Problem | None:
+    x = sketch.between((1, 9), (2, 12), (2, 30), (5, 60), (11, 99))
+    m = sketch.rng.randint(2, 9)
+    b = sketch.between((1, 20), (2, 50), (2, 99), (5, 199), (5, 499))
+    sign = "+" if sketch.rng.random() < 0.6 else "-"
+    c = m * x + b if sign == "+" else m * x - b
+    if c <= 0:
+        return None
+    if sign == "+" and sketch.rng.random() < 0.35:
+        question = sketch.words(w.ONE_UNKNOWN_IN_WORDS).format(m=m, b=b, c=c)
+    else:
+        equation = sketch.rng.choice(
+            [f"{m}x {sign} {b} = {c}", f"{m}x{sign}{b}={c}", f"{m}*x {sign} {b} = {c}"]
+        )
+        question = sketch.words(w.ONE_UNKNOWN).format(q=equation)
+    product = sketch.work(c, "-" if sign == "+" else "+", b, left=f"{m}x")
+    sketch.work(product, "/", m, left="x")
+    return sketch.problem("one-unknown", question, f"{m}x{sign}{b}={c}")
+
+
+def _two_unknowns(sketch: Sketch) -> Problem | None:
+    y = sketch.between((1, 10), (2, 25), (5, 60), (10, 150), (10, 400))
+    d = sketch.between((1, 9), (1, 20), (1, 50), (2, 99), (2, 300))
+    wanted = sketch.rng.choice("xy")
+    total = y + d + y
+    double = sketch.work(total, "+" if wanted == "x" else "-", d, left=f"2{wanted}")
+    sketch.work(double, "/", 2, left=wanted)
+    question = sketch.words(w.TWO_UNKNOWNS).format(s=total, d=d, w=wanted)
+    return sketch.problem("two-unknowns", question, f"x+y={total},x-y={d},{wanted}")
+
+
+def _operate(sketch: Sketch) -> Problem | None:
+    """Start with a number, then two to four operations one after the other."""
+    rng = sketch.rng
+    value = sketch.between((2, 12), (5, 40), (10, 99), (10, 199), (20, 499))
+    sentences, key = [sketch.words(w.START).format(n=value)], str(value)
+    for _ in range(sketch.between((2, 2), (2, 3), (3, 3), (3, 4), (4, 4))):
+        divisors = [n for n in range(2, 10) if value % n == 0 and value > n]
+        operation = rng.choice("+-*" + ("/" if divisors and value < 900 else ""))
+        if operation == "*" and value > 199:
+            operation = "+"
+        if operation in "+-":
+            n = min(
+                sketch.between((1, 12), (2, 40), (2, 99), (5, 199), (5, 499)), max(1, value - 1)
+            )
+        else:
+            n = rng.choice(divisors) if operation == "/" else rng.randint(2, 9)
+        sentences.append(sketch.words(w.OPERATE[operation]).format(n=n))
+        value, key = sketch.work(value, operation, n), f"({key}){operation}{n}"
+    sentences.append(sketch.words(w.OPERATE_END))
+    return sketch.problem("operate", " ".join(sentences), key)
+
+
+_NUMBER_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
+                 "ten", "eleven", "twelve"]  # fmt: skip
+
+
+class _Story:
+    """The people and things of one word problem."""
+
+    def __init__(self, sketch: Sketch) -> None:
+        self.sketch = sketch
+        self.names = dict(zip("NM", sketch.rng.sample(w.NAMES, 2), strict=True))
+        self.things = dict(zip("ij", sketch.rng.sample(w.ITEMS, 2), strict=True))
+        self.container = sketch.rng.choice(w.CONTAINERS)
+        self.in_words = sketch.rng.random() < 0.12
+
+    def tell(self, wordings: Sequence[str], **numbers: int) -> str:
+        shown = {name: self._number(n) for name, n in numbers.items()}
+        text = self.sketch.words(wordings).format(
+            **shown, **self.names, **self.things, c=self.container
+        )
+        return text[0].upper() + text[1:]
+
+    def _number(self, n: int) -> str:
+        return _NUMBER_WORDS[n] if self.in_words and n < len(_NUMBER_WORDS) else str(n)
+
+
+def _have(sketch: Sketch, story: _Story) -> tuple[str, str, int]:
+    """How a story begins: a sentence, its expression, its value."""
+    if sketch.rng.random() < 0.5:
+        a = sketch.between((3, 20), (10, 60), (10, 99), (50, 299), (100, 799))
+        return story.tell(w.HAS, a=a), str(a), a
+    a = sketch.between((2, 5), (2, 9), (3, 9), (4, 12), (5, 24))
+    b = sketch.between((2, 9), (3, 15), (5, 30), (8, 60), (11, 99))
+    value = sketch.work(max(a, b), "*", min(a, b), noun=story.things["i"])
+    return story.tell(w.GROUPS, a=a, b=b), _sorted_key("*", (a, b)), value
+
+
+def _change(sketch: Sketch, story: _Story, key: str, value: int, sign: str) -> tuple[str, str, int]:
+    n = sketch.between((1, 9), (2, 30), (3, 60), (5, 150), (5, 300))
+    n = min(n, value - 1) if sign == "-" else n
+    sentence = story.tell(w.GAIN if sign == "+" else w.LOSS, a=n)
+    return sentence, f"{key}{sign}{n}", sketch.work(value, sign, n, noun=story.things["i"])
+
+
+def _word_changes(sketch: Sketch, last: str, family: str, ending: Sequence[str]) -> Problem | None:
+    story = _Story(sketch)
+    sentence, key, value = _have(sketch, story)
+    sentences = [sentence]
+    more = sketch.rng.randint(0, (0, 0, 1, 2, 2)[sketch.level - 1])
+    for sign in [sketch.rng.choice("+-") for _ in range(more)] + [last]:
+        if value < 2:
+            return None
+        sentence, key, value = _change(sketch, story, key, value, sign)
+        sentences.append(sentence)
+    return sketch.problem(family, " ".join([*sentences, story.tell(ending)]), key)
+
+
+def _word_total(sketch: Sketch) -> Problem | None:
+    story = _Story(sketch)
+    kind = sketch.rng.randrange(4)
+    if kind == 0:
+        return _word_changes(sketch, "+", "word-total", w.NOW)
+    if kind == 1:
+        a, b = _pair(sketch, "+")
+        sketch.work(a, "+", b, noun=story.things["i"])
+        return sketch.problem(
+            "word-total", story.tell(w.TWO_PEOPLE, a=a, b=b), _sorted_key("+", (a, b))
+        )
+    if kind == 2:
+        a = sketch.between((2, 12), (5, 40), (10, 99), (20, 299), (50, 499))
+        b = sketch.between((1, 9), (2, 20), (5, 60), (10, 99), (20, 299))
+        sketch.work(a, "+", sketch.work(a, "+", b))
+        return sketch.problem("word-total", story.tell(w.MORE_THAN, a=a, b=b), f"{a}+({a}+{b})")
+    a, b = sketch.between((2, 5), (2, 9), (2, 9), (3, 12), (3, 19)), sketch.rng.randint(2, 9)
+    p, r = sketch.between((2, 5), (2, 9), (3, 20), (3, 40), (5, 60)), sketch.rng.randint(2, 9)
+    first = sketch.work(max(a, p), "*", min(a, p))
+    sketch.work(first, "+", sketch.work(b, "*", r))
+    return sketch.problem("word-total", story.tell(w.PRICE, a=a, b=b, p=p, r=r), f"{a}*{p}+{b}*{r}")
+
+
+def _word_left(sketch: Sketch) -> Problem | None:
+    return _word_changes(sketch, "-", "word-left", w.LEFT)
+
+
+def _word_share(sketch: Sketch) -> Problem | None:
+    story = _Story(sketch)
+    if sketch.rng.random() < 0.25:
+        a, b = _pair(sketch, "*")
+        sketch.work(max(a, b), "*", min(a, b))
+        return sketch.problem("word-share", story.tell(w.RATE, a=a, b=b), _sorted_key("*", (a, b)))
+    sentence, key, value = _have(sketch, story)
+    sentences = [sentence]
+    for _ in range(sketch.rng.randint(0, (0, 1, 1, 2, 2)[sketch.level - 1])):
+        if value < 2:
+            return None
+        sentence, key, value = _change(sketch, story, key, value, sketch.rng.choice("+-"))
+        sentences.append(sentence)
+    divisors = [k for k in range(2, 13) if value % k == 0 and value > k]
+    if not divisors:
+        return None
+    k = sketch.rng.choice(divisors)
+    sketch.work(value, "/", k, noun=story.things["i"])
+    return sketch.problem(
+        "word-share", " ".join([*sentences, story.tell(w.SHARE, k=k)]), f"({key})/{k}"
+    )
+
+
+FAMILIES: dict[str, Callable[[Sketch], Problem | None]] = {
+    "arithmetic": _arithmetic,
+    "chain": _chain,
+    "remainder": _remainder,
+    "sum": _sum,
+    "one-unknown": _one_unknown,
+    "two-unknowns": _two_unknowns,
+    "operate": _operate,
+    "word-total": _word_total,
+    "word-left": _word_left,
+    "word-share": _word_share,
+}
