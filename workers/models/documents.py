@@ -51,17 +51,11 @@ class _Builder:
     main: int = -1  # index of the main chain's last token
     last: int = -1  # index of the current branch's last token
 
-    def add(
-        self, ids: Sequence[int], weight: float = 0.0, flags: Sequence[int] = (), first: float = 1.0
-    ) -> None:
-        """Append tokens to the current branch; weight 0 means that they are only read.
-
-        The first token weighs `first` times as much.
-        """
+    def add(self, ids: Sequence[int], weight: float = 0.0, flags: Sequence[int] = ()) -> None:
+        """Append tokens to the current branch; weight 0 means that they are only read."""
         for offset, token in enumerate(ids):
             if weight:
-                self.targets[self.last] = token
-                self.weights[self.last] = weight if offset else weight * first
+                self.targets[self.last], self.weights[self.last] = token, weight
             self.tokens.append(token)
             self.targets.append(-100)
             self.weights.append(0.0)
@@ -77,15 +71,13 @@ class _Builder:
         assert identity is not None
         self.add([identity], weight)
 
-    def text(
-        self, text: str, weight: float = 0.0, wrong_from: int | None = None, first: float = 1.0
-    ) -> None:
+    def text(self, text: str, weight: float = 0.0, wrong_from: int | None = None) -> None:
         """Append a text; `wrong_from` (a character index) flags what comes from there on."""
         encoding = self.tokenizer.encode(text, add_special_tokens=False)
         flags: list[int] = []
         if wrong_from is not None:
             flags = [int(end > wrong_from) for _, end in encoding.offsets]
-        self.add(encoding.ids, weight, flags, first)
+        self.add(encoding.ids, weight, flags)
 
     def open_branch(self) -> None:
         self.opened += 1
@@ -108,15 +100,13 @@ class Writer:
 
     The large model learns to find errors, so it sees many, some of them planted. The small model
     cannot find most of its errors, but it can learn where it tends to err: it sees its own greedy
-    mistakes at their natural rate, and the first word of the reflection weighs `alarm` times as
-    much, so that it hesitates where a mistake is likelier than about 1 / (1 + alarm).
+    mistakes at their natural rate.
     """
 
     def __init__(
         self, tokenizer: Tokenizer, *, judge: bool, mistakes: Sequence[Mistakes] | None = None,
-        alarm: float = 1.0,
     ) -> None:  # fmt: skip
-        self.tokenizer, self.judge, self.mistakes, self.alarm = tokenizer, judge, mistakes, alarm
+        self.tokenizer, self.judge, self.mistakes = tokenizer, judge, mistakes
         if judge and mistakes:
             self.mistakes = [m for m in mistakes if m.greedy or m.sampled]
 
@@ -232,7 +222,7 @@ class Writer:
                 builder.text(slip + DELIMITER, 0.0, wrong_from(problem, index, slip))
                 self._verdict(builder, "0", rng, 0.8)
                 repair = self._repair(problem, index, slip, rng) + DELIMITER
-                builder.text(repair, 1.0, 10**6, first=self.alarm)
+                builder.text(repair, 1.0, 10**6)
             else:
                 step = step_text(problem, index, rng)
                 builder.text(step if last else step + DELIMITER, 1.0, 10**6)
@@ -260,7 +250,7 @@ class Writer:
     ) -> None:
         builder.open_branch()
         builder.text(mistake + DELIMITER)
-        builder.text(self._repair(problem, index, mistake, rng) + DELIMITER, 1.0, first=self.alarm)
+        builder.text(self._repair(problem, index, mistake, rng) + DELIMITER, 1.0)
         builder.close_branch()
 
     def _judged_branch(

@@ -170,7 +170,8 @@ def logistic_fit(scores: Sequence[float], right: Sequence[bool]) -> tuple[float,
         return value
 
     solver.step(loss)
-    return float(weights[0]), float(weights[1])
+    slope, intercept = weights.detach().tolist()
+    return slope, intercept
 
 
 def batches(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:

@@ -36,14 +36,11 @@ from workers.models.vocabulary import train_tokenizer
 HERE = Path(__file__).parent
 SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 JUDGE_FILE = "judge.json"
-DIGIT_AUC = 0.95
-"""Area under the ROC curve from which the judge's digit is trusted."""
 
 STAGES = (
     "tokenizer", "novice", "harvest", "small", "large", "calibrate", "publish", "measure",
 )  # fmt: skip
 HARVESTED_PROBLEMS = 16_000
-ALARM = 3.0  # chosen on the development part: see `documents.Writer`
 TOKENS = 45_000_000
 RECIPES = {
     "novice": Recipe(layers=2, width=64, tokens=12_000_000),
@@ -63,8 +60,7 @@ class Documents:
     def __call__(self, rank: int, world: int, seed: int) -> Iterator[Document]:
         known = load_mistakes(self.mistakes) if self.mistakes else None
         tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
-        alarm = 1.0 if self.judge else ALARM
-        writer = Writer(tokenizer, judge=self.judge, mistakes=known, alarm=alarm)
+        writer = Writer(tokenizer, judge=self.judge, mistakes=known)
         return writer.documents("train", seed * world + rank)
 
 
@@ -108,12 +104,13 @@ def calibrate(
 ) -> None:
     """Measure the judge on the development part and write down how this model is to be asked.
 
-    The digit is used where it separates right from wrong steps well enough; else the likelihood,
-    9·P(right) by a logistic fit of the large model's minimum log-probability in the step.
+    `likelihood` is 9·P(right), by a logistic fit of the large model's minimum log-probability in
+    the step. The scoring that separates right from wrong steps better becomes the default.
     """
     found = candidates(Author(small), "dev", 0, count)
     figures = judge(Author(large), found)
-    scoring = "expected" if figures["digit_auc"] >= DIGIT_AUC else "likelihood"
+    digit, likelihood = figures["digit_auc"], figures["likelihood_auc"]
+    scoring = "expected" if digit >= likelihood else "likelihood"
     curve = [figures["intercept"], figures["slope"]]
     policy = {"judge": "short", "scoring": scoring, "likelihood": curve}
     (large / JUDGE_FILE).write_text(json.dumps({"policy": policy, "dev": figures}, indent=2) + "\n")

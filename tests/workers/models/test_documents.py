@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from workers.models import documents
 from workers.models.documents import Mistakes, Writer
 from workers.models.problems import Fact, Problem, draw
-from workers.models.steps import KEYWORDS, is_right, plant_mistake, step_text
+from workers.models.steps import is_right, plant_mistake, step_text
 from workers.models.vocabulary import ASSISTANT, CLOSE, END, THINK, USER, train_tokenizer
 
 PROBLEM = Problem("37*6+12?", "234", "chain", 2, "k", (Fact("37*6", 222), Fact("222+12", 234)))
@@ -129,13 +129,3 @@ def test_the_small_model_learns_no_judging(tokenizer: Tokenizer) -> None:
     for doc in islice(Writer(tokenizer, judge=False).documents("train", 3), 200):
         text = tokenizer.decode(list(doc.tokens), skip_special_tokens=False)
         assert documents.JUDGE_QUESTION not in text
-
-
-def test_the_first_word_of_a_reflection_can_weigh_more(tokenizer: Tokenizer) -> None:
-    mistakes = [Mistakes(PROBLEM, {0: "37*6=999."}, {})]
-    writer = Writer(tokenizer, judge=False, mistakes=mistakes, alarm=3.0)
-    doc = writer.solved(PROBLEM, random.Random(1), {0: ["37*6=999."]})
-    heavy = [t for t, w in zip(doc.targets, doc.weights, strict=True) if w == 3.0]
-    assert heavy
-    assert all(tokenizer.decode([t]).strip() in ("Wait", "Hold") for t in heavy)
-    assert any(word in "wait, hold on" for word in KEYWORDS)
