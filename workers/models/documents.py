@@ -13,6 +13,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
 from tokenizers import Tokenizer
 
@@ -160,14 +161,16 @@ class Writer:
         self._turn(builder, USER, problem.question)
         self._turn(builder, ASSISTANT, w.ANSWER.format(v=problem.answer))
         value = int(problem.answer)
-        while True:
+        for attempt in count():
             operation = rng.choice("+-*" if 1 < value < 200 else "+-" if value > 1 else "+")
-            n = rng.randint(2, 9) if operation == "*" else rng.randint(1, min(max(value, 9), 200))
+            # After 0 or 1 few numbers make sense; more are tried until one is for training.
+            most = 9 if operation == "*" else min(max(value, 9), 200) + attempt
+            n = rng.randint(2 if operation == "*" else 1, most)
             if operation == "-" and n > value:
                 continue
-            expression = f"{value}{operation}{n}"
             if part_of(f"({problem.key}){operation}{n}") == "train":
                 break
+        expression = f"{value}{operation}{n}"
         fact = Fact(expression, apply(value, operation, n))
         question = rng.choice(w.FOLLOW_UP[operation][: -w.KEPT_OUT]).format(n=n)
         follow = Problem(question, str(fact.value), "follow-up", problem.level, "", (fact,))
@@ -276,12 +279,12 @@ class Writer:
         builder.text(digit, 1.5)
 
 
-def texts(seed: int, count: int) -> Iterator[str]:
+def texts(seed: int, problems: int) -> Iterator[str]:
     """Plain text of training documents, for the tokenizer."""
     rng = random.Random(f"texts/{seed}")
-    problems = stream("train", seed)
-    for _ in range(count):
-        problem = next(problems)
+    source = stream("train", seed)
+    for _ in range(problems):
+        problem = next(source)
         yield problem.question
         for index in range(len(problem.facts) + 1):
             yield step_text(problem, index, rng) + DELIMITER
@@ -290,7 +293,7 @@ def texts(seed: int, count: int) -> Iterator[str]:
         yield rng.choice(w.WRONG).format(s=fact.equation, w=fact.value) + DELIMITER
         yield w.ANSWER.format(v=problem.answer)
     for sentence in [*w.SYSTEM, w.DECLINE, w.DECLINE_STEP, JUDGE_QUESTION]:
-        for _ in range(max(1, count // 20)):
+        for _ in range(max(1, problems // 20)):
             yield sentence
-    for _ in range(max(1, count // 2000)):
+    for _ in range(max(1, problems // 2000)):
         yield from [*w.UNKNOWN_TOPIC, *BEFORE, *AFTER, *ASIDES, " ".join(FILLERS)]

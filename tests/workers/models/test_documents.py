@@ -129,3 +129,11 @@ def test_the_small_model_learns_no_judging(tokenizer: Tokenizer) -> None:
     for doc in islice(Writer(tokenizer, judge=False).documents("train", 3), 200):
         text = tokenizer.decode(list(doc.tokens), skip_special_tokens=False)
         assert documents.JUDGE_QUESTION not in text
+
+
+def test_a_follow_up_is_found_for_every_answer(tokenizer: Tokenizer) -> None:
+    """After 0 only sums make sense, and all small ones may be in the parts kept out."""
+    writer = Writer(tokenizer, judge=False)
+    for number in range(3000):
+        problem = Problem("q", str(number % 2), "f", 1, f"key {number}", ())
+        assert writer._follow_up(problem, random.Random(number)).tokens
