@@ -15,10 +15,11 @@ EXAMPLES = """
 [bold]Stages[/] (all of them in this order unless some are named)
 
   tokenizer   learn the merges from training texts
-  novice      a short-trained small model, whose mistakes teach error detection
-  harvest     its wrong steps on training problems, marked by the exact checker
-  small       the small model, for as many tokens as the large one
-  large       the large model, with reflections and the judge's turn
+  novice      a first small model, whose mistakes teach error detection
+  harvest     its wrong steps and reflections on training problems, marked by the exact checker
+  small       the small model, with reflections on such mistakes
+  rehearse    the small model's own wrong steps and reflections, likewise
+  large       the large model, with reflections and the judge's turn on both harvests
   calibrate   the judge's likelihood curve, fitted on the development part
   publish     copy both checkpoints to where embedded:small and embedded:large are found
   measure     accuracy, judge, hesitation and repair on problems never seen (JSON)

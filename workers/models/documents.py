@@ -11,7 +11,7 @@ Most wrong steps are the small model's own (`harvest.py`), the rest are planted.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -21,10 +21,30 @@ from workers.models import wordings as w
 from workers.models.batches import Document
 from workers.models.noise import AFTER, ASIDES, BEFORE, FILLERS, disturb
 from workers.models.problems import Fact, Part, Problem, apply, part_of, stream
-from workers.models.steps import DELIMITER, NUMBER, plant_mistake, step_text, wrong_from
+from workers.models.steps import (
+    DELIMITER,
+    plant_mistake,
+    plant_reflection,
+    repair_text,
+    step_text,
+    wrong_from,
+)
 from workers.models.vocabulary import ASSISTANT, CLOSE, END, SYSTEM, THINK, USER
 
 JUDGE_QUESTION = "Score?"
+
+
+@dataclass(frozen=True, slots=True)
+class Reflection:
+    """What a model wrote about a step: step number `index`, as it was `said`, and the reflection.
+
+    `right`: the reflection states that step's fact.
+    """
+
+    index: int
+    said: str
+    text: str
+    right: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +54,7 @@ class Mistakes:
     problem: Problem
     greedy: dict[int, str]
     sampled: dict[int, str]
+    reflections: list[Reflection]
 
 
 @dataclass(slots=True)
@@ -99,9 +120,9 @@ class Writer:
     `judge`: whether the judge's turns are taught (the large model). `mistakes`: problems with
     the small model's own wrong steps; None before there is a small model.
 
-    The large model learns to find errors, so it sees many, some of them planted. The small model
-    cannot find most of its errors, but it can learn where it tends to err: it sees its own greedy
-    mistakes at their natural rate.
+    The large model learns to find errors, so it sees many, some of them planted, and reflections
+    that are wrong themselves. The small model cannot find most of its errors, but it can learn
+    where it tends to err: it sees its own greedy mistakes at their natural rate.
     """
 
     def __init__(
@@ -123,21 +144,15 @@ class Writer:
                 yield self._follow_up(next(fresh), rng)
             elif self.mistakes and dice < (0.48 if self.judge else 0.65):
                 known = rng.choice(self.mistakes)
-                wrong = {i: [step] for i, step in known.greedy.items()}
-                if self.judge:
-                    for i, step in known.sampled.items():
-                        wrong.setdefault(i, []).append(step)
-                yield self.solved(known.problem, rng, wrong)
+                yield self.solved(known.problem, rng, known)
             else:
                 yield self.solved(next(fresh), rng, None)
 
-    def solved(
-        self, problem: Problem, rng: random.Random, wrong: Mapping[int, Sequence[str]] | None
-    ) -> Document:
-        """One problem, worked out; `wrong` are known wrong steps, None plants some."""
+    def solved(self, problem: Problem, rng: random.Random, known: Mistakes | None) -> Document:
+        """One problem, worked out, with the mistakes known of it; None plants some."""
         builder = self._conversation(rng)
         self._turn(builder, USER, disturb(problem.question, rng))
-        self._thought(builder, problem, rng, wrong)
+        self._thought(builder, problem, rng, known)
         return builder.finish()
 
     def _conversation(self, rng: random.Random) -> _Builder:
@@ -195,36 +210,37 @@ class Writer:
         return builder.finish()
 
     def _thought(
-        self,
-        builder: _Builder,
-        problem: Problem,
-        rng: random.Random,
-        wrong: Mapping[int, Sequence[str]] | None,
+        self, builder: _Builder, problem: Problem, rng: random.Random, known: Mistakes | None
     ) -> None:
         builder.control(ASSISTANT)
         builder.control(THINK)
         steps = len(problem.facts) + 1
         planted = -1
-        if wrong is None and (self.judge or not self.mistakes) and rng.random() < 0.4:
+        if known is None and (self.judge or not self.mistakes) and rng.random() < 0.4:
             planted = rng.randrange(steps)
+        slips = 0.6 if self.judge else 0.45
         slipped = False
         for index in range(steps):
             last = index + 1 == steps
-            mistakes = list(wrong.get(index, ())) if wrong else []
+            mistakes = self._wrong_steps(known, index)
             if index == planted:
                 mistakes = [plant_mistake(problem, index, rng)]
             slip = ""
-            for mistake in mistakes[:2]:
-                if not slipped and not last and rng.random() < 0.45:
+            for mistake in mistakes:
+                if not slipped and not last and rng.random() < slips:
                     slip, slipped = mistake, True
-                elif self.judge:
+                    continue
+                if self.judge:
                     self._judged_branch(builder, problem, index, mistake, rng)
-                elif not last:
-                    self._reflecting_branch(builder, problem, index, mistake, rng)
+                if not last and (not self.judge or rng.random() < 0.5):
+                    self._repairing_branch(builder, problem, index, [mistake], rng)
+            if self.judge and not last:
+                for reflection in self._reflections(problem, known, index, rng):
+                    self._reflection_branch(builder, problem, reflection, rng)
             if slip:
                 builder.text(slip + DELIMITER, 0.0, wrong_from(problem, index, slip))
                 self._verdict(builder, "0", rng, 0.8)
-                repair = self._repair(problem, index, slip, rng) + DELIMITER
+                repair = repair_text(problem, index, slip, rng) + DELIMITER
                 builder.text(repair, 1.0, 10**6)
             else:
                 step = step_text(problem, index, rng)
@@ -239,21 +255,46 @@ class Writer:
         builder.text(w.ANSWER.format(v=problem.answer), 0.5)
         builder.control(END, 0.5)
 
-    def _repair(self, problem: Problem, index: int, slip: str, rng: random.Random) -> str:
-        fact = problem.facts[index]
-        said = NUMBER.findall(slip)
-        wrong = said[-1] if said else ""
-        pattern = rng.choice(w.WRONG)
-        if not wrong or wrong == str(fact.value):
-            pattern = w.WRONG[2]  # the value stands, something else was wrong
-        return pattern.format(s=fact.equation, w=wrong)
+    def _wrong_steps(self, known: Mistakes | None, index: int) -> list[str]:
+        if known is None:
+            return []
+        written = (known.greedy, known.sampled) if self.judge else (known.greedy,)
+        return [steps[index] for steps in written if index in steps]
 
-    def _reflecting_branch(
-        self, builder: _Builder, problem: Problem, index: int, mistake: str, rng: random.Random
-    ) -> None:
+    def _reflections(
+        self, problem: Problem, known: Mistakes | None, index: int, rng: random.Random
+    ) -> list[Reflection]:
+        """At most two reflections about a step; now and then a planted wrong one."""
+        about = [r for r in known.reflections if r.index == index] if known else []
+        if not about and rng.random() < 0.06:
+            wrong = rng.random() < 0.5
+            said = (plant_mistake if wrong else step_text)(problem, index, rng)
+            about = [Reflection(index, said, plant_reflection(problem, index, said, rng), False)]
+        return rng.sample(about, 2) if len(about) > 2 else about
+
+    def _repairing_branch(
+        self, builder: _Builder, problem: Problem, index: int, said: Sequence[str],
+        rng: random.Random,
+    ) -> None:  # fmt: skip
         builder.open_branch()
-        builder.text(mistake + DELIMITER)
-        builder.text(self._repair(problem, index, mistake, rng) + DELIMITER, 1.0)
+        for mistake in said:
+            builder.text(mistake + DELIMITER)
+        builder.text(repair_text(problem, index, said[-1], rng) + DELIMITER, 1.0)
+        builder.close_branch()
+
+    def _reflection_branch(
+        self, builder: _Builder, problem: Problem, reflection: Reflection, rng: random.Random
+    ) -> None:
+        """A reflection, judged; a wrong one now and then repaired in its turn."""
+        index, said, text = reflection.index, reflection.said, reflection.text
+        if not reflection.right and rng.random() < 0.35:
+            self._repairing_branch(builder, problem, index, [said, text], rng)
+            return
+        builder.open_branch()
+        builder.text(said + DELIMITER)
+        start = 10**6 if reflection.right else wrong_from(problem, index, text)
+        builder.text(text + DELIMITER, 0.0, start)
+        self._judge_turn(builder, "9" if reflection.right else "0")
         builder.close_branch()
 
     def _judged_branch(

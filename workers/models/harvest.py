@@ -1,11 +1,11 @@
-"""The small model's own mistakes: it writes steps after right prefixes, the checker marks them."""
+"""The small model's own mistakes: it writes steps and reflections, the checker marks them."""
 
 from __future__ import annotations
 
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from workers.models.documents import Mistakes
+from workers.models.documents import Mistakes, Reflection
 from workers.models.problems import Fact, Problem, stream
 from workers.models.steps import DELIMITER, is_right, reflects, step_text
 from workers.models.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER
@@ -79,17 +79,17 @@ def positions(problem: Problem, rng: random.Random) -> Iterator[tuple[Problem, i
 def own_steps(
     author: Author, asked: Sequence[tuple[Problem, int, list[str]]], temperature: float = 0.0
 ) -> list[str]:
-    """What the author writes at each position; empty where it reflects or closes its thought."""
+    """What the author writes at each position; empty where it closes its thought at once."""
     prefixes = [author.prefix(problem, steps) for problem, _, steps in asked]
     texts = author.write(prefixes, STEP_TOKENS, temperature=temperature)
-    steps = [text.replace(CLOSE, "").replace(END, "").strip() for text in texts]
-    return ["" if reflects(step) else step for step in steps]
+    return [text.replace(CLOSE, "").replace(END, "").strip() for text in texts]
 
 
 def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[str], None]) -> Path:
-    """Ask for every step of `count` problems, greedily and sampled; keep the wrong ones.
+    """Ask for every step of `count` problems, greedily and sampled, and what follows wrong ones.
 
-    Problems without a mistake are kept too, so that their share stays the natural one.
+    Wrong steps are kept, and reflections, right and wrong, with the step they are about. Problems
+    without any are kept too, so that their share stays the natural one.
     """
     author, rng, source = (
         Author(checkpoint),
@@ -101,19 +101,39 @@ def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[s
         for done in range(0, count, 64):
             problems = list(islice(source, 64))
             asked = [place for problem in problems for place in positions(problem, rng)]
-            rows: dict[str, Mistakes] = {p.question: Mistakes(p, {}, {}) for p in problems}
+            rows = {p.question: Mistakes(p, {}, {}, []) for p in problems}
             for temperature in (0.0, 0.9):
-                for (problem, index, _), step in zip(
-                    asked, own_steps(author, asked, temperature), strict=True
-                ):
-                    if step and not is_right(problem, index, step):
-                        row = rows[problem.question]
-                        (row.sampled if temperature else row.greedy)[index] = step
+                _note(author, asked, temperature, rows)
             for row in rows.values():
                 file.write(json.dumps(asdict(row)) + "\n")
             if done % 1280 == 0:
                 log(f"harvest: {done} of {count} problems")
     return out
+
+
+def _note(
+    author: Author,
+    asked: Sequence[tuple[Problem, int, list[str]]],
+    temperature: float,
+    rows: Mapping[str, Mistakes],
+    *,
+    reflections_only: bool = False,
+) -> None:
+    """Sort what the author writes at each position into the rows of its problems."""
+    doubted: list[tuple[Problem, int, list[str]]] = []
+    written = own_steps(author, asked, temperature)
+    for (problem, index, steps), text in zip(asked, written, strict=True):
+        row, right = rows[problem.question], is_right(problem, index, text)
+        if reflects(text):
+            if index:
+                said = steps[-1].removesuffix(DELIMITER)
+                row.reflections.append(Reflection(index - 1, said, text, right))
+        elif text and not right and not reflections_only:
+            (row.sampled if temperature else row.greedy)[index] = text
+            if index < len(problem.facts):
+                doubted.append((problem, index + 1, [*steps, text + DELIMITER]))
+    if doubted:
+        _note(author, doubted, temperature, rows, reflections_only=True)
 
 
 def load_mistakes(path: Path) -> list[Mistakes]:
@@ -128,5 +148,6 @@ def load_mistakes(path: Path) -> list[Mistakes]:
                 {int(index): step for index, step in row[kind].items()}
                 for kind in ("greedy", "sampled")
             )
-            mistakes.append(Mistakes(problem, greedy, sampled))
+            reflections = [Reflection(**reflection) for reflection in row["reflections"]]
+            mistakes.append(Mistakes(problem, greedy, sampled, reflections))
     return mistakes

@@ -1,10 +1,11 @@
 """What the embedded pair can do, measured on problems it never saw.
 
 accuracy     greedy answers, by level and family
-judge        the expected digit and the minimum log-probability against the exact checker, on the
-             small model's own steps after right prefixes (area under the ROC curve)
+judge        the expected digit and the minimum log-probability against the exact checker, on all
+             that the small model writes after right prefixes, reflections included (area under
+             the ROC curve)
 hesitation   how often the small model opens with a reflection keyword after its own steps
-repair       how often the large one restates a wrong step rightly
+repair       how often the large one, continuing from a wrong step, ends at the right answer
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from workers.models.steps import DELIMITER, is_right, reflects
 from workers.models.vocabulary import ASSISTANT, END, USER
 
 ANSWER_TOKENS = 320
-HESITATION_TOKENS = 20
-"""Speculative Thinking reads this many tokens after the delimiter (n1)."""
+HESITATION_TOKENS = 8
+"""Tokens read after the delimiter: less than a step, so that only doubts of this one count."""
 
 
 def answer_of(text: str) -> str:
@@ -62,7 +63,7 @@ class Candidate:
 
 
 def candidates(small: Author, part: Part, seed: int, count: int) -> list[Candidate]:
-    """The small model's greedy steps; those that reflect are left out."""
+    """What the small model writes, greedily, at every step."""
     found: list[Candidate] = []
     rng, source = random.Random(seed), stream(part, seed)
     while len(found) < count:
@@ -101,15 +102,19 @@ def judge(large: Author, found: Sequence[Candidate], batch: int = 125) -> dict[s
             lowest.append(float(said.min()))
     right = [c.right for c in found]
     slope, intercept = logistic_fit(lowest, right)
+    plain = [i for i, c in enumerate(found) if not reflects(c.text)]
+    plain_right = [right[i] for i in plain]
     return {
         "steps": len(found), "wrong": right.count(False), "digit_auc": auc(expected, right),
+        "digit_auc_plain": auc([expected[i] for i in plain], plain_right),
+        "likelihood_auc_plain": auc([lowest[i] for i in plain], plain_right),
         "likelihood_auc": auc(lowest, right), "intercept": intercept, "slope": slope,
     }  # fmt: skip
 
 
 def hesitation(small: Author, found: Sequence[Candidate]) -> dict[str, float]:
     """Share of steps after which the small model's next tokens hold a keyword."""
-    asked = [c for c in found if c.index < len(c.problem.facts)]
+    asked = [c for c in found if c.index < len(c.problem.facts) and not reflects(c.text)]
     texts: list[str] = []
     for group in batches(asked, 250):
         prefixes = [small.prefix(c.problem, [*c.steps, c.text + DELIMITER]) for c in group]
@@ -122,7 +127,10 @@ def hesitation(small: Author, found: Sequence[Candidate]) -> dict[str, float]:
 
 def repair(large: Author, found: Sequence[Candidate]) -> float:
     """Share of wrong steps after which the large model ends at the right answer."""
-    asked = [c for c in found if not c.right and c.index < len(c.problem.facts)]
+    asked = [
+        c for c in found
+        if not c.right and c.index < len(c.problem.facts) and not reflects(c.text)
+    ]  # fmt: skip
     hits: list[bool] = []
     for group in batches(asked, 125):
         prefixes = [large.prefix(c.problem, [*c.steps, c.text + DELIMITER]) for c in group]
@@ -193,7 +201,7 @@ def report(
             }
     if small is not None:
         found = candidates(small, part, seed, 4 * count)
-        result["small"]["step_accuracy"] = share(c.right for c in found)
+        result["small"]["step_accuracy"] = share(c.right for c in found if not reflects(c.text))
         result["small"]["hesitation"] = hesitation(small, found)
         if large is not None:
             result["large"]["judge"] = judge(large, found)

@@ -1,11 +1,11 @@
 """The recipe of the embedded pair, stage by stage; `baton train` runs it.
 
     tokenizer   learn the merges from training texts
-    novice      a short-trained small model, whose mistakes teach error detection
-    harvest     its wrong steps on training problems, marked by the exact checker
-    small       the small model, with reflections on such mistakes, for as many tokens as the large
-                one: the gap between the two is one of size
-    large       the large model, with reflections and the judge's turn
+    novice      a first small model, whose mistakes teach error detection
+    harvest     its wrong steps and reflections on training problems, marked by the exact checker
+    small       the small model, with reflections on such mistakes
+    rehearse    the small model's own wrong steps and reflections, likewise
+    large       the large model, with reflections and the judge's turn on both harvests
     calibrate   the judge's likelihood curve, fitted on the development part
     publish     copy both checkpoints to where `embedded:` finds them
     measure     what the published pair can do, on problems it never saw
@@ -38,14 +38,17 @@ SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_conf
 JUDGE_FILE = "judge.json"
 
 STAGES = (
-    "tokenizer", "novice", "harvest", "small", "large", "calibrate", "publish", "measure",
+    "tokenizer", "novice", "harvest", "small", "rehearse", "large", "calibrate", "publish",
+    "measure",
 )  # fmt: skip
 HARVESTED_PROBLEMS = 16_000
-TOKENS = 45_000_000
+HARVESTS = {"harvest": ("novice", 0), "rehearse": ("small", 1)}
+"""Stage -> whose mistakes, and the seed of its problems."""
+LEARNS_FROM = {"novice": (), "small": ("harvest",), "large": ("harvest", "rehearse")}
 RECIPES = {
-    "novice": Recipe(layers=2, width=64, tokens=12_000_000),
-    "small": Recipe(layers=2, width=64, tokens=TOKENS, seed=1),
-    "large": Recipe(layers=12, width=128, tokens=TOKENS, seed=2, flag_layer=9),
+    "novice": Recipe(layers=2, width=64, tokens=45_000_000),
+    "small": Recipe(layers=2, width=64, tokens=55_000_000, seed=1),
+    "large": Recipe(layers=12, width=128, tokens=90_000_000, seed=2, flag_layer=9),
 }
 
 
@@ -55,10 +58,10 @@ class Documents:
 
     tokenizer: Path
     judge: bool
-    mistakes: Path | None
+    mistakes: tuple[Path, ...]
 
     def __call__(self, rank: int, world: int, seed: int) -> Iterator[Document]:
-        known = load_mistakes(self.mistakes) if self.mistakes else None
+        known = [row for path in self.mistakes for row in load_mistakes(path)] or None
         tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
         writer = Writer(tokenizer, judge=self.judge, mistakes=known)
         return writer.documents("train", seed * world + rank)
@@ -78,13 +81,15 @@ def run(
 
     `minutes` caps the wall time of a training stage (its schedule ends in time), `tokens` its
     length; `resume` goes on from the stage's last checkpoint; `init_from` starts from the weights
-    of an exported checkpoint and warms up again.
+    of an exported checkpoint and warms up again, to a third of the learning rate.
     """
-    tokenizer, mistakes = runs / "tokenizer", runs / "mistakes.jsonl.gz"
+    tokenizer = runs / "tokenizer"
+    harvests = {name: runs / f"{name}.jsonl.gz" for name in HARVESTS}
     if stage == "tokenizer":
         train_tokenizer(texts(0, 40_000), tokenizer)
-    elif stage == "harvest":
-        harvest(runs / "novice", mistakes, HARVESTED_PROBLEMS, 0, log)
+    elif stage in HARVESTS:
+        author, seed = HARVESTS[stage]
+        harvest(runs / author, harvests[stage], HARVESTED_PROBLEMS, seed, log)
     elif stage == "calibrate":
         calibrate(runs / "small", runs / "large", log)
     elif stage == "publish":
@@ -94,7 +99,9 @@ def run(
         recipe = replace(RECIPES[stage], minutes=minutes)
         if tokens:
             recipe = replace(recipe, tokens=tokens)
-        known = None if stage == "novice" else mistakes
+        if init_from:
+            recipe = replace(recipe, muon_lr=recipe.muon_lr / 3, adam_lr=recipe.adam_lr / 3)
+        known = tuple(harvests[name] for name in LEARNS_FROM[stage])
         documents = Documents(tokenizer, judge=stage == "large", mistakes=known)
         train(recipe, documents, runs / stage, tokenizer, resume, init_from=init_from, log=log)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from workers.models import wordings as w
 from workers.models.problems import Fact, Problem, apply
@@ -88,6 +89,26 @@ def plant_mistake(problem: Problem, index: int, rng: random.Random) -> str:
     slipped = Fact(f"{a}{operation}{b}", value, fact.left)
     text = rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + slipped.equation + "."
     return text if not is_right(problem, index, text) else plant_mistake(problem, index, rng)
+
+
+def repair_text(problem: Problem, index: int, said: str, rng: random.Random) -> str:
+    """A reflection that states step `index` rightly after something wrong was `said`."""
+    return _reflection(problem.facts[index], said, rng)
+
+
+def plant_reflection(problem: Problem, index: int, said: str, rng: random.Random) -> str:
+    """A wrong reflection on what was `said` as step `index`."""
+    fact = problem.facts[index]
+    return _reflection(replace(fact, value=_slip(fact.value, rng)), said, rng)
+
+
+def _reflection(fact: Fact, said: str, rng: random.Random) -> str:
+    numbers = NUMBER.findall(said)
+    wrong = numbers[-1] if numbers else ""
+    pattern = rng.choice(w.WRONG)
+    if not wrong or wrong == str(fact.value):
+        pattern = w.WRONG[2]  # the value stands, something else was wrong
+    return pattern.format(s=fact.equation, w=wrong)
 
 
 def _slip(number: int, rng: random.Random) -> int:

@@ -10,9 +10,16 @@ import pytest
 from tokenizers import Tokenizer
 
 from workers.models import documents
-from workers.models.documents import Mistakes, Writer
-from workers.models.problems import Fact, Problem, draw
-from workers.models.steps import is_right, plant_mistake, step_text
+from workers.models.documents import Mistakes, Reflection, Writer
+from workers.models.problems import Fact, Problem, draw, stream
+from workers.models.steps import (
+    is_right,
+    plant_mistake,
+    plant_reflection,
+    reflects,
+    repair_text,
+    step_text,
+)
 from workers.models.vocabulary import ASSISTANT, CLOSE, END, THINK, USER, train_tokenizer
 
 PROBLEM = Problem("37*6+12?", "234", "chain", 2, "k", (Fact("37*6", 222), Fact("222+12", 234)))
@@ -62,7 +69,7 @@ def test_subtraction_does_not_commute() -> None:
 
 
 def test_wrong_steps_are_read_but_never_trained(tokenizer: Tokenizer) -> None:
-    mistakes = [Mistakes(PROBLEM, {0: "37*6=999."}, {1: "222+12=888."})]
+    mistakes = [Mistakes(PROBLEM, {0: "37*6=999."}, {1: "222+12=888."}, [])]
     wrong = [tokenizer.encode(text).ids for text in ("=999.", "=888.")]
     seen = 0
     for doc in islice(Writer(tokenizer, judge=True, mistakes=mistakes).documents("train", 0), 300):
@@ -103,7 +110,9 @@ def test_positions_continue_the_chain_a_branch_leaves_from(tokenizer: Tokenizer)
 
 
 def test_the_main_chain_is_what_a_chat_template_would_render(tokenizer: Tokenizer) -> None:
-    doc = Writer(tokenizer, judge=True).solved(PROBLEM, random.Random(4), {})
+    doc = Writer(tokenizer, judge=True).solved(
+        PROBLEM, random.Random(4), Mistakes(PROBLEM, {}, {}, [])
+    )
     main = [t for t, b in zip(doc.tokens, doc.branches, strict=True) if b == 0]
     text = tokenizer.decode(main, skip_special_tokens=False)
     assert text.startswith(USER)
@@ -112,17 +121,42 @@ def test_the_main_chain_is_what_a_chat_template_would_render(tokenizer: Tokenize
     assert text.endswith("\\boxed{234}." + END)
 
 
-def test_the_judge_says_nine_after_right_and_zero_after_wrong_steps(tokenizer: Tokenizer) -> None:
-    digits = {tokenizer.token_to_id("9"): "9", tokenizer.token_to_id("0"): "0"}
-    mistakes = [Mistakes(PROBLEM, {0: "37*6=999."}, {})]
-    counts = {"9": 0, "0": 0}
+REFLECTIONS = [
+    Reflection(0, "37*6=999.", "Wait, 37*6=777, not 999.", right=False),
+    Reflection(0, "37*6=999.", "Wait, 37*6=222, not 999.", right=True),
+]
+
+
+def test_branches_are_verdicts_on_what_was_said_or_right_repairs(tokenizer: Tokenizer) -> None:
+    mistakes = [Mistakes(PROBLEM, {0: "37*6=999."}, {}, REFLECTIONS)]
+    counts = {"9": 0, "0": 0, "repaired": 0}
+    judged = {reflection.text: set[str]() for reflection in REFLECTIONS}
     for doc in islice(Writer(tokenizer, judge=True, mistakes=mistakes).documents("train", 3), 400):
         for branch in set(doc.branches) - {0}:
             own = [i for i, b in enumerate(doc.branches) if b == branch]
-            assert doc.tokens[own[-1]] in digits
-            assert doc.targets[own[-2]] == doc.tokens[own[-1]]
-            counts[digits[doc.tokens[own[-1]]]] += 1
+            text = tokenizer.decode([doc.tokens[i] for i in own], skip_special_tokens=False)
+            trained = tokenizer.decode([doc.targets[i] for i in own if doc.targets[i] >= 0])
+            if documents.JUDGE_QUESTION in text:
+                assert trained in ("0", "9")
+                assert text.endswith(trained)
+                counts[trained] += 1
+                for reflection, digits in judged.items():
+                    digits.update([trained] if reflection in text else [])
+            else:
+                assert reflects(trained)
+                assert text.endswith(trained)
+                counts["repaired"] += 1
     assert min(counts.values()) > 50
+    assert list(judged.values()) == [{"0"}, {"9"}]
+
+
+def test_planted_reflections_are_wrong_and_repairs_are_right() -> None:
+    rng = random.Random(5)
+    for problem in islice(stream("train", 5), 300):
+        for index in range(len(problem.facts)):
+            said = plant_mistake(problem, index, rng)
+            assert not is_right(problem, index + 1, plant_reflection(problem, index, said, rng))
+            assert is_right(problem, index + 1, repair_text(problem, index, said, rng))
 
 
 def test_the_small_model_learns_no_judging(tokenizer: Tokenizer) -> None:
