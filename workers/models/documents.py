@@ -122,7 +122,7 @@ class Writer:
 
     The large model learns to find errors, so it sees many, some of them planted, and reflections
     that are wrong themselves. The small model cannot find most of its errors, but it can learn
-    where it tends to err: it sees its own greedy mistakes at their natural rate.
+    where it tends to err: it sees its own, greedy and sampled.
     """
 
     def __init__(
@@ -222,7 +222,8 @@ class Writer:
         slipped = False
         for index in range(steps):
             last = index + 1 == steps
-            mistakes = self._wrong_steps(known, index)
+            written = (known.greedy, known.sampled) if known else ()
+            mistakes = [wrong[index] for wrong in written if index in wrong]
             if index == planted:
                 mistakes = [plant_mistake(problem, index, rng)]
             slip = ""
@@ -254,12 +255,6 @@ class Writer:
         builder.control(CLOSE, 1.0)
         builder.text(w.ANSWER.format(v=problem.answer), 0.5)
         builder.control(END, 0.5)
-
-    def _wrong_steps(self, known: Mistakes | None, index: int) -> list[str]:
-        if known is None:
-            return []
-        written = (known.greedy, known.sampled) if self.judge else (known.greedy,)
-        return [steps[index] for steps in written if index in steps]
 
     def _reflections(
         self, problem: Problem, known: Mistakes | None, index: int, rng: random.Random
