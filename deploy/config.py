@@ -20,13 +20,10 @@ from ray.serve.schema import ServeDeploySchema
 from orchestrator.errors import ConfigError
 from orchestrator.policy import Policy
 from policies import POLICIES
+from workers.checkpoints import judge_file
 
 HERE = Path(__file__).parent
 DEFAULT_FILE = HERE / "local.yaml"
-EMBEDDED = HERE.parent / "workers" / "models"
-JUDGE_FILE = (
-    "judge.json"  # beside a large model's weights: how this model is to be asked for scores
-)
 
 
 class Strict(BaseModel):
@@ -71,13 +68,6 @@ class WorkerSpec(Strict):
         if not self.model:
             raise ValueError("model is missing")
         return self
-
-    def folder(self) -> Path | None:
-        """Where the checkpoint lies, if that is a folder of this machine."""
-        name = self.model or ""
-        if name.startswith("embedded:"):
-            return EMBEDDED / name.removeprefix("embedded:")
-        return Path(name) if Path(name).is_dir() else None
 
 
 class Workers(Strict):
@@ -164,9 +154,10 @@ class Args(Strict):
     @model_validator(mode="after")
     def _judge_of_the_checkpoint(self) -> Args:
         """A checkpoint may say how it judges; what the deployment file says goes before it."""
-        folder = self.workers.large.folder()
-        if folder is not None and (folder / JUDGE_FILE).is_file():
-            judge = json.loads((folder / JUDGE_FILE).read_text())["policy"]
+        model = self.workers.large.model
+        file = judge_file(model) if model is not None else None
+        if file is not None:
+            judge = json.loads(file.read_text())["policy"]
             for name, policy in POLICIES.items():
                 own = {key: value for key, value in judge.items() if key in policy.model_fields}
                 if own:

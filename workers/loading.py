@@ -1,7 +1,6 @@
 """From the name of a checkpoint to a worker.
 
-Only safetensors are read and no code of a checkpoint is ever run. `embedded:NAME` is a folder of
-`workers/models`.
+Only safetensors are read and no code of a checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -15,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from orchestrator.errors import ConfigError
+from workers.checkpoints import resolve
 from workers.engine import Engine
 from workers.local import LocalWorker
 from workers.speculation import METHODS, build
@@ -24,7 +24,6 @@ from workers.tokenizer import Tokenizer
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROPES = ("default", "linear", "llama3", "yarn")  # those whose table does not grow with the text
-_MODELS = Path(__file__).parent / "models"
 _SMALL = 50_000_000  # parameters below which one CPU thread is as fast as several
 
 
@@ -57,7 +56,7 @@ def load(
     """
     if rows < 1 or (slots is not None and slots < rows):
         raise ConfigError(f"{rows} rows need at least one row, and as many slots")
-    path = resolve(model)
+    path = str(resolve(model))
     tokenizer = load_tokenizer(path)
     network = load_model(path, device=device, dtype=dtype)
     longest = network.config.max_position_embeddings
@@ -72,7 +71,7 @@ def load(
     )
 
     def load_draft(name: str) -> Any:
-        folder = resolve(name)
+        folder = str(resolve(name))
         if load_tokenizer(folder).hash != tokenizer.hash:
             raise ConfigError(f"the draft model {name} has another vocabulary than {model}")
         return load_model(folder, device=device, dtype=dtype)
@@ -89,22 +88,6 @@ def load(
         threads = 1
     engine = Engine(decoder, rows=rows, queue=queue, lease=lease, threads=threads)
     return LocalWorker(engine, tokenizer, end_ids(network, tokenizer))
-
-
-def resolve(model: str | Path) -> str:
-    """A folder or a Hugging Face id from a name."""
-    name = str(model)
-    if name.startswith("embedded:"):
-        folder = _MODELS / name.removeprefix("embedded:")
-        if folder.parent != _MODELS or not (folder / "config.json").is_file():
-            raise ConfigError(f"there is no embedded model {name!r} in {_MODELS}")
-        return str(folder)
-    if name.startswith((".", "/", "~")):
-        folder = Path(name).expanduser()
-        if not (folder / "config.json").is_file():
-            raise ConfigError(f"{folder} is no model folder: it has no config.json")
-        return str(folder)
-    return name
 
 
 def load_tokenizer(path: str) -> Tokenizer:

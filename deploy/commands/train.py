@@ -64,10 +64,10 @@ def train(
     if unknown:
         raise InvalidRequest(f"no such stage: {', '.join(sorted(unknown))}", param="stages")
     for stage in stages or recipe.STAGES:
-        if stage == "measure":
-            recipe.measure_pair(recipe.HERE, part.value, count)
-        else:
-            recipe.run(stage, runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init)
+        recipe.run(
+            stage, runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init,
+            part=part.value, count=count,
+        )  # fmt: skip
 
 
 train.__doc__ = f"{train.__doc__}{EXAMPLES}"

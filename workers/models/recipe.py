@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from workers.checkpoints import JUDGE_FILE, MODELS
 from workers.models.batches import Document
 from workers.models.cost import decode_cost
 from workers.models.documents import Writer, texts
@@ -33,9 +34,7 @@ from workers.models.problems import Part
 from workers.models.trainer import train
 from workers.models.vocabulary import train_tokenizer
 
-HERE = Path(__file__).parent
 SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-JUDGE_FILE = "judge.json"
 
 STAGES = (
     "tokenizer", "novice", "harvest", "small", "rehearse", "large", "calibrate", "publish",
@@ -75,13 +74,16 @@ def run(
     tokens: int | None = None,
     resume: bool = False,
     init_from: Path | None = None,
+    part: Part = "dev",
+    count: int = 1000,
     log: Callable[[str], None] = print,
 ) -> None:
     """Run one stage in the folder `runs`.
 
     `minutes` caps the wall time of a training stage (its schedule ends in time), `tokens` its
     length; `resume` goes on from the stage's last checkpoint; `init_from` starts from the weights
-    of an exported checkpoint and warms up again, to a third of the learning rate.
+    of an exported checkpoint and warms up again, to a third of the learning rate. `measure` takes
+    `count` problems of a part that training never saw.
     """
     tokenizer = runs / "tokenizer"
     harvests = {name: runs / f"{name}.jsonl.gz" for name in HARVESTS}
@@ -94,7 +96,9 @@ def run(
         calibrate(runs / "small", runs / "large", log)
     elif stage == "publish":
         for name in ("small", "large"):
-            publish(runs / name, HERE / name)
+            publish(runs / name, MODELS / name)
+    elif stage == "measure":
+        measure(part, count, log)
     else:
         recipe = replace(RECIPES[stage], minutes=minutes)
         if tokens:
@@ -132,10 +136,8 @@ def publish(trained: Path, shipped: Path) -> None:
             shutil.copyfile(trained / name, shipped / name)
 
 
-def measure_pair(
-    folder: Path, part: Part, count: int, log: Callable[[str], None] = print, seed: int = 1
-) -> None:
-    """Log the figures of the pair in `folder` as JSON; the seed is fixed once and for all."""
-    figures = {"cost": decode_cost(folder)}
-    figures |= report(Author(folder / "small"), Author(folder / "large"), part, seed, count)
-    log(json.dumps(figures, indent=2))
+def measure(part: Part, count: int, log: Callable[[str], None] = print, seed: int = 1) -> None:
+    """Log the figures of the published pair as JSON; the seed is fixed once and for all."""
+    figures = {"cost": decode_cost(MODELS)}
+    small, large = (Author(MODELS / name) for name in ("small", "large"))
+    log(json.dumps(figures | report(small, large, part, seed, count), indent=2))

@@ -14,12 +14,13 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from policies.judge import PROMPTS
 from policies.specreason import SpecReason
-from workers.models.documents import texts
+from workers.checkpoints import JUDGE_FILE, MODELS
+from workers.models.documents import JUDGE_QUESTION, texts
 from workers.models.harvest import Author
 from workers.models.measure import accuracy, candidates, judge, share
 from workers.models.problems import draw
-from workers.models.recipe import HERE, JUDGE_FILE
 from workers.models.steps import is_right
 from workers.models.vocabulary import ASSISTANT, END, THINK, USER
 
@@ -29,27 +30,27 @@ NAMES = ("small", "large")
 @pytest.fixture(scope="module")
 def pair() -> dict[str, Author]:
     torch.set_num_threads(2)
-    return {name: Author(HERE / name) for name in NAMES}
+    return {name: Author(MODELS / name) for name in NAMES}
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_is_a_plain_hugging_face_checkpoint(name: str) -> None:
-    model = AutoModelForCausalLM.from_pretrained(HERE / name)
-    tokenizer = AutoTokenizer.from_pretrained(HERE / name)
+    model = AutoModelForCausalLM.from_pretrained(MODELS / name)
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / name)
     assert model.config.model_type == "llama"
     assert len(tokenizer) <= model.config.vocab_size
     assert tokenizer.decode([model.config.eos_token_id]) == END == tokenizer.eos_token
-    with safe_open(HERE / name / "model.safetensors", "pt") as file:
+    with safe_open(MODELS / name / "model.safetensors", "pt") as file:
         assert {file.get_slice(key).get_dtype() for key in file.keys()} == {"BF16"}  # noqa: SIM118
 
 
 def test_both_speak_one_vocabulary() -> None:
-    one, two = ((HERE / name / "tokenizer.json").read_bytes() for name in NAMES)
+    one, two = ((MODELS / name / "tokenizer.json").read_bytes() for name in NAMES)
     assert one == two
 
 
 def test_the_chat_template_renders_what_training_showed() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(HERE / "small")
+    tokenizer = AutoTokenizer.from_pretrained(MODELS / "small")
     messages = [
         {"role": "user", "content": "1+1?"},
         {"role": "assistant", "content": "<think>1+1=2.</think>The answer is \\boxed{2}."},
@@ -65,7 +66,7 @@ def test_the_chat_template_renders_what_training_showed() -> None:
 
 def test_the_tokenizer_is_the_recipe_s() -> None:
     """Training texts come out as words and signs, not as bytes."""
-    tokenizer = Tokenizer.from_file(str(HERE / "small" / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(MODELS / "small" / "tokenizer.json"))
     sample = list(texts(9, 300))
     tokens = sum(len(tokenizer.encode(text).ids) for text in sample)
     assert tokens < 0.5 * sum(map(len, sample))
@@ -89,8 +90,12 @@ def test_the_large_one_tells_right_steps_from_wrong_ones(pair: dict[str, Author]
 
 
 def test_the_judge_s_curve_lies_beside_the_weights() -> None:
-    written = json.loads(Path(HERE / "large" / JUDGE_FILE).read_text())
+    written = json.loads(Path(MODELS / "large" / JUDGE_FILE).read_text())
     assert SpecReason(**written["policy"]).judge == "short"
     assert written["policy"]["likelihood"][1] > 0
     digit, likelihood = (written["dev"][f"{kind}_auc"] for kind in ("digit", "likelihood"))
     assert written["policy"]["scoring"] == ("expected" if digit >= likelihood else "likelihood")
+
+
+def test_the_policy_asks_the_judge_as_it_was_taught() -> None:
+    assert PROMPTS["short"] == (JUDGE_QUESTION, "")

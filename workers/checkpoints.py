@@ -1,0 +1,42 @@
+"""Where a checkpoint lies: in a folder, on the Hugging Face hub, or beside this file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.errors import ConfigError
+
+MODELS = Path(__file__).parent / "models"
+EMBEDDED = "embedded:"
+JUDGE_FILE = "judge.json"
+"""Beside a large model's weights: how this model is to be asked for scores."""
+
+
+def resolve(model: str | Path) -> Path | str:
+    """The folder a name stands for, or the Hugging Face id it is.
+
+    Raises:
+        ConfigError: a folder that holds no checkpoint, an embedded model that does not exist.
+    """
+    name = str(model)
+    if name.startswith(EMBEDDED):
+        folder = MODELS / name.removeprefix(EMBEDDED)
+        if folder.parent != MODELS or not (folder / "config.json").is_file():
+            raise ConfigError(f"there is no embedded model {name!r} in {MODELS}")
+        return folder
+    if name.startswith((".", "/", "~")):
+        folder = Path(name).expanduser()
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder} is no model folder: it has no config.json")
+        return folder
+    return Path(name) if (Path(name) / "config.json").is_file() else name
+
+
+def judge_file(model: str) -> Path | None:
+    """How a checkpoint of this machine wants to be asked for scores, if it says so."""
+    try:
+        folder = resolve(model)
+    except ConfigError:
+        return None  # who loads it says what is wrong
+    file = folder / JUDGE_FILE if isinstance(folder, Path) else None
+    return file if file is not None and file.is_file() else None
