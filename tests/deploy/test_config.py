@@ -130,6 +130,7 @@ def test_a_checkpoint_says_how_it_judges(tmp_path: Path) -> None:
     """judge.json beside the large model gives the policy's defaults; the file goes before it."""
     curve = {"policy": {"judge": "short", "scoring": "likelihood", "likelihood": [3.5, 0.5]}}
     (tmp_path / "judge.json").write_text(json.dumps(curve))
+    (tmp_path / "config.json").write_text("{}")
     workers = {"small": {"model": "embedded:small"}, "large": {"model": str(tmp_path)}}
     args = Args.model_validate({"workers": workers})
     assert args.policy.params["specreason"] == curve["policy"]
