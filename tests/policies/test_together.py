@@ -24,18 +24,28 @@ from workers.models.problems import draw
 
 pytestmark = pytest.mark.asyncio
 
-PROBLEMS = draw("dev", 11, 3)
+PROBLEMS = draw("dev", 11, 2)
 ARGS = load(DEFAULT_FILE).args
 STEPWISE = [name for name in POLICIES if name not in ("small-only", "large-only")]
 
 
 @pytest.fixture(scope="module")
 def workers() -> Iterator[dict[str, LocalWorker]]:
-    """Two engines over the same checkpoint."""
-    pair = {name: load_worker(ARGS.workers.large) for name in ("small", "large")}
-    yield pair
-    for worker in pair.values():
-        worker.close()
+    """One engine on both sides."""
+    worker = load_worker(ARGS.workers.large)
+    yield {"small": worker, "large": worker}
+    worker.close()
+
+
+ALONE: dict[str, tuple[str, str]] = {}
+
+
+async def alone(workers: Any, question: str) -> tuple[str, str]:
+    """What the large model thinks and answers without anybody's help."""
+    if question not in ALONE:
+        _, ended = await run(made("large-only"), workers, question)
+        ALONE[question] = (ended.trace.text, ended.trace.answer[0].text)
+    return ALONE[question]
 
 
 def made(name: str, **more: Any) -> Policy:
@@ -86,11 +96,10 @@ async def test_with_equal_models_everybody_says_the_same(
     workers: Any, name: str, parameters: dict[str, Any]
 ) -> None:
     for problem in PROBLEMS:
-        _, alone = await run(made("large-only"), workers, problem.question)
         _, ended = await run(made(name, **parameters), workers, problem.question)
         # A blank draft or a loop may end otherwise; on these problems there is neither.
-        assert ended.trace.text == alone.trace.text
-        assert [s.text for s in ended.trace.answer] == [s.text for s in alone.trace.answer]
+        said = (ended.trace.text, ended.trace.answer[0].text)
+        assert said == await alone(workers, problem.question)
     assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
 
 
@@ -115,9 +124,8 @@ async def test_sampled_requests_end_and_replay(workers: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STEPWISE)
-@pytest.mark.parametrize("budget", [1, 7])
-async def test_a_small_budget(workers: Any, name: str, budget: int) -> None:
-    _, ended = await run(made(name, budget=budget), workers, PROBLEMS[2].question)
-    assert ended.trace.thought_tokens <= budget
+async def test_a_budget_of_one_token(workers: Any, name: str) -> None:
+    _, ended = await run(made(name, budget=1), workers, PROBLEMS[0].question)
+    assert ended.trace.thought_tokens <= 1
     assert ended.trace.done
     assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
