@@ -60,8 +60,10 @@ def _key(action: Action[Any]) -> Action[Any]:
 def _fitting(called: Called, action: Action[Any]) -> Called | None:
     """What was answered, as the gate of `action` would have let it through."""
     gate, answer = _gate(action), called.answer
-    if gate == _gate(called.action) or not isinstance(answer, Generation):
+    if gate == _gate(called.action):
         return called
+    if not isinstance(answer, Generation):
+        return replace(called, action=action)  # a failure, which has nothing to do with gates
     if gate is None or answer.entropy is None:
         return None
     if answer.entropy > gate:

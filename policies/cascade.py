@@ -4,8 +4,8 @@ To verify a step is easier than to write it, and small models are well calibrate
 range. So the verdict of the small model stands where it is confident, and only what lies between
 goes to the large model. The paper's abstract says no more of the signal; here it is either of:
 
-- `logprob`: nine times the probability of the draft's least likely token, which the small model
-  has told with the draft and which costs nothing (SpecGuard's signal, arXiv 2604.15244);
+- `logprob`: nine times the probability of the draft's least likely token (under the law it was
+  drawn from), which comes with the draft and costs nothing (SpecGuard's signal, arXiv 2604.15244);
 - `digit`: the small model's own 0 to 9, asked as the large one is asked: one short pass.
 """
 
