@@ -14,6 +14,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from orchestrator.types import (
     Classification,
+    Cost,
     Generation,
     Message,
     Sampling,
@@ -104,6 +105,11 @@ class Close(Action[Trace]):
 
     trace: Trace
     forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Account(Action[Cost]):
+    """Ask what the request has cost so far: the sum over the answers, so a replay says the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-from orchestrator.actions import Accept, Action, Cancel, Close, First, Generate, Job, Reject, Write
+from orchestrator.actions import (
+    Accept,
+    Account,
+    Action,
+    Cancel,
+    Close,
+    First,
+    Generate,
+    Job,
+    Reject,
+    Write,
+)
 from orchestrator.budget import Budget
 from orchestrator.errors import BatonError, ContextLengthExceeded
 from orchestrator.events import Called, Ended, Event, Stepped, Text
@@ -88,6 +99,8 @@ class Dialogue:
             self.trace = self._reply = self.budget.close(self.trace, action.forced)
         elif isinstance(action, First):
             self._first_answered(answer)
+        elif isinstance(action, Account):
+            self._reply = self._tally.cost()
         elif isinstance(action, Cancel):
             self._reply = None  # its cost concerns the record alone
         self._idle = self._idle + 1 if self.trace is before else 0

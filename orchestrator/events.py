@@ -31,7 +31,7 @@ class Called:
 
     `answer` is an exception where the worker failed. For Write it is the Generation (the trace
     that the policy gets follows from it), for First the job with its answer or exception, for
-    Cancel the Usage that the job had cost; None for Accept, Reject and Close.
+    Cancel the Usage that the job had cost; None for Accept, Reject, Close and Account.
     """
 
     action: Action[Any]

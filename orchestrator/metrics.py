@@ -26,7 +26,7 @@ from orchestrator.actions import (
 )
 from orchestrator.errors import DeadlineExceeded, InvalidRequest, Overloaded, WorkerError
 from orchestrator.events import Called, Ended, Event, Metrics, Stepped, Text
-from orchestrator.types import Classification, Generation, Usage, Verification
+from orchestrator.types import Classification, Cost, Generation, Usage, Verification
 
 WORKERS: tuple[WorkerName, ...] = ("small", "large")
 
@@ -97,6 +97,11 @@ class Tally:
         self._cached += usage.cached
         if worker == "large":
             self._passes += usage.passes
+
+    def cost(self) -> Cost:
+        """Time and tokens so far, for a policy that weighs them."""
+        ms, made = self._ms, self._made
+        return Cost(ms["small"], ms["large"], ms["classify"], made["small"], made["large"])
 
     def metrics(self, total_ms: float = 0.0) -> Metrics:
         """The totals so far."""

@@ -29,6 +29,7 @@ from orchestrator.actions import (
     Verify,
     Write,
 )
+from orchestrator.answers import Answers
 from orchestrator.dialogue import Dialogue
 from orchestrator.errors import BatonError, InvalidRequest
 from orchestrator.events import Called, Ended, Event, Stepped, Text
@@ -163,37 +164,28 @@ def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
 def replayable(recording: Recording, policy: Policy) -> Iterator[Event]:
     """Drive another policy (another threshold, say) as far as the recording has its answers.
 
-    Answers are found by their question, whatever the order.
+    Answers are found by their question, whatever the order (answers.py).
 
     Raises:
         AnswerMissing: at the first question that was never answered.
     """
-    known: dict[Action[Any], deque[Called]] = {}
-    started: dict[Job, Action[Any]] = {}
-    for event in recording.events:
-        match event:
-            case Called(Start(action), Job() as job):
-                started[job] = action
-            case Called(First(), (job, answer)) if job in started:
-                known.setdefault(started[job], deque()).append(Called(started[job], answer, 0.0))
-            case Called(Generate() | Write() | Classify() | Verify() as action):
-                known.setdefault(action, deque()).append(event)
+    answers = Answers(recording.events)
     asked: dict[Job, Action[Any]] = {}
 
     def next_answer(action: Action[Any]) -> Called:
         match action:
             case Generate() | Write() | Classify() | Verify():
-                if not known.get(action):
+                if (called := answers.take(action)) is None:
                     raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
-                return known[action].popleft()
+                return called
             case Start(inner):
                 job = Job(len(asked))
                 asked[job] = inner
                 return Called(action, job, 0.0)
             case First(jobs):
                 for job in jobs:
-                    if known.get(asked[job]):
-                        return Called(action, (job, known[asked[job]].popleft().answer), 0.0)
+                    if (called := answers.take(asked[job])) is not None:
+                        return Called(action, (job, called.answer), 0.0)
                 raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
             case Cancel():
                 return Called(action, Usage(), 0.0)

@@ -192,7 +192,7 @@ class _Desk:
                 return await self._first(jobs)
             case Cancel(job):
                 return await self.cancel(job)
-        return None  # Accept, Reject and Close concern the trace alone
+        return None  # Accept, Reject, Close and Account concern the dialogue alone
 
     async def _write(self, action: Write) -> AsyncGenerator[Text | Called, None]:
         # Text that was shown stays. A worker that dies after saying something has written a

@@ -15,7 +15,8 @@ Role = Literal["system", "user", "assistant"]
 Author = Literal["small", "large", "policy"]
 Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
 """Why a generation ended: a delimiter of the span (kept in the text), a caller's stop string
-(cut off), the token cap, the model closing its thought, its end of turn, or low confidence."""
+(cut off), the token cap, the model closing its thought, its end of turn, or doubt (low
+confidence, or high entropy at the first token)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +46,17 @@ class Span:
 
     `until`: delimiters that end it and stay in the text (matched on text, whole tokens are kept).
     `stop`: strings that end it and are cut off. `min_confidence`: end before the first token whose
-    top probability is below it (finish "doubt"). The model's end of thought (while thinking) and
-    end of turn always end it, and are in neither text nor tokens.
+    top probability is below it (finish "doubt"). `max_entropy`: end before anything is written
+    if the entropy of the first token's law is above it (nats, at temperature 1; finish "doubt",
+    no tokens). The model's end of thought (while thinking) and end of turn always end it, and are
+    in neither text nor tokens.
     """
 
     max_tokens: int
     until: tuple[str, ...] = ()
     stop: tuple[str, ...] = ()
     min_confidence: float = 0.0
+    max_entropy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,11 +121,16 @@ class Usage:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """A finished generation."""
+    """A finished generation.
+
+    `entropy` is that of the first token's law, in nats at temperature 1, where the span has a
+    `max_entropy`; None also where a stream broke off after its first token and was resumed.
+    """
 
     segment: Segment
     usage: Usage = Usage()
     ms: float = 0.0
+    entropy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +160,34 @@ class Verification:
     choices: tuple[int, ...]
     usage: Usage = Usage()
     ms: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a request has cost so far: milliseconds waited for answers, and tokens made.
+
+    `judge_ms` is the wait for Classify and Verify of either worker. Drafts count, kept or not.
+    """
+
+    small_ms: float = 0.0
+    large_ms: float = 0.0
+    judge_ms: float = 0.0
+    small_tokens: int = 0
+    large_tokens: int = 0
+
+    @property
+    def ms(self) -> float:
+        """All of the waiting."""
+        return self.small_ms + self.large_ms + self.judge_ms
+
+    def __sub__(self, earlier: Cost) -> Cost:
+        return Cost(
+            self.small_ms - earlier.small_ms,
+            self.large_ms - earlier.large_ms,
+            self.judge_ms - earlier.judge_ms,
+            self.small_tokens - earlier.small_tokens,
+            self.large_tokens - earlier.large_tokens,
+        )
 
 
 @dataclass(frozen=True, slots=True)

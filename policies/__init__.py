@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 from orchestrator.policy import Policy
+from policies.best_of_k import BestOfK
+from policies.cascade import Cascade
+from policies.entropy_gate import EntropyGate
+from policies.lookahead import Lookahead
+from policies.never_slower import NeverSlower
+from policies.route import Route
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
 
@@ -10,5 +16,11 @@ POLICIES: dict[str, type[Policy]] = {
     "small-only": SmallOnly,
     "large-only": LargeOnly,
     "specreason": SpecReason,
+    "entropy-gate": EntropyGate,
+    "cascade": Cascade,
+    "lookahead": Lookahead,
+    "best-of-k": BestOfK,
+    "route": Route,
+    "never-slower": NeverSlower,
 }
 """Name -> class; the name is a model name of the API."""

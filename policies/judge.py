@@ -1,4 +1,4 @@
-"""The large model as judge of a step: a number from 0 to 9, never a decision.
+"""A model as judge of a step: a number from 0 to 9, never a decision.
 
 SpecReason (arXiv 2504.07891, section 4.1) asks the base model to grade the last step with a single
 token after a prefill-only pass. The candidate stands in the trace with its thought left open: chat
@@ -10,12 +10,14 @@ control tokens, and only the law at the one forced position is read.
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from math import exp, isfinite
-from typing import Any, Literal
+from typing import Literal
 
-from orchestrator.actions import Action, Classify, Verify
+from pydantic import Field, FiniteFloat
+
+from orchestrator.actions import Classify, Verify, WorkerName
 from orchestrator.types import Classification, Message, Segment, Trace
+from policies.steps import Asking, Stepwise, attempt, blank
 
 Scoring = Literal["greedy", "expected", "likelihood"]
 Wording = Literal["full", "short"]
@@ -39,6 +41,40 @@ PROMPTS: dict[Wording, tuple[str, str]] = {
 }
 
 
+class Judging(Stepwise):
+    """Base of the policies whose large model judges the small one's steps.
+
+    A checkpoint may bring defaults of these fields (judge.json beside its weights).
+    """
+
+    threshold: float = Field(
+        default=7.0, ge=0, le=10, description="a draft is kept at this score or above (0 to 9)"
+    )
+    scoring: Scoring = Field(
+        default="expected",
+        description="greedy: the likeliest digit; expected: the mean digit; "
+        "likelihood: how likely the large model finds the draft's least likely token",
+    )
+    judge: Wording = Field(
+        default="full", description="the judge's question; short: as the embedded pair learnt it"
+    )
+    likelihood: tuple[FiniteFloat, FiniteFloat] = Field(
+        default=(4.0, 1.0), description="a, b of 9*sigmoid(a + b*m), from the checkpoint"
+    )
+
+    def grade(self, trace: Trace, draft: Segment) -> Asking[float]:
+        """What the large model finds the draft worth; a failure is raised."""
+        return grade(
+            trace, draft, scoring=self.scoring, wording=self.judge, likelihood=self.likelihood
+        )
+
+    def score(self, trace: Trace, draft: Segment) -> Asking[float | None]:
+        """The draft's score; None for want of one, which never counts as good enough."""
+        if blank(draft):
+            return None  # nothing is said that could be judged
+        return (yield from attempt(self.grade(trace, draft)))
+
+
 def grade(
     trace: Trace,
     draft: Segment,
@@ -46,16 +82,17 @@ def grade(
     scoring: Scoring,
     wording: Wording,
     likelihood: tuple[float, float],
-) -> Generator[Action[Any], Any, float]:
-    """Ask the large worker what a draft at the end of the trace is worth, from 0 to 9."""
+    worker: WorkerName = "large",
+) -> Asking[float]:
+    """Ask a worker what a draft at the end of the trace is worth, from 0 to 9."""
     if scoring == "likelihood":
         if not draft.tokens:
             return 0.0  # no token, no likelihood
-        verification = yield from Verify("large", trace, draft)
+        verification = yield from Verify(worker, trace, draft)
         return likelihood_score(-max(verification.surprise, default=0.0), likelihood)
     instruction, lead_in = PROMPTS[wording]
     turns = (Message("user", instruction),)
-    law = yield from Classify("large", trace.extend(draft), turns, lead_in, DIGITS)
+    law = yield from Classify(worker, trace.extend(draft), turns, lead_in, DIGITS)
     return greedy_score(law) if scoring == "greedy" else expected_score(law)
 
 

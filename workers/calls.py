@@ -172,9 +172,21 @@ class GenerateJob(Job):
     ends: Collection[int] = ()  # all ids that end the text
     room: int = 0  # tokens that fit both the span and the context; none if not above 0
     row: Row | None = None
+    entropy: float | None = None  # of the first token's law, in nats, where the span asks
+
+    def doubts(self, result: Result) -> bool:
+        """Whether the first token's law is too uncertain to go on; `result` read the prompt."""
+        if self.span.max_entropy is None:
+            return False
+        law = result.logits[0, -1].double().softmax(-1)
+        self.entropy = float(torch.special.entr(law).sum())
+        if math.isnan(self.entropy):
+            raise WorkerError("the model produced no numbers (NaN logits)")
+        return self.entropy > self.span.max_entropy
 
     def answer(self, result: Result | None) -> tuple[str, list[int], list[float], Finish]:
-        return self.finish("length")  # a span of no tokens: only the prompt was read
+        # A span of no tokens, for which only the prompt was read, or one that ends in doubt.
+        return self.finish("length" if self.entropy is None else "doubt")
 
     def take(self, accepted: Accepted) -> Finish | None:
         """Take a round's tokens one by one; says why the span ends inside it, if it does."""

@@ -196,12 +196,13 @@ class Engine:
                 return
         if isinstance(job, GenerateJob) and job.room > 0:
             assert result is not None
-            job.row = Row(job.slot, job.ids, job.sampling, job.seed, job.room)
-            accepted = self.decoder.join(job.row, result)
-            self._reading.remove(job)
-            self._decoding[job.slot] = job
-            self._take(job, accepted)
-            return
+            if not job.doubts(result):
+                job.row = Row(job.slot, job.ids, job.sampling, job.seed, job.room)
+                accepted = self.decoder.join(job.row, result)
+                self._reading.remove(job)
+                self._decoding[job.slot] = job
+                self._take(job, accepted)
+                return
         answer = job.answer(result)
         self._reading.remove(job)
         self._release(job)

@@ -91,7 +91,7 @@ class LocalWorker:
                     tokenizer.hash,
                     finish,
                 )
-                yield Generation(segment, job.usage, job.ms)
+                yield Generation(segment, job.usage, job.ms, job.entropy)
         finally:
             await answers.aclose()  # type: ignore[attr-defined]
 

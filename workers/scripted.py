@@ -37,11 +37,15 @@ DELIMITER = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A continuation that ends in a certain way, and how surely each token was drawn."""
+    """A continuation that ends in a certain way, and how surely each token was drawn.
+
+    `entropy` is that of the law of its first token, in nats.
+    """
 
     text: str
     finish: Finish | None = None  # None: as the span says; else the model ends its phase
     logprob: float = -0.1
+    entropy: float = 0.0
 
 
 Line = str | Say | BaseException
@@ -119,7 +123,9 @@ class Scripted:
             size = len(spoken.tokens)
             if self.deaths.get(number, -1) >= size:
                 raise WorkerUnavailable("died in mid-stream")
-            yield Generation(spoken, Usage(prompt, 0, size, size), size * self.delay * 1000)
+            entropy = said.entropy if span.max_entropy is not None else None
+            usage = Usage(prompt, 0, size, size)
+            yield Generation(spoken, usage, size * self.delay * 1000, entropy)
 
     async def classify(
         self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
@@ -188,6 +194,8 @@ class Scripted:
 
     def _speak(self, call: Call, said: Say, span: Span) -> Segment:
         """As much of the line as the span lets through."""
+        if span.max_entropy is not None and said.entropy > span.max_entropy:
+            return segment(call.author, "", "doubt")
         closing: Finish = "eos" if call.trace.closed else "think_end"
         text, finish = said.text, said.finish or closing
         if cuts := [at for stop in span.stop if (at := text.find(stop)) >= 0]:

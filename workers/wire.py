@@ -55,7 +55,7 @@ async def resumed(
         yield whole(replace(begun, finish=finish), Usage(prompt=len(made.tokens)))
         return
     call = replace(call, trace=call.trace.extend(whole(begun).segment))
-    span = replace(span, max_tokens=left)
+    span = replace(span, max_tokens=left, max_entropy=None)  # its first token is long since made
     rest = Delta("", ())
     async with aclosing(_writing(worker, call, span, sampling, True)) as items:
         async for item in items:

@@ -12,6 +12,7 @@ import yaml
 
 from deploy.config import DEFAULT_FILE, Args, load
 from orchestrator.errors import ConfigError
+from policies import POLICIES
 
 GOOD: dict[str, Any] = yaml.safe_load(DEFAULT_FILE.read_text())
 
@@ -135,6 +136,10 @@ def test_a_checkpoint_says_how_it_judges(tmp_path: Path) -> None:
     args = Args.model_validate({"workers": workers})
     assert args.policy.params["specreason"] == curve["policy"]
     assert "large-only" not in args.policy.params
+    for name, policy in POLICIES.items():  # whichever has such fields, and no other
+        mine = {key: value for key, value in curve["policy"].items() if key in policy.model_fields}
+        assert args.policy.params.get(name, {}) == mine
+        assert args.policy.policy(name)  # and the values fit them
     own = {"params": {"specreason": {"scoring": "greedy", "threshold": 5}}}
     args = Args.model_validate({"workers": workers, "policy": own})
     assert args.policy.params["specreason"] == curve["policy"] | own["params"]["specreason"]

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from orchestrator.actions import (
     Accept,
+    Account,
     Cancel,
     Classify,
     First,
@@ -32,6 +33,7 @@ from orchestrator.metrics import ServiceMetrics, Tally, outcome
 from orchestrator.solve import solve
 from orchestrator.types import (
     Classification,
+    Cost,
     Generation,
     Limits,
     Message,
@@ -102,6 +104,21 @@ def test_a_draft_cut_short_counts_its_rest_as_discarded_and_a_choice_as_made() -
     )
     assert (metrics.small_tokens, metrics.large_tokens, metrics.discarded_tokens) == (5, 1, 3)
     assert metrics.acceptance_rate is None
+
+
+def test_the_cost_so_far() -> None:
+    fold = Tally()
+    assert fold.cost() == Cost()
+    fold.add(Called(Generate("small", TRACE, SPAN), made("small", 5), 4.0))
+    before = fold.cost()
+    assert before == Cost(small_ms=4.0, small_tokens=5)
+    fold.add(Called(Account(), None, 0.1))
+    law = Classification(("0",), (1.0,))
+    fold.add(Called(Classify("large", TRACE, (), "", ("0",)), law, 3.0))
+    fold.add(Called(Write("large", TRACE, SPAN), made("large", 2), 7.0))
+    spent = fold.cost() - before
+    assert spent == Cost(large_ms=7.0, judge_ms=3.0, large_tokens=2)
+    assert spent.ms == 10.0
 
 
 def test_jobs() -> None:

@@ -122,6 +122,24 @@ async def test_a_span_of_no_tokens_reads_the_prompt(subject: Subject) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_gate_looks_at_the_first_token_only(subject: Subject) -> None:
+    _, plain = await run(subject.worker, Span(12))
+    assert plain.entropy is None  # nobody asked
+    _, through = await run(subject.worker, Span(12, max_entropy=100.0))
+    assert through.segment == plain.segment
+    assert through.entropy is not None
+    assert 0 <= through.entropy < 100
+    deltas, withheld = await run(subject.worker, Span(12, max_entropy=through.entropy - 1e-3))
+    assert deltas == []
+    assert (withheld.segment.text, withheld.segment.tokens) == ("", ())
+    assert withheld.segment.finish == "doubt"
+    assert withheld.entropy == pytest.approx(through.entropy, abs=1e-4)
+    sampling = Sampling(2.0, seed=7)  # the law's entropy, however tokens are drawn from it
+    _, sampled = await run(subject.worker, Span(3, max_entropy=100.0), sampling=sampling)
+    assert sampled.entropy == pytest.approx(through.entropy, abs=1e-4)
+
+
+@pytest.mark.asyncio
 async def test_a_delimiter_stays_and_a_stop_goes(subject: Subject) -> None:
     _, whole = await run(subject.worker, Span(12))
     text = whole.segment.text

@@ -22,7 +22,7 @@ from orchestrator.types import Generation, Message, Sampling, Segment, Span, Tra
 from orchestrator.worker import Call, Delta
 from workers import replica, wire
 from workers.replica import ReplicaWorker, WorkerReplica
-from workers.scripted import Scripted
+from workers.scripted import Say, Scripted
 
 THOUGHT = "One and two and three.\n\nFour and five.\n\n"
 GREEDY = Sampling()
@@ -131,6 +131,20 @@ async def test_a_stream_that_dies_goes_on_where_it_broke_off(items: int, span: S
     assert whole.usage.prompt in (2, 0)  # "How many?", unknown where only the last word was lost
     tries = 2 if items < len(deltas) + 1 else 1  # it may have been over before
     assert handle.sessions == ["r1", "r1/1"][:tries]  # the second call asks another replica
+
+
+async def test_a_gated_stream_is_gated_once() -> None:
+    gated = Span(100, until=("\n\n",), max_entropy=0.5)
+    unsure = ScriptedBackend([Say("one two three", entropy=0.7)])
+    assert (await collect(ReplicaWorker(Handle(unsure)), gated))[1].segment.finish == "doubt"
+
+    def surer_at_first(trace: Trace, span: Span) -> Say:
+        return Say("two three\n\n", entropy=0.7) if trace.thought else Say("one two three\n\n")
+
+    handle = Handle(ScriptedBackend(surer_at_first, delay=0.001), deaths=[(1, dead())])
+    _, whole = await collect(ReplicaWorker(handle), gated)
+    assert (whole.segment.text, whole.segment.finish) == ("one two three\n\n", "until")
+    assert whole.entropy is None  # its first token was made by a replica that is gone
 
 
 async def test_a_break_inside_a_delimiter_is_seen() -> None:

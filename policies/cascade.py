@@ -1,0 +1,90 @@
+"""ConfSpec (arXiv 2602.18447): the small model judges its own step, the large one if in doubt.
+
+To verify a step is easier than to write it, and small models are well calibrated within their
+range. So the verdict of the small model stands where it is confident, and only what lies between
+goes to the large model. The paper's abstract says no more of the signal; here it is either of:
+
+- `logprob`: nine times the probability of the draft's least likely token (under the law it was
+  drawn from), which comes with the draft and costs nothing (SpecGuard's signal, arXiv 2604.15244);
+- `digit`: the small model's own 0 to 9, asked as the large one is asked: one short pass.
+"""
+
+from __future__ import annotations
+
+from math import exp
+from typing import Literal
+
+from pydantic import Field, ValidationInfo, field_validator
+
+from orchestrator.actions import Accept, Generate, Reject, Script, Write
+from orchestrator.types import Segment, Trace
+from policies.judge import Judging, Scoring, grade
+from policies.steps import Asking, attempt, blank
+
+
+class Cascade(Judging):
+    """Confident verdicts are the small model's, doubtful ones the large model's.
+
+    `threshold` is the large model's, for the drafts that reach it.
+    """
+
+    signal: Literal["logprob", "digit"] = Field(
+        default="logprob",
+        description="the small model's verdict: 9 times the probability of the draft's least "
+        "likely token, or a digit that it is asked for",
+    )
+    accept_at: float = Field(
+        default=8.0, ge=0, le=10, description="the small model's verdict that keeps a draft at once"
+    )
+    reject_below: float = Field(
+        default=0.0, ge=0, le=10, description="the small model's verdict that drops it at once"
+    )
+    first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
+
+    @field_validator("reject_below")
+    @classmethod
+    def _in_order(cls, value: float, info: ValidationInfo) -> float:
+        if value > info.data.get("accept_at", value):
+            raise ValueError("cannot be above accept_at")
+        return value
+
+    def solve(self, trace: Trace) -> Script:
+        trace = yield from self.think(trace, self.step)
+        yield from self.answer(trace)
+
+    def step(self, trace: Trace) -> Asking[Trace]:
+        """One more step: accepted by either judge, or the large model's."""
+        if len(trace.thought) >= self.first_n:
+            draft = yield from attempt(Generate("small", trace, self.span))
+            if draft is not None:
+                score, kept = yield from self.verdict(trace, draft.segment)
+                if kept:
+                    return (yield from Accept(trace, draft.segment, score))
+                yield from Reject(draft.segment, score)
+        return (yield from Write("large", trace, self.span))
+
+    def verdict(self, trace: Trace, draft: Segment) -> Asking[tuple[float | None, bool]]:
+        """The score of whoever decided, and whether the draft is kept."""
+        own = None if blank(draft) else (yield from attempt(self.own_verdict(trace, draft)))
+        if own is not None and own >= self.accept_at:
+            return own, True
+        if own is not None and own < self.reject_below:
+            return own, False
+        score = yield from self.score(trace, draft)
+        return score, score is not None and score >= self.threshold
+
+    def own_verdict(self, trace: Trace, draft: Segment) -> Asking[float | None]:
+        """What the small model thinks of its own draft, from 0 to 9; None where it cannot tell."""
+        if self.signal == "logprob":
+            return 9 * exp(min(draft.logprobs)) if draft.logprobs else None
+        scoring: Scoring = "greedy" if self.scoring == "greedy" else "expected"
+        return (
+            yield from grade(
+                trace,
+                draft,
+                scoring=scoring,
+                wording=self.judge,
+                likelihood=self.likelihood,
+                worker="small",
+            )
+        )

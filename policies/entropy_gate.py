@@ -1,0 +1,47 @@
+"""GlimpRouter (arXiv 2601.05110): one token of the small model decides who writes the step.
+
+Before each step the small model glimpses at its first token: where the entropy of that token's law
+is at most the threshold, it goes on and writes the step; above it the large model does. Nobody
+judges afterwards: the paper leaves what slips through to the large model's own later steps.
+
+One call does both: a span with `max_entropy` ends before anything is written where the small model
+is uncertain, and is the whole step where it is not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from pydantic import Field
+
+from orchestrator.actions import Accept, Generate, Reject, Script, Write
+from orchestrator.types import Trace
+from policies.steps import Asking, Stepwise, attempt, blank
+
+
+class EntropyGate(Stepwise):
+    """The small model writes the steps that it begins with certainty, the large one the others."""
+
+    threshold: float = Field(
+        default=1.0,
+        ge=0,
+        le=20,
+        description="entropy of a step's first token, in nats, up to which the small model "
+        "writes it",
+    )
+    first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
+
+    def solve(self, trace: Trace) -> Script:
+        trace = yield from self.think(trace, self.step)
+        yield from self.answer(trace)
+
+    def step(self, trace: Trace) -> Asking[Trace]:
+        """One more step; the small model's own where its first token leaves no doubt."""
+        if len(trace.thought) >= self.first_n:
+            glimpse = replace(self.span, max_entropy=self.threshold)
+            draft = yield from attempt(Generate("small", trace, glimpse))
+            if draft is not None and draft.segment.finish != "doubt":
+                if not blank(draft.segment):
+                    return (yield from Accept(trace, draft.segment))
+                yield from Reject(draft.segment)
+        return (yield from Write("large", trace, self.span))

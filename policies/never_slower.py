@@ -1,0 +1,95 @@
+"""SpecReason that keeps account, and stops sharing where that does not pay.
+
+Whether sharing is faster depends on the pair, the load and the question: rejected drafts and
+judgements cost time that only accepted ones earn back. So every request measures itself, in
+milliseconds per accepted token: those of shared steps (drafts, judgements and rewrites together)
+against those of the large model writing (its rewrites, and the first `first_n` steps). Once the
+shared ones cost more than `margin` times as much, `patience` steps in a row, the large model
+writes the rest of the thought alone, for good: its prefix is cached from judging.
+
+What is compared is time per token, not per question: where the small model says more words for
+the same thought, it is not to be had by this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+
+from pydantic import Field
+
+from orchestrator.actions import Account, Script, Write
+from orchestrator.types import Trace
+from policies.answer import REST
+from policies.specreason import SpecReason
+from policies.steps import Asking
+
+
+@dataclass
+class Ledger:
+    """One request's account; times in milliseconds."""
+
+    shared_steps: int = 0
+    shared_ms: float = 0.0
+    shared_tokens: int = 0  # accepted, whoever wrote them
+    large_ms: float = 0.0
+    large_tokens: int = 0  # written by the large model
+    losing: int = 0  # steps in a row after which sharing looked too dear
+    alone: bool = False
+
+
+class NeverSlower(SpecReason):
+    """SpecReason while it pays, then the large model alone."""
+
+    first_n: int = Field(
+        default=1,
+        ge=0,
+        description="first steps that the large model writes, which is how its speed is known "
+        "before it has to rewrite anything",
+    )
+    margin: float = Field(
+        default=1.0,
+        ge=1,
+        le=10,
+        description="shared tokens may cost this many times what the large model's own cost",
+    )
+    evidence_steps: int = Field(
+        default=3, ge=1, description="shared steps before the account is looked at"
+    )
+    evidence_tokens: int = Field(
+        default=16, ge=1, description="tokens written by the large model before it is looked at"
+    )
+    patience: int = Field(
+        default=2, ge=1, description="steps in a row that must look too dear before sharing ends"
+    )
+
+    def solve(self, trace: Trace) -> Script:
+        trace = yield from self.think(trace, partial(self._accounted, Ledger()))
+        yield from self.answer(trace)
+
+    def _accounted(self, ledger: Ledger, trace: Trace) -> Asking[Trace]:
+        """One more step, and what it cost."""
+        if ledger.alone:
+            return (yield from Write("large", trace, REST))
+        before = yield from Account()
+        after = yield from self.step(trace)
+        spent = (yield from Account()) - before
+        ledger.large_ms += spent.large_ms
+        ledger.large_tokens += spent.large_tokens
+        if len(trace.thought) >= self.first_n:
+            ledger.shared_steps += 1
+            ledger.shared_ms += spent.ms
+            ledger.shared_tokens += after.thought_tokens - trace.thought_tokens
+            ledger.losing = ledger.losing + 1 if self._too_dear(ledger) else 0
+            ledger.alone = ledger.losing >= self.patience
+        return after
+
+    def _too_dear(self, ledger: Ledger) -> bool:
+        """Whether shared tokens cost more than the large model's own; not without evidence."""
+        known = (
+            ledger.shared_steps >= self.evidence_steps
+            and ledger.large_tokens >= self.evidence_tokens
+        )
+        shared = ledger.shared_ms * ledger.large_tokens
+        alone = ledger.large_ms * ledger.shared_tokens
+        return known and shared > self.margin * alone  # cross-multiplied: nothing is divided by 0

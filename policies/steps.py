@@ -1,0 +1,89 @@
+"""What the step-level policies have in common: a thought made step by step, then the answer.
+
+A step ends at a blank line, as in SpecReason (arXiv 2504.07891) and all that came after it. What
+fails on the way is left to the large model; where that fails too, the request does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from typing import Any, Literal, TypeVar
+
+from pydantic import Field
+
+from orchestrator.actions import Action, Close, WorkerName
+from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
+from orchestrator.policy import Policy
+from orchestrator.types import Segment, Span, Trace
+from policies.answer import write_out
+
+A = TypeVar("A")
+Asking = Generator[Action[Any], Any, A]
+"""A part of a script that comes to an A."""
+
+DELIMITER = "\n\n"
+
+
+class Stepwise(Policy):
+    """Base of the policies that think step by step; `think` and `answer` are the frame."""
+
+    step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
+    answer_by: Literal["large", "small", "active"] = Field(
+        default="large", description="who writes the answer; active: the author of the last step"
+    )
+
+    @property
+    def span(self) -> Span:
+        """One step."""
+        return Span(self.step_tokens, until=(DELIMITER,))
+
+    def think(self, trace: Trace, step: Callable[[Trace], Asking[Trace]]) -> Asking[Trace]:
+        """Step after step until the thought ends, or goes in circles."""
+        while not trace.closed:
+            trace = yield from step(trace)
+            if not trace.closed and stuck(trace):
+                trace = yield from Close(trace, forced=True)
+        return trace
+
+    def answer(self, trace: Trace) -> Asking[Trace]:
+        """Write the answer; the large model stands in for the small one."""
+        if self._answerer(trace) == "small":
+            return (yield from write_out(trace, "small", "large"))
+        return (yield from write_out(trace, "large"))
+
+    def _answerer(self, trace: Trace) -> WorkerName:
+        if self.answer_by != "active":
+            return self.answer_by
+        return "small" if trace.thought and trace.thought[-1].author == "small" else "large"
+
+
+def attempt(script: Action[A] | Asking[A]) -> Asking[A | None]:
+    """What it comes to; None where a worker failed, which the large model makes good.
+
+    `Unsupported` is raised on: this pair can never do so, which is to be told, not to be served
+    at full price.
+    """
+    try:
+        return (yield from script)
+    except Unsupported:
+        raise
+    except (WorkerError, ContextLengthExceeded):
+        return None
+
+
+def ends(segment: Segment) -> bool:
+    """Whether its author meant the thought to end with it."""
+    return segment.finish in ("think_end", "eos")
+
+
+def blank(segment: Segment) -> bool:
+    """Whether a step says nothing, not even that the thought is over."""
+    return not segment.text.strip() and not ends(segment)
+
+
+def stuck(trace: Trace) -> bool:
+    """The last two steps say the same, or nothing (the loop guard of SpecReason's code)."""
+    if len(trace.thought) < 2:
+        return False
+    last, before = (segment.text.strip() for segment in reversed(trace.thought[-2:]))
+    return last == before

@@ -1,0 +1,62 @@
+"""Policies as dialogues: a test plays the workers, line by line, with no event loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from orchestrator.actions import Action, Job, Start
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.policy import Policy
+from orchestrator.types import Classification, Finish, Generation, Message, Segment, Trace
+from policies.judge import DIGITS
+
+TRACE = Trace((Message("user", "2+2?"),))
+GONE = WorkerUnavailable("gone")
+
+
+def step(author: Any, text: str, finish: Finish = "until", logprob: float = -0.1) -> Segment:
+    size = len(text.split())
+    return Segment(author, text, tuple(range(size)), (logprob,) * size, finish=finish)
+
+
+def draft(text: str, finish: Finish = "until", logprob: float = -0.1) -> Generation:
+    return Generation(step("small", text, finish, logprob))
+
+
+def own(text: str, finish: Finish = "until") -> Generation:
+    return Generation(step("large", text, finish))
+
+
+def digit(score: int) -> Classification:
+    return law(DIGITS, str(score))
+
+
+def law(labels: tuple[str, ...], sure: str, outside: float = 0.0) -> Classification:
+    return Classification(labels, tuple(float(label == sure) for label in labels), outside)
+
+
+class Play:
+    """Drives a script: `play(reply)` gives the next question, which `asked` holds too."""
+
+    def __init__(self, policy: Policy, trace: Trace = TRACE) -> None:
+        self.script = policy.solve(trace)
+        self.asked: Action[Any] = next(self.script)
+        self._jobs = 0
+
+    def __call__(self, reply: Any) -> Action[Any]:
+        if isinstance(reply, BaseException):
+            self.asked = self.script.throw(reply)
+        else:
+            self.asked = self.script.send(reply)
+        return self.asked
+
+    def begins(self) -> tuple[list[Action[Any]], list[Job]]:
+        """Grant every Start that is asked in a row: what they began, and their jobs."""
+        begun: list[Action[Any]] = []
+        jobs: list[Job] = []
+        while isinstance(self.asked, Start):
+            begun.append(self.asked.action)
+            jobs.append(Job(self._jobs))
+            self._jobs += 1
+            self(jobs[-1])
+        return begun, jobs

@@ -1,0 +1,96 @@
+"""One decision before the first step, as a dialogue."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.actions import Accept, Classify, Generate, Reject, Write
+from orchestrator.errors import ContextLengthExceeded, Unsupported
+from orchestrator.types import Generation, Span
+from policies.route import Route
+from tests.policies.plays import GONE, TRACE, Play, digit, draft
+
+
+def begun(*logprobs: float) -> Generation:
+    made = draft("a " * len(logprobs), "length")
+    return replace(made, segment=replace(made.segment, logprobs=logprobs))
+
+
+@pytest.mark.parametrize(("signal", "score"), [("mean", 9 * exp(-0.2)), ("minimum", 9 * exp(-0.3))])
+def test_a_sure_beginning_is_kept(signal: Any, score: float) -> None:
+    play = Play(Route(signal=signal, threshold=6, probe_tokens=2))
+    assert play.asked == Generate("small", TRACE, Span(2))
+    sure = begun(-0.1, -0.3)
+    accept = play(sure)
+    assert isinstance(accept, Accept)
+    assert (accept.segment, accept.score) == (sure.segment, pytest.approx(score))
+    rest = play(TRACE.extend(sure.segment))
+    assert isinstance(rest, Write)
+    assert rest.worker == "small"
+
+
+@pytest.mark.parametrize("signal", ["mean", "minimum"])
+def test_an_unsure_beginning_is_dropped(signal: Any) -> None:
+    play = Play(Route(signal=signal, threshold=8))
+    unsure = begun(-0.1, -3.0)
+    assert isinstance(play(unsure), Reject)
+    everything = play(None)
+    assert isinstance(everything, Write)
+    assert (everything.worker, everything.trace) == ("large", TRACE)
+
+
+@pytest.mark.parametrize(("score", "worker"), [(9, "small"), (8, "small"), (7, "large")])
+def test_the_large_model_may_be_asked_instead(score: int, worker: str) -> None:
+    play = Play(Route(signal="difficulty", threshold=8))
+    question = play.asked
+    assert isinstance(question, Classify)
+    assert (question.worker, question.trace) == ("large", TRACE)
+    answer = play(digit(score))
+    assert isinstance(answer, Write)
+    assert (answer.worker, answer.trace) == (worker, TRACE)
+
+
+@pytest.mark.parametrize("signal", ["mean", "minimum", "difficulty"])
+@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
+def test_without_a_signal_it_is_the_large_model(signal: Any, error: Exception) -> None:
+    answer = Play(Route(signal=signal, threshold=0))(error)
+    assert isinstance(answer, Write)
+    assert answer.worker == "large"
+    with pytest.raises(Unsupported):
+        Play(Route(signal=signal))(Unsupported("cannot"))
+
+
+@pytest.mark.parametrize("text", ["", "\n\n"])
+def test_a_beginning_that_says_nothing_is_no_signal(text: str) -> None:
+    play = Play(Route(threshold=0))
+    nothing = draft(text, "length")
+    assert play(nothing) == Reject(nothing.segment, None)
+    assert isinstance(play(None), Write)
+
+
+def test_the_large_model_stands_in_for_a_small_one_that_dies_later() -> None:
+    play = Play(Route(threshold=0))
+    sure = begun(-0.1)
+    play(sure)
+    play(TRACE.extend(sure.segment))
+    rest = play(GONE)
+    assert isinstance(rest, Write)
+    assert (rest.worker, rest.trace) == ("large", TRACE.extend(sure.segment))
+
+
+def test_nothing_is_sure_enough_above_the_scale() -> None:
+    assert isinstance(Play(Route(threshold=9.1))(begun(0.0)), Reject)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("threshold", 11), ("signal", "vibes"), ("probe_tokens", 0)]
+)
+def test_bad_parameters_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        Route(**{name: value})
+    assert caught.value.errors()[0]["loc"] == (name,)

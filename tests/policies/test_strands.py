@@ -1,0 +1,88 @@
+"""Scripts side by side: who goes on when, and what a failure leaves behind."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.actions import Cancel, Classify, First, Generate, Job, Start
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.types import Span
+from policies.steps import Asking
+from policies.strands import Strands, together
+from tests.policies.plays import TRACE
+
+GONE = WorkerUnavailable("gone")
+SMALL = Generate("small", TRACE, Span(1))
+LARGE = Generate("large", TRACE, Span(1))
+JUDGE = Classify("large", TRACE, (), "", ("1",))
+
+
+def twice(seen: list[Any]) -> Asking[str]:
+    """Two questions, one after the other."""
+    seen.append((yield from SMALL))
+    seen.append((yield from JUDGE))
+    return "done"
+
+
+def nothing() -> Asking[str]:
+    """No question at all."""
+    return "at once"
+    yield
+
+
+def test_strands_go_on_by_themselves() -> None:
+    seen: list[Any] = []
+    script = together([twice(seen), LARGE])
+    assert next(script) == Start(SMALL)
+    assert script.send(Job(0)) == Start(LARGE)
+    assert script.send(Job(1)) == First((Job(0), Job(1)))
+    assert script.send((Job(0), "s")) == Start(JUDGE)
+    assert script.send(Job(2)) == First((Job(1), Job(2)))
+    assert script.send((Job(2), "j")) == First((Job(1),))
+    with pytest.raises(StopIteration) as end:
+        script.send((Job(1), "l"))
+    assert (end.value.value, seen) == (["done", "l"], ["s", "j"])
+
+
+def test_a_strand_that_asks_nothing_is_over_at_once() -> None:
+    with pytest.raises(StopIteration) as end:
+        next(together([nothing(), nothing()]))
+    assert end.value.value == ["at once", "at once"]
+    with pytest.raises(StopIteration) as end:
+        next(together([]))
+    assert end.value.value == []
+
+
+def test_a_failure_cancels_the_others() -> None:
+    script = together([SMALL, LARGE])
+    next(script)
+    script.send(Job(0))
+    script.send(Job(1))
+    assert isinstance(script.throw(GONE), Cancel)
+    assert isinstance(script.send(None), Cancel)
+    with pytest.raises(WorkerUnavailable):
+        script.send(None)
+
+
+def test_stopping_closes_the_scripts() -> None:
+    closed: list[bool] = []
+
+    def careful() -> Asking[None]:
+        try:
+            yield from SMALL
+        finally:
+            closed.append(True)
+
+    strands: Strands[str] = Strands()
+    start = strands.start("a", careful())
+    assert next(start) == Start(SMALL)
+    with pytest.raises(StopIteration):
+        start.send(Job(0))
+    assert len(strands) == 1
+    stop = strands.stop()
+    assert next(stop) == Cancel(Job(0))
+    with pytest.raises(StopIteration):
+        stop.send(None)
+    assert (len(strands), closed) == (0, [True])

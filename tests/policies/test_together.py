@@ -1,0 +1,131 @@
+"""Every step-level policy on real engines with the shipped large model on both sides.
+
+Where both workers are the same model and decode greedily, every draft is what the large model
+would have written: a policy may then change who writes, never what is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deploy.config import DEFAULT_FILE, load
+from deploy.pair import load_worker
+from orchestrator.events import Ended, Event, Text
+from orchestrator.policy import Policy
+from orchestrator.record import Asked, Recording, dumps, loads, replay
+from orchestrator.solve import solve
+from orchestrator.types import Limits, Message, Sampling
+from policies import POLICIES
+from workers.local import LocalWorker
+from workers.models.problems import draw
+
+pytestmark = pytest.mark.asyncio
+
+PROBLEMS = draw("dev", 11, 2)
+ARGS = load(DEFAULT_FILE).args
+STEPWISE = [name for name in POLICIES if name not in ("small-only", "large-only")]
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[dict[str, LocalWorker]]:
+    """One engine on both sides."""
+    worker = load_worker(ARGS.workers.large)
+    yield {"small": worker, "large": worker}
+    worker.close()
+
+
+ALONE: dict[str, tuple[str, str]] = {}
+
+
+async def alone(workers: Any, question: str) -> tuple[str, str]:
+    """What the large model thinks and answers without anybody's help."""
+    if question not in ALONE:
+        _, ended = await run(made("large-only"), workers, question)
+        ALONE[question] = (ended.trace.text, ended.trace.answer[0].text)
+    return ALONE[question]
+
+
+def made(name: str, **more: Any) -> Policy:
+    return POLICIES[name](**{**ARGS.policy.params.get(name, {}), **more})
+
+
+async def run(
+    policy: Policy, workers: Any, question: str, sampling: Sampling | None = None, **limits: Any
+) -> tuple[list[Event], Ended]:
+    events = [
+        event
+        async for event in solve(
+            policy,
+            (Message("user", question),),
+            workers,
+            request="r",
+            sampling=sampling or Sampling(),
+            limits=Limits(**limits),
+        )
+    ]
+    ended = events[-1]
+    assert isinstance(ended, Ended)
+    return events, ended
+
+
+ENDS: list[tuple[str, dict[str, Any]]] = [
+    ("specreason", {"threshold": 0}),
+    ("specreason", {"threshold": 9.5}),
+    ("entropy-gate", {}),
+    ("entropy-gate", {"threshold": 0}),
+    ("entropy-gate", {"threshold": 20}),
+    ("cascade", {}),
+    ("cascade", {"accept_at": 0}),
+    ("cascade", {"signal": "digit"}),
+    ("lookahead", {}),
+    ("lookahead", {"threshold": 9.5}),
+    ("lookahead", {"verifier": "equivalence"}),
+    ("lookahead", {"verifier": "equivalence", "depth": 1}),
+    ("best-of-k", {"k": 1}),
+    ("route", {"threshold": 0}),
+    ("route", {"signal": "difficulty"}),
+    ("never-slower", {"patience": 1, "evidence_steps": 1, "evidence_tokens": 1}),
+]
+
+
+@pytest.mark.parametrize(("name", "parameters"), ENDS)
+async def test_with_equal_models_everybody_says_the_same(
+    workers: Any, name: str, parameters: dict[str, Any]
+) -> None:
+    for problem in PROBLEMS:
+        _, ended = await run(made(name, **parameters), workers, problem.question)
+        # A blank draft or a loop may end otherwise; on these problems there is neither.
+        said = (ended.trace.text, ended.trace.answer[0].text)
+        assert said == await alone(workers, problem.question)
+    assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
+
+
+async def test_equivalence_keeps_every_draft_of_an_equal_model(workers: Any) -> None:
+    policy = made("lookahead", verifier="equivalence")
+    _, ended = await run(policy, workers, PROBLEMS[0].question)
+    assert {segment.author for segment in ended.trace.thought} == {"small"}
+    assert ended.metrics.judge_calls == 0  # word for word the same
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+async def test_sampled_requests_end_and_replay(workers: Any, name: str) -> None:
+    policy, sampling = made(name), Sampling(0.8, seed=5)
+    question = PROBLEMS[1].question
+    events, ended = await run(policy, workers, question, sampling)
+    assert ended.trace.done
+    kept = tuple(event for event in events if not isinstance(event, Text))
+    asked = Asked("r", name, (Message("user", question),), sampling=sampling)
+    recording = loads(dumps(Recording(asked, kept)))
+    heard = [event for event in replay(recording, policy) if not isinstance(event, Text)]
+    assert tuple(heard) == kept
+
+
+@pytest.mark.parametrize("name", STEPWISE)
+async def test_a_budget_of_one_token(workers: Any, name: str) -> None:
+    _, ended = await run(made(name, budget=1), workers, PROBLEMS[0].question)
+    assert ended.trace.thought_tokens <= 1
+    assert ended.trace.done
+    assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
