@@ -5,10 +5,14 @@ from __future__ import annotations
 from orchestrator.policy import Policy
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
+from policies.speculative_thinking import SpeculativeThinking
+from policies.surprise_takeover import SurpriseTakeover
 
 POLICIES: dict[str, type[Policy]] = {
     "small-only": SmallOnly,
     "large-only": LargeOnly,
     "specreason": SpecReason,
+    "speculative-thinking": SpeculativeThinking,
+    "surprise-takeover": SurpriseTakeover,
 }
 """Name -> class; the name is a model name of the API."""
