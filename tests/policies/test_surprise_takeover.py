@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from math import exp, inf, log
 from typing import Any
@@ -9,9 +10,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from deploy.config import DEFAULT_FILE, load
+from deploy.pair import load_worker
 from orchestrator.actions import Accept, Action, Generate, Reject, Verify, WorkerName, Write
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
 from orchestrator.events import Ended
+from orchestrator.policy import Policy
 from orchestrator.solve import solve
 from orchestrator.types import (
     Finish,
@@ -24,8 +28,11 @@ from orchestrator.types import (
     Trace,
     Verification,
 )
+from orchestrator.worker import Worker
 from policies import POLICIES
+from policies.single import SmallOnly
 from policies.surprise_takeover import SurpriseTakeover
+from workers.models.problems import draw
 from workers.scripted import Say, Scripted, segment
 
 GONE = WorkerUnavailable("gone")
@@ -210,11 +217,10 @@ SMALL = ("2+2 is 4.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
 LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
 
 
-async def run(policy: SurpriseTakeover, small: Scripted, large: Scripted) -> Ended:
-    workers: dict[WorkerName, Any] = {"small": small, "large": large}
-    events = solve(
-        policy, START.messages, workers, request="r", sampling=Sampling(), limits=Limits()
-    )
+async def run(policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?") -> Ended:
+    workers: dict[WorkerName, Worker] = {"small": small, "large": large}
+    messages = (Message("user", question),)
+    events = solve(policy, messages, workers, request="r", sampling=Sampling(), limits=Limits())
     *_, ended = [event async for event in events]
     assert isinstance(ended, Ended)
     return ended
@@ -274,3 +280,38 @@ async def test_no_budget_is_overdrawn(budget: int, nats: float) -> None:
     ended = await run(SurpriseTakeover(budget=budget, span=4), small, large)
     assert ended.trace.thought_tokens == min(budget, 12)
     assert said(ended)[1] in ("It is seven.", "It is six.")
+
+
+# --- on the embedded pair ----------------------------------------------------------------------
+
+ARGS = load(DEFAULT_FILE).args
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Worker]:
+    worker = load_worker(ARGS.workers.small)
+    yield worker
+    worker.close()
+
+
+@pytest.mark.parametrize("surprise", [0.0, 0.5, 1e9])
+async def test_a_model_that_helps_itself_says_what_it_says_alone(
+    embedded: Worker, surprise: float
+) -> None:
+    policy = SurpriseTakeover(surprise=surprise, window=3, span=7)
+    for problem in draw("dev", 7, 8):
+        alone = await run(SmallOnly(), embedded, embedded, problem.question)
+        ended = await run(policy, embedded, embedded, problem.question)
+        assert said(ended) == said(alone)
+        assert ended.metrics.judge_calls > 0
+
+
+async def test_each_step_gets_its_own_share_of_the_pass(embedded: Worker) -> None:
+    """What is shown beside a step of a window is what reading it alone would say."""
+    for problem in draw("dev", 7, 4):
+        question = problem.question
+        together = await run(SurpriseTakeover(surprise=1e9), embedded, embedded, question)
+        alone = await run(SurpriseTakeover(surprise=1e9, window=1), embedded, embedded, question)
+        assert together.metrics.judge_calls < alone.metrics.judge_calls
+        scores = [[step.score for step in ended.steps[:-1]] for ended in (together, alone)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
