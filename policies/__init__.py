@@ -11,6 +11,8 @@ from policies.never_slower import NeverSlower
 from policies.route import Route
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
+from policies.speculative_thinking import SpeculativeThinking
+from policies.surprise_takeover import SurpriseTakeover
 
 POLICIES: dict[str, type[Policy]] = {
     "small-only": SmallOnly,
@@ -22,5 +24,7 @@ POLICIES: dict[str, type[Policy]] = {
     "best-of-k": BestOfK,
     "route": Route,
     "never-slower": NeverSlower,
+    "speculative-thinking": SpeculativeThinking,
+    "surprise-takeover": SurpriseTakeover,
 }
 """Name -> class; the name is a model name of the API."""

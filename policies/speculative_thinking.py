@@ -1,0 +1,220 @@
+"""Speculative Thinking (arXiv 2504.12329): the small model thinks, the large one helps in doubt.
+
+A reasoning model changes its mind mostly right after a blank line (Table 1). So wherever the small
+model has ended a paragraph, it writes a *probe* of n1 tokens whose keywords (appendix A.2) say what
+it is: an affirmation ("yes"), a reflection ("wait"; a verification counts as one) or a statement.
+
+1. Affirmation or reflection: the large model writes these n1 tokens instead.
+2. Verification: if what was kept wants to check something, the large model goes on for n2 tokens.
+3. Excessive reflection: after `patience` kept reflections a sentence that calls for a check is put
+   in, the large model follows it for n3 tokens, and both numbers grow (the released code anneals
+   them; the paper is silent on that).
+
+The large model always writes a number of tokens, never "a sentence": the small one takes the pen
+back wherever that is, usually in the middle of one, and writes to the end of the paragraph. A small
+model that does not reason has no telling words: let the large one `begin`, and take over at
+`every_delimiter`.
+
+Where the paper and its code leave a choice:
+
+- The code throws a probe that is a statement away and lets the small model write the same place
+  again. Here it is committed. Greedily that is the same text, for the small model would write the
+  same tokens from the same prefix. Sampled it is not the same law: a second draw may hesitate
+  where the first did not, and no rule would see it. What is committed here is what was looked at.
+- For that a probe ends at the next delimiter, also where that comes before n1 tokens: the code
+  looks beyond it, here the next probe does.
+- As in the code, rule 3 is looked at first, rule 2 only where the large model was asked, and both
+  at the text that was kept. A keyword counts wherever its letters stand ("check" in "double-check",
+  and in "checkers" too). Nobody watches over the end of the thought: who holds the pen ends it.
+- The large model only helps. Where it fails, the small one goes on alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterable
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Field, StringConstraints
+
+from orchestrator.actions import Accept, Action, Generate, Reject, Script, WorkerName, Write
+from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
+from orchestrator.policy import Policy
+from orchestrator.types import Segment, Span, Trace
+from policies.answer import write_out
+
+DELIMITER = "\n\n"
+
+Keywords: TypeAlias = tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True)], ...]
+Mood = Literal[-1, 0, 1]
+"""What a sentence is: a reflection, a statement or an affirmation."""
+
+
+class SpeculativeThinking(Policy):
+    """The small model thinks; keywords after a blank line call the large one for a few tokens."""
+
+    n1: int = Field(default=20, ge=1, description="tokens of a probe, and of what replaces it")
+    n2: int = Field(default=125, ge=0, description="tokens of a verification takeover; 0: none")
+    n3: int = Field(default=125, ge=1, description="tokens that follow the check sentence")
+    n3_growth: int = Field(default=25, ge=0, description="added to n3 at each check")
+    n3_max: int = Field(default=200, ge=1, description="n3 grows no further than this")
+    patience: int | None = Field(
+        default=15, ge=1, description="kept reflections that cause a check; null: no checks"
+    )
+    patience_growth: int = Field(default=5, ge=0, description="added to patience at each check")
+    patience_max: int = Field(default=30, ge=1, description="patience grows no further than this")
+    check: str = Field(
+        default="Let me check whether there are some wrong steps:",
+        min_length=1,
+        description="the sentence that is put in before a check",
+    )
+    affirmation: Keywords = Field(
+        default=("yeah", "yes", "final answer", "confident"), description="words of an affirmation"
+    )
+    reflection: Keywords = Field(
+        default=("wait", "alternatively", "hold on", "another"),
+        description="words of a reflection",
+    )
+    verification: Keywords = Field(
+        default=("verify", "think again", "recap", "check"),
+        description="words of a verification, which is a reflection too",
+    )
+    choose_large: bool = Field(
+        default=True,
+        description="false: of probe and takeover, the probe stays unless one of the two reflects "
+        "and the other does not",
+    )
+    every_delimiter: bool = Field(
+        default=False,
+        description="take over at every delimiter, for small models without reasoning",
+    )
+    begin: int = Field(
+        default=0,
+        ge=0,
+        description="tokens that the large model begins with; the paper: 100 where the small model "
+        "does not reason",
+    )
+    step_tokens: int = Field(
+        default=1024, ge=1, description="cap on what the small model writes in one go"
+    )
+    answer_by: Literal["active", "small", "large"] = Field(
+        default="active", description="who writes the answer; active: whoever ended the thought"
+    )
+
+    def solve(self, trace: Trace) -> Script:
+        reflections, patience, n3 = 0, self.patience, self.n3
+        if self.begin:
+            trace = yield from self._take_over(trace, self.begin)
+        while not trace.closed:
+            if not _at_delimiter(trace):
+                trace = yield from self._paragraph(trace)
+            elif patience is not None and reflections >= patience:
+                trace = yield from Accept(trace, Segment("policy", self.check))
+                trace = yield from self._take_over(trace, n3)
+                reflections = 0
+                patience = _grown(patience, self.patience_growth, self.patience_max)
+                n3 = _grown(n3, self.n3_growth, self.n3_max)
+            else:
+                trace, mood = yield from self._sentence(trace)
+                reflections += mood < 0
+        yield from write_out(trace, *self._answerers(trace))
+
+    def _sentence(self, trace: Trace) -> Generator[Action[Any], Any, tuple[Trace, Mood]]:
+        """What follows a delimiter (rules 1 and 2): the trace after it, and the mood of it."""
+        if self.every_delimiter and self.choose_large:
+            after = yield from self._take_over(trace, self.n1)  # whatever a probe would say
+        else:
+            probe = yield from self._draft("small", trace, Span(self.n1, until=(DELIMITER,)))
+            if probe is None:
+                return (yield from self._paragraph(trace)), 0
+            mood = self._mood(probe.text)
+            if mood == 0 and not self.every_delimiter:
+                return (yield from Accept(trace, probe)), 0
+            if self.choose_large:
+                yield from Reject(probe)
+                after = yield from self._take_over(trace, self.n1)
+            else:
+                after = yield from self._choose(trace, probe, mood)
+        kept = after.text[len(trace.text) :]
+        if self.n2 and not after.closed and _count(kept, self.verification):
+            after = yield from self._take_over(after, self.n2)
+        return after, self._mood(kept)
+
+    def _choose(
+        self, trace: Trace, probe: Segment, mood: Mood
+    ) -> Generator[Action[Any], Any, Trace]:
+        """The probe, or the large model's draft where just one of the two is a reflection.
+
+        In the code's words: a reflection against none, or an affirmation against a reflection. A
+        statement is only compared at `every_delimiter`, and stays.
+        """
+        draft = yield from self._draft("large", trace, Span(self.n1))
+        if draft is None:
+            return (yield from Accept(trace, probe))
+        other = self._mood(draft.text)
+        large = mood != 0 and (mood < 0) != (other < 0)
+        kept, dropped = (draft, probe) if large else (probe, draft)
+        yield from Reject(dropped)
+        return (yield from Accept(trace, kept))
+
+    def _paragraph(self, trace: Trace) -> Generator[Action[Any], Any, Trace]:
+        """The small model writes up to the next delimiter; where it cannot, the large one does."""
+        span = Span(self.step_tokens, until=(DELIMITER,))
+        try:
+            return (yield from Write("small", trace, span))
+        except Unsupported:
+            raise
+        except (WorkerError, ContextLengthExceeded):
+            return (yield from Write("large", trace, span))
+
+    def _take_over(self, trace: Trace, tokens: int) -> Generator[Action[Any], Any, Trace]:
+        """The large model writes so many tokens; where it cannot, the small one goes on."""
+        try:
+            return (yield from Write("large", trace, Span(tokens)))
+        except Unsupported:
+            raise
+        except (WorkerError, ContextLengthExceeded):
+            return (yield from self._paragraph(trace))
+
+    def _draft(
+        self, name: WorkerName, trace: Trace, span: Span
+    ) -> Generator[Action[Any], Any, Segment | None]:
+        """A draft; None where the worker fails, or has nothing to give."""
+        try:
+            segment = (yield from Generate(name, trace, span)).segment
+        except Unsupported:
+            raise
+        except (WorkerError, ContextLengthExceeded):
+            return None
+        # No room for a token, or not one whole character: writing on finds out which.
+        return None if segment.finish == "length" and not segment.tokens else segment
+
+    def _mood(self, text: str) -> Mood:
+        """By the majority of keywords; a draw is a reflection."""
+        yes = _count(text, self.affirmation)
+        no = _count(text, self.reflection) + _count(text, self.verification)
+        if yes > no:
+            return 1
+        return -1 if no else 0
+
+    def _answerers(self, trace: Trace) -> tuple[WorkerName, WorkerName]:
+        """Who answers, and who does where that fails."""
+        by = self.answer_by
+        if by == "active":
+            by = "large" if trace.thought and trace.thought[-1].author != "small" else "small"
+        return ("small", "large") if by == "small" else ("large", "small")
+
+
+def _at_delimiter(trace: Trace) -> bool:
+    """Whether a paragraph has just ended; spaces may share a token with its delimiter."""
+    end = "".join(segment.text for segment in trace.thought[-2:])
+    return end.rstrip(" ").endswith(DELIMITER)
+
+
+def _count(text: str, keywords: Iterable[str]) -> int:
+    """How often the keywords occur, in small or capital letters."""
+    text = text.lower()
+    return sum(text.count(keyword) for keyword in keywords)
+
+
+def _grown(value: int, growth: int, cap: int) -> int:
+    return max(value, min(value + growth, cap))

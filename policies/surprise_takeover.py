@@ -1,0 +1,121 @@
+"""Takeover by surprise: the small model thinks ahead, the large one takes the pen where it errs.
+
+Not a paper's policy but ours, for small models whose hesitation tells nothing, which is what
+Speculative Thinking (arXiv 2504.12329) listens to. The pen changes hands as there, for a span of
+tokens and back in mid-sentence; what calls the large model is its own surprise, -log p of a token
+of the small one's, in nats, as in BiLD's rollback (arXiv 2302.07863, section 3.4).
+
+The small model drafts up to `window` steps in a row and the large one reads them all in a single
+pass. The steps before the first surprising token's are kept; that step and what was built on it are
+dropped, and from there the large model writes `span` tokens.
+
+How it differs from `specreason` with `scoring: likelihood`, whose signal is the same: that policy
+asks the large model after every step and has it rewrite that one step. Here a pass is paid per
+window: a chain without a surprise costs a pass or two in all, which pays wherever a call costs as
+much as several tokens (tiny models, remote ones); the price is drafts thrown away behind a
+surprise, and those are the small model's. And a surprise hands over for a span, which may end
+within the step or several steps later: no pass is spent on what the large model writes.
+
+A step is the unit because only its border is known in text: a draft cannot be cut between two of
+its tokens here. The end of a thought is not a token that the large model reads, so a step that also
+ends the thought is judged by its text; an end with no text before it is left to the large model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from math import exp
+from typing import Any, Literal
+
+from pydantic import Field, FiniteFloat
+
+from orchestrator.actions import Accept, Action, Generate, Reject, Script, Verify, WorkerName, Write
+from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
+from orchestrator.policy import Policy
+from orchestrator.types import Segment, Span, Trace
+from policies.answer import write_out
+
+DELIMITER = "\n\n"
+
+
+class SurpriseTakeover(Policy):
+    """Several steps by the small model, read at once; the large one writes on from a surprise."""
+
+    surprise: FiniteFloat = Field(
+        default=5.0, ge=0, description="nats at one token above which the large model takes over"
+    )
+    window: int = Field(
+        default=4, ge=1, description="steps that are drafted before the large model reads them"
+    )
+    span: int = Field(default=125, ge=1, description="tokens that the large model then writes")
+    step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
+    answer_by: Literal["large", "small", "active"] = Field(
+        default="active", description="who writes the answer; active: the author of the last step"
+    )
+
+    def solve(self, trace: Trace) -> Script:
+        while not trace.closed:
+            drafts = yield from self._drafts(trace)
+            peaks = yield from self._peaks(trace, drafts)
+            trusted = bool(drafts)
+            for draft, peak in zip(drafts, peaks, strict=True):
+                # Shown beside a step: the probability of its least likely token.
+                score = None if peak is None else exp(-peak)
+                trusted = trusted and peak is not None and peak <= self.surprise
+                if trusted and not trace.closed:
+                    trace = yield from Accept(trace, draft, score)
+                else:
+                    yield from Reject(draft, score)
+            if not trusted and not trace.closed:
+                trace = yield from Write("large", trace, Span(self.span))
+        if self._answerer(trace) == "small":
+            yield from write_out(trace, "small", "large")
+        else:
+            yield from write_out(trace, "large")
+
+    def _drafts(self, trace: Trace) -> Generator[Action[Any], Any, list[Segment]]:
+        """Up to `window` steps, each on top of those before it; fewer where the thought ends."""
+        drafts: list[Segment] = []
+        span = Span(self.step_tokens, until=(DELIMITER,))
+        while len(drafts) < self.window:
+            try:
+                draft = (yield from Generate("small", trace, span)).segment
+            except Unsupported:
+                raise
+            except (WorkerError, ContextLengthExceeded):
+                break
+            if not draft.tokens:
+                break  # nothing to read: no room is left, or the thought ends with nothing said
+            drafts.append(draft)
+            if draft.finish in ("think_end", "eos"):
+                break
+            trace = trace.extend(draft)
+        return drafts
+
+    def _peaks(
+        self, trace: Trace, drafts: list[Segment]
+    ) -> Generator[Action[Any], Any, list[float | None]]:
+        """The large model's greatest surprise at each draft, from one pass; None for want of it."""
+        if not drafts:
+            return []
+        joined = Segment(
+            "small",
+            "".join(draft.text for draft in drafts),
+            tuple(token for draft in drafts for token in draft.tokens),
+            tuple(logprob for draft in drafts for logprob in draft.logprobs),
+            drafts[0].tokenizer,
+            drafts[-1].finish,
+        )
+        try:
+            verification = yield from Verify("large", trace, joined)
+        except Unsupported:
+            raise  # this pair can never do it: to be told, not to be served at full price
+        except (WorkerError, ContextLengthExceeded):
+            return [None] * len(drafts)
+        surprise = iter(verification.surprise)
+        return [max(next(surprise) for _ in draft.tokens) for draft in drafts]
+
+    def _answerer(self, trace: Trace) -> WorkerName:
+        if self.answer_by != "active":
+            return self.answer_by
+        return "small" if trace.thought and trace.thought[-1].author == "small" else "large"

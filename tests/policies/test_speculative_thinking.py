@@ -1,0 +1,551 @@
+"""Speculative Thinking: as a dialogue (the test plays both workers), and in the step loop."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deploy.config import DEFAULT_FILE, load
+from deploy.pair import load_worker
+from orchestrator.actions import Accept, Action, Generate, Reject, WorkerName, Write
+from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
+from orchestrator.events import Ended
+from orchestrator.policy import Policy
+from orchestrator.solve import solve
+from orchestrator.types import Finish, Generation, Limits, Message, Sampling, Segment, Span, Trace
+from orchestrator.worker import Worker
+from policies import POLICIES
+from policies.single import SmallOnly
+from policies.speculative_thinking import SpeculativeThinking
+from workers.models.problems import draw
+from workers.scripted import Say, Scripted, segment
+
+GONE = WorkerUnavailable("gone")
+START = Trace((Message("user", "2+2?"),))
+AFTER_ONE = START.extend(segment("small", "First, 2+2=4.\n\n"))
+"""A trace that stands at a delimiter."""
+
+SILENT: dict[str, Any] = {"affirmation": (), "reflection": (), "verification": ()}
+
+
+def draft(text: str, finish: Finish = "length", author: Any = "small") -> Generation:
+    return Generation(segment(author, text, finish))
+
+
+def more(trace: Trace, author: Any, text: str) -> Trace:
+    """What the driver says to a Write or an Accept."""
+    return trace.extend(segment(author, text, "length"))
+
+
+class Play:
+    """Drives a script from its first delimiter: `play(reply)` gives the next question."""
+
+    def __init__(self, trace: Trace = AFTER_ONE, **parameters: Any) -> None:
+        self.script = SpeculativeThinking(**parameters).solve(START)
+        self.opening = next(self.script)
+        self.first = self.script.send(trace) if trace is not START else self.opening
+
+    def __call__(self, reply: Any) -> Action[Any]:
+        if isinstance(reply, BaseException):
+            return self.script.throw(reply)
+        return self.script.send(reply)
+
+
+def test_the_small_model_begins_and_is_probed_at_the_first_delimiter() -> None:
+    play = Play()
+    assert play.opening == Write("small", START, Span(1024, until=("\n\n",)))
+    assert play.first == Generate("small", AFTER_ONE, Span(20, until=("\n\n",)))
+
+
+def test_a_statement_is_committed_and_gone_on_with() -> None:
+    play = Play()
+    probe = draft("Then 4 and 2")
+    assert play(probe) == Accept(AFTER_ONE, probe.segment)
+    trace = AFTER_ONE.extend(probe.segment)
+    assert play(trace) == Write("small", trace, Span(1024, until=("\n\n",)))
+
+
+def test_a_probe_that_ends_its_paragraph_is_followed_by_the_next_probe() -> None:
+    play = Play()
+    probe = draft("Then 6.\n\n", "until")
+    play(probe)
+    trace = AFTER_ONE.extend(probe.segment)
+    assert play(trace) == Generate("small", trace, Span(20, until=("\n\n",)))
+
+
+@pytest.mark.parametrize("text", ["Wait, 2", "YES, so", "Alternatively we", "Let me verify"])
+def test_rule_1_the_large_model_writes_the_sentence_instead(text: str) -> None:
+    play = Play()
+    probe = draft(text)
+    assert play(probe) == Reject(probe.segment)
+    takeover = play(None)
+    assert takeover == Write("large", AFTER_ONE, Span(20))  # across delimiters, into a sentence
+    after = more(AFTER_ONE, "large", "So 4 plus")
+    assert play(after) == Write("small", after, Span(1024, until=("\n\n",)))
+
+
+def test_rule_2_the_large_model_goes_on_where_it_verifies() -> None:
+    play = Play(n2=77)
+    play(draft("Wait, 2"))
+    play(None)
+    after = more(AFTER_ONE, "large", "Let me Double-Check: 2+2")
+    assert play(after) == Write("large", after, Span(77))
+    verified = more(after, "large", "is 4. Check.\n\n")
+    assert play(verified) == Generate("small", verified, Span(20, until=("\n\n",)))
+
+
+def test_rule_2_looks_at_what_was_kept_not_at_the_probe() -> None:
+    play = Play()
+    play(draft("Let me verify"))
+    play(None)
+    after = more(AFTER_ONE, "large", "So 6.")
+    assert play(after) == Write("small", after, Span(1024, until=("\n\n",)))
+
+
+@pytest.mark.parametrize("off", [{"n2": 0}, {"verification": ()}])
+def test_rule_2_can_be_off(off: dict[str, Any]) -> None:
+    play = Play(**off)
+    play(draft("Wait, 2"))
+    play(None)
+    after = more(AFTER_ONE, "large", "check")
+    assert play(after) == Write("small", after, Span(1024, until=("\n\n",)))
+
+
+def reflect(play: Play, trace: Trace) -> tuple[Trace, Action[Any]]:
+    """One reflection that stays, up to the next delimiter: the trace, and what comes then."""
+    play(draft("Wait, 2"))
+    play(None)
+    trace = more(trace, "large", "Wait, 4.\n\n")
+    return trace, play(trace)
+
+
+def test_rule_3_checks_when_the_counter_is_reached_exactly_and_grows() -> None:
+    play = Play(patience=2, patience_growth=1, patience_max=3, n3=10, n3_growth=5, n3_max=12)
+    trace, question = reflect(play, AFTER_ONE)
+    assert isinstance(question, Generate)  # 1 of 2
+    for patience, n3 in ((2, 10), (3, 12), (3, 12)):
+        while isinstance(question, Generate):
+            trace, question = reflect(play, trace)
+        check = Segment("policy", "Let me check whether there are some wrong steps:")
+        assert question == Accept(trace, check)
+        kept = [part for part in trace.thought if part.text.startswith("Wait")]
+        assert len(kept) == patience, n3
+        trace = trace.extend(check)
+        assert play(trace) == Write("large", trace, Span(n3))
+        trace = replace(trace, thought=())  # counted anew
+        trace = trace.extend(segment("large", "2+2 is 4.\n\n"))
+        question = play(trace)
+        assert isinstance(question, Generate)
+
+
+def test_growth_never_shrinks_what_is_beyond_its_cap() -> None:
+    play = Play(patience=1, patience_max=1, n3=300, n3_max=200)
+    trace = AFTER_ONE
+    for _ in range(2):
+        trace, question = reflect(play, trace)
+        assert isinstance(question, Accept)
+        takeover = play(trace)
+        assert isinstance(takeover, Write)
+        assert takeover.span == Span(300)
+        play(trace)
+
+
+def test_rule_3_can_be_off() -> None:
+    play = Play(patience=None)
+    trace = AFTER_ONE
+    for _ in range(40):
+        trace, question = reflect(play, trace)
+        assert isinstance(question, Generate)
+
+
+def test_only_kept_reflections_count() -> None:
+    """The large model's words are what stays: a hesitation that it answers is none."""
+    play = Play(patience=1)
+    play(draft("Wait, 2"))
+    play(None)
+    trace = more(AFTER_ONE, "large", "So 4.\n\n")
+    assert isinstance(play(trace), Generate)
+
+
+@pytest.mark.parametrize(
+    ("text", "mood"),
+    [
+        ("So 4.", 0),
+        ("", 0),
+        ("Yes.", 1),
+        ("Wait.", -1),
+        ("Yes, wait.", -1),  # a draw
+        ("Yes, yes, wait.", 1),
+        ("Let me check: 4. Yes.", -1),  # a verification counts as a reflection
+        ("I am CONFIDENT that the final answer is 4", 1),
+        ("Hold on, is there another way?", -1),
+    ],
+)
+def test_the_mood_of_a_sentence(text: str, mood: int) -> None:
+    assert SpeculativeThinking()._mood(text) == mood
+
+
+@pytest.mark.parametrize(
+    ("off", "text"),
+    [
+        ({"affirmation": ()}, "Yes."),
+        ({"reflection": ()}, "Wait."),
+        ({"verification": ()}, "Check."),
+        (SILENT, "Wait. Yes. Check."),
+    ],
+)
+def test_words_of_an_empty_list_tell_nothing(off: dict[str, Any], text: str) -> None:
+    probe = draft(text)
+    assert Play(**off)(probe) == Accept(AFTER_ONE, probe.segment)
+
+
+def test_own_keywords_are_compared_in_small_letters() -> None:
+    assert SpeculativeThinking(reflection=("Moment mal",))._mood("MOMENT MAL, 2") == -1
+
+
+@pytest.mark.parametrize(
+    ("probe", "large", "kept"),
+    [
+        ("Wait, 2", "So 4", "large"),
+        ("Wait, 2", "Yes, 4", "large"),
+        ("Yes, 4", "Wait, 2", "large"),
+        ("Wait, 2", "Hold on", "small"),
+        ("Yes, 4", "So 4", "small"),
+        ("Yes, 4", "Yes, 4", "small"),
+    ],
+)
+def test_the_large_model_need_not_be_chosen(probe: str, large: str, kept: str) -> None:
+    play = Play(choose_large=False)
+    small = draft(probe)
+    assert play(small) == Generate("large", AFTER_ONE, Span(20))
+    other = draft(large, author="large")
+    chosen, dropped = (other, small) if kept == "large" else (small, other)
+    assert play(other) == Reject(dropped.segment)
+    assert play(None) == Accept(AFTER_ONE, chosen.segment)
+
+
+# --- small models that do not reason -------------------------------------------------------------
+
+
+def test_the_large_model_may_begin() -> None:
+    play = Play(START, begin=100)
+    assert play.opening == Write("large", START, Span(100))
+    trace = more(START, "large", "We are asked for")
+    assert play(trace) == Write("small", trace, Span(1024, until=("\n\n",)))
+
+
+def test_taking_over_at_every_delimiter_needs_no_probe() -> None:
+    play = Play(every_delimiter=True)
+    assert play.first == Write("large", AFTER_ONE, Span(20))
+    after = more(AFTER_ONE, "large", "So 4 plus")
+    assert play(after) == Write("small", after, Span(1024, until=("\n\n",)))
+
+
+def test_at_every_delimiter_the_probe_may_still_win() -> None:
+    play = Play(every_delimiter=True, choose_large=False)
+    probe, other = draft("So 4"), draft("Wait", author="large")
+    assert isinstance(play(probe), Generate)
+    assert play(other) == Reject(other.segment)
+    assert play(None) == Accept(AFTER_ONE, probe.segment)
+
+
+# --- what goes wrong -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
+def test_a_large_model_that_dies_between_probe_and_takeover(error: Exception) -> None:
+    play = Play()
+    play(draft("Wait, 2"))
+    play(None)
+    assert play(error) == Write("small", AFTER_ONE, Span(1024, until=("\n\n",)))
+    assert isinstance(play(more(AFTER_ONE, "small", "Wait, 4.\n\n")), Generate)
+
+
+def test_a_large_model_that_dies_after_the_check_sentence() -> None:
+    play = Play(patience=1)
+    trace, question = reflect(play, AFTER_ONE)
+    assert isinstance(question, Accept)
+    trace = trace.extend(question.segment)
+    play(trace)
+    assert play(GONE) == Write("small", trace, Span(1024, until=("\n\n",)))
+
+
+def test_a_large_model_that_dies_before_it_can_be_chosen() -> None:
+    play = Play(choose_large=False)
+    probe = draft("Wait, 2")
+    play(probe)
+    assert play(GONE) == Accept(AFTER_ONE, probe.segment)
+
+
+def test_a_small_model_that_dies_leaves_the_paragraph_to_the_large() -> None:
+    play = Play(START)
+    assert play(GONE) == Write("large", START, Span(1024, until=("\n\n",)))
+    play = Play()
+    assert play(GONE) == Write("small", AFTER_ONE, Span(1024, until=("\n\n",)))  # perhaps again
+    assert play(GONE) == Write("large", AFTER_ONE, Span(1024, until=("\n\n",)))
+    with pytest.raises(WorkerUnavailable):
+        play(GONE)
+
+
+@pytest.mark.parametrize("replies", [[], [draft("Wait, 2"), None]])
+def test_what_a_worker_can_never_do_is_told(replies: list[Any]) -> None:
+    play = Play()
+    for reply in replies:
+        play(reply)
+    with pytest.raises(Unsupported):
+        play(Unsupported("no continuation"))
+
+
+@pytest.mark.parametrize("finish", ["eos", "think_end"])
+def test_an_end_inside_a_discarded_probe_ends_nothing(finish: Finish) -> None:
+    play = Play()
+    probe = draft("Yes, the final answer is 4.", finish)
+    assert play(probe) == Reject(probe.segment)
+    assert play(None) == Write("large", AFTER_ONE, Span(20))
+
+
+@pytest.mark.parametrize("finish", ["eos", "think_end"])
+@pytest.mark.parametrize("text", ["So 4.", ""])
+def test_a_neutral_probe_may_end_the_thought(text: str, finish: Finish) -> None:
+    play = Play()
+    probe = draft(text, finish)
+    assert play(probe) == Accept(AFTER_ONE, probe.segment)
+    answer = play(replace(AFTER_ONE, closed=True))
+    assert isinstance(answer, Write)
+    assert answer.worker == "small"
+
+
+def test_a_probe_with_nothing_in_it_is_left_to_writing() -> None:
+    """No room, or half a character: Accept would take it for the end of the context."""
+    assert Play()(draft("")) == Write("small", AFTER_ONE, Span(1024, until=("\n\n",)))
+
+
+def test_a_takeover_that_ends_the_thought_is_the_last() -> None:
+    play = Play()
+    play(draft("Wait, 2"))
+    play(None)
+    answer = play(replace(more(AFTER_ONE, "large", "Check: 4."), closed=True))
+    assert isinstance(answer, Write)
+    assert (answer.worker, answer.trace.closed) == ("large", True)
+
+
+@pytest.mark.parametrize(
+    ("answer_by", "last", "author"),
+    [
+        ("active", "small", "small"),
+        ("active", "large", "large"),
+        ("active", None, "small"),
+        ("small", "large", "small"),
+        ("large", "small", "large"),
+    ],
+)
+def test_who_answers(answer_by: str, last: str | None, author: str) -> None:
+    trace = START if last is None else START.extend(segment(last, "4"))
+    play = Play(replace(trace, closed=True), answer_by=answer_by)
+    assert isinstance(play.first, Write)
+    assert play.first.worker == author
+    other = play(GONE)
+    assert isinstance(other, Write)
+    assert other.worker != author
+    with pytest.raises(StopIteration):
+        play(replace(trace, closed=True, done=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n1", 0),
+        ("n2", -1),
+        ("n3", 0),
+        ("n3_growth", -1),
+        ("n3_max", 0),
+        ("patience", 0),
+        ("patience_growth", -1),
+        ("patience_max", 0),
+        ("check", ""),
+        ("affirmation", ("yes", "")),  # would stand everywhere
+        ("reflection", (" ",)),
+        ("verification", "check"),
+        ("choose_large", "maybe"),
+        ("every_delimiter", 2),
+        ("begin", -1),
+        ("step_tokens", 0),
+        ("answer_by", "me"),
+        ("budget", 0),
+        ("n4", 1),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        SpeculativeThinking(**{name: value})
+    assert caught.value.errors()[0]["loc"][0] == name
+
+
+def test_the_papers_values_are_the_defaults() -> None:
+    policy = SpeculativeThinking()
+    assert (policy.n1, policy.n2, policy.n3, policy.patience) == (20, 125, 125, 15)
+    assert (policy.n3_growth, policy.n3_max) == (25, 200)
+    assert (policy.patience_growth, policy.patience_max) == (5, 30)
+    assert POLICIES["speculative-thinking"](**json.loads(policy.model_dump_json())) == policy
+
+
+# --- in the step loop ----------------------------------------------------------------------------
+
+
+async def run(policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?") -> Ended:
+    workers: dict[WorkerName, Worker] = {"small": small, "large": large}
+    events = solve(
+        policy,
+        (Message("user", question),),
+        workers,
+        request="r",
+        sampling=Sampling(),
+        limits=Limits(),
+    )
+    *_, ended = [event async for event in events]
+    assert isinstance(ended, Ended)
+    return ended
+
+
+def said(ended: Ended) -> tuple[str, str]:
+    return ended.trace.text, "".join(part.text for part in ended.trace.answer)
+
+
+STORY = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
+
+
+@pytest.mark.parametrize("parameters", [{}, SILENT])
+async def test_a_small_model_that_never_hesitates_is_alone(parameters: dict[str, Any]) -> None:
+    large = Scripted()
+    ended = await run(SpeculativeThinking(n1=3, **parameters), Scripted(story=STORY), large)
+    assert said(ended) == STORY
+    assert large.calls == []
+    assert (ended.metrics.large_tokens, ended.metrics.discarded_tokens) == (0, 0)
+    assert not ended.trace.forced
+
+
+async def test_with_empty_lists_hesitation_is_plain_text() -> None:
+    story = ("2+2 is 4.\n\nWait, check: yes.\n\nso it is 4.", "It is four.")
+    ended = await run(SpeculativeThinking(**SILENT), Scripted(story=story), Scripted())
+    assert said(ended) == story
+
+
+async def test_discarded_probes_are_counted_and_the_pen_comes_back_in_mid_sentence() -> None:
+    small = Scripted(["2+2 is 4.\n\n", "Wait, is it", "6.\n\n", "so it is 6.", "It is six."])
+    large = Scripted(["and 2 more is 6, I think"])
+    ended = await run(SpeculativeThinking(n1=4), small, large)
+    assert said(ended) == ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
+    assert [(step.author, step.accepted) for step in ended.steps] == [
+        ("small", True),
+        ("small", False),
+        ("large", True),
+        ("small", True),
+        ("small", True),
+        ("small", True),
+    ]
+    assert (ended.metrics.discarded_tokens, ended.metrics.large_tokens) == (3, 4)
+
+
+async def test_the_check_sentence_is_the_policys_and_costs_no_tokens() -> None:
+    small = Scripted(["2+2 is 5.\n\n", "Wait, 2", "6.", "It is six."])
+    large = Scripted([Say("Wait, no.\n\n", "length"), Say("2+2 is 4, and 2 ", "length")])
+    policy = SpeculativeThinking(n1=2, n3=5, patience=1, check="Let me look again: ")
+    ended = await run(policy, small, large)
+    text = "2+2 is 5.\n\nWait, no.\n\nLet me look again: 2+2 is 4, and 2"
+    assert ended.trace.text.startswith(text)
+    (inserted,) = (step for step in ended.steps if step.author == "policy")
+    assert (inserted.tokens, inserted.accepted) == (0, True)
+
+
+async def test_a_paragraph_that_never_ends_stops_at_the_budget() -> None:
+    def line(trace: Trace, span: Span) -> Say | str:
+        return "It is six." if trace.closed else Say("and " * 50, "length")
+
+    small = Scripted(line)
+    ended = await run(SpeculativeThinking(step_tokens=8, budget=20), small, Scripted())
+    assert ended.trace.text == "and " * 20
+    assert (ended.trace.forced, ended.trace.finish) == (True, "stop")
+    assert [part.finish for part in ended.trace.thought] == ["length"] * 3
+
+
+async def test_a_thought_that_never_ends_stops_at_the_budget() -> None:
+    def line(trace: Trace, span: Span) -> str:
+        return "It is six." if trace.closed else "Wait, and check.\n\n" * 9
+
+    policy = SpeculativeThinking(n1=3, n2=4, n3=5, patience=2, budget=60)
+    ended = await run(policy, Scripted(line), Scripted(line))
+    assert (ended.trace.forced, ended.trace.thought_tokens) == (True, 60)
+    assert "Let me check" in ended.trace.text
+
+
+@pytest.mark.parametrize("early", [Say("", "think_end"), Say("4.", "eos")])
+async def test_a_thought_that_ends_too_early_is_answered(early: Say) -> None:
+    small = Scripted([early, "It is six."])
+    ended = await run(SpeculativeThinking(), small, Scripted())
+    assert said(ended) == (early.text, "It is six.")
+    assert not ended.trace.forced
+
+
+@pytest.mark.parametrize("parameters", [{}, {"begin": 5, "every_delimiter": True}])
+async def test_a_budget_of_one(parameters: dict[str, Any]) -> None:
+    small, large = Scripted(story=STORY), Scripted(story=STORY)
+    ended = await run(SpeculativeThinking(budget=1, **parameters), small, large)
+    assert said(ended) == ("2+2 ", "It is six.")
+    assert (ended.trace.forced, ended.trace.thought_tokens) == (True, 1)
+
+
+@pytest.mark.parametrize("budget", range(1, 20))
+async def test_no_budget_is_overdrawn(budget: int) -> None:
+    story = ("2+2 is 5.\n\nWait, 2+2 is 4.\n\nYes, and check: 6.\n\nso it is 6.", "It is six.")
+    policy = SpeculativeThinking(n1=3, n2=4, n3=2, patience=1, budget=budget)
+    ended = await run(policy, Scripted(story=story), Scripted(story=story))
+    assert ended.trace.thought_tokens <= budget
+    assert said(ended)[1] == "It is six."
+
+
+async def test_the_small_model_goes_on_where_the_large_dies() -> None:
+    small = Scripted(["2+2 is 4.\n\n", "Wait, is", "Wait, 2 more is 6.\n\n", "so 6.", "It is six."])
+    ended = await run(SpeculativeThinking(n1=2), small, Scripted(failures={0: GONE}))
+    assert said(ended) == ("2+2 is 4.\n\nWait, 2 more is 6.\n\nso 6.", "It is six.")
+    assert ended.metrics.discarded_tokens == 2
+
+
+# --- on the embedded pair ------------------------------------------------------------------------
+
+ARGS = load(DEFAULT_FILE).args
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Worker]:
+    worker = load_worker(ARGS.workers.small)
+    yield worker
+    worker.close()
+
+
+async def test_a_model_that_helps_itself_says_what_it_says_alone(embedded: Worker) -> None:
+    """Committed probes, probes thrown away, takeovers: greedily all of it is the same text."""
+    asked = [problem.question for problem in draw("dev", 7, 12)]
+    called = 0
+    for choose_large in (True, False):
+        policy = SpeculativeThinking(n1=7, n2=9, patience=None, choose_large=choose_large)
+        for question in asked:
+            alone = await run(SmallOnly(), embedded, embedded, question)
+            ended = await run(policy, embedded, embedded, question)
+            assert said(ended) == said(alone)
+            called += ended.metrics.large_tokens
+    assert called > 0
+
+
+async def test_the_deployment_files_values_suit_the_pairs_chains(embedded: Worker) -> None:
+    policy = ARGS.policy.policy("speculative-thinking")
+    authors: set[str] = set()
+    for problem in draw("dev", 7, 25):
+        ended = await run(policy, embedded, embedded, problem.question)
+        authors |= {part.author for part in ended.trace.thought}
+        assert said(ended)[1].startswith("The answer is")
+    assert {"small", "large"} <= authors

@@ -1,0 +1,317 @@
+"""Takeover by surprise: as a dialogue (the test plays both workers), and in the step loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from math import exp, inf, log
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deploy.config import DEFAULT_FILE, load
+from deploy.pair import load_worker
+from orchestrator.actions import Accept, Action, Generate, Reject, Verify, WorkerName, Write
+from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
+from orchestrator.events import Ended
+from orchestrator.policy import Policy
+from orchestrator.solve import solve
+from orchestrator.types import (
+    Finish,
+    Generation,
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    Span,
+    Trace,
+    Verification,
+)
+from orchestrator.worker import Worker
+from policies import POLICIES
+from policies.single import SmallOnly
+from policies.surprise_takeover import SurpriseTakeover
+from workers.models.problems import draw
+from workers.scripted import Say, Scripted, segment
+
+GONE = WorkerUnavailable("gone")
+START = Trace((Message("user", "2+2+2?"),))
+STEP = Span(512, until=("\n\n",))
+ONE = segment("small", "2+2 is 4.\n\n")
+TWO = segment("small", "and 2 is 7.\n\n")
+LAST = segment("small", "so 7.", "think_end")
+
+
+def surprises(*steps: tuple[Segment, float]) -> Verification:
+    """A verification that is surprised so much at the last token of each step, and 0 elsewhere."""
+    nats = [number for step, peak in steps for number in (*(0.0,) * (len(step.tokens) - 1), peak)]
+    return Verification(tuple(nats), (0,) * (len(nats) + 1))
+
+
+class Play:
+    """Drives a script: `play(reply)` gives the next question."""
+
+    def __init__(self, **parameters: Any) -> None:
+        self.script = SurpriseTakeover(**parameters).solve(START)
+        self.first = next(self.script)
+
+    def __call__(self, reply: Any) -> Action[Any]:
+        if isinstance(reply, BaseException):
+            return self.script.throw(reply)
+        return self.script.send(reply)
+
+
+def drafted(play: Play, *steps: Segment) -> Action[Any]:
+    """Let the small model draft these steps; what is asked then."""
+    question, trace = play.first, START
+    for step in steps:
+        assert question == Generate("small", trace, STEP)
+        question = play(Generation(step))
+        trace = trace.extend(step)
+    return question
+
+
+def test_a_window_of_steps_is_read_in_one_pass() -> None:
+    play = Play()
+    question = drafted(play, ONE, TWO, LAST)
+    assert isinstance(question, Verify)
+    assert (question.worker, question.trace) == ("large", START)
+    joined = question.segment
+    assert joined.text == "2+2 is 4.\n\nand 2 is 7.\n\nso 7."
+    assert joined.tokens == ONE.tokens + TWO.tokens + LAST.tokens
+    assert len(joined.logprobs) == len(joined.tokens)
+    assert (joined.author, joined.tokenizer, joined.finish) == ("small", "words", "think_end")
+
+
+def test_a_full_window_is_read_although_the_thought_goes_on() -> None:
+    assert isinstance(drafted(Play(window=2), ONE, TWO), Verify)
+
+
+def test_steps_before_the_surprise_stay_and_the_large_model_writes_on_from_there() -> None:
+    play = Play(surprise=3, span=9)
+    drafted(play, ONE, TWO, LAST)
+    verification = surprises((ONE, 3.0), (TWO, 3.1), (LAST, 0.0))
+    assert play(verification) == Accept(START, ONE, exp(-3.0))  # up to the threshold
+    kept = START.extend(ONE)
+    assert play(kept) == Reject(TWO, exp(-3.1))
+    assert play(None) == Reject(LAST, 1.0)  # built on it
+    assert play(None) == Write("large", kept, Span(9))
+    after = kept.extend(segment("large", "and 2 more is", "length"))
+    assert play(after) == Generate("small", after, STEP)  # the pen comes back in mid-sentence
+
+
+def test_a_window_without_surprise_is_followed_by_the_next() -> None:
+    play = Play(window=1)
+    drafted(play, ONE)
+    play(surprises((ONE, 0.1)))
+    trace = START.extend(ONE)
+    assert play(trace) == Generate("small", trace, STEP)
+
+
+def test_an_impossible_token_is_beyond_every_threshold() -> None:
+    play = Play(surprise=1e300)
+    drafted(play, LAST)
+    assert play(surprises((LAST, inf))) == Reject(LAST, 0.0)
+
+
+@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
+def test_a_large_model_that_dies_between_draft_and_reading_lets_nothing_through(
+    error: Exception,
+) -> None:
+    play = Play(surprise=1e9)
+    drafted(play, ONE, LAST)
+    assert play(error) == Reject(ONE, None)
+    assert play(None) == Reject(LAST, None)
+    assert play(None) == Write("large", START, Span(125))
+    with pytest.raises(WorkerUnavailable):
+        play(GONE)
+
+
+@pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
+def test_a_small_model_that_dies_leaves_the_span_to_the_large(error: Exception) -> None:
+    assert Play()(error) == Write("large", START, Span(125))
+
+
+def test_what_was_drafted_before_the_small_model_died_is_read() -> None:
+    play = Play()
+    drafted(play, ONE)
+    question = play(GONE)
+    assert isinstance(question, Verify)
+    assert question.segment.tokens == ONE.tokens
+
+
+@pytest.mark.parametrize("drafts", [[], [LAST]])
+def test_a_pair_that_cannot_do_it_is_told(drafts: list[Segment]) -> None:
+    play = Play()
+    drafted(play, *drafts)
+    with pytest.raises(Unsupported):
+        play(Unsupported("another vocabulary"))
+
+
+@pytest.mark.parametrize("finish", ["think_end", "eos", "length"])
+def test_an_end_with_nothing_said_before_it_is_the_large_models(finish: Finish) -> None:
+    assert Play()(Generation(segment("small", "", finish))) == Write("large", START, Span(125))
+
+
+@pytest.mark.parametrize("finish", ["think_end", "eos"])
+def test_an_end_inside_what_is_dropped_ends_nothing(finish: Finish) -> None:
+    play = Play()
+    last = segment("small", "so 7.", finish)
+    drafted(play, last)
+    assert play(surprises((last, 9.0))) == Reject(last, exp(-9.0))
+    assert isinstance(play(None), Write)
+
+
+def test_nothing_is_added_to_a_thought_that_the_budget_closed() -> None:
+    play = Play()
+    drafted(play, ONE, LAST)
+    assert isinstance(play(surprises((ONE, 0.0), (LAST, 0.0))), Accept)
+    closed = replace(START.extend(ONE), closed=True, forced=True)
+    assert play(closed) == Reject(LAST, 1.0)
+    assert isinstance(play(None), Write)
+
+
+@pytest.mark.parametrize(
+    ("answer_by", "last", "author"),
+    [
+        ("large", "small", "large"),
+        ("small", "large", "small"),
+        ("active", "small", "small"),
+        ("active", "large", "large"),
+    ],
+)
+def test_who_answers(answer_by: str, last: str, author: str) -> None:
+    play = Play(answer_by=answer_by)
+    play(GONE)
+    trace = replace(START.extend(segment(last, "6.")), closed=True)
+    answer = play(trace)
+    assert isinstance(answer, Write)
+    assert answer.worker == author
+    with pytest.raises(StopIteration):
+        play(replace(trace, done=True))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("surprise", -0.1),
+        ("surprise", inf),
+        ("window", 0),
+        ("span", 0),
+        ("step_tokens", 0),
+        ("answer_by", "me"),
+        ("budget", 0),
+        ("threshold", 7),
+    ],
+)
+def test_bad_parameters_are_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(ValidationError) as caught:
+        POLICIES["surprise-takeover"](**{name: value})
+    assert caught.value.errors()[0]["loc"][0] == name
+
+
+# --- in the step loop ----------------------------------------------------------------------------
+
+SMALL = ("2+2 is 4.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
+LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
+
+
+async def run(policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?") -> Ended:
+    workers: dict[WorkerName, Worker] = {"small": small, "large": large}
+    messages = (Message("user", question),)
+    events = solve(policy, messages, workers, request="r", sampling=Sampling(), limits=Limits())
+    *_, ended = [event async for event in events]
+    assert isinstance(ended, Ended)
+    return ended
+
+
+def said(ended: Ended) -> tuple[str, str]:
+    return ended.trace.text, "".join(part.text for part in ended.trace.answer)
+
+
+async def test_without_surprise_the_small_model_is_alone_at_the_price_of_a_pass() -> None:
+    large = Scripted(scores=[0.0])
+    ended = await run(SurpriseTakeover(), Scripted(story=SMALL), large)
+    assert said(ended) == SMALL
+    assert (ended.metrics.judge_calls, ended.metrics.discarded_tokens) == (1, 0)
+    assert len(large.calls) == 1
+
+
+async def test_a_threshold_of_nothing_leaves_all_to_the_large_model() -> None:
+    large = Scripted(story=LARGE, scores=[0.1])
+    ended = await run(SurpriseTakeover(surprise=0, span=2), Scripted(story=SMALL), large)
+    assert said(ended) == LARGE
+    assert ended.metrics.acceptance_rate == 0
+
+
+async def test_the_surprising_step_and_all_behind_it_are_dropped() -> None:
+    small = Scripted(
+        ["2+2 is 4.\n\n", "and 2 more is 7.\n\n", "so it is 7.", "is 6.\n\n", "so it is 6.", "Six."]
+    )
+    drafts = [*(log(2),) * 3, *(0.0, 0.0, 0.0, 0.0, 6.0), *(0.0,) * 4]
+    verdicts = [Verification(tuple(drafts), (0,) * 13), 0.0]
+    large = Scripted(["and 2 more is 6."], scores=verdicts)
+    ended = await run(SurpriseTakeover(span=3), small, large)
+    assert said(ended) == ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "Six.")
+    assert [(step.author, step.accepted, step.score) for step in ended.steps[:4]] == [
+        ("small", True, pytest.approx(0.5)),
+        ("small", False, exp(-6.0)),
+        ("small", False, 1.0),
+        ("large", True, None),
+    ]
+    assert (ended.metrics.discarded_tokens, ended.metrics.judge_calls) == (9, 2)
+
+
+async def test_a_step_that_never_ends_stops_at_the_budget() -> None:
+    def line(trace: Trace, span: Span) -> Say | str:
+        return "It is six." if trace.closed else Say("and " * 50, "length")
+
+    policy = SurpriseTakeover(step_tokens=8, budget=20)
+    ended = await run(policy, Scripted(line), Scripted(scores=[0.0]))
+    assert ended.trace.text == "and " * 20
+    assert (ended.trace.forced, ended.metrics.judge_calls) == (True, 1)
+
+
+@pytest.mark.parametrize("budget", range(1, 14))
+@pytest.mark.parametrize("nats", [0.0, 9.0])
+async def test_no_budget_is_overdrawn(budget: int, nats: float) -> None:
+    small, large = Scripted(story=SMALL), Scripted(story=LARGE, scores=[nats])
+    ended = await run(SurpriseTakeover(budget=budget, span=4), small, large)
+    assert ended.trace.thought_tokens == min(budget, 12)
+    assert said(ended)[1] in ("It is seven.", "It is six.")
+
+
+# --- on the embedded pair ----------------------------------------------------------------------
+
+ARGS = load(DEFAULT_FILE).args
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Iterator[Worker]:
+    worker = load_worker(ARGS.workers.small)
+    yield worker
+    worker.close()
+
+
+@pytest.mark.parametrize("surprise", [0.0, 0.5, 1e9])
+async def test_a_model_that_helps_itself_says_what_it_says_alone(
+    embedded: Worker, surprise: float
+) -> None:
+    policy = SurpriseTakeover(surprise=surprise, window=3, span=7)
+    for problem in draw("dev", 7, 8):
+        alone = await run(SmallOnly(), embedded, embedded, problem.question)
+        ended = await run(policy, embedded, embedded, problem.question)
+        assert said(ended) == said(alone)
+        assert ended.metrics.judge_calls > 0
+
+
+async def test_each_step_gets_its_own_share_of_the_pass(embedded: Worker) -> None:
+    """What is shown beside a step of a window is what reading it alone would say."""
+    for problem in draw("dev", 7, 4):
+        question = problem.question
+        together = await run(SurpriseTakeover(surprise=1e9), embedded, embedded, question)
+        alone = await run(SurpriseTakeover(surprise=1e9, window=1), embedded, embedded, question)
+        assert together.metrics.judge_calls < alone.metrics.judge_calls
+        scores = [[step.score for step in ended.steps[:-1]] for ended in (together, alone)]
+        assert scores[0] == pytest.approx(scores[1], abs=1e-4)
