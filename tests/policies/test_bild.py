@@ -405,13 +405,17 @@ async def test_the_worker_dies_between_draft_and_verification() -> None:
 
 async def test_another_tokenizer_is_refused_before_anything_is_shown() -> None:
     class Other(Scripted):
+        name = ""
+
         async def generate(self, *args: Any, **options: Any) -> Any:
             async for item in super().generate(*args, **options):
                 if isinstance(item, Generation):
-                    item = replace(item, segment=replace(item.segment, tokenizer="other"))
+                    item = replace(item, segment=replace(item.segment, tokenizer=self.name))
                 yield item
 
-    workers: Pair = {"small": Other(story=("a b", "c")), "large": Scripted(story=("a b", "c"))}
+    small, large = Other(story=("a b", "c")), Other(story=("a b", "c"))
+    small.name, large.name = "one", "another"
+    workers: Pair = {"small": small, "large": large}
     events = solve(
         BiLD(), TRACE.messages, workers, request="r", sampling=Sampling(), limits=Limits()
     )
