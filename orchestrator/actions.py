@@ -75,7 +75,10 @@ class Classify(Action[Classification]):
 
 @dataclass(frozen=True, slots=True)
 class Verify(Action[Verification]):
-    """The surprise at a segment's tokens and k + 1 choices of the worker's own."""
+    """The surprise at a segment's tokens and k + 1 choices of the worker's own.
+
+    After an empty segment that is one choice: the worker's next token for the price of a pass.
+    """
 
     worker: WorkerName
     trace: Trace

@@ -62,7 +62,7 @@ class Tally:
                         self._made[started.worker] += usage.generated
                         self._cancelled += usage.generated
             case Accept(_, segment, score), _ if segment.author != "policy":
-                self._accepted += 1
+                self._accepted += self._drafted[segment.author] > 0  # else its own choice
                 self._scored += score is not None
                 self._taken[segment.author] += len(segment.tokens)
             case Reject(), _:

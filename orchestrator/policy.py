@@ -16,6 +16,8 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small", "large"})
+    one_vocabulary: ClassVar[bool] = False
+    """Whether ids travel from one model to the other, which then need the same tokenizer."""
 
     budget: int | None = Field(
         default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"

@@ -39,6 +39,7 @@ from orchestrator.errors import (
     ContextLengthExceeded,
     DeadlineExceeded,
     InvalidRequest,
+    Unsupported,
     WorkerError,
     WorkerUnavailable,
 )
@@ -65,6 +66,7 @@ async def solve(
 
     Raises:
         InvalidRequest: limits that make no sense; ContextLengthExceeded for too long a prompt.
+        Unsupported: a worker lacks what the policy needs.
         WorkerError: a worker failed and the policy knew no way around it.
         DeadlineExceeded: `limits.deadline_s` seconds are over.
     """
@@ -75,7 +77,10 @@ async def solve(
     dialogue = Dialogue(policy, messages, limits)
     desk = _Desk(workers, request, sampling, dialogue.budget, limits.deadline_s)
     try:
-        for called in await desk.preflight(dialogue.preflight()):
+        heard = await desk.preflight(dialogue.preflight())
+        if policy.one_vocabulary:
+            _check_vocabularies(policy, heard)
+        for called in heard:
             yield dialogue.noted(called)
         while (action := dialogue.ask()) is not None:
             async with aclosing(desk.perform(action)) as items:
@@ -297,6 +302,16 @@ class _Desk:
             if not timeout.expired():
                 raise
             raise DeadlineExceeded(f"no answer within {self._limit_s:g} s") from None
+
+
+def _check_vocabularies(policy: Policy, heard: Sequence[Called]) -> None:
+    """Refuse, before anything is shown, a pair whose token ids mean different things."""
+    known = {one.answer.segment.tokenizer for one in heard if isinstance(one.answer, Generation)}
+    if len(known - {""}) > 1:  # a worker that is down, or does not say, shows it later
+        raise Unsupported(
+            f"{type(policy).__name__} hands token ids from one model to the other, "
+            "and the tokenizers of this pair differ"
+        )
 
 
 async def _shut(stream: AsyncIterator[Any]) -> None:

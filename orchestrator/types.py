@@ -154,12 +154,36 @@ class Verification:
 
     `surprise[i]` is minus the natural log of token i's probability given what precedes it;
     `choices[i]` the worker's own choice there, k + 1 of them: the last follows all k tokens.
+
+    A worker that writes text also says what the ids mean, for a policy that knows no tokenizer:
+    `pieces[i]` is what token i adds to the text, `options[i]` is choice i as a segment of one
+    token (of none, with the finish "think_end" or "eos", where the choice ends the phase). A
+    character that lies across tokens, or across segments, belongs to the one that completes it:
+    accepted texts add up to the text of the accepted ids wherever a segment is cut. `ending` is
+    the surprise at the end that the segment itself claims; None where it claims none.
     """
 
     surprise: tuple[float, ...]
     choices: tuple[int, ...]
     usage: Usage = Usage()
     ms: float = 0.0
+    pieces: tuple[str, ...] = ()
+    options: tuple[Segment, ...] = ()
+    ending: float | None = None
+
+    def split(self, segment: Segment, count: int) -> tuple[Segment, Segment]:
+        """The verified segment's first `count` tokens, and the rest of it with its ending."""
+        parts = (slice(count), slice(count, None))
+        first, rest = (
+            replace(
+                segment,
+                text="".join(self.pieces[part]),
+                tokens=segment.tokens[part],
+                logprobs=segment.logprobs[part],
+            )
+            for part in parts
+        )
+        return replace(first, finish="until"), rest
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,6 +74,9 @@ class Worker(Protocol):
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         """The surprise at each token of a segment, and k + 1 choices (see `Verification`).
 
+        A segment of no tokens asks for the one choice that follows the trace. A worker that cannot
+        say what its ids mean as text leaves `pieces` and `options` empty.
+
         Raises:
             Unsupported: the segment's tokens belong to another vocabulary.
         """

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from orchestrator.policy import Policy
 from policies.best_of_k import BestOfK
+from policies.bild import BiLD
 from policies.cascade import Cascade
 from policies.entropy_gate import EntropyGate
 from policies.lookahead import Lookahead
@@ -26,5 +27,6 @@ POLICIES: dict[str, type[Policy]] = {
     "never-slower": NeverSlower,
     "speculative-thinking": SpeculativeThinking,
     "surprise-takeover": SurpriseTakeover,
+    "bild": BiLD,
 }
 """Name -> class; the name is a model name of the API."""

@@ -135,29 +135,50 @@ class ClassifyJob(Job):
 
 
 @dataclass(eq=False, slots=True)
+class Verdict:
+    """What a pass says of k ids: surprise at each, k + 1 choices and their log-probabilities.
+
+    `ending` is the surprise at any of the ids that end the text behind them.
+    """
+
+    surprise: list[float]
+    choices: list[int]
+    logprobs: list[float]
+    ending: float
+
+
+@dataclass(eq=False, slots=True)
 class VerifyJob(Job):
-    """Answers ([surprise at each of the k last ids], [k + 1 choices])."""
+    """Answers a Verdict on the `last - 1` last ids."""
 
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
+    ends: Collection[int] = ()
 
-    def answer(self, result: Result | None) -> tuple[list[float], list[int]]:
+    def answer(self, result: Result | None) -> Verdict:
         assert result is not None
         logits = result.logits[0].float()
-        known = self.ids[len(self.ids) - self.last + 1 :]
-        logprobs = logits.log_softmax(-1)
-        surprise = [-float(logprobs[i, token]) for i, token in enumerate(known)]
+        laws = own = logits.log_softmax(-1)
+        known = torch.tensor(self.ids[len(self.ids) - self.last + 1 :], device=laws.device).long()
         if is_greedy(self.sampling):
-            choices = logits.argmax(-1).tolist()
+            choices = logits.argmax(-1)
         else:
             first = len(self.ids) - self.last + 1  # position of the first choice
             numbers = [uniform(self.seed, first + i) for i in range(self.last)]
-            laws = warp(logits[None], [self.sampling])[0]
-            column = torch.tensor(numbers, dtype=torch.float64, device=laws.device)
-            choices = draw(laws, column).tolist()
-        if not bool(logprobs.isfinite().any(-1).all()) or any(map(math.isnan, surprise)):
+            warped = warp(logits[None], [self.sampling])[0]
+            own = warped.log()
+            choices = draw(warped, torch.tensor(numbers, dtype=torch.float64, device=laws.device))
+        surprise = -laws[:-1].gather(1, known[:, None]).squeeze(1)
+        ends = [token for token in self.ends if token < laws.shape[1]]
+        verdict = Verdict(
+            surprise.tolist(),
+            choices.tolist(),
+            own.gather(1, choices[:, None]).squeeze(1).tolist(),
+            -float(laws[-1, ends].logsumexp(0)) if ends else math.inf,
+        )
+        if not bool(laws.isfinite().any(-1).all()) or any(map(math.isnan, verdict.surprise)):
             raise WorkerError("the model produced no numbers (NaN logits)")
-        return surprise, choices
+        return verdict
 
 
 @dataclass(eq=False, slots=True)

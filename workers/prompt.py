@@ -21,6 +21,7 @@ from jinja2 import TemplateError
 from orchestrator.errors import ConfigError, InvalidRequest
 from orchestrator.types import Message, Segment, Trace
 from workers.tokenizer import CLOSE, OPEN, Tokenizer
+from workers.writer import unfinished
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n\n"
@@ -67,6 +68,16 @@ class Prompts:
         if segment.tokenizer == self.tokenizer.hash and segment.tokens:
             return segment.tokens
         return self.tokenizer.encode(segment.text)
+
+    def unfinished(self, trace: Trace) -> bytes:
+        """The bytes of a character that the accepted ids began and did not finish."""
+        end = b""
+        for segment in reversed(trace.answer if trace.closed else trace.thought):
+            for token in reversed(self.segment(segment)):
+                end = self.tokenizer.pieces[token] + end
+                if len(end) >= 3 or (end and end[-1] < 0x80):  # no more than 3 bytes can wait
+                    return unfinished(end)
+        return unfinished(end)
 
     def side(self, turns: Sequence[Message], lead_in: str) -> list[int]:
         """What follows a trace for a judge: end of turn, the turns, the start of the reply."""

@@ -80,7 +80,8 @@ class Scripted:
     story: a whole thought and answer instead; a call goes on where the trace stands, or at the
         step of the same number where the trace tells another story.
     scores: answers of `classify` (a digit's score: that digit is certain) and of `verify` (the
-        surprise at every token), one a call, the last for ever; or a function of the trace.
+        surprise at every token), one a call, the last for ever; or a function of the trace. Its
+        own choices are the story's words, or else the verified ones and then its next line's.
     delay: seconds per token and per judgement.
     failures: call number (from 0, preflight not counted) -> the error it raises.
     deaths: call number -> tokens after which a generation's stream dies.
@@ -144,9 +145,40 @@ class Scripted:
             verdict = await self._next_score(call.trace)
             if isinstance(verdict, Verification):
                 return verdict
-            size = len(segment.tokens)
-            choices = (*segment.tokens, 0)
-            return Verification((verdict,) * size, choices, Usage(self._read(call.trace), passes=1))
+            return self._verdict(call, segment, verdict)
+
+    def _verdict(self, call: Call, draft: Segment, surprise: float) -> Verification:
+        """The same surprise everywhere; choices are the story's, else the draft's own words."""
+        said = words(draft.text)
+        options = []
+        for place in range(len(said) + 1):
+            if self.story is None and place < len(said):
+                own = said[place]
+            else:
+                before = segment(call.author, "".join(said[:place]))
+                own = next(iter(words(self._rest(call.trace.extend(before)))), "")
+            ending: Finish = "eos" if call.trace.closed else "think_end"
+            options.append(segment(call.author, own, "until" if own else ending))
+        return Verification(
+            (surprise,) * len(said),
+            tuple(option.tokens[0] if option.tokens else 0 for option in options),
+            Usage(self._read(call.trace), passes=1),
+            len(said) * self.delay * 1000,
+            tuple(said),
+            tuple(options),
+            surprise if draft.finish in ("think_end", "eos") else None,
+        )
+
+    def _rest(self, trace: Trace) -> str:
+        """What it would say next if asked, without saying it; nothing where it is asked in vain."""
+        if self.story is not None:
+            return _rest(self.story, trace)
+        line: Any = None
+        if callable(self.lines):
+            line = self.lines(trace, Span(1))
+        elif self._said < len(self.lines):
+            line = self.lines[self._said]
+        return line.text if isinstance(line, Say) else line if isinstance(line, str) else ""
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:

@@ -26,6 +26,7 @@ class Writer:
         stops: strings that end it and are cut off, each with the reason to report.
         fresh: whether the text begins an answer: the white space before it is never shown, so no
             stop string is looked for there.
+        begun: bytes of a character that the text before this one left unfinished.
     """
 
     def __init__(
@@ -36,12 +37,13 @@ class Writer:
         stops: Sequence[Stop] = (),
         *,
         fresh: bool = False,
+        begun: bytes = b"",
     ) -> None:
         self._pieces, self._encode = pieces, encode
         self._until = tuple(filter(None, until))
         self._stops = tuple(stop for stop in stops if stop[0])
         self._longest = max(map(len, (*self._until, *(stop for stop, _ in self._stops))), default=0)
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._decoder = _decoder(begun)
         self._borders = [(0, 0)]  # (tokens, characters) where both are whole
         self._sent = (0, 0)
         self._blank, self._begin = fresh, 0  # is it white space so far, and where does it end?
@@ -120,3 +122,32 @@ class Writer:
         self._borders = [b for b in self._borders if b[0] <= tokens]
         if rest:
             self._borders.append((len(self.tokens), at))
+
+
+def cuts(
+    pieces: Sequence[bytes], tokens: Sequence[int], choices: Sequence[int], begun: bytes = b""
+) -> tuple[list[str], list[str]]:
+    """What each of k tokens adds to a text, and what each of k + 1 choices adds in its place.
+
+    `begun` are the bytes of an unfinished character before them.
+    """
+    decoder = _decoder(begun)
+    added, instead = [], []
+    for place, choice in enumerate(choices):
+        state = decoder.getstate()
+        instead.append(decoder.decode(pieces[choice]))
+        decoder.setstate(state)
+        if place < len(tokens):
+            added.append(decoder.decode(pieces[tokens[place]]))
+    return added, instead
+
+
+def unfinished(data: bytes) -> bytes:
+    """The character that begins at the end of `data` and lacks bytes; empty where none does."""
+    return _decoder(data[-3:]).getstate()[0]
+
+
+def _decoder(begun: bytes) -> codecs.IncrementalDecoder:
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decoder.decode(begun)
+    return decoder

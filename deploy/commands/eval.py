@@ -49,6 +49,9 @@ def evaluate(
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Cap on thought and answer together.")
     ] = None,
+    small: Annotated[
+        str | None, typer.Option(help="Another small model: a folder or a Hugging Face id.")
+    ] = None,
     url: Url = None,
     config: Config = None,
     as_json: Annotated[
@@ -69,12 +72,16 @@ def evaluate(
 
       baton eval --problems mine.jsonl --budget 64,128 --json rows.json --plot rows.png
 
+      baton eval --problems builtin:dev --policies bild --small runs/aligned
+
       baton eval --problems builtin:heldout --url http://127.0.0.1:8000
     """
     from deploy.askers import Options
 
     if url is not None and speculation is not None:
         raise InvalidRequest("--speculation is the service's own choice; leave it out with --url")
+    if url is not None and small is not None:
+        raise InvalidRequest("--small is the service's own choice; leave it out with --url")
     chosen = load_problems(problems, limit, seed)
     contenders = lineup(policies.split(","), _budgets(budget))
     method = speculation or "vanilla"
@@ -83,7 +90,7 @@ def evaluate(
     async def work() -> tuple[list[list[Outcome]], Literal["in-process", "http"]]:
         from deploy.askers import ask
 
-        async with asking(url, config, Options(max_tokens), contenders, method) as asker:
+        async with asking(url, config, Options(max_tokens), contenders, method, small) as asker:
             with _progress(console) as progress:
                 task = progress.add_task("", total=len(chosen) * len(contenders))
 

@@ -34,11 +34,12 @@ async def asking(
     options: Options,
     contenders: Sequence[Contender],
     speculation: str | None = None,
+    small: str | None = None,
 ) -> AsyncGenerator[Asker, None]:
     """Over HTTP where a url is given, else with both models in this process.
 
     `contenders` are what will be asked: a wrong name or parameter is told before a model is
-    loaded. `speculation` replaces the large worker's method.
+    loaded. `speculation` replaces the large worker's method, `small` the small worker's model.
     """
     from deploy.askers import HttpAsker, LocalAsker, policy_of
 
@@ -62,6 +63,9 @@ async def asking(
             chosen = workers.large.speculation
         large = workers.large.model_copy(update={"speculation": chosen})
         workers = workers.model_copy(update={"large": large})
+    if small is not None:
+        chosen_small = workers.small.model_copy(update={"model": small})
+        workers = workers.model_copy(update={"small": chosen_small})
     pair = load_pair(workers)
     try:
         yield LocalAsker(args, pair, options)

@@ -24,6 +24,10 @@ EXAMPLES = """
   publish     copy both checkpoints to where embedded:small and embedded:large are found
   measure     accuracy, judge, hesitation and repair on problems never seen (JSON)
 
+and only where it is named:
+
+  align       a small model that learnt to write like the large one, for the policy bild
+
 [bold]Examples[/]
 
   baton train                            everything, into runs/ (about 3 hours on two cores)
@@ -31,6 +35,7 @@ EXAMPLES = """
   baton train large --resume             go on from the last checkpoint
   baton train large --init runs/large    start from weights and warm up again
   baton train measure --part heldout     the figures of the shipped pair
+  baton train align --minutes 20         into runs/aligned; then: baton eval --small runs/aligned
 """
 
 
@@ -60,7 +65,7 @@ def train(
     """Train the embedded pair on generated problems, stage by stage."""
     from workers.models import recipe
 
-    unknown = set(stages or ()) - set(recipe.STAGES)
+    unknown = set(stages or ()) - {*recipe.STAGES, *recipe.EXTRA_STAGES}
     if unknown:
         raise InvalidRequest(f"no such stage: {', '.join(sorted(unknown))}", param="stages")
     for stage in stages or recipe.STAGES:

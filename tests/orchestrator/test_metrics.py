@@ -121,6 +121,17 @@ def test_the_cost_so_far() -> None:
     assert spent.ms == 10.0
 
 
+def test_a_workers_own_choices_are_no_accepted_drafts() -> None:
+    draft = made("small", 5)
+    metrics = tally(
+        (Generate("small", TRACE, SPAN), draft),
+        (Verify("large", TRACE, draft.segment), Verification((0.1,) * 5, (1,) * 6)),
+        (Reject(draft.segment), None),
+        (Accept(TRACE, Segment("large", "y", (7,))), TRACE),
+    )
+    assert metrics.acceptance_rate == 0
+
+
 def test_jobs() -> None:
     one, two, three = Job(0), Job(1), Job(2)
     question = Generate("large", TRACE, SPAN)

@@ -26,6 +26,7 @@ from orchestrator.record import (
 from orchestrator.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Segment, Span, Trace, Verification
 from policies.answer import write_out
+from policies.bild import BiLD
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
 from workers.scripted import Scripted
@@ -86,6 +87,7 @@ RUNS = [
     (SpecReason(scoring="likelihood"), {"scores": (0.5, 9.0)}),
     (SpecReason(budget=4), {}),
     (LargeOnly(), {"limits": Limits(max_tokens=5)}),
+    (BiLD(rollback=1.0), {"scores": (2.0,)}),
     (Race(), {}),
 ]
 

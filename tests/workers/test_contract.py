@@ -194,6 +194,54 @@ async def test_verification_of_ones_own_words(subject: Subject) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.9, seed=4)])
+async def test_a_verified_segment_can_be_cut_anywhere(subject: Subject, sampling: Sampling) -> None:
+    _, generation = await run(subject.worker, Span(8), sampling=Sampling(0.9, seed=2))
+    draft = generation.segment
+    answer = await subject.worker.verify(call(), draft, sampling)
+    size = len(draft.tokens)
+    assert len(answer.pieces) == size
+    assert len(answer.options) == len(answer.choices) == size + 1
+    for count in range(size + 1):
+        kept, rest = answer.split(draft, count)
+        assert (kept.text + rest.text, kept.tokens + rest.tokens) == (draft.text, draft.tokens)
+        assert (kept.finish, rest.finish) == ("until", draft.finish)
+        assert len(kept.logprobs) == len(kept.tokens) == count
+        option = answer.options[count]
+        assert option.author == "large"
+        assert option.tokenizer == draft.tokenizer
+        if option.finish in ("think_end", "eos"):
+            assert (option.text, option.tokens) == ("", ())
+        else:
+            assert option.tokens == answer.choices[count : count + 1]
+            assert len(option.logprobs) == 1
+            assert option.logprobs[0] <= 1e-6
+
+
+@pytest.mark.asyncio
+async def test_verifying_nothing_asks_for_the_next_token(subject: Subject) -> None:
+    answer = await subject.worker.verify(call(), Segment("small", ""), GREEDY)
+    assert (answer.surprise, answer.pieces, answer.ending) == ((), (), None)
+    (option,) = answer.options
+    _, generation = await run(subject.worker, Span(1))
+    if generation.segment.tokens:
+        assert option.tokens == generation.segment.tokens
+        assert option.text == generation.segment.text
+        assert option.logprobs == pytest.approx(generation.segment.logprobs, abs=1e-4)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("finish", ["think_end", "eos"])
+async def test_a_segments_end_is_verified_like_a_token(subject: Subject, finish: Any) -> None:
+    _, generation = await run(subject.worker, Span(4))
+    draft = replace(generation.segment, finish=finish)
+    answer = await subject.worker.verify(call(), draft, GREEDY)
+    assert answer.ending is not None
+    assert answer.ending >= 0
+    assert len(answer.surprise) == len(draft.tokens)
+
+
+@pytest.mark.asyncio
 async def test_tokens_of_another_vocabulary_cannot_be_verified(subject: Subject) -> None:
     needs(subject, "tokenizer")
     foreign = Segment("small", "x", (5,), (0.0,), "another")

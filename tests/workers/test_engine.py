@@ -16,7 +16,7 @@ import torch
 from orchestrator.errors import ConfigError, Overloaded, WorkerError, WorkerUnavailable
 from orchestrator.events import Ended
 from orchestrator.solve import solve
-from orchestrator.types import Generation, Limits, Message, Sampling, Span, Trace
+from orchestrator.types import Generation, Limits, Message, Sampling, Segment, Span, Trace
 from orchestrator.worker import Call
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
@@ -252,6 +252,44 @@ async def test_a_gate_of_nan_logits_is_an_error(worker: LocalWorker) -> None:
     assert (await run(worker, ask(), Span(5, max_entropy=9.0))).entropy is not None
 
 
+async def test_a_character_lies_across_segments(worker: LocalWorker) -> None:
+    tokens = worker.tokenizer.encode("a😀é!")
+    assert len(tokens) > 5  # bytes, mostly
+    for at in range(1, len(tokens)):
+        draft = Segment("small", "a😀é!", tokens, (0.0,) * len(tokens), worker.tokenizer.hash)
+        verdict = await worker.verify(ask(), draft, Sampling())
+        assert "".join(verdict.pieces) == draft.text
+        kept, _ = verdict.split(draft, at)
+        trace = ask().trace.extend(kept)
+        forward = worker.engine.decoder.target.forward
+        force(worker, *tokens[at:])
+        answer = await run(worker, Call("r", trace), Span(len(tokens) - at))
+        assert kept.text + answer.segment.text == draft.text
+        assert kept.tokens + answer.segment.tokens == tokens
+        worker.engine.decoder.target.forward = forward  # type: ignore[method-assign]
+        option = (await worker.verify(Call("r", trace), Segment("small", ""), Sampling())).options
+        whole = worker.tokenizer.decode(kept.tokens + option[0].tokens)
+        assert kept.text + option[0].text == whole
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_choices_that_end_a_phase(worker: LocalWorker, closed: bool) -> None:
+    close = worker.tokenizer.close_id
+    assert close is not None
+    call = Call("r", replace(ask().trace, closed=closed))
+    force(worker, close)
+    (option,) = (await worker.verify(call, Segment("small", ""), Sampling())).options
+    assert option == Segment(
+        "large", "", tokenizer=worker.tokenizer.hash, finish="eos" if closed else "think_end"
+    )
+    ended = Segment("small", "", finish="think_end")
+    sure = await worker.verify(Call("r", ask().trace), ended, Sampling())
+    doubtful = await worker.verify(Call("r", ask().trace), replace(ended, finish="eos"), Sampling())
+    assert sure.ending is not None
+    assert doubtful.ending is not None
+    assert sure.ending < 0.1 < doubtful.ending
+
+
 async def test_nan_logits_are_an_error_and_poison_nobody(worker: LocalWorker) -> None:
     good = await run(worker, ask(), Span(6))
     target = worker.engine.decoder.target
@@ -269,6 +307,8 @@ async def test_nan_logits_are_an_error_and_poison_nobody(worker: LocalWorker) ->
             await run(worker, ask("what now?"), Span(6), sampling)
     with pytest.raises(WorkerError, match="NaN"):
         await worker.classify(ask("and now?"), (Message("user", "?"),), "", ("1", "2"))
+    with pytest.raises(WorkerError, match="NaN"):
+        await worker.verify(ask("or now?"), Segment("small", ""), Sampling())
     target.forward = forward  # type: ignore[method-assign]
     assert (await run(worker, ask(), Span(6))).segment.tokens == good.segment.tokens
     assert worker.stats()["live_rows"] == 0

@@ -22,7 +22,7 @@ from orchestrator.types import Generation, Message, Sampling, Segment, Span, Tra
 from orchestrator.worker import Call, Delta
 from workers import replica, wire
 from workers.replica import ReplicaWorker, WorkerReplica
-from workers.scripted import Say, Scripted
+from workers.scripted import Say, Scripted, segment
 
 THOUGHT = "One and two and three.\n\nFour and five.\n\n"
 GREEDY = Sampling()
@@ -183,6 +183,14 @@ async def test_only_the_last_word_was_lost(text: str, span: Span, finish: str) -
     assert isinstance(items[0], Generation)
     assert (items[0].segment.text, items[0].segment.finish) == (text, finish)
     assert backend.calls == []
+
+
+async def test_a_verification_arrives_with_its_texts() -> None:
+    draft = segment("small", "One and a half.", "think_end")
+    expected = await story().verify(call(), draft, GREEDY)
+    answer = await ReplicaWorker(Handle(story())).verify(call(), draft, GREEDY)
+    assert answer == expected
+    assert [option.text for option in answer.options[:3]] == ["One ", "and ", "two "]
 
 
 async def test_a_judgement_is_asked_again() -> None:

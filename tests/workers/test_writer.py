@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
+
 from orchestrator.types import Finish
-from workers.writer import Writer
+from workers.writer import Writer, cuts, unfinished
 
 BYTES = [bytes([b]) for b in range(256)]
 
@@ -94,3 +96,37 @@ def test_white_space_before_an_answer_holds_no_stop_string() -> None:
     writer.end()
     assert (writer.text, writer.tokens) == ("\n\nso 4", list(b"\n\nso 4"))
     assert Writer(BYTES, encode, (), [("\n", "stop")]).push(10, -1.0) == "stop"
+
+
+@pytest.mark.parametrize("text", ["aé€😀b", "plain", "", "\N{ZERO WIDTH JOINER}😀😀"])
+def test_a_text_can_be_cut_at_any_token_and_go_on_anywhere(text: str) -> None:
+    data = text.encode()
+    added, instead = cuts(BYTES, data, [*data, ord("!")])
+    assert "".join(added) == text
+    for at in range(len(data) + 1):
+        kept, begun = "".join(added[:at]), unfinished(data[:at])
+        assert kept.encode() + begun == data[:at]
+        # The same choice completes what the cut left open, or shows that it never was.
+        assert cuts(BYTES, b"", [*data, ord("!")][at : at + 1], begun)[1] == [instead[at]]
+        following = Writer(BYTES, encode, begun=begun)
+        for byte in data[at:]:
+            following.push(byte, -1.0)
+        assert kept + following.text == text
+        assert following.tokens == list(data[at:])
+
+
+def test_a_choice_that_leaves_a_character_unfinished_for_good() -> None:
+    euro = "€".encode()
+    added, instead = cuts(BYTES, euro, [ord("a"), euro[0], ord("b"), ord("c")])
+    assert added == ["", "", "€"]
+    assert instead == ["a", "�", "�b", "c"]  # a second first byte begins a character anew
+    assert (euro[:2] + b"b").decode("utf-8", "replace") == "�b"
+
+
+@pytest.mark.parametrize(
+    ("data", "rest"),
+    [(b"", b""), (b"ab", b""), (b"a\xc3", b"\xc3"), (b"\xf0\x9f\x98", b"\xf0\x9f\x98"),
+     (b"ab\xf0\x9f", b"\xf0\x9f"), ("😀".encode(), b""), (b"\x98\x80", b""), (b"\xff", b"")],
+)  # fmt: skip
+def test_what_is_unfinished(data: bytes, rest: bytes) -> None:
+    assert unfinished(data) == rest

@@ -38,16 +38,29 @@ class Author:
 
     def prefix(self, problem: Problem, steps: Sequence[str]) -> list[int]:
         """Token ids up to where the next step begins; steps carry their delimiter."""
-        head = f"{USER}{problem.question}{END}{ASSISTANT}{THINK}"
-        parts = [self.tokenizer.encode(text, add_special_tokens=False) for text in (head, *steps)]
-        return [token for part in parts for token in part]
+        parts = [self.tokenizer.encode(step, add_special_tokens=False) for step in steps]
+        return self.opening(problem.question) + [token for part in parts for token in part]
 
-    @torch.inference_mode()
+    def opening(self, question: str) -> list[int]:
+        """Token ids up to where the thought begins."""
+        head = f"{USER}{question}{END}{ASSISTANT}{THINK}"
+        ids: list[int] = self.tokenizer.encode(head, add_special_tokens=False)
+        return ids
+
     def write(
         self, prefixes: Sequence[list[int]], limit: int, *, to_end: bool = False,
         temperature: float = 0.0,
     ) -> list[str]:  # fmt: skip
         """Continue each prefix to the end of its step, or with `to_end` of the turn."""
+        continued = self.continued(prefixes, limit, to_end=to_end, temperature=temperature)
+        return [self.tokenizer.decode(ids) for ids in continued]
+
+    @torch.inference_mode()
+    def continued(
+        self, prefixes: Sequence[list[int]], limit: int, *, to_end: bool = False,
+        temperature: float = 0.0,
+    ) -> list[list[int]]:  # fmt: skip
+        """The same as token ids, the one that ended it included."""
         width = max(map(len, prefixes))
         ids = torch.tensor([[self.pad] * (width - len(p)) + p for p in prefixes])
         ends = [self.end] if to_end else [*self.ends_step, self.close, self.end]
@@ -59,13 +72,7 @@ class Author:
             max_new_tokens=limit, eos_token_id=ends, pad_token_id=self.pad,
             **(sampling or {"do_sample": False}),
         )[:, width:]  # fmt: skip
-        return [self._text(row) for row in out.tolist()]
-
-    def _text(self, ids: list[int]) -> str:
-        if self.pad in ids:
-            ids = ids[: ids.index(self.pad)]
-        text: str = self.tokenizer.decode(ids)
-        return text
+        return [row[: row.index(self.pad)] if self.pad in row else row for row in out.tolist()]
 
 
 def positions(problem: Problem, rng: random.Random) -> Iterator[tuple[Problem, int, list[str]]]:

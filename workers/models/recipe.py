@@ -10,7 +10,12 @@
     publish     copy both checkpoints to where `embedded:` finds them
     measure     what the published pair can do, on problems it never saw
 
-Every stage reads what earlier ones left in the run folder, so each can be repeated alone.
+and, only where it is named, since nothing else builds on it:
+
+    align       a small model that learnt to write like the large one (`align.py`), in `aligned`
+
+Every stage reads what earlier ones left in the run folder, so each can be repeated alone. Aligning
+takes the published pair where the run folder has none.
 """
 
 from __future__ import annotations
@@ -24,6 +29,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from workers.checkpoints import JUDGE_FILE, MODELS
+from workers.models.align import Chains, write_chains
 from workers.models.batches import Document
 from workers.models.cost import decode_cost
 from workers.models.documents import Writer, texts
@@ -40,7 +46,9 @@ STAGES = (
     "tokenizer", "novice", "harvest", "small", "rehearse", "large", "calibrate", "publish",
     "measure",
 )  # fmt: skip
+EXTRA_STAGES = ("align",)
 HARVESTED_PROBLEMS = 16_000
+ALIGNED_PROBLEMS = 16_000
 HARVESTS = {"harvest": ("novice", 0), "rehearse": ("small", 1)}
 """Stage -> whose mistakes, and the seed of its problems."""
 LEARNS_FROM = {"novice": (), "small": ("harvest",), "large": ("harvest", "rehearse")}
@@ -49,6 +57,7 @@ RECIPES = {
     "small": Recipe(layers=2, width=64, tokens=55_000_000, seed=1),
     "large": Recipe(layers=12, width=128, tokens=90_000_000, seed=2, flag_layer=9),
 }
+RECIPES["align"] = replace(RECIPES["small"], tokens=5_000_000, seed=3)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +101,8 @@ def run(
     elif stage in HARVESTS:
         author, seed = HARVESTS[stage]
         harvest(runs / author, harvests[stage], HARVESTED_PROBLEMS, seed, log)
+    elif stage == "align":
+        align(runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init_from, log=log)
     elif stage == "calibrate":
         calibrate(runs / "small", runs / "large", log)
     elif stage == "publish":
@@ -100,14 +111,49 @@ def run(
     elif stage == "measure":
         measure(part, count, log)
     else:
-        recipe = replace(RECIPES[stage], minutes=minutes)
-        if tokens:
-            recipe = replace(recipe, tokens=tokens)
-        if init_from:
-            recipe = replace(recipe, muon_lr=recipe.muon_lr / 3, adam_lr=recipe.adam_lr / 3)
+        recipe = _recipe(stage, minutes, tokens, init_from)
         known = tuple(harvests[name] for name in LEARNS_FROM[stage])
         documents = Documents(tokenizer, judge=stage == "large", mistakes=known)
         train(recipe, documents, runs / stage, tokenizer, resume, init_from=init_from, log=log)
+
+
+def _recipe(
+    stage: str, minutes: float | None, tokens: int | None, init_from: Path | None
+) -> Recipe:
+    """The stage's recipe at the length asked for; weights that are taken over learn slower."""
+    recipe = replace(RECIPES[stage], minutes=minutes)
+    if tokens:
+        recipe = replace(recipe, tokens=tokens)
+    if init_from:
+        recipe = replace(recipe, muon_lr=recipe.muon_lr / 3, adam_lr=recipe.adam_lr / 3)
+    return recipe
+
+
+def align(
+    runs: Path,
+    *,
+    minutes: float | None = None,
+    tokens: int | None = None,
+    resume: bool = False,
+    init_from: Path | None = None,
+    log: Callable[[str], None] = print,
+) -> None:
+    """Train the small model on the large one's greedy chains, from its own weights or another's.
+
+    The chains are written anew, unless a stage that was broken off goes on with them.
+    """
+    small, large = (_checkpoint(runs, name) for name in ("small", "large"))
+    chains = runs / "chains.jsonl.gz"
+    if not (resume and chains.exists()):
+        write_chains(large, chains, ALIGNED_PROBLEMS, 2, log)
+    start = init_from or small
+    recipe = _recipe("align", minutes, tokens, start)
+    train(recipe, Chains(chains), runs / "aligned", small, resume, init_from=start, log=log)
+
+
+def _checkpoint(runs: Path, name: str) -> Path:
+    """The run folder's checkpoint, or else the published one."""
+    return runs / name if (runs / name / "model.safetensors").exists() else MODELS / name
 
 
 def calibrate(

@@ -1,0 +1,147 @@
+"""BiLD, the Big Little Decoder (arXiv 2302.07863): the small model writes, the large one corrects.
+
+Section 3.3, fallback: the small model writes token by token until it is unsure of one. Section
+3.4, rollback: the large model then reads all that was written since its last turn in one pass, and
+the first token that surprises it too much is taken back, with all that follow. Either way that
+same pass gives the token which goes on from there: k tokens in, k + 1 choices out, one call a turn.
+
+Both thresholds act alike when tokens are drawn instead of taken greedily (section 3.5): the small
+model draws its tokens and the large one its choices.
+
+Where the released code and the paper differ: the code lets the large model write one more token
+after a rollback (`after_rollback`), and the paper's algorithm does not. The code keeps a token over
+the threshold where the large model would itself have written the same, and then looks no further;
+here later tokens are judged all the same. An end of the thought is judged like any other token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from math import inf
+from typing import Annotated, Any, ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from orchestrator.actions import Accept, Action, Generate, Reject, Script, Verify
+from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
+from orchestrator.policy import Policy
+from orchestrator.types import Segment, Span, Trace, Verification
+from policies.answer import write_out
+
+NOTHING = Segment("small", "")
+"""No token is pending: the large model is only asked to go on."""
+
+Turn = Generator[Action[Any], Any, tuple[Trace, bool]]
+
+
+class BiLD(Policy):
+    """The small model writes until it is unsure; the large one rolls back what surprises it."""
+
+    one_vocabulary: ClassVar[bool] = True
+
+    fallback: float = Field(
+        default=0.6,
+        ge=0,
+        le=1,
+        description="the large model takes over before a token whose top probability is below "
+        "this; 0: only when the window is full; 1: at every token",
+    )
+    rollback: Annotated[float, Field(ge=0)] | None = Field(
+        default=5.0,
+        description="a token is taken back at more than this many nats of the large model's "
+        "surprise; null: never",
+    )
+    window: int = Field(
+        default=10, ge=1, le=512, description="most tokens that the small model writes in a row"
+    )
+    large_first: bool = Field(default=True, description="the large model writes the first token")
+    after_rollback: Literal["small", "large"] = Field(
+        default="small",
+        description="who goes on after a corrected token; large: for one token more, at the price "
+        "of one more pass, as in the released code",
+    )
+    answer_by: Literal["large", "small"] = Field(
+        default="large", description="who writes the answer, once the thought has ended"
+    )
+
+    @field_validator("rollback")
+    @classmethod
+    def _never(cls, nats: float | None) -> float | None:
+        return None if nats == inf else nats
+
+    def solve(self, trace: Trace) -> Script:
+        drafting = not self.large_first
+        while not trace.closed:
+            trace, drafting = yield from self._turn(trace, drafting)
+        if self.answer_by == "small":
+            yield from write_out(trace, "small", "large")
+        else:
+            yield from write_out(trace, "large")
+
+    def _turn(self, trace: Trace, drafting: bool) -> Turn:
+        """The small model's tokens, if it drafts, and the large model's verdict on them.
+
+        Gives the longer trace, and whether the small model drafts next. Whatever fails on the way,
+        the large model writes all of the rest.
+        """
+        draft = (yield from self._draft(trace)) if drafting else NOTHING
+        if draft is None:
+            return (yield from write_out(trace, "large")), False
+        verdict = yield from self._verify(trace, draft)
+        if verdict is None:
+            if draft.tokens:
+                yield from Reject(draft)
+            return (yield from write_out(trace, "large")), False
+        place = self._refused(draft, verdict)
+        kept, dropped = (draft, NOTHING) if place is None else verdict.split(draft, place)
+        if kept.tokens or _ends(kept):
+            trace = yield from Accept(trace, kept)
+        if dropped.tokens:
+            yield from Reject(dropped)
+        if not trace.closed:  # not by the draft's own end, nor by the budget
+            trace = yield from Accept(trace, verdict.options[len(kept.tokens)])
+        return trace, place is None or self.after_rollback == "small"
+
+    def _draft(self, trace: Trace) -> Generator[Action[Any], Any, Segment | None]:
+        """The small model's tokens up to the first that it doubts; None where it cannot go on."""
+        # A float's certainty is 1 exactly, and at a threshold of 1 even that is too little.
+        threshold = self.fallback if self.fallback < 1 else inf
+        span = Span(self.window, min_confidence=threshold)
+        try:
+            generation = yield from Generate("small", trace, span)
+        except Unsupported:
+            raise
+        except (WorkerError, ContextLengthExceeded):
+            return None
+        if generation.segment.finish == "length" and not generation.usage.generated:
+            return None  # its context is full
+        return generation.segment
+
+    def _verify(
+        self, trace: Trace, draft: Segment
+    ) -> Generator[Action[Any], Any, Verification | None]:
+        try:
+            verdict = yield from Verify("large", trace, draft)
+        except Unsupported:
+            raise  # ids of another vocabulary, say: to be told, not to be served at full price
+        except (WorkerError, ContextLengthExceeded):
+            return None
+        if len(verdict.options) != len(verdict.pieces) + 1:
+            raise Unsupported("the large worker cannot say its choices as text, which bild commits")
+        return verdict
+
+    def _refused(self, draft: Segment, verdict: Verification) -> int | None:
+        """The first place that surprises the large model too much; behind k tokens is the end."""
+        if self.rollback is None:
+            return None
+        for place, surprise in enumerate(verdict.surprise):
+            if surprise > self.rollback and verdict.choices[place] != draft.tokens[place]:
+                return place
+        if _ends(draft) and verdict.options[-1].finish != draft.finish:
+            surprise = inf if verdict.ending is None else verdict.ending
+            return len(draft.tokens) if surprise > self.rollback else None
+        return None
+
+
+def _ends(draft: Segment) -> bool:
+    return draft.finish in ("think_end", "eos")

@@ -1,0 +1,74 @@
+"""Prediction alignment of BiLD (arXiv 2302.07863): the small model learns to write like the large.
+
+The large model answers training problems greedily, and the small model is trained on these answers
+by its ordinary recipe, right or wrong as they are. What it is to learn is the large model's choice
+among words that are equally right, so that fewer of its tokens are taken back.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from workers.models.batches import Document
+from workers.models.harvest import Author
+from workers.models.noise import disturb
+from workers.models.problems import stream
+
+CHAIN_TOKENS = 256
+"""A thought and its answer are shorter; what is not has run away and is left out."""
+BATCH = 64
+
+
+def write_chains(
+    large: Path, out: Path, count: int, seed: int, log: Callable[[str], None] = print
+) -> Path:
+    """What the large model says to `count` training problems: `[prompt ids, reply ids]` a line.
+
+    Replies are the ids that the model wrote, up to its end of turn; none is encoded anew.
+    """
+    author, source = Author(large), stream("train", seed)
+    rng = random.Random(f"align/{seed}")
+    out.parent.mkdir(parents=True, exist_ok=True)
+    with gzip.open(out, "wt") as file:
+        for done in range(0, count, BATCH):
+            problems = islice(source, min(BATCH, count - done))
+            questions = [disturb(problem.question, rng) for problem in problems]
+            prompts = [author.opening(question) for question in questions]
+            replies = author.continued(prompts, CHAIN_TOKENS, to_end=True)
+            for prompt, reply in zip(prompts, replies, strict=True):
+                if reply[-1:] == [author.end]:
+                    file.write(json.dumps([prompt, reply]) + "\n")
+            if done % (20 * BATCH) == 0:
+                log(f"align: {done} of {count} chains")
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The chains of a file as documents, again and again in another order; picklable."""
+
+    path: Path
+
+    def __call__(self, rank: int, world: int, seed: int) -> Iterator[Document]:
+        with gzip.open(self.path, "rt") as file:
+            documents = [document(*json.loads(line)) for line in file]
+        if not documents:
+            raise ValueError(f"{self.path} holds no chains")
+        rng = random.Random(f"chains/{seed * world + rank}")
+        while True:
+            yield from rng.sample(documents, len(documents))
+
+
+def document(prompt: list[int], reply: list[int]) -> Document:
+    """A chain of which the reply is learnt and the prompt only read."""
+    tokens, read = prompt + reply, len(prompt) - 1
+    size = len(tokens)
+    targets = [-100] * read + reply + [-100]
+    weights = [0.0] * read + [1.0] * len(reply) + [0.0]
+    return Document(tokens, targets, weights, range(size), [0] * size, [-1] * size)
