@@ -16,6 +16,8 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small", "large"})
+    calibrated: ClassVar[str | None] = None
+    """The field that trades accuracy for cost: what `baton calibrate` sets, within its bounds."""
 
     budget: int | None = Field(
         default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"

@@ -8,7 +8,7 @@ adds the two knobs: the threshold, and the first n steps by the large model.
 from __future__ import annotations
 
 from collections.abc import Generator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -24,6 +24,8 @@ DELIMITER = "\n\n"
 
 class SpecReason(Policy):
     """Draft by the small model, judged by the large one, rewritten where it falls short."""
+
+    calibrated: ClassVar[str | None] = "threshold"
 
     threshold: float = Field(
         default=7.0, ge=0, le=10, description="a draft is kept at this score or above (0 to 9)"
