@@ -109,7 +109,9 @@ def evaluate(
         "transport": "in-process" if url is None else "http",
     }
     file = recordings / "rows.jsonl" if recordings is not None else rows
-    journal = _journal(file, {**about, "pair": _pair(url, config)}, contenders, recordings)
+    journal = _journal(
+        file, {**about, "pair": _pair(url, config, contenders)}, contenders, recordings
+    )
     turns = asyncio.run(
         _run(chosen, contenders, journal, about, url, config, recording=recordings is not None)
     )
@@ -162,8 +164,6 @@ async def _run(
         grader = stack.enter_context(closing(Grader()))
         if journal is not None:
             stack.enter_context(closing(journal))
-        progress = stack.enter_context(_progress(Console(stderr=True, highlight=False)))
-        task = progress.add_task("loading", total=lots, completed=past)
         if len(done) >= len(problems):
             return list(done[: len(problems)])
         asker = await stack.enter_async_context(
@@ -176,6 +176,9 @@ async def _run(
                 recording=recording,
             )
         )
+
+        progress = stack.enter_context(_progress(Console(stderr=True, highlight=False)))
+        task = progress.add_task("", total=lots, completed=past)
 
         def keep(index: int, turn: Sequence[Outcome]) -> None:
             if journal is not None:
@@ -208,14 +211,20 @@ def _journal(
     return Journal(file, settings, contenders, recordings=recordings is not None)
 
 
-def _pair(url: str | None, config: Path | None) -> dict[str, Any]:
-    """Who answers: two runs of different models share no file."""
+def _pair(url: str | None, config: Path | None, contenders: Sequence[Contender]) -> dict[str, Any]:
+    """Who answers: two runs of different models share no file.
+
+    A wrong policy or parameter is told here, before any file is begun.
+    """
     if url is not None:
         return {"url": url}
+    from deploy.askers import policy_of
     from deploy.config import DEFAULT_FILE, load
     from deploy.journal import fingerprint
 
     args = load(config or DEFAULT_FILE).args
+    for contender in contenders:
+        policy_of(args, contender)
     models = {
         name: fingerprint(spec.folder(), str(spec.model))
         for name, spec in (("small", args.workers.small), ("large", args.workers.large))
