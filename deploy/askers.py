@@ -8,7 +8,7 @@ import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import httpx
 from pydantic import ValidationError
@@ -62,6 +62,17 @@ class Asker(Protocol):
     def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
         """Text and steps as they come, and one Told at the end."""
         ...
+
+    def forget(self) -> None:
+        """Let nobody profit from what others have asked, as far as this side can see to it."""
+        ...
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A worker whose prefix cache can be emptied."""
+
+    def forget(self) -> None: ...
 
 
 async def ask(asker: Asker, question: str, contender: Contender) -> Answered:
@@ -143,6 +154,11 @@ class LocalAsker:
                     summary = {"policy": contender.label, "forced": trace.forced}
                     yield Told(answered, {**summary, **asdict(event.metrics)})
 
+    def forget(self) -> None:
+        for worker in self._workers.values():
+            if isinstance(worker, Forgetful):
+                worker.forget()
+
 
 class HttpAsker:
     """A running service, over its OpenAI-compatible API; the key is `$BATON_API_KEY`."""
@@ -216,6 +232,9 @@ class HttpAsker:
             raise ConfigError(f"{self._url}: {error}") from None
         except httpx.HTTPError as error:
             raise WorkerUnavailable(f"{self._url}: {reason(error)}") from None
+
+    def forget(self) -> None:
+        """A service's cache is its own affair."""
 
     async def aclose(self) -> None:
         await self._client.aclose()

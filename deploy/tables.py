@@ -138,8 +138,9 @@ def report(table: Sequence[Row], about: dict[str, Any], heading: str = "#") -> s
 
 def setting(about: dict[str, Any]) -> str:
     """In which circumstances the rows were measured, in one sentence."""
+    warm = " A service's prefix cache may hold what the policy before has read."
     return (
         f"{about['n']} problems of `{about['problems']}` (seed {about['seed']}), "
         f"{about['transport']}, `{about['speculation']}` in the large worker, "
-        f"concurrency {about['concurrency']}."
+        f"concurrency {about['concurrency']}.{warm if about['transport'] == 'http' else ''}"
     )

@@ -32,7 +32,8 @@ from orchestrator.types import Classification, Generation, Usage, Verification
 ASSUMPTIONS: Final = (
     "The recorded requests are kept word for word: tokens, scores and decisions are those of the "
     "recorded pair, only their times are replaced. Accuracy is therefore the recorded pair's.",
-    "Prefix caches hit where they hit in the recording; all other prompt tokens are read.",
+    "Prefix caches hit where they hit in the recording: on what the same request has read or "
+    "written before. All other prompt tokens are read.",
     "A call costs its overhead, one pass that reads what is not cached and gives the first token, "
     "and one pass for each further token. Longer contexts do not make passes slower.",
     "Calls that the policy started as jobs run side by side; calls of one worker are batched at no "

@@ -1,8 +1,8 @@
 """A problem set through several policies: who answers right, how fast, and at whose expense.
 
 The policies take turns problem by problem, and the order of the turns rotates, so that a machine
-that warms up or slows down treats all alike. `large-only` always runs: *speedup* is its summed
-wall time over the policy's, at the same budget and with the same speculation in the large worker.
+that warms up or slows down treats all alike. `large-only` always runs, for everything is measured
+against it (`orchestrator.summary`).
 """
 
 from __future__ import annotations

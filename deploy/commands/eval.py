@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deploy.journal import Journal
-    from orchestrator.evaluate import Contender, Outcome, Problem, Turn
+    from orchestrator.evaluate import Answered, Contender, Outcome, Problem, Turn
 
 
 class Unanswered(BatonError):
@@ -184,10 +184,15 @@ async def _run(
             if journal is not None:
                 journal.add(index, problems[index], turn)
 
+        async def fairly(question: str, contender: Contender) -> Answered:
+            """Who comes second must not find the prompt, or the first one's words, read."""
+            asker.forget()
+            return await ask(asker, question, contender)
+
         return await run(
             problems,
             contenders,
-            lambda question, contender: ask(asker, question, contender),
+            fairly,
             grader.same,
             concurrency=about["concurrency"],
             done=done,
