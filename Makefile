@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check redis
+.PHONY: help setup serve test check redis results
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
@@ -25,6 +25,23 @@ check: $(STAMP) ## lint and type-check
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+# Measured rows lie in build/results: an interrupted run goes on where it stopped.
+RESULTS := build/results
+PROBLEMS ?= 1000
+
+results: $(STAMP) ## measure every policy on held-out problems and write docs/results.md (hours)
+	@$(BIN)/baton eval --problems builtin:heldout --limit $(PROBLEMS) --policies all \
+	  --recordings $(RESULTS)/vanilla --json $(RESULTS)/vanilla.json
+	@$(BIN)/baton eval --problems builtin:heldout --limit $(PROBLEMS) --policies small-only,specreason \
+	  --speculation chain --rows $(RESULTS)/chain.jsonl --json $(RESULTS)/chain.json
+	@for costs in deploy/costs/*.yaml; do \
+	  name=$$(basename $$costs .yaml); \
+	  $(BIN)/baton predict $(RESULTS)/vanilla --costs $$costs --json $(RESULTS)/$$name.json || exit 1; \
+	done
+	@$(BIN)/baton results $(RESULTS)/vanilla.json $(RESULTS)/chain.json \
+	  $$(for costs in deploy/costs/*.yaml; do echo --predicted $(RESULTS)/$$(basename $$costs) \
+	    | sed 's/yaml$$/json/'; done)
 
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \

@@ -7,13 +7,14 @@ import os
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, Protocol
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Protocol, runtime_checkable
 
 import httpx
 from pydantic import ValidationError
 
 from deploy.config import Args, explain
+from deploy.journal import made
 from orchestrator.actions import WorkerName
 from orchestrator.errors import (
     BatonError,
@@ -24,8 +25,9 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.evaluate import Answered, Contender
-from orchestrator.events import Ended, Stepped, Text
+from orchestrator.events import Called, Ended, Metrics, Stepped, Text
 from orchestrator.policy import Policy
+from orchestrator.record import Asked, Recording
 from orchestrator.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Step
 from orchestrator.worker import Worker
@@ -61,6 +63,17 @@ class Asker(Protocol):
         """Text and steps as they come, and one Told at the end."""
         ...
 
+    def forget(self) -> None:
+        """Let nobody profit from what others have asked, as far as this side can see to it."""
+        ...
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A worker whose prefix cache can be emptied."""
+
+    def forget(self) -> None: ...
+
 
 async def ask(asker: Asker, question: str, contender: Contender) -> Answered:
     """The answer alone."""
@@ -88,40 +101,63 @@ def policy_of(args: Args, contender: Contender) -> Policy:
 
 
 class LocalAsker:
-    """Both workers in this process, no server."""
+    """Both workers in this process, no server; with `recording` every answer brings its own."""
 
     transport: Literal["in-process", "http"] = "in-process"
 
     def __init__(
-        self, args: Args, workers: Mapping[WorkerName, Worker], options: Options | None = None
+        self,
+        args: Args,
+        workers: Mapping[WorkerName, Worker],
+        options: Options | None = None,
+        *,
+        recording: bool = False,
     ) -> None:
         self._args, self._workers = args, workers
-        self._options = options or Options()
+        self._options, self._recording = options or Options(), recording
 
     async def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
         options, service = self._options, self._args.limits
-        events = solve(
-            policy_of(self._args, contender),
+        policy = policy_of(self._args, contender)
+        asked = Asked(
+            secrets.token_hex(8),
+            contender.policy,
             (Message("user", question),),
+            policy.model_dump(mode="json") if self._recording else {},
+            Sampling(options.temperature, seed=options.seed),
+            Limits(options.max_tokens or service.max_tokens, None, service.deadline_s),
+        )
+        heard: list[Called | Stepped | Ended] = []
+        events = solve(
+            policy,
+            asked.messages,
             self._workers,
-            request=secrets.token_hex(8),
-            sampling=Sampling(options.temperature, seed=options.seed),
-            limits=Limits(options.max_tokens or service.max_tokens, None, service.deadline_s),
+            request=asked.request,
+            sampling=asked.sampling,
+            limits=asked.limits,
         )
         async with aclosing(events):
             async for event in events:
+                if self._recording and not isinstance(event, Text):
+                    heard.append(event)
                 if isinstance(event, Text | Stepped):
                     yield event
                 elif isinstance(event, Ended):
-                    trace, metrics = event.trace, event.metrics
-                    text = "".join(segment.text for segment in trace.answer).strip()
-                    tokens = trace.thought_tokens + trace.answer_tokens
-                    yield Told(
-                        Answered(
-                            text, metrics.small_tokens, metrics.large_tokens, tokens, event.steps
-                        ),
-                        {"policy": contender.label, "forced": trace.forced, **asdict(metrics)},
+                    trace = event.trace
+                    answered = Answered(
+                        "".join(segment.text for segment in trace.answer).strip(),
+                        trace.thought_tokens + trace.answer_tokens,
+                        event.metrics,
+                        event.steps,
+                        Recording(asked, tuple(heard)) if self._recording else None,
                     )
+                    summary = {"policy": contender.label, "forced": trace.forced}
+                    yield Told(answered, {**summary, **asdict(event.metrics)})
+
+    def forget(self) -> None:
+        for worker in self._workers.values():
+            if isinstance(worker, Forgetful):
+                worker.forget()
 
 
 class HttpAsker:
@@ -169,10 +205,9 @@ class HttpAsker:
         told, steps = finished["metrics"], [*finished["steps"], *finished.get("answer_steps", ())]
         answered = Answered(
             text,
-            told["small_tokens"],
-            told["large_tokens"],
             usage.get("completion_tokens", 0),
-            tuple(step_of(step) for step in steps),
+            made(Metrics, told),
+            tuple(made(Step, step) for step in steps),
         )
         for step in answered.steps:
             yield Stepped(step)
@@ -198,6 +233,9 @@ class HttpAsker:
         except httpx.HTTPError as error:
             raise WorkerUnavailable(f"{self._url}: {reason(error)}") from None
 
+    def forget(self) -> None:
+        """A service's cache is its own affair."""
+
     async def aclose(self) -> None:
         await self._client.aclose()
 
@@ -220,9 +258,3 @@ def failure(response: httpx.Response) -> BatonError:
 def reason(error: httpx.HTTPError) -> str:
     """What went wrong on the way, in words: httpx leaves many of its errors without any."""
     return str(error) or type(error).__name__
-
-
-def step_of(data: Mapping[str, Any]) -> Step:
-    """A step from JSON; keys that this version does not know are left out."""
-    known = {field.name for field in fields(Step)}
-    return Step(**{key: value for key, value in data.items() if key in known})

@@ -12,7 +12,10 @@ import sys
 import typer
 
 from deploy.commands.ask import ask
+from deploy.commands.calibrate import calibrate
 from deploy.commands.eval import evaluate
+from deploy.commands.predict import predict
+from deploy.commands.results import results
 from deploy.commands.serve import serve
 from deploy.commands.trace import trace
 from deploy.commands.train import train
@@ -28,6 +31,9 @@ app = typer.Typer(
 app.command("serve")(serve)
 app.command("ask")(ask)
 app.command("eval")(evaluate)
+app.command("calibrate")(calibrate)
+app.command("predict")(predict)
+app.command("results")(results)
 app.command("train")(train)
 app.add_typer(trace, name="trace")
 

@@ -154,8 +154,7 @@ class Args(Strict):
     @model_validator(mode="after")
     def _judge_of_the_checkpoint(self) -> Args:
         """A checkpoint may say how it judges; what the deployment file says goes before it."""
-        model = self.workers.large.model
-        file = judge_file(model) if model is not None else None
+        file = judge_file(self.workers.large.model)
         if file is not None:
             judge = json.loads(file.read_text())["policy"]
             for name, policy in POLICIES.items():

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from string import ascii_uppercase
+from typing import ClassVar
 
 from pydantic import Field, FiniteFloat
 
@@ -38,6 +39,8 @@ LAST = "(with this the reasoning is complete)"
 
 class BestOfK(Stepwise):
     """Several drafts by the small model, of which the large one picks one or writes its own."""
+
+    calibrated: ClassVar[str | None] = "threshold"
 
     k: int = Field(default=3, ge=1, le=16, description="drafts of each step")
     temperature: float = Field(

@@ -38,6 +38,7 @@ class BiLD(Policy):
     """The small model writes until it is unsure; the large one rolls back what surprises it."""
 
     one_vocabulary: ClassVar[bool] = True
+    calibrated: ClassVar[str | None] = "fallback"
 
     fallback: float = Field(
         default=0.6,

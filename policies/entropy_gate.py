@@ -11,6 +11,7 @@ is uncertain, and is the whole step where it is not.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -21,6 +22,8 @@ from policies.steps import Asking, Stepwise, attempt, blank
 
 class EntropyGate(Stepwise):
     """The small model writes the steps that it begins with certainty, the large one the others."""
+
+    calibrated: ClassVar[str | None] = "threshold"
 
     threshold: float = Field(
         default=1.0,

@@ -11,7 +11,7 @@ control tokens, and only the law at the one forced position is read.
 from __future__ import annotations
 
 from math import exp, isfinite
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -46,6 +46,8 @@ class Judging(Stepwise):
 
     A checkpoint may bring defaults of these fields (judge.json beside its weights).
     """
+
+    calibrated: ClassVar[str | None] = "threshold"
 
     threshold: float = Field(
         default=7.0, ge=0, le=10, description="a draft is kept at this score or above (0 to 9)"

@@ -14,7 +14,7 @@ are asked). Two kinds of signal, both on a scale from 0 to 9:
 from __future__ import annotations
 
 from math import exp
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 
@@ -35,6 +35,8 @@ LEAD_IN = "The digit is: ("
 
 class Route(Policy):
     """The small model alone or the large one alone, decided once from the question."""
+
+    calibrated: ClassVar[str | None] = "threshold"
 
     threshold: float = Field(
         default=8.0, ge=0, le=10, description="the small model answers at this signal or above"

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from math import exp
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
@@ -40,6 +40,8 @@ DELIMITER = "\n\n"
 
 class SurpriseTakeover(Policy):
     """Several steps by the small model, read at once; the large one writes on from a surprise."""
+
+    calibrated: ClassVar[str | None] = "surprise"
 
     surprise: FiniteFloat = Field(
         default=5.0, ge=0, description="nats at one token above which the large model takes over"

@@ -29,14 +29,19 @@ def resolve(model: str | Path) -> Path | str:
         if not (folder / "config.json").is_file():
             raise ConfigError(f"{folder} is no model folder: it has no config.json")
         return folder
-    return Path(name) if (Path(name) / "config.json").is_file() else name
+    return Path(name) if name and (Path(name) / "config.json").is_file() else name
 
 
-def judge_file(model: str) -> Path | None:
-    """How a checkpoint of this machine wants to be asked for scores, if it says so."""
+def folder_of(model: str | None) -> Path | None:
+    """Where a checkpoint lies, if that is a folder of this machine."""
     try:
-        folder = resolve(model)
+        place = resolve(model or "")
     except ConfigError:
         return None  # who loads it says what is wrong
-    file = folder / JUDGE_FILE if isinstance(folder, Path) else None
-    return file if file is not None and file.is_file() else None
+    return place if isinstance(place, Path) else None
+
+
+def judge_file(model: str | None) -> Path | None:
+    """How a checkpoint of this machine wants to be asked for scores, if it says so."""
+    folder = folder_of(model)
+    return folder / JUDGE_FILE if folder and (folder / JUDGE_FILE).is_file() else None

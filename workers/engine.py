@@ -57,7 +57,7 @@ class Engine:
         self._counts = dict.fromkeys(
             ("prompt_tokens", "cached_tokens", "generated_tokens", "rounds", "emitted_tokens"), 0
         )
-        self._closing = False
+        self._closing = self._forgetting = False
         self._work = threading.Event()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
@@ -105,6 +105,11 @@ class Engine:
             "passes": self.decoder.target.passes,
         }
 
+    def forget(self) -> None:
+        """Forget the texts of all calls that have ended, before any call that comes after this."""
+        self._forgetting = True
+        self._work.set()
+
     def close(self) -> None:
         """Stop the thread; calls in progress fail with `WorkerUnavailable`."""
         self._closing = True
@@ -134,6 +139,10 @@ class Engine:
     def _iterate(self) -> None:
         """One iteration over everything that is live."""
         self._drop()
+        if self._forgetting:
+            self._forgetting = False
+            for slot in self._idle:
+                self.cache.ids[slot], self.cache.lengths[slot] = [], 0
         while self._waiting and len(self._reading) + len(self._decoding) < self.rows:
             job = self._waiting.popleft()
             self._reading.append(job)

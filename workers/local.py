@@ -180,6 +180,10 @@ class LocalWorker:
     def stats(self) -> dict[str, int]:
         return self.engine.stats()
 
+    def forget(self) -> None:
+        """Forget the prefixes of all calls that have ended: what comes next reads its own."""
+        self.engine.forget()
+
     def close(self) -> None:
         """Stop the engine; calls in progress fail with `WorkerUnavailable`."""
         self.engine.close()

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
+from contextlib import AsyncExitStack, closing
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from deploy.commands.shared import Config, Url, asking, wide_console
-from orchestrator.errors import BatonError, ConfigError, InvalidRequest
-from orchestrator.evaluate import Contender, Outcome, Problem, Question, Row, lineup, rows, run
+from deploy.commands.shared import Config, Url, asking, wide_console, write
+from orchestrator.errors import BatonError, InvalidRequest
 
-DEFAULT_LIMIT = 50  # problems of a builtin set, where nobody says how many
-BUILTIN = ("heldout", "dev", "train")
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deploy.journal import Journal
+    from orchestrator.evaluate import Answered, Contender, Outcome, Problem, Turn
 
 
 class Unanswered(BatonError):
@@ -32,7 +32,8 @@ def evaluate(
         typer.Option(help="FILE.jsonl with question and answer a line, or builtin:heldout|dev."),
     ],
     policies: Annotated[
-        str, typer.Option(help="Comma-separated; parameters as specreason:threshold=5.")
+        str,
+        typer.Option(help="Comma-separated; parameters as specreason:threshold=5; all: every one."),
     ] = "large-only,small-only,specreason",
     speculation: Annotated[
         str | None,
@@ -54,10 +55,23 @@ def evaluate(
     ] = None,
     url: Url = None,
     config: Config = None,
-    as_json: Annotated[
-        Path | None, typer.Option("--json", help="Write the rows to this file.")
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="A JSON line per problem and policy; a second run goes on from there."),
     ] = None,
-    plot: Annotated[Path | None, typer.Option(help="Draw accuracy over time as PNG.")] = None,
+    recordings: Annotated[
+        Path | None,
+        typer.Option(help="Folder for rows.jsonl and a recording per answer (in-process)."),
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the summary to this file.")
+    ] = None,
+    as_markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the tables to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw accuracy over time and over large tokens as PNG.")
+    ] = None,
 ) -> None:
     """Accuracy, latency, speedup and tokens of policies on the same problems.
 
@@ -74,85 +88,174 @@ def evaluate(
 
       baton eval --problems builtin:dev --policies bild --small runs/aligned
 
+      baton eval --problems builtin:heldout --limit 1000 --policies all --rows run.jsonl
+
       baton eval --problems builtin:heldout --url http://127.0.0.1:8000
     """
-    from deploy.askers import Options
+    from deploy.problems import load_problems
+    from deploy.tables import MAIN, WORK, by_level, notes, report, show
+    from orchestrator.evaluate import lineup
+    from orchestrator.summary import rows as summarise
 
     if url is not None and speculation is not None:
         raise InvalidRequest("--speculation is the service's own choice; leave it out with --url")
     if url is not None and small is not None:
         raise InvalidRequest("--small is the service's own choice; leave it out with --url")
+    if recordings is not None and (url is not None or rows is not None):
+        raise InvalidRequest(
+            "--recordings holds its own rows and works in-process: no --url, --rows"
+        )
     chosen = load_problems(problems, limit, seed)
-    contenders = lineup(policies.split(","), _budgets(budget))
-    method = speculation or "vanilla"
-    console = Console(stderr=True, highlight=False)
-
-    async def work() -> tuple[list[list[Outcome]], Literal["in-process", "http"]]:
-        from deploy.askers import ask
-
-        async with asking(url, config, Options(max_tokens), contenders, method, small) as asker:
-            with _progress(console) as progress:
-                task = progress.add_task("", total=len(chosen) * len(contenders))
-
-                def tell(contender: Contender, _: Outcome) -> None:
-                    progress.update(task, advance=1, description=contender.label)
-
-                outcomes = await run(
-                    chosen,
-                    contenders,
-                    lambda question, contender: ask(asker, question, contender),
-                    concurrency=concurrency,
-                    progress=tell,
-                )
-            return outcomes, asker.transport
-
-    outcomes, transport = asyncio.run(work())
-    used = method if transport == "in-process" else "the service's"
-    table = rows(contenders, outcomes, speculation=used, transport=transport)
-    about = {"problems": problems, "seed": seed, "concurrency": concurrency}
+    contenders = lineup(_named(policies), _budgets(budget))
+    about: dict[str, Any] = {
+        "problems": problems,
+        "seed": seed,
+        "concurrency": concurrency,
+        "max_tokens": max_tokens,
+        "small": small,
+        "speculation": "the service's" if url is not None else speculation or "vanilla",
+        "transport": "in-process" if url is None else "http",
+    }
+    file = recordings / "rows.jsonl" if recordings is not None else rows
+    journal = _journal(
+        file, {**about, "pair": _pair(url, config, contenders, small)}, contenders, recordings
+    )
+    turns = asyncio.run(
+        _run(chosen, contenders, journal, about, url, config, recording=recordings is not None)
+    )
+    table = summarise(
+        chosen,
+        contenders,
+        turns,
+        speculation=about["speculation"],
+        transport=about["transport"],
+    )
+    about["n"] = len(chosen)
     if as_json is not None:
-        _write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")
+        write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")
+    if as_markdown is not None:
+        write(as_markdown, report(table, about))
     if plot is not None:
+        from deploy.plots import draw
+
         draw(table, plot)
-    show(table, wide_console(), concurrency)
-    errors = [outcome.error for own in outcomes for outcome in own if outcome.error is not None]
+    console = wide_console()
+    show(table, MAIN, console)
+    show(table, WORK, console)
+    if any(row["levels"] for row in table):
+        show(table, by_level(table), console, "accuracy % (speedup)")
+    console.print(notes(concurrency), style="dim")
+    errors = [outcome.error for turn in turns for outcome in turn if outcome.error is not None]
     if errors:
         raise Unanswered(f"{len(errors)} requests failed; the first: {errors[0]}")
 
 
-def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem]:
-    """The problems that `--problems` names.
+async def _run(
+    problems: Sequence[Problem],
+    contenders: Sequence[Contender],
+    journal: Journal | None,
+    about: dict[str, Any],
+    url: str | None,
+    config: Path | None,
+    *,
+    recording: bool,
+) -> list[Turn]:
+    from deploy.askers import Options, ask
+    from deploy.grading import Grader
+    from orchestrator.evaluate import run
 
-    Raises:
-        ConfigError: names the file and line that cannot be used.
+    done = journal.resume(problems) if journal is not None else []
+    lots = -(-len(problems) // about["concurrency"]) * len(contenders)
+    past = min(len(done), len(problems)) // about["concurrency"] * len(contenders)
+    speculation = about["speculation"] if url is None else None
+    async with AsyncExitStack() as stack:
+        grader = stack.enter_context(closing(Grader()))
+        if journal is not None:
+            stack.enter_context(closing(journal))
+        if len(done) >= len(problems):
+            return list(done[: len(problems)])
+        asker = await stack.enter_async_context(
+            asking(
+                url,
+                config,
+                Options(about["max_tokens"]),
+                contenders,
+                speculation,
+                small=about["small"],
+                recording=recording,
+            )
+        )
+
+        progress = stack.enter_context(_progress(Console(stderr=True, highlight=False)))
+        task = progress.add_task("", total=lots, completed=past)
+
+        def keep(index: int, turn: Sequence[Outcome]) -> None:
+            if journal is not None:
+                journal.add(index, problems[index], turn)
+
+        async def fairly(question: str, contender: Contender) -> Answered:
+            """Who comes second must not find the prompt, or the first one's words, read."""
+            asker.forget()
+            return await ask(asker, question, contender)
+
+        return await run(
+            problems,
+            contenders,
+            fairly,
+            grader.same,
+            concurrency=about["concurrency"],
+            done=done,
+            keep=keep,
+            progress=lambda contender: progress.update(
+                task, advance=1, description=contender.label
+            ),
+        )
+
+
+def _journal(
+    file: Path | None,
+    settings: dict[str, Any],
+    contenders: Sequence[Contender],
+    recordings: Path | None,
+) -> Journal | None:
+    from deploy.journal import Journal
+
+    if file is None:
+        return None
+    return Journal(file, settings, contenders, recordings=recordings is not None)
+
+
+def _pair(
+    url: str | None, config: Path | None, contenders: Sequence[Contender], small: str | None
+) -> dict[str, Any]:
+    """Who answers: two runs of different models share no file.
+
+    A wrong policy or parameter is told here, before any file is begun.
     """
-    kind, _, name = source.partition(":")
-    if kind == "builtin":
-        if name not in BUILTIN:
-            raise ConfigError(f"no builtin problems {name!r}; there are {', '.join(BUILTIN)}")
-        from workers.models import problems
+    if url is not None:
+        return {"url": url}
+    from deploy.askers import policy_of
+    from deploy.config import DEFAULT_FILE, load
+    from deploy.journal import fingerprint
+    from workers.checkpoints import folder_of
 
-        part = cast("Literal['train', 'dev', 'heldout']", name)
-        return problems.draw(part, seed, limit or DEFAULT_LIMIT)
-    try:
-        lines = Path(source).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
-    found = [_question(source, at, line) for at, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise ConfigError(f"{source}: no problems in it")
-    return found[:limit]
+    args = load(config or DEFAULT_FILE).args
+    for contender in contenders:
+        policy_of(args, contender)
+    names = {"small": small or args.workers.small.model, "large": args.workers.large.model}
+    models = {role: fingerprint(folder_of(name), str(name)) for role, name in names.items()}
+    return {**models, "params": args.policy.params}
 
 
-def _question(source: str, at: int, line: str) -> Question:
-    try:
-        data = json.loads(line)
-        question, answer = data["question"], data["answer"]
-    except (ValueError, TypeError, KeyError):
-        raise ConfigError(f"{source}:{at}: want an object with question and answer") from None
-    if not isinstance(question, str) or not isinstance(answer, str | int | float):
-        raise ConfigError(f"{source}:{at}: question must be text, answer text or a number")
-    return Question(question, str(answer))
+def _named(policies: str) -> list[str]:
+    """The policies of the option; `all` stands for every one there is."""
+    from policies import POLICIES
+
+    return [
+        name
+        for part in policies.split(",")
+        for name in (POLICIES if part.strip() == "all" else (part,))
+    ]
 
 
 def _budgets(text: str | None) -> list[int | None]:
@@ -176,70 +279,3 @@ def _progress(console: Console) -> Progress:
         console=console,
         transient=True,
     )
-
-
-def show(table: Sequence[Row], console: Console, concurrency: int = 1) -> None:
-    """The rows as people read them; intervals are of 95 %."""
-    budgets = any(row["budget"] is not None for row in table)
-    made = Table(box=SIMPLE_HEAD, caption_justify="left")
-    made.caption = "speedup: summed wall time of large-only over the policy's" + (
-        f"; measured at concurrency {concurrency}, it is meant at 1" if concurrency > 1 else ""
-    )
-    for head in ("policy", *(("budget",) if budgets else ())):
-        made.add_column(head, no_wrap=True)
-    for head in (
-        "accuracy\n% [95 %]",
-        "difference\nto large-only",
-        "ms\np50/p95",
-        "speedup\n",
-        "tokens\nsmall+large",
-        "accepted\nsteps",
-    ):
-        made.add_column(head, justify="right", no_wrap=True)
-    for row in table:
-        low, high = row["accuracy_low"], row["accuracy_high"]
-        made.add_row(
-            row["policy"],
-            *((str(row["budget"] or ""),) if budgets else ()),
-            f"{100 * row['accuracy']:.1f} [{100 * low:.0f}, {100 * high:.0f}]",
-            f"{100 * row['difference']:+.1f} "
-            f"[{100 * row['difference_low']:+.0f}, {100 * row['difference_high']:+.0f}]",
-            f"{row['p50_ms']:.0f}/{row['p95_ms']:.0f}",
-            f"{row['speedup']:.2f}x",
-            f"{row['small_tokens']:.0f}+{row['large_tokens']:.0f}",
-            f"{row['accepted_steps']:.1f} of {row['steps']:.1f}",
-        )
-    console.print(made)
-
-
-def draw(table: Sequence[Row], path: Path) -> None:
-    """Accuracy over mean latency, a point per row.
-
-    Raises:
-        ConfigError: matplotlib is missing, or the file cannot be written.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("--plot needs matplotlib: pip install 'baton[plot]'") from None
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes: Any = figure.subplots()
-    for row in table:
-        x, y = row["total_ms"] / max(1, row["n"]), row["accuracy"]
-        spread = [[max(0, y - row["accuracy_low"])], [max(0, row["accuracy_high"] - y)]]
-        axes.errorbar([x], [y], yerr=spread, fmt="o", capsize=3)
-        label = row["policy"] + (f" @{row['budget']}" if row["budget"] is not None else "")
-        axes.annotate(label, (x, y), xytext=(6, 4), textcoords="offset points", fontsize=8)
-    axes.set(xlabel="mean wall time per problem (ms)", ylabel="accuracy", ylim=(-0.03, 1.03))
-    axes.grid(alpha=0.3)
-    try:
-        figure.savefig(path, dpi=150)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"{path}: {error}") from None
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None

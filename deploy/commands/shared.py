@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text as Styled
 
+from orchestrator.errors import ConfigError
 from orchestrator.types import Step
 
 if TYPE_CHECKING:
@@ -34,12 +35,15 @@ async def asking(
     options: Options,
     contenders: Sequence[Contender],
     speculation: str | None = None,
+    *,
     small: str | None = None,
+    recording: bool = False,
 ) -> AsyncGenerator[Asker, None]:
     """Over HTTP where a url is given, else with both models in this process.
 
     `contenders` are what will be asked: a wrong name or parameter is told before a model is
-    loaded. `speculation` replaces the large worker's method, `small` the small worker's model.
+    loaded. `speculation` replaces the large worker's method, `small` the small worker's model;
+    `recording` keeps every answer's recording (in this process only).
     """
     from deploy.askers import HttpAsker, LocalAsker, policy_of
 
@@ -68,7 +72,7 @@ async def asking(
         workers = workers.model_copy(update={"small": chosen_small})
     pair = load_pair(workers)
     try:
-        yield LocalAsker(args, pair, options)
+        yield LocalAsker(args, pair, options, recording=recording)
     finally:
         for worker in pair.values():
             worker.close()
@@ -78,6 +82,19 @@ def wide_console() -> Console:
     """For tables: as wide as the terminal, and wide enough where there is none."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=160)
+
+
+def write(path: Path, text: str) -> None:
+    """Write a file that an option names, its folder too.
+
+    Raises:
+        ConfigError: the file cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
 
 
 def line_of(step: Step) -> Styled:

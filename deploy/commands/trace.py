@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from deploy.commands.shared import line_of
+from orchestrator.types import Step
 
 trace = typer.Typer(help="Look at what happened to a request.")
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -35,13 +36,13 @@ def show(
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
         return
-    from deploy.askers import step_of
+    from deploy.journal import made
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(record.get("question", ""), style="bold", markup=False)
     for step in record.get("steps", []):
         if step.get("phase", "thought") == "thought":
-            console.print(line_of(step_of(step)))
+            console.print(line_of(made(Step, step)))
     console.print()
     console.print(record.get("answer") or "(no answer)", style="bold", markup=False)
     console.print()

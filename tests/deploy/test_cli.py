@@ -37,7 +37,11 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(
-    "command", [(), ("serve",), ("ask",), ("eval",), ("trace",), ("trace", "show")]
+    "command",
+    [
+        *((), ("serve",), ("ask",), ("eval",), ("calibrate",), ("predict",), ("results",)),
+        *(("trace",), ("trace", "show")),
+    ],
 )
 def test_help(baton: Any, command: tuple[str, ...]) -> None:
     ran = baton(*command, "--help")
@@ -75,6 +79,36 @@ DEAD = "http://127.0.0.1:9"
         (("eval", "--problems", "builtin:dev", "--url", DEAD, "--small", "x"), 2, "--small"),
         (("eval", "--problems", "builtin:dev", "--small", "/nowhere"), 1, "/nowhere is no model"),
         (("train", "allign"), 2, "no such stage: allign"),
+        (("eval", "--problems", "builtin:dev", "--rows", "/proc/x/y"), 1, "/proc/x/y"),
+        (
+            ("eval", "--problems", "builtin:dev", "--rows", "a", "--recordings", "b"),
+            2,
+            "--recordings",
+        ),
+        (("calibrate", "--policy", "specreason"), 2, "give one target"),
+        (("calibrate", "--policy", "best", "--target-accuracy", "0.9"), 2, "no policy 'best'"),
+        (
+            ("calibrate", "--policy", "large-only", "--target-accuracy", "0.9"),
+            2,
+            "LargeOnly names no threshold",
+        ),
+        (
+            (*("calibrate", "--policy", "specreason", "--target-accuracy", "0.9"), "--range", "1"),
+            2,
+            "--range 1",
+        ),
+        (
+            (
+                *("calibrate", "--policy", "specreason", "--target-accuracy", "0.9"),
+                *("--problems", "builtin:heldout"),
+            ),
+            2,
+            "nothing is tuned on held-out problems",
+        ),
+        (("predict", "/nowhere"), 1, "/nowhere/rows.jsonl: No such file"),
+        (("predict", "/nowhere", "--costs", "nope"), 1, "nope: No such file"),
+        (("results", "/nowhere.json"), 1, "/nowhere.json: No such file"),
+        (("results", __file__), 1, "not JSON"),
         (("trace", "show", "abc", "--url", DEAD), 1, DEAD),
         (("trace", "show", __file__), 1, "line 1: cannot be read"),
     ],
@@ -140,6 +174,72 @@ def test_eval_in_process(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     assert rows[0]["speculation"] == "vanilla"
     assert "specreason:threshold=5" in ran.out
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_evaluation_from_rows_to_the_results_page(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    config = ("--config", str(tiny_file), "--max-tokens", "40")
+    problems, recordings = tmp_path / "problems.jsonl", tmp_path / "run"
+    line = {"question": "1+1?", "answer": "\\frac{4}{2}", "level": "easy"}
+    problems.write_text(f"{json.dumps(line)}\n" * 2)
+    asked = ("eval", "--problems", str(problems), "--recordings", str(recordings), *config)
+    first = baton(*asked, "--limit", "1")
+    assert first.status == 0
+    assert "level easy" in first.out
+    out, page = tmp_path / "summary.json", tmp_path / "docs" / "results.md"
+    second = baton(*asked, "--json", str(out), "--markdown", str(tmp_path / "tables.md"))
+    assert second.status == 0
+    assert "## Where work and time go" in (tmp_path / "tables.md").read_text()
+    assert len((recordings / "rows.jsonl").read_text().splitlines()) == 1 + 2 * 3
+    refused = baton(*asked, "--concurrency", "2")
+    assert refused.status == 1
+    assert "its concurrency is 1, now 2" in refused.err
+
+    guessed = tmp_path / "predicted.json"
+    ran = baton("predict", str(recordings), "--json", str(guessed))
+    assert ran.status == 0
+    assert "PREDICTION, not a measurement" in ran.out
+    told = json.loads(guessed.read_text())
+    assert told["predicted"] is True
+    assert [row["policy"] for row in told["rows"]] == ["large-only", "small-only", "specreason"]
+    large, small, _ = (row["speedup"] for row in told["rows"])
+    assert large == 1.0 < small
+
+    ran = baton("results", str(out), "--predicted", str(guessed), "--out", str(page))
+    assert ran.status == 0
+    assert "### specreason" in page.read_text()
+    assert "### PREDICTION, not a measurement" in page.read_text()
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_calibrate(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    """The tiny models know nothing, so the judge turns all drafts down at 9 and none at 0."""
+    config = ("--config", str(tiny_file), "--max-tokens", "40", "--limit", "2")
+    asked = ("calibrate", "--policy", "specreason:answer_by=small", *config)
+    ran = baton(*asked, "--target-large-share", "0.1", "--json")
+    assert ran.status == 0
+    told = json.loads(ran.out)
+    assert (told["parameter"], told["met"], told["n"]) == ("threshold", True, 2)
+    assert told["large_share"] <= 0.1
+    assert told["replayed_calls"] > told["live_calls"] > 0
+    values = [point["value"] for point in told["tried"]]
+    assert {0.0, 10.0} <= set(values)
+    ran = baton(*asked, "--target-accuracy", "1")
+    assert ran.status == 1
+    assert "no threshold from 0 to 10 meets accuracy 1" in ran.err
+
+
+def test_calibrate_from_recordings(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    config = ("--config", str(tiny_file), "--max-tokens", "40", "--limit", "2")
+    folder = tmp_path / "run"
+    policies = "specreason:threshold=0,specreason:threshold=10"
+    recorded = ("eval", "--problems", "builtin:dev", "--recordings", str(folder))
+    assert baton(*recorded, "--policies", policies, *config).status == 0
+    asked = ("calibrate", "--policy", "specreason", "--target-large-share", "1", *config, "--json")
+    told = json.loads(baton(*asked, "--recordings", str(folder)).out)
+    assert (told["live_calls"], told["met"]) == (0, True)
+    assert told["recorded_answers"] > 0
 
 
 def test_trace_show_reads_a_recording(baton: Any, tmp_path: Path) -> None:

@@ -135,6 +135,16 @@ async def test_closing_the_engine_fails_its_calls(checkpoint: Path) -> None:
         await run(worker, ask(), Span(1))
 
 
+async def test_what_has_ended_can_be_forgotten(worker: LocalWorker) -> None:
+    first = await run(worker, ask(), Span(4))
+    again = await run(worker, ask(), Span(4))
+    assert (first.usage.cached, again.usage.cached) == (0, again.usage.prompt - 1)
+    worker.forget()
+    fresh = await run(worker, ask(), Span(4))
+    assert fresh.usage.cached == 0
+    assert fresh.segment == first.segment
+
+
 async def test_prefixes_stay_cached_beside_each_other(worker: LocalWorker) -> None:
     first, second = ask("A long question about apples"), ask("Bananas are another matter")
     await run(worker, first, Span(5))
