@@ -122,7 +122,13 @@ class Scripted:
             yield Generation(spoken, Usage(prompt, 0, size, size), size * self.delay * 1000)
 
     async def classify(
-        self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
+        self,
+        call: Call,
+        turns: tuple[Message, ...],
+        lead_in: str,
+        labels: tuple[str, ...],
+        *,
+        likeliest: bool = False,
     ) -> Classification:
         with self._at_work():
             self._hear("classify", call, turns, lead_in, labels)
