@@ -20,11 +20,10 @@ from dataclasses import dataclass
 from math import exp
 from secrets import randbits
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 import torch
 
-from orchestrator.errors import ConfigError, WorkerUnavailable
+from orchestrator.errors import WorkerUnavailable
 from orchestrator.types import Classification, Sampling, Usage, Verification
 from workers.speculation.sampling import draw, uniform, warp
 from workers.speculation.tree import is_greedy
@@ -104,20 +103,6 @@ class Vocabulary:
         """Log-probabilities by id; names that are no token are left out."""
         named = {self.id(name): float(logprob) for name, logprob in (top or {}).items()}
         return {i: p for i, p in named.items() if i is not None}
-
-
-def base(url: str) -> str:
-    """A server's base as OpenAI clients take it, `/v1` where no path is given.
-
-    Raises:
-        ConfigError: it is no address of an HTTP server, or holds more than that.
-    """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ConfigError(f"url: {url!r} is not the address of an HTTP server")
-    if parts.username or parts.password or parts.query or parts.fragment:
-        raise ConfigError("url: scheme, host, port and path alone; a key goes in api_key_env")
-    return f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/') or '/v1'}"
 
 
 def session(request: str) -> dict[str, str]:

@@ -60,7 +60,7 @@ def _wishes(form: str) -> list[dict[str, Any]]:
         asked: list[dict[str, Any]] = [{"logprobs": True, "top_logprobs": top} for top in TOP]
     else:
         asked = [{"logprobs": top} for top in TOP]
-    return [asked[0] | EXTRAS, *asked, EXTRAS, {}]
+    return [*(wish | EXTRAS for wish in asked), EXTRAS, *asked, {}]
 
 
 def _asked(wish: Mapping[str, Any]) -> int:

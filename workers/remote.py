@@ -12,7 +12,8 @@ Differences from a local worker, all of them the servers':
 
 - log-probabilities are those of the model's own law, whatever the temperature;
 - choices drawn at a temperature (`verify`) come from the likeliest tokens that the server shows;
-- reading a prompt (a span of no tokens) makes it generate one, which is dropped.
+- reading a prompt (a span of no tokens) makes it generate one, which is dropped;
+- a server that tells no ids must show the end of the thought in its text, or stop at it.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta
 from workers import dialect, failures
+from workers.address import base
 from workers.dialect import Abilities, Vocabulary, sense
 from workers.incoming import Asked, Incoming
 from workers.inputs import check_length, check_sampling, label_ids
@@ -62,18 +64,18 @@ from workers.wire import joined, resumed
 log = logging.getLogger(__name__)
 
 
+FAREWELL_S = 1.0  # for a server to end a stream whose last word was said
+
+
 class Server:
     """One server: connections that are kept, errors in our words, retries, a circuit breaker.
 
     Args:
-        url: its base, as OpenAI clients take it (`http://host:8000/v1`).
+        url: its base (`http://host:8000/v1`); ConfigError if it is none.
         key: sent as the bearer's token.
         connect_s: seconds for a connection to come about.
         silence_s: seconds of silence after which a call counts as lost.
         retries: tries of a call after the first.
-
-    Raises:
-        ConfigError: `url` is none.
     """
 
     def __init__(
@@ -86,7 +88,7 @@ class Server:
         retries: int = 2,
         breaker: Breaker | None = None,
     ) -> None:
-        self.name = dialect.base(url)
+        self.name = base(url)
         self._retries, self.breaker = retries, breaker or Breaker(self.name)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout = httpx.Timeout(silence_s, connect=connect_s)
@@ -149,8 +151,11 @@ class Server:
                     await stream.response.aread()
                     self._json(stream.response)
                 self.breaker.succeeded()  # it answers; what comes of the stream is seen later
-                async for event in stream.aiter_sse():
-                    if event.data == "[DONE]":
+                lines = stream.aiter_sse()
+                async for event in lines:
+                    if event.data == "[DONE]":  # read to the end: the connection is used again
+                        with suppress(TimeoutError, httpx.HTTPError):
+                            await asyncio.wait_for(anext(lines, None), FAREWELL_S)
                         return
                     yield self._answer(json.loads(event.data))
 
@@ -324,7 +329,7 @@ class RemoteWorker:
         return True
 
     async def aclose(self) -> None:
-        """Close the connections."""
+        """Close the connections; calls in progress fail."""
         await self.server.aclose()
 
     async def _probe(self) -> Abilities:

@@ -1,8 +1,8 @@
 """From text that comes without ids to tokens: for servers that tell no ids.
 
-The counterpart of `workers.writer.Writer`. Words with the space before them are encoded one by
-one, as soon as the next one begins: that is where tokenizers split a text before anything else, so
-the ids are those of the whole text, however it was cut into chunks on its way.
+The counterpart of `workers.writer.Writer`. Words are encoded one by one, as soon as the next one
+begins: that is where tokenizers split a text before anything else, so the ids are those of the
+whole text, however it was cut into chunks on its way.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from orchestrator.types import Finish
 from orchestrator.worker import Delta
 from workers.writer import Stop
 
-_WORD = re.compile(r"\s*(?:\S{64}|\S+(?=\s))")  # a whole one, or so long that nobody waits
+# A word, the space before it and the newlines behind it (tokenizers take those together with
+# punctuation), once something follows; or so long a word that nobody waits for its end.
+_WORD = re.compile(r"\s*(?:\S{64}|\S++(?:\s*[\r\n])?+(?=[^\S\r\n]*\S))")
 
 
 class Retokenizer:

@@ -6,7 +6,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -17,6 +17,9 @@ from rich.table import Table
 from deploy.commands.shared import Config, Url, asking, wide_console
 from orchestrator.errors import BatonError, ConfigError, InvalidRequest
 from orchestrator.evaluate import Contender, Outcome, Problem, Question, Row, lineup, rows, run
+
+if TYPE_CHECKING:
+    from deploy.askers import Asker
 
 DEFAULT_LIMIT = 50  # problems of a builtin set, where nobody says how many
 BUILTIN = ("heldout", "dev", "train")
@@ -77,13 +80,14 @@ def evaluate(
         raise InvalidRequest("--speculation is the service's own choice; leave it out with --url")
     chosen = load_problems(problems, limit, seed)
     contenders = lineup(policies.split(","), _budgets(budget))
-    method = speculation or "vanilla"
     console = Console(stderr=True, highlight=False)
 
-    async def work() -> tuple[list[list[Outcome]], Literal["in-process", "http"]]:
+    async def work() -> tuple[list[list[Outcome]], Asker]:
         from deploy.askers import ask
 
-        async with asking(url, config, Options(max_tokens), contenders, method) as asker:
+        async with asking(
+            url, config, Options(max_tokens), contenders, speculation, "vanilla"
+        ) as asker:
             with _progress(console) as progress:
                 task = progress.add_task("", total=len(chosen) * len(contenders))
 
@@ -97,11 +101,11 @@ def evaluate(
                     concurrency=concurrency,
                     progress=tell,
                 )
-            return outcomes, asker.transport
+            return outcomes, asker
 
-    outcomes, transport = asyncio.run(work())
-    used = method if transport == "in-process" else "the service's"
-    table = rows(contenders, outcomes, speculation=used, transport=transport)
+    outcomes, asker = asyncio.run(work())
+    told = {"speculation": asker.speculation, "transport": asker.transport}
+    table = rows(contenders, outcomes, **told)
     about = {"problems": problems, "seed": seed, "concurrency": concurrency}
     if as_json is not None:
         _write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")

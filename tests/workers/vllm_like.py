@@ -46,6 +46,7 @@ class Manners:
     tells_context: bool = True
     key: str | None = None
     strict: bool = False  # refuses fields that are not OpenAI's
+    stops_at_controls: bool = False  # stop strings are looked for in what is not shown, too
 
 
 OPENAIS = {
@@ -240,6 +241,11 @@ class VllmLike:
         text = hf.decode(made.ids, skip_special_tokens=True)
         whole = text.rstrip("\ufffd")  # half a character waits for its other half
         made.text = whole if len(made.ids) < (body.get("max_tokens") or 16) else text
+        if self.manners.stops_at_controls:  # as transformers' generate does
+            raw = hf.decode(made.ids)
+            if any(stop in raw for stop in stops):
+                made.finish = "stop"
+                return
         for stop in stops:
             if (at := made.text.find(stop)) >= 0:
                 made.text, made.finish, made.stop = made.text[:at], "stop", stop
