@@ -1,6 +1,7 @@
 """The composition root: from a deployment file's `args` to a Ray Serve application.
 
-    SmallWorker, LargeWorker   replicas of the two models (workers/replica.py)
+    SmallWorker, LargeWorker   replicas of the two models (workers/replica.py); none where a
+                               server is named instead, which the ingress asks itself
     Orchestrator               the ingress: policies, and the OpenAI-compatible HTTP surface
 
 `serve run deploy/local.yaml` and `baton serve` both come here.
@@ -10,7 +11,7 @@
 import asyncio
 import time
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, Union
 
 from ray import serve
 from ray.serve import Application
@@ -18,7 +19,7 @@ from starlette.types import ASGIApp
 
 from deploy.config import Args
 from deploy.gauges import PoolMetrics
-from deploy.pair import load_worker
+from deploy.pair import connect_worker, load_worker
 from orchestrator.actions import WorkerName
 from orchestrator.api import create_app
 from orchestrator.auth import Keys
@@ -27,6 +28,10 @@ from orchestrator.service import Service, ServiceLimits
 from policies import POLICIES
 from workers.replica import ReplicaWorker, deployment
 
+if TYPE_CHECKING:  # it needs torch, and only some deployments need it
+    from workers.remote import RemoteWorker
+
+AnyWorker = Union[ReplicaWorker, "RemoteWorker"]
 READY_S = 1.0  # how long a look at the pools counts
 
 
@@ -36,10 +41,11 @@ class Orchestrator:
 
     def __init__(self, args: Args, small: Any, large: Any) -> None:
         args.check_host(_host())
-        self._workers: dict[WorkerName, ReplicaWorker] = {
-            "small": ReplicaWorker(small),
-            "large": ReplicaWorker(large),
-        }
+        pools: dict[WorkerName, Any] = {"small": small, "large": large}
+        replicas = {name: ReplicaWorker(pool) for name, pool in pools.items() if pool is not None}
+        specs = args.workers.by_name().items()
+        remote = {name: connect_worker(spec) for name, spec in specs if spec.url is not None}
+        self._workers: dict[WorkerName, AnyWorker] = {**replicas, **remote}
         self._service = Service(
             policies=POLICIES,
             workers=self._workers,
@@ -51,7 +57,7 @@ class Orchestrator:
         )
         self._looking, self._looked = asyncio.Lock(), -READY_S
         self._seen: dict[str, bool] = {}
-        self._pools = PoolMetrics(self._workers, self._service.registry)
+        self._pools = PoolMetrics(replicas, self._service.registry)
         self._service.scrape = self._pools.exposition
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
@@ -80,8 +86,11 @@ def build(args: Args) -> Application:
             rows=spec.rows,
             gpu=spec.gpu if spec.device == "cuda" else 0.0,
         )
-        for name, spec in (("small", args.workers.small), ("large", args.workers.large))
+        for name, spec in args.workers.by_name().items()
+        if spec.url is None
     }
+    for spec in args.workers.by_name().values():
+        spec.key()  # one that is missing is told here, not by a replica that does not start
     # One replica: metrics and traces live in its memory. (More want a store they share.)
     orchestrator = serve.deployment(
         Orchestrator,
@@ -99,10 +108,12 @@ def build(args: Args) -> Application:
         max_constructor_retry_count=2,
         ray_actor_options={"num_cpus": 0.2},
     )
-    return orchestrator.bind(args, pools["small"], pools["large"])
+    return orchestrator.bind(args, pools.get("small"), pools.get("large"))
 
 
-async def _answers(worker: ReplicaWorker) -> bool:
+async def _answers(worker: AnyWorker) -> bool:
+    if not isinstance(worker, ReplicaWorker):
+        return await worker.answers(patience_s=2.0)
     try:
         await worker.facts(patience_s=2.0)
     except WorkerUnavailable:

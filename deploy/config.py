@@ -17,13 +17,21 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ray.serve.schema import ServeDeploySchema
 
+from orchestrator.actions import WorkerName
 from orchestrator.errors import ConfigError
 from orchestrator.policy import Policy
 from policies import POLICIES
-from workers.checkpoints import judge_file
+from workers.address import base
+from workers.checkpoints import JUDGE_FILE, folder_of
 
 HERE = Path(__file__).parent
 DEFAULT_FILE = HERE / "local.yaml"
+
+
+SERVERS = {"tokenizer", "api_key_env", "connect_s", "silence_s", "retries"}
+"""Settings of a worker that go with a url."""
+OURS = {"device", "replicas", "gpu", "dtype", "rows", "threads", "speculation"}
+"""Settings of a model that this deployment runs itself."""
 
 
 class Strict(BaseModel):
@@ -41,11 +49,23 @@ class WorkerSpec(Strict):
     """One pool of replicas of one model."""
 
     model: str | None = Field(
-        default=None, description="Hugging Face id, a folder, or embedded:NAME"
+        default=None,
+        description="Hugging Face id, a folder, or embedded:NAME; with url, its name on the server",
     )
     url: str | None = Field(
-        default=None, description="an OpenAI-compatible server instead of a model"
+        default=None, description="an OpenAI-compatible server that has the model already"
     )
+    tokenizer: str | None = Field(
+        default=None, description="with url: as model without one; None: the same name"
+    )
+    api_key_env: str | None = Field(
+        default=None, description="with url: the variable of the environment that holds its key"
+    )
+    connect_s: float = Field(default=5.0, gt=0, description="with url: to come to a connection")
+    silence_s: float = Field(
+        default=60.0, gt=0, description="with url: silence after which a call counts as lost"
+    )
+    retries: int = Field(default=2, ge=0, le=10, description="with url: tries after the first")
     device: Literal["cpu", "cuda"] = "cpu"
     replicas: int = Field(default=1, ge=1)
     gpu: float = Field(
@@ -63,16 +83,43 @@ class WorkerSpec(Strict):
 
     @model_validator(mode="after")
     def _one_source(self) -> WorkerSpec:
-        if self.url is not None:
-            raise ValueError("url: remote workers are not supported yet; name a model instead")
         if not self.model:
             raise ValueError("model is missing")
+        for name in sorted(self.model_fields_set & (SERVERS if self.url is None else OURS)):
+            if self.url is None:
+                raise ValueError(f"{name}: goes with url, which is missing")
+            raise ValueError(f"{name}: is the server's own where a url is given")
+        if self.url is not None:
+            try:
+                base(self.url)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
         return self
+
+    def key(self) -> str | None:
+        """The key of the server.
+
+        Raises:
+            ConfigError: it is promised and not there.
+        """
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            raise ConfigError(f"api_key_env: ${self.api_key_env} holds no key")
+        return key
+
+    def folder(self) -> Path | None:
+        """Where the checkpoint lies, if that is a folder of this machine."""
+        return folder_of(self.model if self.url is None else self.tokenizer or self.model)
 
 
 class Workers(Strict):
     small: WorkerSpec
     large: WorkerSpec
+
+    def by_name(self) -> dict[WorkerName, WorkerSpec]:
+        return {"small": self.small, "large": self.large}
 
 
 class PolicyChoice(Strict):
@@ -154,9 +201,9 @@ class Args(Strict):
     @model_validator(mode="after")
     def _judge_of_the_checkpoint(self) -> Args:
         """A checkpoint may say how it judges; what the deployment file says goes before it."""
-        file = judge_file(self.workers.large.model)
-        if file is not None:
-            judge = json.loads(file.read_text())["policy"]
+        folder = self.workers.large.folder()
+        if folder is not None and (folder / JUDGE_FILE).is_file():
+            judge = json.loads((folder / JUDGE_FILE).read_text())["policy"]
             for name, policy in POLICIES.items():
                 own = {key: value for key, value in judge.items() if key in policy.model_fields}
                 if own:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ from orchestrator.actions import WorkerName
 
 if TYPE_CHECKING:
     from workers.local import LocalWorker
+    from workers.remote import RemoteWorker
 
 
 def load_worker(spec: WorkerSpec) -> LocalWorker:
@@ -36,12 +38,54 @@ def load_worker(spec: WorkerSpec) -> LocalWorker:
     )
 
 
-def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker]:
-    """Both workers in this process."""
-    small = load_worker(workers.small)
+def connect_worker(spec: WorkerSpec) -> RemoteWorker:
+    """A worker over the server that `spec.url` names, which is not asked anything yet.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or the key is missing.
+    """
+    from workers.checkpoints import resolve
+    from workers.loading import load_tokenizer
+    from workers.remote import RemoteWorker, Server
+
+    assert spec.url is not None
+    assert spec.model is not None
+    server = Server(
+        spec.url,
+        key=spec.key(),
+        connect_s=spec.connect_s,
+        silence_s=spec.silence_s,
+        retries=spec.retries,
+    )
+    tokenizer = load_tokenizer(str(resolve(spec.tokenizer or spec.model)))
+    return RemoteWorker(server, spec.model, tokenizer, context=spec.max_len)
+
+
+def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker]:
+    """Both workers, each in this process or over its server."""
+    from workers.remote import RemoteWorker
+
+    def load_one(spec: WorkerSpec) -> LocalWorker | RemoteWorker:
+        return load_worker(spec) if spec.url is None else connect_worker(spec)
+
+    small = load_one(workers.small)
     try:
-        return {"small": small, "large": load_worker(workers.large)}
+        return {"small": small, "large": load_one(workers.large)}
     except BaseException:
-        with suppress(Exception):
-            small.close()
+        if not isinstance(
+            small, RemoteWorker
+        ):  # a server that was not asked yet keeps nothing open
+            with suppress(Exception):
+                small.close()
         raise
+
+
+async def close(workers: Iterable[LocalWorker | RemoteWorker]) -> None:
+    """Stop the models and hang up on the servers."""
+    from workers.remote import RemoteWorker
+
+    for worker in workers:
+        if isinstance(worker, RemoteWorker):
+            await worker.aclose()
+        else:
+            worker.close()

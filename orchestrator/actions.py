@@ -63,7 +63,8 @@ class Classify(Action[Classification]):
     """A law over single-token `labels` after a side conversation that leaves no trace.
 
     The worker reads the trace with its thought left open, then `turns`, then begins its reply
-    with `lead_in`; the labels compete for the next position.
+    with `lead_in`; the labels compete for the next position. `likeliest`: only which token is
+    the likeliest counts, so a worker that knows no probabilities may answer with a point mass.
     """
 
     worker: WorkerName
@@ -71,6 +72,7 @@ class Classify(Action[Classification]):
     turns: tuple[Message, ...]
     lead_in: str
     labels: tuple[str, ...]
+    likeliest: bool = False
 
 
 @dataclass(frozen=True, slots=True)

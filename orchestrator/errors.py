@@ -57,7 +57,14 @@ class WorkerUnavailable(WorkerError):
 
 
 class Overloaded(WorkerError):
-    """The worker has no room for another sequence now."""
+    """The worker has no room for another sequence now.
+
+    `retry_after_s`: seconds after which it asked to be tried again, where it said so.
+    """
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
 
 
 class Unsupported(WorkerError):

@@ -68,12 +68,20 @@ class Memo:
             await items.aclose()  # type: ignore[attr-defined]
 
     async def classify(
-        self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
+        self,
+        call: Call,
+        turns: tuple[Message, ...],
+        lead_in: str,
+        labels: tuple[str, ...],
+        *,
+        likeliest: bool = False,
     ) -> Classification:
-        key = ("classify", _prefix(call.trace), turns, lead_in, labels)
+        key = ("classify", _prefix(call.trace), turns, lead_in, labels, likeliest)
         if key not in self._answers:
             self.live += 1
-            self._answers[key] = await self._model().classify(call, turns, lead_in, labels)
+            self._answers[key] = await self._model().classify(
+                call, turns, lead_in, labels, likeliest=likeliest
+            )
         else:
             self.replayed += 1
         answer: Classification = self._answers[key]
@@ -124,9 +132,10 @@ class Memo:
                     key = _span_key(trace, clipped, sampling)
                     self._keep(key, clipped.max_tokens, answer)
                     return 1
-            case Classify(worker, trace, turns, lead_in, labels), Classification():
+            case Classify(worker, trace, turns, lead_in, labels, likeliest), Classification():
                 if worker == name:
-                    self._answers["classify", _prefix(trace), turns, lead_in, labels] = answer
+                    asked = (_prefix(trace), turns, lead_in, labels, likeliest)
+                    self._answers["classify", *asked] = answer
                     return 1
             case Verify(worker, trace, segment), Verification() if worker == name:
                 key = ("verify", _prefix(trace), segment.text, segment.tokens, ())

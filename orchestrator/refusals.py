@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from math import ceil
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -101,7 +102,9 @@ def problem(error: BaseException) -> Problem:
                 code="unsupported_policy",
             )
         case Overloaded():
-            return _later("the workers have no room now; try again shortly", "overloaded")
+            return _later(
+                "the workers have no room now; try again shortly", "overloaded", error.retry_after_s
+            )
         case WorkerError():
             return _later("a worker is not available now; try again shortly", "worker_unavailable")
         case DeadlineExceeded():
@@ -132,8 +135,8 @@ def describe(error: BaseException) -> str:
     return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"
 
 
-def _later(message: str, code: str) -> Problem:
-    headers = {"retry-after": str(RETRY_AFTER_S)}
+def _later(message: str, code: str, after_s: float | None = None) -> Problem:
+    headers = {"retry-after": str(max(RETRY_AFTER_S, ceil(after_s or 0)))}
     return Problem(503, message, "server_error", code=code, headers=headers)
 
 

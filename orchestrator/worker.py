@@ -62,12 +62,19 @@ class Worker(Protocol):
         ...
 
     async def classify(
-        self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
+        self,
+        call: Call,
+        turns: tuple[Message, ...],
+        lead_in: str,
+        labels: tuple[str, ...],
+        *,
+        likeliest: bool = False,
     ) -> Classification:
         """The law over labels after a side conversation (see `actions.Classify`).
 
         Raises:
             InvalidRequest: a label is not one token of this model's vocabulary.
+            Unsupported: the whole law is asked for and the worker knows the likeliest token alone.
         """
         ...
 

@@ -94,7 +94,9 @@ def grade(
         return likelihood_score(-max(verification.surprise, default=0.0), likelihood)
     instruction, lead_in = PROMPTS[wording]
     turns = (Message("user", instruction),)
-    law = yield from Classify(worker, trace.extend(draft), turns, lead_in, DIGITS)
+    law = yield from Classify(
+        worker, trace.extend(draft), turns, lead_in, DIGITS, likeliest=scoring == "greedy"
+    )
     return greedy_score(law) if scoring == "greedy" else expected_score(law)
 
 

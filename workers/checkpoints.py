@@ -39,9 +39,3 @@ def folder_of(model: str | None) -> Path | None:
     except ConfigError:
         return None  # who loads it says what is wrong
     return place if isinstance(place, Path) else None
-
-
-def judge_file(model: str | None) -> Path | None:
-    """How a checkpoint of this machine wants to be asked for scores, if it says so."""
-    folder = folder_of(model)
-    return folder / JUDGE_FILE if folder and (folder / JUDGE_FILE).is_file() else None

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import AsyncIterator, Iterable
 from typing import cast
 
-from orchestrator.errors import ContextLengthExceeded, InvalidRequest, Unsupported
+from orchestrator.errors import Unsupported
 from orchestrator.types import (
     Author,
     Classification,
@@ -21,6 +21,7 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta
 from workers.calls import ClassifyJob, GenerateJob, Ticket, Verdict, VerifyJob
 from workers.engine import Engine
+from workers.inputs import check_length, check_sampling, label_ids
 from workers.prompt import Prompts
 from workers.tokenizer import CLOSE, Tokenizer
 from workers.writer import Writer, cuts
@@ -52,9 +53,9 @@ class LocalWorker:
     ) -> AsyncIterator[Delta | Generation]:
         """Continue the trace; see `orchestrator.worker.Worker.generate`."""
         thinking, tokenizer = not call.trace.closed, self.tokenizer
-        _check(sampling)
+        check_sampling(sampling)
         ids = self.prompts.trace(call.trace)
-        self._fits(len(ids) + (span.max_tokens > 0))
+        check_length(len(ids) + (span.max_tokens > 0), self.context)
         stops: list[tuple[str, Finish]] = [(stop, "stop") for stop in span.stop]
         if thinking and tokenizer.close_id is None:
             stops.append((CLOSE, "think_end"))
@@ -97,23 +98,24 @@ class LocalWorker:
             await answers.aclose()  # type: ignore[attr-defined]
 
     async def classify(
-        self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
+        self,
+        call: Call,
+        turns: tuple[Message, ...],
+        lead_in: str,
+        labels: tuple[str, ...],
+        *,
+        likeliest: bool = False,
     ) -> Classification:
         """The law over labels after a side conversation that leaves no trace."""
-        label_ids = [self.tokenizer.encode(label) for label in labels]
-        for label, encoded in zip(labels, label_ids, strict=True):
-            if len(encoded) != 1:
-                raise InvalidRequest(f"the label {label!r} is not one token", param="labels")
-        if not labels or len(set(label_ids)) < len(labels):
-            raise InvalidRequest("labels must be different tokens, at least one", param="labels")
+        chosen = label_ids(self.tokenizer, labels)
         prefix = self.prompts.trace(call.trace)
         ids = prefix + self.prompts.side(turns, lead_in)
-        self._fits(len(ids))
+        check_length(len(ids), self.context)
         job = ClassifyJob(
             Ticket(self.engine.lease),
             ids,
             keep=len(prefix),
-            labels=tuple(encoded[0] for encoded in label_ids),
+            labels=chosen,
         )
         probabilities, outside = await self.engine.answer(job)
         return Classification(labels, tuple(probabilities), outside, job.usage, job.ms)
@@ -122,12 +124,12 @@ class LocalWorker:
         """The surprise at each token of a segment, and k + 1 choices of this model's own."""
         if segment.tokens and segment.tokenizer != self.tokenizer.hash:
             raise Unsupported("the segment's tokens belong to another vocabulary")
-        _check(sampling)
+        check_sampling(sampling)
         thinking = not call.trace.closed
         tokens = self.prompts.segment(segment)
         prefix = self.prompts.trace(call.trace)
         ids = prefix + list(tokens)
-        self._fits(len(ids))
+        check_length(len(ids), self.context)
         job = VerifyJob(
             Ticket(self.engine.lease),
             ids,
@@ -188,25 +190,6 @@ class LocalWorker:
         """Stop the engine; calls in progress fail with `WorkerUnavailable`."""
         self.engine.close()
 
-    def _fits(self, length: int) -> None:
-        if length > self.context:
-            raise ContextLengthExceeded(
-                f"{length} tokens do not fit this model's context of {self.context}",
-                param="messages",
-                code="context_length_exceeded",
-            )
-
 
 def _seed(sampling: Sampling) -> int:
     return secrets.randbits(63) if sampling.seed is None else sampling.seed
-
-
-def _check(sampling: Sampling) -> None:
-    for name, good in (
-        ("temperature", 0 <= sampling.temperature < 1e6),
-        ("top_p", 0 < sampling.top_p <= 1),
-        ("top_k", sampling.top_k >= 0),
-    ):
-        if not good:
-            value = getattr(sampling, name)
-            raise InvalidRequest(f"{name} cannot be {value}", param=name)

@@ -84,6 +84,14 @@ class Prompts:
         ids = self._fill(self._side(tuple(turn.role for turn in turns)), turns)
         return ids + list(self.tokenizer.encode(lead_in))
 
+    def before_assistant(self, messages: Sequence[Message]) -> str:
+        """The text that the template writes between a conversation and the reply's content."""
+        texts = self._render((*(message.role for message in messages), "assistant"))
+        if len(messages) not in texts:
+            raise InvalidRequest("this model's chat template ignores assistant messages")
+        texts = texts[: texts.index(len(messages))]
+        return "".join(messages[t].content if isinstance(t, int) else t for t in texts)
+
     def _fill(self, parts: Sequence[Part], messages: Sequence[Message]) -> list[int]:
         encode = self.tokenizer.encode
         pieces = (encode(messages[p].content) if isinstance(p, int) else p for p in parts)

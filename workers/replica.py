@@ -116,7 +116,7 @@ class WorkerReplica:
             yield self.facts()
         elif verb == "generate":
             async with aclosing(
-                resumed(self._backend, self._backend.tokenizer.hash, *args)
+                resumed(self._backend.generate, self._backend.tokenizer.hash, *args)
             ) as items:
                 async for item in items:
                     yield item
@@ -159,7 +159,13 @@ class ReplicaWorker:
                 await patience.wait(lost)
 
     async def classify(
-        self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
+        self,
+        call: Call,
+        turns: tuple[Message, ...],
+        lead_in: str,
+        labels: tuple[str, ...],
+        *,
+        likeliest: bool = False,  # a replica's model always shows the whole law
     ) -> Classification:
         answer: Classification = await self._answer(
             call.request, "classify", call, turns, lead_in, labels

@@ -129,7 +129,13 @@ class Scripted:
             yield Generation(spoken, usage, size * self.delay * 1000, entropy)
 
     async def classify(
-        self, call: Call, turns: tuple[Message, ...], lead_in: str, labels: tuple[str, ...]
+        self,
+        call: Call,
+        turns: tuple[Message, ...],
+        lead_in: str,
+        labels: tuple[str, ...],
+        *,
+        likeliest: bool = False,
     ) -> Classification:
         with self._at_work():
             self._hear("classify", call, turns, lead_in, labels)

@@ -6,21 +6,29 @@ Nothing here knows how it travels.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from orchestrator.types import Author, Finish, Generation, Sampling, Segment, Span, Usage
-from orchestrator.worker import Call, Delta, Worker
+from orchestrator.worker import Call, Delta
 
 BEAT_S = 1.0  # a replica at work says so at least this often
 GATHER_S = 0.02  # deltas closer together than this travel together: less work beside the engine
 UNKNOWN = Usage()
 
 
+class Generate(Protocol):
+    """`Worker.generate`."""
+
+    def __call__(
+        self, call: Call, span: Span, sampling: Sampling, *, stream: bool
+    ) -> AsyncIterator[Delta | Generation]: ...
+
+
 async def resumed(
-    worker: Worker,
+    generate: Generate,
     tokenizer: str,
     made: Delta,
     call: Call,
@@ -44,7 +52,7 @@ async def resumed(
         return Generation(segment, replace(usage, prompt=prompt, generated=generated), ms)
 
     if not made.tokens:
-        async with aclosing(_writing(worker, call, span, sampling, stream)) as items:
+        async with aclosing(_writing(generate, call, span, sampling, stream)) as items:
             async for item in items:
                 yield item
         return
@@ -57,7 +65,7 @@ async def resumed(
     call = replace(call, trace=call.trace.extend(whole(begun).segment))
     span = replace(span, max_tokens=left, max_entropy=None)  # its first token is long since made
     rest = Delta("", ())
-    async with aclosing(_writing(worker, call, span, sampling, True)) as items:
+    async with aclosing(_writing(generate, call, span, sampling, True)) as items:
         async for item in items:
             if isinstance(item, Generation):
                 yield whole(item.segment, item.usage, item.ms)
@@ -71,10 +79,10 @@ async def resumed(
 
 
 def _writing(
-    worker: Worker, call: Call, span: Span, sampling: Sampling, stream: bool
+    generate: Generate, call: Call, span: Span, sampling: Sampling, stream: bool
 ) -> AsyncGenerator[Delta | Generation, None]:
     """The worker's iterator as what it is: closing it cancels the call."""
-    items = worker.generate(call, span, sampling, stream=stream)
+    items = generate(call, span, sampling, stream=stream)
     return cast("AsyncGenerator[Delta | Generation, None]", items)
 
 

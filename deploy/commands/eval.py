@@ -113,7 +113,7 @@ def evaluate(
         "concurrency": concurrency,
         "max_tokens": max_tokens,
         "small": small,
-        "speculation": "the service's" if url is not None else speculation or "vanilla",
+        "speculation": _speculation(url, config, speculation),
         "transport": "in-process" if url is None else "http",
     }
     file = recordings / "rows.jsonl" if recordings is not None else rows
@@ -121,7 +121,16 @@ def evaluate(
         file, {**about, "pair": _pair(url, config, contenders, small)}, contenders, recordings
     )
     turns = asyncio.run(
-        _run(chosen, contenders, journal, about, url, config, recording=recordings is not None)
+        _run(
+            chosen,
+            contenders,
+            journal,
+            about,
+            url,
+            config,
+            speculation,
+            recording=recordings is not None,
+        )
     )
     table = summarise(
         chosen,
@@ -157,6 +166,7 @@ async def _run(
     about: dict[str, Any],
     url: str | None,
     config: Path | None,
+    speculation: str | None,
     *,
     recording: bool,
 ) -> list[Turn]:
@@ -167,7 +177,6 @@ async def _run(
     done = journal.resume(problems) if journal is not None else []
     lots = -(-len(problems) // about["concurrency"]) * len(contenders)
     past = min(len(done), len(problems)) // about["concurrency"] * len(contenders)
-    speculation = about["speculation"] if url is None else None
     async with AsyncExitStack() as stack:
         grader = stack.enter_context(closing(Grader()))
         if journal is not None:
@@ -181,6 +190,7 @@ async def _run(
                 Options(about["max_tokens"]),
                 contenders,
                 speculation,
+                "vanilla",
                 small=about["small"],
                 recording=recording,
             )
@@ -225,6 +235,16 @@ def _journal(
     return Journal(file, settings, contenders, recordings=recordings is not None)
 
 
+def _speculation(url: str | None, config: Path | None, chosen: str | None) -> str:
+    """What the large worker decodes with, for the table."""
+    if url is not None:
+        return "the service's"
+    from deploy.config import DEFAULT_FILE, load
+
+    remote = load(config or DEFAULT_FILE).args.workers.large.url is not None
+    return "the server's" if remote else chosen or "vanilla"
+
+
 def _pair(
     url: str | None, config: Path | None, contenders: Sequence[Contender], small: str | None
 ) -> dict[str, Any]:
@@ -242,8 +262,11 @@ def _pair(
     args = load(config or DEFAULT_FILE).args
     for contender in contenders:
         policy_of(args, contender)
-    names = {"small": small or args.workers.small.model, "large": args.workers.large.model}
-    models = {role: fingerprint(folder_of(name), str(name)) for role, name in names.items()}
+    own, large = args.workers.small, args.workers.large
+    models = {
+        "small": fingerprint(folder_of(small) if small else own.folder(), small or str(own.model)),
+        "large": fingerprint(large.folder(), str(large.model)),
+    }
     return {**models, "params": args.policy.params}
 
 

@@ -35,6 +35,7 @@ async def asking(
     options: Options,
     contenders: Sequence[Contender],
     speculation: str | None = None,
+    default_speculation: str | None = None,
     *,
     small: str | None = None,
     recording: bool = False,
@@ -42,8 +43,9 @@ async def asking(
     """Over HTTP where a url is given, else with both models in this process.
 
     `contenders` are what will be asked: a wrong name or parameter is told before a model is
-    loaded. `speculation` replaces the large worker's method, `small` the small worker's model;
-    `recording` keeps every answer's recording (in this process only).
+    loaded. `speculation` replaces the large worker's method; `default_speculation` does so too, but
+    where the large worker is a remote server it is passed over instead of refused. `small` replaces
+    the small worker's model; `recording` keeps every answer's recording (in this process only).
     """
     from deploy.askers import HttpAsker, LocalAsker, policy_of
 
@@ -55,12 +57,16 @@ async def asking(
             await remote.aclose()
         return
     from deploy.config import DEFAULT_FILE, Speculation, load
-    from deploy.pair import load_pair
+    from deploy.pair import close, load_pair
 
     args = load(config or DEFAULT_FILE).args
     for contender in contenders:
         policy_of(args, contender)
     workers = args.workers
+    if speculation is not None and workers.large.url is not None:
+        raise ConfigError("--speculation: the large worker's server decides; leave it out")
+    if speculation is None and workers.large.url is None:
+        speculation = default_speculation
     if speculation is not None:
         chosen = Speculation(method=speculation)
         if speculation == workers.large.speculation.method:
@@ -72,10 +78,10 @@ async def asking(
         workers = workers.model_copy(update={"small": chosen_small})
     pair = load_pair(workers)
     try:
-        yield LocalAsker(args, pair, options, recording=recording)
+        told = args.model_copy(update={"workers": workers})
+        yield LocalAsker(told, pair, options, recording=recording)
     finally:
-        for worker in pair.values():
-            worker.close()
+        await close(pair.values())
 
 
 def wide_console() -> Console:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.config import DEFAULT_FILE, Args, load
+from deploy.config import DEFAULT_FILE, EMBEDDED, Args, WorkerSpec, load
 from orchestrator.errors import ConfigError
 from policies import POLICIES
 
@@ -59,7 +59,11 @@ def test_the_port_can_be_replaced() -> None:
         ({f"{ARGS}.workers.large.rows": 0}, "args.workers.large.rows: "),
         ({f"{ARGS}.workers.large.device": "tpu"}, "args.workers.large.device: "),
         ({f"{ARGS}.workers.large.model": None}, "args.workers.large: model is missing"),
-        ({f"{ARGS}.workers.small.url": "http://x"}, "url: remote workers are not supported yet"),
+        ({f"{ARGS}.workers.small.url": "http://x"}, "workers.small: device: is the server's own"),
+        ({f"{ARGS}.workers.small": {"url": "http://x"}}, "workers.small: model is missing"),
+        ({f"{ARGS}.workers.small": {"url": "x", "model": "m"}}, "workers.small: url: 'x' is not"),
+        ({f"{ARGS}.workers.small.tokenizer": "t"}, "workers.small: tokenizer: goes with url"),
+        ({f"{ARGS}.workers.small.silence_s": 0}, "workers.small.silence_s: "),
         ({f"{ARGS}.workers.small.speculation.methods": "x"}, "speculation.methods: unknown key"),
         ({f"{ARGS}.store": "redis://x"}, "store: redis is not supported yet"),
         ({f"{ARGS}.store": "disk"}, "store: must be `memory`"),
@@ -96,6 +100,19 @@ def test_what_is_no_deployment_file_at_all(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError) as info:
         load(file)
     assert "\n" not in str(info.value)
+
+
+def test_a_worker_may_be_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = load(DEFAULT_FILE.parent / "remote.yaml").args.workers
+    assert workers.large.url == "http://127.0.0.1:8001/v1"
+    assert (workers.large.model, workers.large.key()) == ("Qwen/Qwen3-32B", None)
+    spec = WorkerSpec(url="http://x", model="m", tokenizer="embedded:large", api_key_env="K")
+    assert spec.folder() == EMBEDDED / "large"  # how it judges is said beside its tokenizer
+    with pytest.raises(ConfigError, match=r"\$K holds no key"):
+        spec.key()
+    monkeypatch.setenv("K", " secret ")
+    assert spec.key() == "secret"
+    assert "secret" not in repr(spec)
 
 
 def test_without_keys_only_loopback(tmp_path: Path) -> None:

@@ -377,7 +377,7 @@ async def test_inserted_text_is_shown_under_the_policys_name() -> None:
 
 async def test_a_bug_in_a_worker_is_not_hidden() -> None:
     class Broken(Scripted):
-        async def classify(self, *args: Any) -> Any:
+        async def classify(self, *args: Any, **options: Any) -> Any:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -18,7 +18,9 @@ import pytest
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from orchestrator.types import Generation, Message, Sampling, Segment, Span, Trace
 from orchestrator.worker import Call, Delta, Worker
+from tests.workers.vllm_like import MODEL, VllmLike, serving
 from workers.loading import load
+from workers.remote import RemoteWorker, Server
 from workers.scripted import Scripted, words
 
 QUESTION = Trace((Message("user", "What is 12 + 34?"),))
@@ -57,7 +59,21 @@ def speculating(folder: Path, draft: Path) -> Iterator[Subject]:
         yield subject
 
 
-BACKENDS: dict[str, Any] = {"scripted": scripted, "local": local, "local-chain": speculating}
+@contextmanager
+def remote(folder: Path, draft: Path) -> Iterator[Subject]:
+    with (
+        local(folder, draft) as behind,
+        serving((app := VllmLike(behind.worker)).app) as url,
+    ):
+        yield Subject(RemoteWorker(Server(url), MODEL, behind.worker.tokenizer), lambda: app.live)
+
+
+BACKENDS: dict[str, Any] = {
+    "scripted": scripted,
+    "local": local,
+    "local-chain": speculating,
+    "remote": remote,
+}
 
 
 @pytest.fixture(scope="module", params=list(BACKENDS))

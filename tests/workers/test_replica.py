@@ -162,7 +162,9 @@ async def test_a_break_inside_a_delimiter_is_seen() -> None:
     trace = Trace((Message("user", "?"),), thought)
     items = [
         item
-        async for item in wire.resumed(Letters(), "words", made, call(trace), SPAN, GREEDY, True)
+        async for item in wire.resumed(
+            Letters().generate, "words", made, call(trace), SPAN, GREEDY, True
+        )
     ]
     assert isinstance(items[-1], Generation)
     assert items[-1].segment.text == "ab\n\n"
@@ -177,7 +179,8 @@ async def test_only_the_last_word_was_lost(text: str, span: Span, finish: str) -
     backend = story()
     made = Delta(text, (1, 2), (0.0, 0.0))
     items = [
-        item async for item in wire.resumed(backend, "words", made, call(), span, GREEDY, True)
+        item
+        async for item in wire.resumed(backend.generate, "words", made, call(), span, GREEDY, True)
     ]
     assert len(items) == 1
     assert isinstance(items[0], Generation)
