@@ -13,6 +13,7 @@ key, as it is no part of a live run's promise either.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Hashable
+from dataclasses import replace
 from typing import Any
 
 from orchestrator.actions import Classify, First, Generate, Job, Start, Verify, Write
@@ -183,4 +184,4 @@ def _span_key(trace: Trace, span: Span, sampling: Sampling) -> Hashable:
     law = _law(sampling)
     if law is None:
         return None
-    return ("generate", _prefix(trace), span.until, span.stop, span.min_confidence, law)
+    return ("generate", _prefix(trace), replace(span, max_tokens=0), law)
