@@ -20,6 +20,7 @@ from orchestrator.solve import solve
 from orchestrator.types import Finish, Generation, Limits, Message, Sampling, Segment, Span, Trace
 from orchestrator.worker import Worker
 from policies import POLICIES
+from policies.answer import REST
 from policies.single import SmallOnly
 from policies.speculative_thinking import SpeculativeThinking
 from workers.models.problems import draw
@@ -329,9 +330,8 @@ def test_a_takeover_that_ends_the_thought_is_the_last() -> None:
     play = Play()
     play(draft("Wait, 2"))
     play(None)
-    answer = play(replace(more(AFTER_ONE, "large", "Check: 4."), closed=True))
-    assert isinstance(answer, Write)
-    assert (answer.worker, answer.trace.closed) == ("large", True)
+    closed = replace(more(AFTER_ONE, "large", "Check: 4."), closed=True)
+    assert play(closed) == Write("large", closed, REST)  # the answer, not 125 tokens of it
 
 
 @pytest.mark.parametrize(
