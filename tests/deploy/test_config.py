@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.config import DEFAULT_FILE, EMBEDDED, Args, WorkerSpec, load
+from deploy.config import DEFAULT_FILE, Args, WorkerSpec, load
 from orchestrator.errors import ConfigError
 from policies import POLICIES
+from workers.checkpoints import MODELS
 
 GOOD: dict[str, Any] = yaml.safe_load(DEFAULT_FILE.read_text())
 
@@ -107,7 +108,7 @@ def test_a_worker_may_be_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert workers.large.url == "http://127.0.0.1:8001/v1"
     assert (workers.large.model, workers.large.key()) == ("Qwen/Qwen3-32B", None)
     spec = WorkerSpec(url="http://x", model="m", tokenizer="embedded:large", api_key_env="K")
-    assert spec.folder() == EMBEDDED / "large"  # how it judges is said beside its tokenizer
+    assert spec.folder() == MODELS / "large"  # how it judges is said beside its tokenizer
     with pytest.raises(ConfigError, match=r"\$K holds no key"):
         spec.key()
     monkeypatch.setenv("K", " secret ")

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from workers.checkpoints import MODELS
 from workers.loading import load_tokenizer
 from workers.models import recipe
 from workers.models.align import Chains, document, write_chains
 from workers.models.harvest import Author
-from workers.models.recipe import HERE
 from workers.models.vocabulary import ASSISTANT, CLOSE, END, THINK, USER
 
 
@@ -42,12 +42,12 @@ def loss(checkpoint: Path, chains: list[tuple[list[int], list[int]]]) -> float:
 @pytest.fixture(scope="module")
 def chains(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_chains(
-        HERE / "large", tmp_path_factory.mktemp("align") / "chains.gz", 6, 0, log=quiet
+        MODELS / "large", tmp_path_factory.mktemp("align") / "chains.gz", 6, 0, log=quiet
     )
 
 
 def test_chains_are_whole_greedy_answers(chains: Path) -> None:
-    author = Author(HERE / "large")
+    author = Author(MODELS / "large")
     written = chains_of(chains)
     assert 4 <= len(written) <= 6
     for prompt, reply in written:
@@ -95,7 +95,7 @@ def test_the_stage_brings_the_small_model_closer_to_the_large(
     monkeypatch.setitem(recipe.RECIPES, "align", short)
     monkeypatch.setattr(recipe, "ALIGNED_PROBLEMS", 6)
     recipe.run("align", tmp_path, tokens=30_000, log=quiet)
-    aligned, small = tmp_path / "aligned", HERE / "small"
+    aligned, small = tmp_path / "aligned", MODELS / "small"
     assert load_tokenizer(str(aligned)).hash == load_tokenizer(str(small)).hash
     written = chains_of(tmp_path / "chains.jsonl.gz")
     assert loss(aligned, written) < loss(small, written)
