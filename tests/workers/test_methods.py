@@ -1,0 +1,418 @@
+"""Every method on real models: drafts, tokens, laws and caches.
+
+A new method is tested here by one line in `OPTIONS`; what it emits is compared with transformers
+and with the model's own law, whatever it drafts.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chi2
+
+from orchestrator.types import Sampling
+from tests.workers.conftest import make_model
+from tests.workers.exact import (
+    Laws,
+    Reference,
+    beam,
+    constant,
+    enumerate_all,
+    independent,
+    random_laws,
+    top_and_one,
+)
+from workers.checkpoints import resolve
+from workers.loading import load_model, load_tokenizer
+from workers.speculation import METHODS, build
+from workers.speculation.decode import Decoder, generate
+from workers.speculation.drafter import Drafter, Independent
+from workers.speculation.greedy_multi import TopAndOne
+from workers.speculation.lookup import Lookup
+from workers.speculation.recursive_c import GumbelTopK
+from workers.speculation.recursive_s import Beam
+from workers.speculation.sampling import gumbels, uniform, warp
+from workers.speculation.target import Target
+from workers.speculation.tree import Row, Tree
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("vanilla", {}),
+    ("chain", {"draft": "other", "gamma": 3}),
+    ("chain", {"draft": "other", "gamma": 3, "verification": "block"}),
+    ("lookup", {"gamma": 4}),
+    ("spectr", {"draft": "other", "count": 3, "gamma": 2}),
+    ("recursive-c", {"draft": "other", "branching": [2, 2]}),
+    ("recursive-c", {"draft": "other", "branching": [2, 2, 1], "verification": "traversal"}),
+    ("recursive-s", {"draft": "other", "width": 3, "gamma": 3}),
+    ("recursive-s", {"draft": "other", "width": 3, "gamma": 2, "verification": "traversal"}),
+    ("greedy-multi", {"draft": "other", "branching": [3, 2]}),
+]
+LOSSLESS = pytest.mark.parametrize(
+    ("method", "options"),
+    OPTIONS,
+    ids=[" ".join([name, options.get("verification", "")]).strip() for name, options in OPTIONS],
+)
+DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}
+ERROR = 1e-5  # of one chi-square test; the seeds are fixed, so it passes or fails for good
+
+
+def decoder(method: str, options: dict[str, Any], *, slots: int = 8, **model: Any) -> Decoder:
+    padded = model.pop("padded", 0)
+    vocabulary = model.setdefault("vocabulary", 400)
+    target = Target(make_model(**model), slots=slots, max_len=64, vocabulary=vocabulary)
+
+    def load(name: str) -> Any:
+        made = {**model, **DRAFTS[name], "vocabulary": vocabulary + padded}
+        return make_model(**made)
+
+    return Decoder(target, build(method, target, load, **options))
+
+
+def test_every_method_is_tested() -> None:
+    assert set(METHODS) == {name for name, _ in OPTIONS}
+
+
+# Drafts ----------------------------------------------------------------------------------
+
+
+class Table:
+    """Stands in for the draft model: logits by the tokens of a path."""
+
+    def __init__(self, laws: Laws, rows: int) -> None:
+        self.laws, self.lengths = laws, [3] * rows
+        self.cache = SimpleNamespace(lengths=self.lengths)
+
+    def forward(self, slots: list[int], trees: list[Tree], *, skip: list[int]) -> Any:
+        known: dict[Any, Any] = {}
+        n = max(len(tree) - done for tree, done in zip(trees, skip, strict=True))
+        logits = torch.zeros(len(trees), n, len(self.laws[()]))
+        for i, (tree, done) in enumerate(zip(trees, skip, strict=True)):
+            for node in range(done, len(tree)):
+                path = []
+                at = node
+                while at > 0:  # node 0 is the newest committed token
+                    path.append(tree.tokens[at])
+                    at = tree.parents[at]
+                key = tuple(reversed(path))
+                if key not in known:
+                    law = torch.tensor([float(p) for p in self.laws[key]])
+                    known[key] = law.log()
+                logits[i, node - done] = known[key]
+        return SimpleNamespace(logits=logits)
+
+
+SPREADS: list[tuple[Any, Reference, int]] = [
+    (lambda rows: Independent(rows), independent(1, 3), 3),
+    (lambda rows: Independent(rows, 3), independent(3, 2), 2),
+    (lambda rows: GumbelTopK(rows, (2, 2)), constant([2, 2]), 2),
+    (lambda rows: Beam(rows, 2), beam(2, 3), 3),
+    (lambda rows: Beam(rows, 3), beam(3, 2), 2),
+    (lambda rows: TopAndOne(rows, (2, 2)), top_and_one([2, 2]), 2),
+]
+
+
+@pytest.mark.parametrize(("spread", "reference", "depth"), SPREADS)
+@pytest.mark.parametrize("seed", [1, 2])
+def test_drafts_have_the_law_that_the_proof_takes_for_granted(
+    spread: Any, reference: Reference, depth: int, seed: int
+) -> None:
+    count = 3000
+    laws = random_laws(random.Random(seed), 3, depth)
+    rows = [Row(i, [5, 6, 7, 8], Sampling(1.0), 100_000 * seed + i) for i in range(count)]
+    drafter = Drafter.__new__(Drafter)
+    drafter.model = Table(laws, count)  # type: ignore[assignment]
+    drafter.cache = drafter.model.cache
+    trees = drafter.grow(rows, [depth] * count, spread(rows))
+
+    def identity(tree: Tree) -> Any:
+        return tuple(tree.tokens[1:]), tuple(tree.parents), str(tree.drawn)
+
+    references = {}
+
+    def drafted(script: Any) -> Any:
+        tree = reference(laws, script)
+        references[identity(tree)] = tree
+        return identity(tree)
+
+    exact = enumerate_all(drafted)
+    counts = Counter(map(identity, trees))
+    assert set(counts) <= set(exact)
+    agrees([counts[tree] for tree in exact], [float(exact[tree]) for tree in exact])
+    for tree in trees[:20]:
+        kept = references[identity(tree)]
+        for node in range(len(tree)):
+            if kept.children(node):
+                expected = torch.tensor([float(p) for p in kept.laws[node]])
+                assert torch.allclose(tree.laws[node], expected, atol=1e-6)
+
+
+def agrees(counts: Any, law: Any) -> None:
+    """Chi-square test of counts against a law; thin cells are put together."""
+    observed, expected = np.array(counts, float), np.array(law, float) * np.sum(counts)
+    assert observed[expected == 0].sum() == 0
+    thin = expected < 5
+    observed = np.append(observed[~thin], observed[thin].sum())
+    expected = np.append(expected[~thin], expected[thin].sum())
+    keep = expected > 0
+    statistic = ((observed - expected)[keep] ** 2 / expected[keep]).sum()
+    assert chi2.sf(statistic, max(1, keep.sum() - 1)) > ERROR
+
+
+def test_gumbel_numbers_are_independent_standard_ones() -> None:
+    noise = gumbels(list(range(40)), 500)
+    assert torch.equal(noise[3:5], gumbels([3, 4], 500))  # a stream belongs to its key
+    assert torch.equal(noise[:, :7], gumbels(list(range(40)), 7))
+    uniforms = torch.exp(-torch.exp(-noise)).flatten()
+    histogram = torch.histc(uniforms, bins=50, min=0, max=1)
+    agrees(histogram.tolist(), [1 / 50] * 50)
+    correlation = torch.corrcoef(torch.stack([uniforms[:-1], uniforms[1:]]))[0, 1]
+    assert abs(float(correlation)) < 5 / len(uniforms) ** 0.5
+    assert bool(noise.isfinite().all())
+
+
+def test_numbers_of_a_round_differ_from_those_of_the_next() -> None:
+    assert uniform(1, 5, 1, 2, 3) != uniform(1, 6, 1, 1, 3)
+    assert uniform(1, 5) == uniform(1, 5, 0)
+
+
+# Tokens ----------------------------------------------------------------------------------
+
+LENGTHS = (3, 5, 9, 14)
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[list[list[int]], list[list[int]]]:
+    """200 prompts of four lengths, and what transformers makes of them."""
+    generator = torch.Generator().manual_seed(0)
+    model, prompts, outputs = make_model(), [], []
+    for length in LENGTHS:
+        ids = torch.randint(0, 400, (50, length), generator=generator)
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=7, do_sample=False
+        )
+        prompts += ids.tolist()
+        outputs += made[:, length:].tolist()
+    order = torch.randperm(200, generator=generator).tolist()  # neighbours of unequal length
+    return [prompts[i] for i in order], [outputs[i] for i in order]
+
+
+@LOSSLESS
+def test_greedy_tokens_are_those_of_transformers(
+    method: str, options: dict[str, Any], expected: Any
+) -> None:
+    prompts, outputs = expected
+    assert generate(decoder(method, options, slots=200, padded=9), prompts, 7) == outputs
+    alone = decoder(method, options, slots=1)
+    assert [generate(alone, [prompt], 7)[0] for prompt in prompts] == outputs
+
+
+@LOSSLESS
+def test_a_draft_of_the_target_itself_is_accepted(method: str, options: dict[str, Any]) -> None:
+    if "draft" not in options:
+        pytest.skip("no draft model")
+    # Without noise a beam is not bound to hold the path of the argmax.
+    warm = [Sampling(1.0, seed=3), Sampling(0.7, top_p=0.9, seed=4)]
+    for sampling in warm if method == "recursive-s" else [Sampling(), *warm]:
+        loop = decoder(method, {**options, "draft": "same"}, slots=1)
+        generate(loop, [[5, 9, 2, 7]], 25, sampling=sampling)
+        depth = len(options.get("branching", [0] * options.get("gamma", 0)))
+        assert loop.target.passes == 1 + -(-24 // (depth + 1))
+
+
+@LOSSLESS
+@pytest.mark.parametrize("warm", [Sampling(0.6), Sampling(1.0, top_p=0.8), Sampling(1.6)])
+def test_sampled_tokens_follow_the_law_of_the_model(
+    method: str, options: dict[str, Any], warm: Sampling
+) -> None:
+    vocabulary, draws, prompt = 5, 800, [1, 2, 3]
+    loop = decoder(method, options, slots=400, vocabulary=vocabulary, padded=2)
+    counts = np.zeros((vocabulary,) * 3)
+    for start in range(0, draws, 400):
+        seeded = Sampling(warm.temperature, warm.top_p, warm.top_k, 7_000 + start)
+        for output in generate(loop, [prompt] * 400, 6, sampling=seeded):
+            counts[tuple(output[1:4])] += 1
+    # Exact law of tokens 1 to 3: one pass over all beginnings of three tokens.
+    target = Target(make_model(vocabulary=vocabulary), slots=vocabulary**3, max_len=16)
+    beginnings = list(np.ndindex(*(vocabulary,) * 3))
+    with torch.inference_mode():
+        chains = [Tree.chain([*prompt, *map(int, b)]) for b in beginnings]
+        logits = target.forward(list(range(len(chains))), chains).logits[:, 2:]
+        laws = warp(logits, [warm] * len(chains)).double().numpy()
+    exact = np.zeros((vocabulary,) * 3)
+    for (x, y, z), law in zip(beginnings, laws, strict=True):
+        exact[y, z] += law[0][x] * law[1][y] * law[2][z] * law[3]
+    assert exact.sum() == pytest.approx(1, abs=1e-4)
+    agrees(counts.ravel(), exact.ravel() / exact.sum())
+
+
+@LOSSLESS
+def test_a_row_does_not_feel_its_neighbours(method: str, options: dict[str, Any]) -> None:
+    """Ragged prompts, greedy and sampled rows, rows that end sooner: each as if alone."""
+    prompts = [[5, 9, 2, 7], [8] * 20, [1, 2, 3], [300, 20, 10, 5, 4, 3, 2], [9, 9]]
+    rooms = [12, 3, 7, 1, 9]
+    kinds = [Sampling(1.2, seed=3), Sampling(), Sampling(0.8, top_p=0.9), Sampling(2.0), Sampling()]
+
+    def run(loop: Decoder, chosen: list[int]) -> dict[int, list[int]]:
+        made: dict[int, list[int]] = {}
+        for i in chosen:
+            row = Row(i, list(prompts[i]), kinds[i], 50 + i, rooms[i])
+            loop.target.cache.claim(i, row.ids, 0)
+            loop.join(row, loop.read(i, row.ids))
+        while loop.rows:
+            for row in [row for row in loop.rows if row.room <= 0]:
+                made[row.slot] = row.ids[len(prompts[row.slot]) :]
+                loop.leave(row)
+            if loop.rows:
+                loop.step()
+        return made
+
+    together = run(decoder(method, options), list(range(5)))
+    assert {i: len(tokens) for i, tokens in together.items()} == dict(enumerate(rooms))
+    for i in range(5):
+        assert run(decoder(method, options), [i])[i] == together[i]
+
+
+@LOSSLESS
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_caches_after_every_round_equal_a_fresh_prefill(
+    method: str, options: dict[str, Any], temperature: float
+) -> None:
+    loop = decoder(method, options)
+    for slot, prompt in enumerate([[5, 9, 2, 7], [8] * 12, [1, 2, 3]]):
+        row = Row(2 * slot, list(prompt), Sampling(temperature), slot)
+        loop.target.cache.claim(row.slot, row.ids, 0)
+        loop.join(row, loop.read(row.slot, row.ids))
+    models = [loop.target]
+    if "draft" in options:
+        models.append(loop.method.drafter.model)  # type: ignore[attr-defined]
+    for _ in range(3):
+        loop.step()
+        for row in loop.rows:
+            for model in models:
+                cache = model.cache
+                length = cache.lengths[row.slot]
+                assert length == len(row.ids) - 1 or (model is not loop.target and length > 2)
+                fresh = Target(model.model, slots=1, max_len=64)
+                with torch.inference_mode():
+                    fresh.read(0, row.ids[:length])
+                held = cache.data[:, row.slot, :, :length]
+                assert torch.allclose(held, fresh.cache.data[:, 0, :, :length], atol=1e-4)
+
+
+def test_a_tree_read_level_by_level_is_the_tree_read_at_once() -> None:
+    target = Target(make_model(), slots=3, max_len=64)
+    tree = Tree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 1, 2])
+    chain = Tree.chain([9, 8, 7])
+    with torch.inference_mode():
+        target.read(0, [4, 4, 4])
+        target.read(2, [1, 2, 3, 4, 5])
+        whole = target.forward([0, 2], [chain, tree]).logits
+        first = Tree(tree.tokens[:3], tree.parents[:3])
+        target.forward([0, 2], [Tree.chain([9]), first])
+        rest = target.forward([0, 2], [chain, tree], skip=[1, 3]).logits
+        assert torch.allclose(rest[0, :2], whole[0, 1:3], atol=1e-4)
+        assert torch.allclose(rest[1], whole[1, 3:], atol=1e-4)
+        for leaf, path in ((3, [7, 1, 3]), (4, [7, 1, 4]), (5, [7, 2, 5])):
+            fresh = Target(target.model, slots=1, max_len=64)
+            plain = fresh.read(0, [1, 2, 3, 4, 5, *path]).logits[0, -1]
+            assert torch.allclose(rest[1, leaf - 3], plain, atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [name for name, _ in OPTIONS if name != "vanilla"])
+def test_the_embedded_pair_writes_what_transformers_writes(method: str, embedded: Any) -> None:
+    prompts, outputs, target, draft = embedded
+    options = {} if method == "lookup" else {"draft": "small"}
+    loop = Decoder(target, build(method, target, lambda _: draft, **options))
+    assert generate(loop, prompts, 24) == outputs
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Any:
+    folder = str(resolve("embedded:large"))
+    tokenizer = load_tokenizer(folder).hf
+    texts = ["What is 37*46+12?", "Tom has 3 boxes of 14 pens. How many pens?", "2+2", "Ada has 9"]
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    model = load_model(folder)
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        outputs.append(made[0, len(prompt) :].tolist())
+    target = Target(model, slots=4, max_len=128)
+    return prompts, outputs, target, load_model(str(resolve("embedded:small")))
+
+
+# Single methods --------------------------------------------------------------------------
+
+
+def looked_up(ids: list[int], room: int = 6, **options: Any) -> list[int]:
+    target = Target(make_model(), slots=1, max_len=64)
+    method = Lookup(target, **options)
+    return [ord(c) for c in method.continuation("".join(map(chr, ids)), room)]
+
+
+def test_lookup_copies_what_followed_the_longest_match() -> None:
+    text = [1, 2, 3, 50, 2, 3, 60, 9, 1, 2, 3]
+    assert looked_up(text, 2) == [50, 2]
+    assert looked_up(text, 2, longest=2) == [60, 9]  # the latest place of the last two tokens
+    assert looked_up(text, 4, longest=2, per_match=0.5) == [60]
+    assert looked_up(text, 0) == []
+    assert looked_up([1, 2, 3]) == looked_up([7]) == looked_up(text, shortest=4) == []
+
+
+def test_lookup_repeats_a_period() -> None:
+    assert looked_up([9, 4, 5, 4, 5, 4]) == [5, 4, 5, 4, 5, 4]
+    assert looked_up([3, 3], 3) == [3, 3, 3]
+
+
+def test_lookup_follows_a_text_that_repeats_itself() -> None:
+    model = make_model(layers=1)
+    loop = Decoder(
+        target := Target(model, slots=1, max_len=256), build("lookup", target, lambda _: None)
+    )
+    tokens = generate(loop, [[5, 9, 2, 7]], 120)[0]
+    assert len(set(tokens[-40:])) < 20, "this model repeats itself; otherwise choose another seed"
+    assert loop.target.passes < 100
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("chain", {"gamma": -1}, "gamma must be at least 0, not -1"),
+        ("chain", {"gamma": 500}, "gamma 500: a tree of 501 nodes"),
+        ("chain", {"verification": "blocks"}, "verification must be one of token, block"),
+        ("lookup", {"shortest": 0}, "shortest must be at least 1"),
+        ("lookup", {"shortest": 4, "longest": 3}, "longest must be at least 4"),
+        ("lookup", {"per_match": -1.0}, "per_match must not be negative"),
+        ("spectr", {"count": 0}, "count must be at least 1"),
+        ("spectr", {"count": 40, "gamma": 9}, "count 40 and gamma 9"),
+        ("recursive-c", {"branching": [2, 0]}, "branching must be at least 1"),
+        ("recursive-c", {"branching": [9, 9, 9]}, "820 nodes"),
+        ("recursive-c", {"verification": "x"}, "verification must be one of"),
+        ("recursive-s", {"width": 0}, "width must be at least 1"),
+        ("recursive-s", {"verification": "x"}, "verification must be one of"),
+        ("greedy-multi", {"branching": [9, 9, 9]}, "820 nodes"),
+    ],
+)
+def test_a_wrong_parameter_is_named(method: str, options: dict[str, Any], message: str) -> None:
+    if method != "lookup":
+        options = {"draft": "other", **options}
+    with pytest.raises(ValueError, match=message):
+        decoder(method, options)
+
+
+def test_a_draft_model_with_too_small_a_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="the draft model knows 390 tokens, the target 400"):
+        decoder("chain", {"draft": "other"}, padded=-10)
