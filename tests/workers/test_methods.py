@@ -6,8 +6,10 @@ and with the model's own law, whatever it drafts.
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections import Counter
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,9 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from orchestrator.types import Sampling
+from orchestrator.errors import WorkerError
+from orchestrator.types import Generation, Message, Sampling, Span, Trace
+from orchestrator.worker import Call
 from tests.workers.conftest import make_model
 from tests.workers.exact import (
     Laws,
@@ -29,7 +33,8 @@ from tests.workers.exact import (
     top_and_one,
 )
 from workers.checkpoints import resolve
-from workers.loading import load_model, load_tokenizer
+from workers.loading import load, load_model, load_tokenizer
+from workers.local import LocalWorker
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
 from workers.speculation.drafter import Drafter, Independent
@@ -53,10 +58,16 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("recursive-s", {"draft": "other", "width": 3, "gamma": 2, "verification": "traversal"}),
     ("greedy-multi", {"draft": "other", "branching": [3, 2]}),
 ]
+
+
+def case_id(case: tuple[str, dict[str, Any]]) -> str:
+    return " ".join([case[0], case[1].get("verification", "")]).strip()
+
+
 LOSSLESS = pytest.mark.parametrize(
     ("method", "options"),
     OPTIONS,
-    ids=[" ".join([name, options.get("verification", "")]).strip() for name, options in OPTIONS],
+    ids=[case_id(case) for case in OPTIONS],
 )
 DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}
 ERROR = 1e-5  # of one chi-square test; the seeds are fixed, so it passes or fails for good
@@ -354,6 +365,123 @@ def embedded() -> Any:
     return prompts, outputs, target, load_model(str(resolve("embedded:small")))
 
 
+# In service ------------------------------------------------------------------------------
+
+BESIDE_VANILLA = pytest.mark.parametrize(
+    ("method", "options"), OPTIONS[1:], ids=[case_id(case) for case in OPTIONS[1:]]
+)
+
+
+async def answers(worker: LocalWorker) -> list[Any]:
+    """Spans that end inside a block in every way there is, and calls that meet."""
+    spans = [
+        Span(23),
+        Span(40, until=("a", "\n")),
+        Span(40, stop=WORDS[:1]),
+        Span(40, stop=WORDS[1:]),
+        Span(40, min_confidence=0.05),
+        Span(1),
+        Span(2),
+    ]
+
+    async def one(text: str, span: Span) -> Any:
+        call = Call("r", Trace((Message("user", text),)))
+        stream = worker.generate(call, span, Sampling(), stream=False)
+        (answer,) = [item async for item in stream]
+        assert isinstance(answer, Generation)
+        segment = answer.segment
+        return segment.text, segment.tokens, segment.finish
+
+    texts = ["What is 12 + 34?", "What is 12 + 35?", "Hello", "What is 12 + 34?"]
+    return [await asyncio.gather(*(one(text, span) for text in texts)) for span in spans]
+
+
+WORDS = ("st", "e", "9", "z")
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Any:
+    """What plain decoding answers, with an end-of-turn id in the middle of every text."""
+
+    async def ask() -> tuple[int, list[Any]]:
+        worker = load(checkpoint, rows=2, slots=3, max_len=200)
+        whole = await answers(worker)
+        end = whole[0][0][1][11]
+        worker._ends |= {end}
+        ended = await answers(worker)
+        worker.close()
+        return end, [whole, ended]
+
+    end, expected = asyncio.run(ask())
+    finishes = {answer[2] for part in expected for span in part for answer in span}
+    assert finishes >= {"length", "until", "stop", "doubt", "eos"}
+    return end, expected
+
+
+@BESIDE_VANILLA
+async def test_spans_end_where_they_end_without_speculation(
+    method: str, options: dict[str, Any], checkpoint: Path, plain: Any
+) -> None:
+    end, expected = plain
+    if "draft" in options:  # the target itself, so that whole blocks are accepted
+        options = {**options, "draft": str(checkpoint)}
+    speculation = {"method": method, **options}
+    worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
+    made = [await answers(worker)]
+    worker._ends |= {end}
+    made.append(await answers(worker))
+    worker.close()
+    assert made == expected
+
+
+@BESIDE_VANILLA
+async def test_nan_logits_are_an_error_and_poison_nobody(
+    method: str, options: dict[str, Any], checkpoint: Path, draft_checkpoint: Path
+) -> None:
+    if "draft" in options:
+        options = {**options, "draft": str(draft_checkpoint)}
+    worker = load(checkpoint, speculation={"method": method, **options}, rows=2, max_len=200)
+    call = Call("r", Trace((Message("user", "What?"),)))
+
+    async def tokens(sampling: Sampling) -> Any:
+        stream = worker.generate(call, Span(9), sampling, stream=False)
+        return [item.segment.tokens async for item in stream]
+
+    good = await tokens(Sampling())
+    loop = worker.engine.decoder
+    verify = loop.method.verify
+
+    def broken(target: Target, plan: Any) -> Any:
+        result = verify(target, plan)
+        result.logits.fill_(torch.nan)
+        return result
+
+    loop.method.verify = broken  # type: ignore[method-assign]
+    for sampling in (Sampling(), Sampling(0.8, seed=1)):
+        with pytest.raises(WorkerError, match="NaN"):
+            await tokens(sampling)
+    loop.method.verify = verify  # type: ignore[method-assign]
+    assert await tokens(Sampling()) == good
+    worker.close()
+
+
+@LOSSLESS
+def test_log_probabilities_are_those_of_the_model(method: str, options: dict[str, Any]) -> None:
+    """Not of a residual, and not of the draft."""
+    warm = Sampling(0.8, top_p=0.9)
+    loop = decoder(method, options, slots=1)
+    row = Row(0, [5, 9, 2, 7], warm, 3)
+    loop.target.cache.claim(0, row.ids, 0)
+    logprobs = loop.join(row, loop.read(0, row.ids)).logprobs
+    for _ in range(5):
+        logprobs += loop.step()[0][1].logprobs
+    target = Target(loop.target.model, slots=1, max_len=64)
+    with torch.inference_mode():
+        laws = warp(target.forward([0], [Tree.chain(row.ids)]).logits, [warm])[0, 3:-1]
+    expected = laws.gather(1, torch.tensor(row.ids[4:])[:, None]).log().squeeze(1)
+    assert torch.allclose(torch.tensor(logprobs), expected, atol=1e-3)
+
+
 # Single methods --------------------------------------------------------------------------
 
 
@@ -390,20 +518,22 @@ def test_lookup_follows_a_text_that_repeats_itself() -> None:
 @pytest.mark.parametrize(
     ("method", "options", "message"),
     [
-        ("chain", {"gamma": -1}, "gamma must be at least 0, not -1"),
+        ("chain", {"gamma": -1}, "gamma must be a whole number of at least 0, not -1"),
         ("chain", {"gamma": 500}, "gamma 500: a tree of 501 nodes"),
         ("chain", {"verification": "blocks"}, "verification must be one of token, block"),
-        ("lookup", {"shortest": 0}, "shortest must be at least 1"),
-        ("lookup", {"shortest": 4, "longest": 3}, "longest must be at least 4"),
-        ("lookup", {"per_match": -1.0}, "per_match must not be negative"),
-        ("spectr", {"count": 0}, "count must be at least 1"),
+        ("lookup", {"shortest": 0}, "shortest must be a whole number of at least 1"),
+        ("lookup", {"shortest": 4, "longest": 3}, "longest must be a whole number of at least 4"),
+        ("lookup", {"per_match": -1.0}, "per_match must be a number of at least 0, not -1.0"),
+        ("spectr", {"count": 0}, "count must be a whole number of at least 1"),
         ("spectr", {"count": 40, "gamma": 9}, "count 40 and gamma 9"),
-        ("recursive-c", {"branching": [2, 0]}, "branching must be at least 1"),
+        ("recursive-c", {"branching": [2, 0]}, "branching must be a whole number of at least 1"),
         ("recursive-c", {"branching": [9, 9, 9]}, "820 nodes"),
         ("recursive-c", {"verification": "x"}, "verification must be one of"),
-        ("recursive-s", {"width": 0}, "width must be at least 1"),
+        ("recursive-s", {"width": 0}, "width must be a whole number of at least 1"),
         ("recursive-s", {"verification": "x"}, "verification must be one of"),
         ("greedy-multi", {"branching": [9, 9, 9]}, "820 nodes"),
+        ("greedy-multi", {"branching": 3}, "branching must be a list of whole numbers, not 3"),
+        ("chain", {"gamma": "4"}, "gamma must be a whole number of at least 0, not '4'"),
     ],
 )
 def test_a_wrong_parameter_is_named(method: str, options: dict[str, Any], message: str) -> None:

@@ -251,8 +251,8 @@ class Drafted(Method):
 
 def at_least(name: str, value: int, least: int) -> int:
     """A checked parameter; ValueError names it."""
-    if value < least:
-        raise ValueError(f"{name} must be at least {least}, not {value}")
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
     return value
 
 
@@ -264,6 +264,8 @@ def one_of(name: str, value: str, choices: Sequence[str]) -> None:
 
 def branches(branching: Sequence[int]) -> tuple[int, ...]:
     """A checked number of children for each level of a tree; ValueError says what is wrong."""
+    if not isinstance(branching, list | tuple):
+        raise ValueError(f"branching must be a list of whole numbers, not {branching!r}")
     nodes, level = 1, 1
     for count in branching:
         level *= at_least("branching", count, 1)

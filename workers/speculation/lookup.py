@@ -38,8 +38,8 @@ class Lookup(Method):
         small_enough(f"gamma {gamma}", 1 + gamma)
         self.shortest = at_least("shortest", shortest, 1)
         self.longest = at_least("longest", longest, shortest)
-        if per_match < 0:
-            raise ValueError(f"per_match must not be negative, it is {per_match}")
+        if not isinstance(per_match, int | float) or not per_match >= 0:
+            raise ValueError(f"per_match must be a number of at least 0, not {per_match!r}")
         self.per_match = per_match
         # One character a token: looking for a piece of text is the fastest search there is.
         self._texts: dict[int, str] = {}
