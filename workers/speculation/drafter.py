@@ -85,31 +85,27 @@ class Drafter:
         if max(depths) == 0:
             return [Tree([row.ids[-1]], [-1]) for row in rows]
         slots = [row.slot for row in rows]
-        # The model's own trees begin with the committed tokens that its cache lacks.
-        grown = [Tree.chain(row.ids[self.cache.lengths[row.slot] :]) for row in rows]
-        before = [len(tree) - 1 for tree in grown]
-        growing = [_Growing(len(tree)) for tree in grown]
+        growing = [_Growing(row.ids[self.cache.lengths[row.slot] :]) for row in rows]
+        grown = [one.tree for one in growing]
         skip, seats = [0] * len(rows), [[0] for _ in rows]
         for level in range(max(depths)):
             logits = self.model.forward(slots, grown, skip=skip).logits
-            if level == 0:
-                ends = torch.tensor(before, device=logits.device)
-                logits = logits[torch.arange(len(rows), device=logits.device), ends, None]
+            if level == 0:  # behind tokens that the cache lacked, the root is the last
+                every = torch.arange(len(rows), device=logits.device)
+                roots = torch.tensor([one.before for one in growing], device=logits.device)
+                logits = logits[every, roots, None]
             skip = [len(tree) for tree in grown]
             children, laws = spread(level, logits.float(), seats)
             seats = [
-                one.add(tree, new, None if laws is None or row.greedy else laws[i])
-                for i, (row, one, tree, new) in enumerate(
-                    zip(rows, growing, grown, children, strict=True)
-                )
+                one.add(children[i], None if laws is None or rows[i].greedy else laws[i])
+                for i, one in enumerate(growing)
             ]
             if not any(seats):  # logits of NaN have no children
                 break
-        self._read = dict(zip(slots, zip(before, skip, strict=True), strict=True))
-        return [
-            one.tree(tree, first, depth)
-            for one, tree, first, depth in zip(growing, grown, before, depths, strict=True)
-        ]
+        self._read = {
+            slot: (one.before, read) for slot, one, read in zip(slots, growing, skip, strict=True)
+        }
+        return [one.cut(depth) for one, depth in zip(growing, depths, strict=True)]
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """`row.ids` now ends with the accepted nodes and one more token: forget the others."""
@@ -120,43 +116,46 @@ class Drafter:
 
 
 class _Growing:
-    """Levels of one row's tree so far, in the numbering of the model's own tree."""
+    """One row's tree, level by level.
 
-    def __init__(self, size: int) -> None:
-        self.ends = [size]  # nodes up to each level
-        self.laws: list[Tensor] = []
-        self.drawn: list[list[int]] = [[]]
+    `tree` is what the draft model reads: `before` committed tokens that its cache lacks, then the
+    root. `ends[l]` counts its nodes down to level l.
+    """
 
-    def add(self, tree: Tree, children: list[Child], laws: Tensor | None) -> list[int]:
+    def __init__(self, feed: list[int]) -> None:
+        self.tree, self.before, self.ends = Tree.chain(feed), len(feed) - 1, [len(feed)]
+        self.laws: list[Tensor] = []  # of each level that has children, [nodes, vocabulary]
+        self.drawn: list[list[list[int]]] = []  # likewise, the children of its nodes
+
+    def add(self, children: list[Child], laws: Tensor | None) -> list[int]:
         """Hang a level below the last one, equal children as one; returns where each stands."""
         end = self.ends[-1]
-        first = self.ends[-2] if len(self.ends) > 1 else end - 1
-        if laws is not None:
-            self.laws.append(laws[: end - first])
-        found: dict[Child, int] = {}
-        seats = [found.setdefault(child, len(found)) for child in children]
-        for parent, token in found:
-            tree.tokens.append(token)
-            tree.parents.append(first + parent)
+        first = self.ends[-2] if len(self.ends) > 1 else self.before
+        places: dict[Child, int] = {}
+        seats = [places.setdefault(child, len(places)) for child in children]
         drawn: list[list[int]] = [[] for _ in range(end - first)]
         for (parent, _), seat in zip(children, seats, strict=True):
-            drawn[parent].append(end + seat)
-        self.drawn[len(self.drawn) - (end - first) :] = drawn
-        self.drawn += [[] for _ in found]
-        self.ends.append(len(tree))
+            drawn[parent].append(end + seat - self.before)
+        self.drawn.append(drawn)
+        if laws is not None:
+            self.laws.append(laws[: end - first])
+        self.tree.tokens.extend(token for _, token in places)
+        self.tree.parents.extend(first + parent for parent, _ in places)
+        self.ends.append(len(self.tree))
         return seats
 
-    def tree(self, tree: Tree, before: int, depth: int) -> Tree:
-        """The tree below the newest committed token, cut at a depth."""
+    def cut(self, depth: int) -> Tree:
+        """The tree from the root on, down to a depth."""
         depth = min(depth, len(self.ends) - 1)
-        end = self.ends[depth]
-        inner = (self.ends[depth - 1] if depth else end) - before
-        drawn = [[node - before for node in nodes] for nodes in self.drawn[:inner]]
+        before, end = self.before, self.ends[depth]
+        if depth == 0:
+            return Tree(self.tree.tokens[before:end], [-1])
+        drawn = [nodes for level in self.drawn[:depth] for nodes in level]
         return Tree(
-            tree.tokens[before:end],
-            [-1, *(parent - before for parent in tree.parents[before + 1 : end])],
-            torch.cat(self.laws[:depth]) if self.laws and depth else None,
-            drawn + [[]] * (end - before - inner) if depth else None,
+            self.tree.tokens[before:end],
+            [-1, *(parent - before for parent in self.tree.parents[before + 1 : end])],
+            torch.cat(self.laws[:depth]) if self.laws else None,
+            drawn + [[]] * (end - self.ends[depth - 1]),
         )
 
 
