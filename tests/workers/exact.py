@@ -13,12 +13,16 @@ from itertools import product
 from typing import Any
 
 import numpy as np
+from scipy.stats import chi2
 
+from workers.speculation import rules
 from workers.speculation.tree import Tree
 
 Prefix = tuple[int, ...]
 Law = Any  # one-dimensional array of fractions
 Laws = dict[Prefix, Law]
+Judge = Callable[[Tree, Any, Callable[[int], Any]], tuple[list[int], int]]
+ERROR = 1e-5  # of one chi-square test; the seeds are fixed, so it passes or fails for good
 
 
 class Branch(Exception):
@@ -104,6 +108,9 @@ def joint(laws: Laws, depth: int, start: Prefix = ()) -> Counter[Prefix]:
 # Reference drafts -------------------------------------------------------------------------
 
 
+Reference = Callable[[Laws, Script], Tree]
+
+
 class Sketch:
     """A tree while it is drawn, with the prefix behind each node."""
 
@@ -134,9 +141,6 @@ class Sketch:
             self.laws.get(node, self.all.get(self.prefixes[node])) for node in range(len(self.tree))
         ]
         return self.tree
-
-
-Reference = Callable[[Laws, Script], Tree]
 
 
 def without(law: Law, token: int) -> Law:
@@ -250,3 +254,26 @@ def certain(branching: Sequence[int]) -> Reference:
 
 def likeliest(law: Law) -> list[int]:
     return sorted(range(len(law)), key=lambda token: -law[token])
+
+
+# Judging, and comparing -------------------------------------------------------------------
+
+
+def node_by_node(rule: rules.Rule) -> Judge:
+    return lambda tree, targets, chance_at: rules.walk(tree, targets, rule, chance_at)
+
+
+def traversal(tree: Tree, targets: Any, chance_at: Any) -> tuple[list[int], int]:
+    return rules.traverse(tree, targets, chance_at(0))
+
+
+def agrees(counts: Any, law: Any) -> None:
+    """Chi-square test of counts against a law; thin cells are put together."""
+    observed, expected = np.array(counts, float), np.array(law, float) * np.sum(counts)
+    assert observed[expected == 0].sum() == 0
+    thin = expected < 5
+    observed = np.append(observed[~thin], observed[thin].sum())
+    expected = np.append(expected[~thin], expected[thin].sum())
+    keep = expected > 0
+    statistic = ((observed - expected)[keep] ** 2 / expected[keep]).sum()
+    assert chi2.sf(statistic, max(1, keep.sum() - 1)) > ERROR

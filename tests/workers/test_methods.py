@@ -1,4 +1,4 @@
-"""Every method on real models: drafts, tokens, laws and caches.
+"""Every lossless method on real models: tokens, laws, caches, and in service.
 
 A new method is tested here by one line in `OPTIONS`; what it emits is compared with transformers
 and with the model's own law, whatever it drafts.
@@ -7,42 +7,24 @@ and with the model's own law, whatever it drafts.
 from __future__ import annotations
 
 import asyncio
-import random
-from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from scipy.stats import chi2
 
 from orchestrator.errors import WorkerError
 from orchestrator.types import Generation, Message, Sampling, Span, Trace
 from orchestrator.worker import Call
 from tests.workers.conftest import make_model
-from tests.workers.exact import (
-    Laws,
-    Reference,
-    beam,
-    constant,
-    enumerate_all,
-    independent,
-    random_laws,
-    top_and_one,
-)
+from tests.workers.exact import agrees
 from workers.checkpoints import resolve
 from workers.loading import load, load_model, load_tokenizer
 from workers.local import LocalWorker
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
-from workers.speculation.drafter import Drafter, Independent
-from workers.speculation.greedy_multi import TopAndOne
-from workers.speculation.lookup import Lookup
-from workers.speculation.recursive_c import GumbelTopK
-from workers.speculation.recursive_s import Beam
-from workers.speculation.sampling import gumbels, warp
+from workers.speculation.sampling import warp
 from workers.speculation.target import Target
 from workers.speculation.tree import Row, Tree
 
@@ -70,7 +52,6 @@ LOSSLESS = pytest.mark.parametrize(
     ids=[case_id(case) for case in OPTIONS],
 )
 DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}
-ERROR = 1e-5  # of one chi-square test; the seeds are fixed, so it passes or fails for good
 
 
 def decoder(method: str, options: dict[str, Any], *, slots: int = 8, **model: Any) -> Decoder:
@@ -85,126 +66,9 @@ def decoder(method: str, options: dict[str, Any], *, slots: int = 8, **model: An
     return Decoder(target, build(method, target, load, **options))
 
 
-def test_every_method_is_tested() -> None:
-    assert set(METHODS) == {name for name, _ in OPTIONS}
-
-
-# Drafts ----------------------------------------------------------------------------------
-
-
-class Table:
-    """Stands in for the draft model: logits by the tokens of a path."""
-
-    def __init__(self, laws: Laws, rows: int) -> None:
-        self.laws, self.lengths = laws, [3] * rows
-        self.cache = SimpleNamespace(lengths=self.lengths)
-
-    def forward(self, slots: list[int], trees: list[Tree], *, skip: list[int]) -> Any:
-        known: dict[Any, Any] = {}
-        n = max(len(tree) - done for tree, done in zip(trees, skip, strict=True))
-        logits = torch.zeros(len(trees), n, len(self.laws[()]))
-        for i, (tree, done) in enumerate(zip(trees, skip, strict=True)):
-            for node in range(done, len(tree)):
-                path = []
-                at = node
-                while at > 0:  # node 0 is the newest committed token
-                    path.append(tree.tokens[at])
-                    at = tree.parents[at]
-                key = tuple(reversed(path))
-                if key not in known:
-                    law = torch.tensor([float(p) for p in self.laws[key]])
-                    known[key] = law.log()
-                logits[i, node - done] = known[key]
-        return SimpleNamespace(logits=logits)
-
-
-SPREADS: list[tuple[Any, Reference, int]] = [
-    (lambda rows: Independent(rows), independent(1, 3), 3),
-    (lambda rows: Independent(rows, 3), independent(3, 2), 2),
-    (lambda rows: GumbelTopK(rows, (2, 2)), constant([2, 2]), 2),
-    (lambda rows: Beam(rows, 2), beam(2, 3), 3),
-    (lambda rows: Beam(rows, 3), beam(3, 2), 2),
-    (lambda rows: TopAndOne(rows, (2, 2)), top_and_one([2, 2]), 2),
-]
-
-
-@pytest.mark.parametrize(("spread", "reference", "depth"), SPREADS)
-@pytest.mark.parametrize("seed", [1, 2])
-def test_drafts_have_the_law_that_the_proof_takes_for_granted(
-    spread: Any, reference: Reference, depth: int, seed: int
-) -> None:
-    count = 3000
-    laws = random_laws(random.Random(seed), 3, depth)
-    rows = [Row(i, [5, 6, 7, 8], Sampling(1.0), 100_000 * seed + i) for i in range(count)]
-    drafter = Drafter.__new__(Drafter)
-    drafter.model = Table(laws, count)  # type: ignore[assignment]
-    drafter.cache = drafter.model.cache
-    trees = drafter.grow(rows, [depth] * count, spread(rows))
-
-    def identity(tree: Tree) -> Any:
-        return tuple(tree.tokens[1:]), tuple(tree.parents), str(tree.drawn)
-
-    references = {}
-
-    def drafted(script: Any) -> Any:
-        tree = reference(laws, script)
-        references[identity(tree)] = tree
-        return identity(tree)
-
-    exact = enumerate_all(drafted)
-    counts = Counter(map(identity, trees))
-    assert set(counts) <= set(exact)
-    agrees([counts[tree] for tree in exact], [float(exact[tree]) for tree in exact])
-    for tree in trees[:20]:
-        kept = references[identity(tree)]
-        for node in range(len(tree)):
-            if kept.children(node):
-                expected = torch.tensor([float(p) for p in kept.laws[node]])
-                assert torch.allclose(tree.laws[node], expected, atol=1e-6)
-
-
-def agrees(counts: Any, law: Any) -> None:
-    """Chi-square test of counts against a law; thin cells are put together."""
-    observed, expected = np.array(counts, float), np.array(law, float) * np.sum(counts)
-    assert observed[expected == 0].sum() == 0
-    thin = expected < 5
-    observed = np.append(observed[~thin], observed[thin].sum())
-    expected = np.append(expected[~thin], expected[thin].sum())
-    keep = expected > 0
-    statistic = ((observed - expected)[keep] ** 2 / expected[keep]).sum()
-    assert chi2.sf(statistic, max(1, keep.sum() - 1)) > ERROR
-
-
-def test_gumbel_numbers_are_independent_standard_ones() -> None:
-    noise = gumbels(list(range(40)), 500)
-    assert torch.equal(noise[3:5], gumbels([3, 4], 500))  # a stream belongs to its key
-    assert torch.equal(noise[:, :7], gumbels(list(range(40)), 7))
-    uniforms = torch.exp(-torch.exp(-noise)).flatten()
-    histogram = torch.histc(uniforms, bins=50, min=0, max=1)
-    agrees(histogram.tolist(), [1 / 50] * 50)
-    correlation = torch.corrcoef(torch.stack([uniforms[:-1], uniforms[1:]]))[0, 1]
-    assert abs(float(correlation)) < 5 / len(uniforms) ** 0.5
-    assert bool(noise.isfinite().all())
-
-
-@pytest.mark.parametrize(("spread", "reference", "depth"), SPREADS)
-def test_a_round_drafts_with_numbers_of_its_own(spread: Any, reference: Any, depth: int) -> None:
-    """Two rounds cover the same positions. With the numbers of the position, what is drafted
-    second would be known to have been rejected wherever a decision looks ahead: block
-    verification is measurably off then (p < 1e-20 in 12000 samples)."""
-    count, vocabulary = 400, 64
-    same = 0
-    flat = torch.zeros(count, 1, vocabulary)
-    earlier = [Row(i, [5, 6, 7], Sampling(1.0), i) for i in range(count)]
-    later = [Row(i, [5, 6, 7, 8], Sampling(1.0), i) for i in range(count)]
-    first = spread(earlier)
-    below, _ = first(0, flat, [[0]] * count)
-    width = max(map(len, below))
-    deeper, _ = first(1, flat.expand(-1, width, -1), [list(range(width))] * count)
-    now, _ = spread(later)(0, flat, [[0]] * count)
-    for old, new in zip(deeper, now, strict=True):
-        same += old[-1][1] == new[-1][1]
-    assert same < 0.1 * count  # one in 64 is expected
+def test_every_lossless_method_is_tested() -> None:
+    lossless = {name for name, made in METHODS.items() if made.lossless}  # type: ignore[attr-defined]
+    assert lossless == {name for name, _ in OPTIONS}
 
 
 # Tokens ----------------------------------------------------------------------------------
@@ -329,25 +193,6 @@ def test_caches_after_every_round_equal_a_fresh_prefill(
                     fresh.read(0, row.ids[:length])
                 held = cache.data[:, row.slot, :, :length]
                 assert torch.allclose(held, fresh.cache.data[:, 0, :, :length], atol=1e-4)
-
-
-def test_a_tree_read_level_by_level_is_the_tree_read_at_once() -> None:
-    target = Target(make_model(), slots=3, max_len=64)
-    tree = Tree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 1, 2])
-    chain = Tree.chain([9, 8, 7])
-    with torch.inference_mode():
-        target.read(0, [4, 4, 4])
-        target.read(2, [1, 2, 3, 4, 5])
-        whole = target.forward([0, 2], [chain, tree]).logits
-        first = Tree(tree.tokens[:3], tree.parents[:3])
-        target.forward([0, 2], [Tree.chain([9]), first])
-        rest = target.forward([0, 2], [chain, tree], skip=[1, 3]).logits
-        assert torch.allclose(rest[0, :2], whole[0, 1:3], atol=1e-4)
-        assert torch.allclose(rest[1], whole[1, 3:], atol=1e-4)
-        for leaf, path in ((3, [7, 1, 3]), (4, [7, 1, 4]), (5, [7, 2, 5])):
-            fresh = Target(target.model, slots=1, max_len=64)
-            plain = fresh.read(0, [1, 2, 3, 4, 5, *path]).logits[0, -1]
-            assert torch.allclose(rest[1, leaf - 3], plain, atol=1e-4)
 
 
 @pytest.mark.parametrize("method", [name for name, _ in OPTIONS if name != "vanilla"])
@@ -498,36 +343,6 @@ def test_log_probabilities_are_those_of_the_model(method: str, options: dict[str
 
 
 # Single methods --------------------------------------------------------------------------
-
-
-def looked_up(ids: list[int], room: int = 6, **options: Any) -> list[int]:
-    target = Target(make_model(), slots=1, max_len=64)
-    method = Lookup(target, **options)
-    return [ord(c) for c in method.continuation("".join(map(chr, ids)), room)]
-
-
-def test_lookup_copies_what_followed_the_longest_match() -> None:
-    text = [1, 2, 3, 50, 2, 3, 60, 9, 1, 2, 3]
-    assert looked_up(text, 2) == [50, 2]
-    assert looked_up(text, 2, longest=2) == [60, 9]  # the latest place of the last two tokens
-    assert looked_up(text, 4, longest=2, per_match=0.5) == [60]
-    assert looked_up(text, 0) == []
-    assert looked_up([1, 2, 3]) == looked_up([7]) == looked_up(text, shortest=4) == []
-
-
-def test_lookup_repeats_a_period() -> None:
-    assert looked_up([9, 4, 5, 4, 5, 4]) == [5, 4, 5, 4, 5, 4]
-    assert looked_up([3, 3], 3) == [3, 3, 3]
-
-
-def test_lookup_follows_a_text_that_repeats_itself() -> None:
-    model = make_model(layers=1)
-    loop = Decoder(
-        target := Target(model, slots=1, max_len=256), build("lookup", target, lambda _: None)
-    )
-    tokens = generate(loop, [[5, 9, 2, 7]], 120)[0]
-    assert len(set(tokens[-40:])) < 20, "this model repeats itself; otherwise choose another seed"
-    assert loop.target.passes < 100
 
 
 @pytest.mark.parametrize(
