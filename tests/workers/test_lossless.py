@@ -1,172 +1,310 @@
 """The law of what comes out is the target's: proved by enumeration, with fractions.
 
-The walk takes its random choices through `chance`; an enumerator in its place follows every
-outcome with its exact probability. A round emits between one token and depth + 1; the block is
-extended to full depth with the target's own law, and the result must equal it exactly.
+A walk takes its random choices through `chance`; an enumerator in its place follows every outcome
+with its exact probability. A round emits between one token and depth + 1; the block is extended
+to full depth with the target's own law, and the result must equal it exactly. Here methods judge
+drafts made by definition; `test_drafts.py` shows that what they draft themselves has that law.
 """
 
 from __future__ import annotations
 
+import inspect
+import math
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from fractions import Fraction
-from itertools import product
+from functools import cache
 from typing import Any
 
 import numpy as np
 import pytest
 
-from workers.speculation import rules
+from tests.workers.conftest import make_model
+from tests.workers.exact import (
+    Judge,
+    Laws,
+    Prefix,
+    Reference,
+    Script,
+    array,
+    beam,
+    certain,
+    constant,
+    enumerate_all,
+    independent,
+    joint,
+    node_by_node,
+    random_laws,
+    top_and_one,
+    without,
+)
+from workers.speculation import METHODS, build, rules
+from workers.speculation.method import Method
+from workers.speculation.target import Target
 from workers.speculation.tree import Tree
 
-VOCABULARY, DEPTH = 3, 2
-Laws = dict[tuple[int, ...], Any]
+# One line per method and verification: parameters, the draft they stand for, vocabulary, depth.
+PROOFS: list[tuple[str, dict[str, Any], Reference, int, int]] = [
+    ("vanilla", {}, certain([]), 3, 2),
+    ("chain", {}, independent(1, 2), 3, 2),
+    ("chain", {}, independent(1, 3), 3, 3),
+    ("chain", {"verification": "block"}, independent(1, 2), 3, 2),
+    ("chain", {"verification": "block"}, independent(1, 3), 3, 3),
+    ("lookup", {}, certain([1, 1, 1]), 3, 3),
+    ("spectr", {}, independent(3, 1), 4, 1),
+    ("spectr", {}, independent(2, 2), 3, 2),
+    ("recursive-c", {}, constant([3]), 4, 1),
+    ("recursive-c", {}, constant([2, 2]), 3, 2),
+    ("recursive-c", {}, constant([2, 1, 2]), 2, 3),
+    ("recursive-c", {"verification": "traversal"}, constant([3]), 4, 1),
+    ("recursive-c", {"verification": "traversal"}, constant([2, 2]), 3, 2),
+    ("recursive-c", {"verification": "traversal"}, constant([2, 1, 1]), 2, 3),
+    ("recursive-s", {}, beam(2, 2), 3, 2),
+    ("recursive-s", {}, beam(3, 2), 3, 2),
+    ("recursive-s", {}, beam(2, 3), 2, 3),
+    ("recursive-s", {"verification": "traversal"}, beam(3, 2), 3, 2),
+    ("recursive-s", {"verification": "traversal"}, beam(3, 3), 2, 3),
+    ("greedy-multi", {}, top_and_one([3]), 4, 1),
+    ("greedy-multi", {}, top_and_one([2, 2]), 3, 2),
+    ("greedy-multi", {}, top_and_one([1, 2, 2]), 2, 3),
+]
+IDS = [f"{name}-{'-'.join(options.values())}{v}^{d}" for name, options, _, v, d in PROOFS]
 
 
-class Branch(Exception):
-    """A choice that the replayed script does not cover: its outcomes and their weights."""
-
-    def __init__(self, outcomes: list[tuple[Any, Fraction]]) -> None:
-        self.outcomes = outcomes
-
-
-class Script:
-    """Answers choices from a script and asks for a new branch where it ends."""
-
-    def __init__(self, script: Sequence[Any]) -> None:
-        self.left = list(script)
-
-    def accept(self, target: Fraction, draft: Fraction) -> bool:
-        chance = min(Fraction(1), target / draft)
-        return bool(self._next([(True, chance), (False, 1 - chance)]))
-
-    def draw(self, law: Any) -> int:
-        return int(self._next(list(enumerate(law))))
-
-    def _next(self, outcomes: list[tuple[Any, Fraction]]) -> Any:
-        if not self.left:
-            raise Branch([(value, weight) for value, weight in outcomes if weight > 0])
-        return self.left.pop(0)
+@cache
+def method(name: str, **options: Any) -> Method:
+    """The method as it serves; its models stay unused."""
+    target = Target(make_model(vocabulary=8), slots=1, max_len=8)
+    if "draft" in inspect.signature(METHODS[name]).parameters:
+        options["draft"] = "any"
+    return build(name, target, lambda _: make_model(vocabulary=8), **options)
 
 
-def enumerate_all(run: Callable[[Script], Any]) -> Counter[Any]:
-    """Exact law of what `run` returns over all its choices."""
-    law: Counter[Any] = Counter()
-    open_branches: list[tuple[tuple[Any, ...], Fraction]] = [((), Fraction(1))]
-    while open_branches:
-        script, weight = open_branches.pop()
-        try:
-            law[run(Script(script))] += weight
-        except Branch as branch:
-            open_branches += [((*script, v), weight * w) for v, w in branch.outcomes]
-    return law
+@pytest.fixture(autouse=True)
+def _rational_rho(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any rho above the root keeps the law: the next fraction above the float, found once."""
+    original = rules.rho
+
+    @cache
+    def found(target: Prefix, draft: Prefix, count: int) -> Fraction:
+        root = original(np.array(target, dtype=float), np.array(draft, dtype=float), count)
+        return Fraction(math.ceil(root * 2**20 + 1), 2**20) if root > 1 else Fraction(1)
+
+    monkeypatch.setattr(rules, "rho", lambda t, d, count: found(tuple(t), tuple(d), count))
 
 
-def random_laws(rng: random.Random) -> Laws:
-    """A law for every prefix, zeros among them."""
-    laws: Laws = {}
-    for depth in range(DEPTH + 2):
-        for prefix in product(range(VOCABULARY), repeat=depth):
-            weights = [rng.choice((0, 1, 2, 5)) for _ in range(VOCABULARY)]
-            weights[rng.randrange(VOCABULARY)] += 1
-            laws[prefix] = np.array([Fraction(w, sum(weights)) for w in weights], dtype=object)
-    return laws
+def emitted(
+    target: Laws, draft: Laws, reference: Reference, judge: Judge, depth: int
+) -> Counter[Prefix]:
+    """Law of the tokens of one round, extended to depth + 1 with the target's own law."""
+    trees: dict[Any, tuple[Tree, Fraction]] = {}
+
+    def drafted(script: Script) -> Any:
+        tree = reference(draft, script)
+        identity = (tuple(tree.tokens), tuple(tree.parents), str(tree.drawn))
+        trees[identity] = (tree, Fraction(0))
+        return identity
+
+    law: Counter[Prefix] = Counter()
+    for identity, weight in enumerate_all(drafted).items():
+        tree = trees[identity][0]
+        prefixes: list[Prefix] = [()]
+        for node in range(1, len(tree)):
+            prefixes.append((*prefixes[tree.parents[node]], tree.tokens[node]))
+        targets = [target[prefix] for prefix in prefixes]
+
+        def block(
+            script: Script, tree: Any = tree, targets: Any = targets, p: Any = prefixes
+        ) -> Any:
+            path, ending = judge(tree, targets, lambda _: script)
+            return (*p[path[-1]], ending)
+
+        for tokens, chance in enumerate_all(block).items():
+            law[tokens] += weight * chance
+    full: Counter[Prefix] = Counter()
+    for tokens, weight in law.items():
+        for whole, chance in joint(target, depth + 1, tokens).items():
+            full[whole] += weight * chance
+    return full
 
 
-def one_round(target: Laws, draft: Laws, rule: rules.Rule, script: Script) -> tuple[int, ...]:
-    """Draft a chain from the draft laws, walk it, and extend it from the target laws."""
-    drafted: tuple[int, ...] = ()
-    for _ in range(DEPTH):
-        drafted += (script.draw(draft[drafted]),)
-    prefixes = [drafted[:i] for i in range(DEPTH + 1)]
-    tree = Tree.chain([0, *drafted], [draft[p] for p in prefixes])
-    path, ending = rules.walk(tree, [target[p] for p in prefixes], rule, lambda _: script)
-    block = (*drafted[: len(path) - 1], ending)
-    while len(block) < DEPTH + 1:
-        block += (script.draw(target[block]),)
-    return block
-
-
-def exact(target: Laws) -> dict[tuple[int, ...], Fraction]:
-    law = {}
-    for block in product(range(VOCABULARY), repeat=DEPTH + 1):
-        weight = Fraction(1)
-        for i, token in enumerate(block):
-            weight *= target[block[:i]][token]
-        if weight:
-            law[block] = weight
-    return law
-
-
-@pytest.mark.parametrize("seed", range(8))
-def test_a_sampled_chain_has_the_target_law_exactly(seed: int) -> None:
+def laws_for(seed: int, vocabulary: int, depth: int) -> tuple[Laws, Laws]:
+    """Target and draft; every other seed cuts both by top-p."""
     rng = random.Random(seed)
-    target, draft = random_laws(rng), random_laws(rng)
-    law = enumerate_all(lambda script: one_round(target, draft, rules.rejection, script))
-    assert dict(law) == exact(target)
+    top_p = Fraction(3, 4) if seed % 2 else None
+    return (
+        random_laws(rng, vocabulary, depth + 1, top_p),
+        random_laws(rng, vocabulary, depth + 1, top_p),
+    )
+
+
+def test_every_lossless_method_is_proved() -> None:
+    lossless = {name for name, made in METHODS.items() if made.lossless}  # type: ignore[attr-defined]
+    assert lossless == {name for name, *_ in PROOFS}
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("proof", PROOFS, ids=IDS)
+def test_the_law_is_the_target_law_exactly(proof: Any, seed: int) -> None:
+    name, options, reference, vocabulary, depth = proof
+    target, draft = laws_for(seed, vocabulary, depth)
+    law = emitted(target, draft, reference, method(name, **options).judge, depth)
+    assert dict(law) == dict(joint(target, depth + 1))
+
+
+# What must fail --------------------------------------------------------------------------
 
 
 def no_residual(target: Any, draft: Any, candidates: Sequence[int], chance: Any) -> int:
-    if candidates and chance.accept(target[candidates[0]], draft[candidates[0]]):
-        return candidates[0]
+    for token in candidates:
+        if chance.accept(target[token], draft[token]):
+            return token
     return int(chance.draw(target))
 
 
 def swapped_ratio(target: Any, draft: Any, candidates: Sequence[int], chance: Any) -> int:
-    if candidates and chance.accept(
-        draft[candidates[0]] * target[candidates[0]], target[candidates[0]] + draft[candidates[0]]
-    ):
-        return candidates[0]
+    for token in candidates:
+        if chance.accept(draft[token], draft[token] + target[token]):
+            return token
     return int(chance.draw(rules.residual(target, draft) if candidates else target))
 
 
-@pytest.mark.parametrize("broken", [no_residual, swapped_ratio])
-def test_the_proof_catches_a_broken_rule(broken: rules.Rule) -> None:
-    rng = random.Random(0)
-    target, draft = random_laws(rng), random_laws(rng)
-    law = enumerate_all(lambda script: one_round(target, draft, broken, script))
-    assert sum(law.values()) == 1
-    assert dict(law) != exact(target)
+def residual_of_the_first_law(target: Any, draft: Any, candidates: Any, chance: Any) -> int:
+    """Subtracts what the first sibling was drawn from, for all of them."""
+    left = draft
+    for token in candidates:
+        if chance.accept(target[token], left[token]):
+            return int(token)
+        target, left = rules.residual(target, draft), without(left, token)
+    return int(chance.draw(target))
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_several_independent_candidates_keep_the_law(seed: int) -> None:
-    rng = random.Random(seed)
-    target, draft = random_laws(rng)[()], random_laws(rng)[()]
-
-    def run(script: Script) -> int:
-        candidates = [script.draw(draft) for _ in range(3)]
-        return rules.rejection(target, draft, candidates, script)
-
-    law = enumerate_all(run)
-    assert [law[i] for i in range(VOCABULARY)] == list(target)
+def residual_at_the_token(target: Any, draft: Any, candidates: Any, chance: Any) -> int:
+    """Subtracts the draft law at the rejected token only."""
+    for token in candidates:
+        if chance.accept(target[token], draft[token]):
+            return int(token)
+        target, draft = without(target, token), without(draft, token)
+    return int(chance.draw(target))
 
 
-def test_acceptance_is_the_overlap_of_the_laws() -> None:
-    target = np.array([Fraction(2, 10), Fraction(3, 10), Fraction(5, 10)], dtype=object)
-    draft = np.array([Fraction(5, 10), Fraction(3, 10), Fraction(2, 10)], dtype=object)
-
-    def run(script: Script) -> bool:
-        token = script.draw(draft)
-        return rules.rejection(target, draft, [token], script) == token
-
-    assert enumerate_all(run)[True] == Fraction(7, 10)
+def one_law_for_all(target: Any, draft: Any, candidates: Any, chance: Any) -> int:
+    """Treats draws without replacement, or distinct independent ones, as independent draws."""
+    return rules.rejection(target, draft, list(dict.fromkeys(candidates)), chance)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_following_a_deterministic_tree_keeps_the_law(seed: int) -> None:
-    target = random_laws(random.Random(seed))
-    # Children (0, 1) of the root, (2,) of node 1, (0, 2) of node 2.
-    tree = Tree([0, 0, 1, 2, 0, 2], [-1, 0, 0, 1, 2, 2])
-    prefixes: list[tuple[int, ...]] = [(), (0,), (1,), (0, 2), (1, 0), (1, 2)]
+def small_rho(target: Any, draft: Any, candidates: Any, chance: Any) -> int:
+    count = len(candidates)
+    if not count:
+        return int(chance.draw(target))
+    scale = 1 + (rules.rho(target, draft, count) - 1) / 2
+    for token in candidates:
+        if chance.accept(target[token], scale * draft[token]):
+            return int(token)
+    kept = rules.overlap(draft, target / scale)
+    refused = 1 - kept.sum()
+    rest = (target - kept * sum(refused**i for i in range(count))).clip(min=0)
+    return int(chance.draw(rest / rest.sum() if rest.sum() else target))
 
-    def run(script: Script) -> tuple[int, ...]:
-        laws = [target[p] for p in prefixes]
-        path, ending = rules.walk(tree, laws, rules.follow, lambda _: script)
-        block = (*prefixes[path[-1]], ending)
-        while len(block) < DEPTH + 1:
-            block += (script.draw(target[block]),)
-        return block
 
-    assert dict(enumerate_all(run)) == exact(target)
+def whole_residual(tree: Tree, targets: Any, chance_at: Any) -> tuple[list[int], int]:
+    """Block verification that forgets the reach of the prefix in its residual."""
+    chance, reach = chance_at(0), [Fraction(1)]
+    for i, token in enumerate(tree.tokens[1:]):
+        reach.append(min(Fraction(1), reach[-1] * targets[i][token] / tree.laws[i][token]))
+    for i in reversed(range(len(tree))):
+        if i == len(tree) - 1:
+            accept, rest = reach[i], targets[i]
+        else:
+            left = (reach[i] * targets[i] - tree.laws[i]).clip(min=0).sum()
+            accept = left / (left + 1 - reach[i]) if left + 1 - reach[i] else 1
+            rest = rules.residual(targets[i], tree.laws[i])
+        if i == 0 or chance.accept(accept, 1):
+            return list(range(i + 1)), chance.draw(rest)
+    raise AssertionError
+
+
+def resorted(reference: Reference) -> Reference:
+    """Siblings in the order of the draft law instead of the draws."""
+
+    def draft(laws: Laws, script: Script) -> Tree:
+        tree = reference(laws, script)
+        assert tree.drawn is not None
+        drawn = [
+            sorted(nodes, key=lambda n, law=law: -law[tree.tokens[n]] if law is not None else 0)
+            for law, nodes in zip(tree.laws, tree.drawn, strict=True)
+        ]
+        return replace(tree, drawn=drawn)
+
+    return draft
+
+
+def pruned(reference: Reference, most: int) -> Reference:
+    """Of the drawn first level, the `most` likeliest only."""
+
+    def draft(laws: Laws, script: Script) -> Tree:
+        tree = reference(laws, script)
+        best = sorted(tree.children(0), key=lambda n: -tree.laws[0][tree.tokens[n]])[:most]
+        return Tree([0, *(tree.tokens[n] for n in sorted(best))], [-1] + [0] * len(best), tree.laws)
+
+    return draft
+
+
+def softmax_of_top_k(laws: Laws, script: Script) -> Tree:
+    tree = certain([2, 2])(laws, script)
+    prefixes: list[Prefix] = [()]
+    for node in range(1, len(tree)):
+        prefixes.append((*prefixes[tree.parents[node]], tree.tokens[node]))
+    floor = array([Fraction(1, 100)] * len(laws[()]))  # so that no drafted token is impossible
+    return replace(tree, laws=[(laws[p] + floor) / (laws[p] + floor).sum() for p in prefixes])
+
+
+BROKEN: dict[str, tuple[Reference, Judge, int, int]] = {
+    "no residual": (independent(1, 2), node_by_node(no_residual), 3, 2),
+    "swapped ratio": (independent(1, 2), node_by_node(swapped_ratio), 3, 2),
+    "residual at the token": (independent(1, 2), node_by_node(residual_at_the_token), 3, 2),
+    "residual of the first law": (constant([2, 2]), node_by_node(residual_of_the_first_law), 3, 2),
+    "siblings as independent": (constant([2, 2]), node_by_node(one_law_for_all), 3, 2),
+    "duplicates dropped": (independent(3, 1), node_by_node(one_law_for_all), 3, 1),
+    "siblings re-sorted": (
+        resorted(constant([2, 2])),
+        node_by_node(rules.without_replacement),
+        3,
+        2,
+    ),
+    "beam re-sorted": (resorted(beam(3, 2)), node_by_node(rules.without_replacement), 3, 2),
+    "likeliest draws kept": (
+        pruned(constant([3]), 2),
+        node_by_node(rules.without_replacement),
+        4,
+        1,
+    ),
+    "softmax law of top-k drafts": (
+        softmax_of_top_k,
+        node_by_node(rules.without_replacement),
+        3,
+        2,
+    ),
+    "rho too small": (independent(2, 2), node_by_node(small_rho), 3, 2),
+    "distinct draws by k-seq": (constant([2, 2]), node_by_node(rules.k_seq), 3, 2),
+    "block without reach": (independent(1, 3), whole_residual, 3, 3),
+}
+
+
+@pytest.mark.parametrize("broken", BROKEN)
+def test_the_proof_catches(broken: str) -> None:
+    reference, judge, vocabulary, depth = BROKEN[broken]
+    for seed in range(0, 12, 2):
+        rng = random.Random(seed)
+        target = random_laws(rng, vocabulary, depth + 1)
+        draft = {
+            prefix: (law + Fraction(1, 5)) / (law + Fraction(1, 5)).sum()  # without zeros
+            for prefix, law in random_laws(rng, vocabulary, depth + 1).items()
+        }
+        law = emitted(target, draft, reference, judge, depth)
+        assert sum(law.values()) == 1
+        if dict(law) != dict(joint(target, depth + 1)):
+            return
+    raise AssertionError("the law of a broken method was taken for the target's")

@@ -10,7 +10,12 @@ from typing import Any
 
 from workers.speculation.chain import Chain
 from workers.speculation.drafter import LoadModel
+from workers.speculation.greedy_multi import GreedyMulti
+from workers.speculation.lookup import Lookup
 from workers.speculation.method import Method
+from workers.speculation.recursive_c import RecursiveConstant
+from workers.speculation.recursive_s import RecursiveBeam
+from workers.speculation.spectr import Spectr
 from workers.speculation.target import Target
 from workers.speculation.vanilla import Vanilla
 
@@ -20,6 +25,11 @@ Builder = Callable[..., Method]
 METHODS: dict[str, Builder] = {
     "vanilla": Vanilla,
     "chain": Chain,
+    "lookup": Lookup,
+    "spectr": Spectr,
+    "recursive-c": RecursiveConstant,
+    "recursive-s": RecursiveBeam,
+    "greedy-multi": GreedyMulti,
 }
 
 

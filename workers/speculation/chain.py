@@ -3,41 +3,44 @@
 Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
 (2211.17192); Chen et al. (2302.01318). Mean acceptance length, bonus token included, is
 (1 - a^(gamma + 1)) / (1 - a) at an acceptance rate of a per drafted token.
+
+Block verification (Sun et al. 2403.10444) judges the block as a whole and accepts at least as
+many tokens of it on average; at temperature 0 both are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from typing import Literal
 
-from workers.speculation.drafter import Drafter, LoadModel
-from workers.speculation.method import Method
-from workers.speculation.target import SPARE, Result, Target
-from workers.speculation.tree import Accepted, Plan, Row
+from workers.speculation.drafter import (
+    Drafted,
+    Independent,
+    LoadModel,
+    at_least,
+    one_of,
+    small_enough,
+)
+from workers.speculation.target import Target
+from workers.speculation.tree import Plan, Row
 
 
-class Chain(Method):
-    """`draft` names the checkpoint of the draft model, which shares the target's tokenizer."""
+class Chain(Drafted):
+    """`gamma` drafts a round; `verification` of one token after the other, or of the block."""
 
     def __init__(
-        self, target: Target, load_model: LoadModel, *, draft: str, gamma: int = 4
+        self,
+        target: Target,
+        load_model: LoadModel,
+        *,
+        draft: str,
+        gamma: int = 4,
+        verification: Literal["token", "block"] = "token",
     ) -> None:
-        super().__init__(target)
-        if not 0 <= gamma < SPARE:
-            raise ValueError(f"gamma must be between 0 and {SPARE - 1}, not {gamma}")
-        self.gamma = gamma
-        self.drafter = Drafter(load_model(draft), target)
-
-    def join(self, row: Row) -> None:
-        self.drafter.join(row)
-
-    def copy(self, source: int, slot: int, length: int) -> None:
-        cache = self.drafter.cache
-        cache.copy(source, slot, min(length, cache.lengths[source]))
+        self.gamma = at_least("gamma", gamma, 0)
+        small_enough(f"gamma {gamma}", 1 + gamma)
+        one_of("verification", verification, ("token", "block"))
+        self.by_path = verification == "block"
+        super().__init__(target, load_model, draft)
 
     def draft(self, rows: list[Row]) -> Plan:
-        wanted = [max(0, min(self.gamma, row.room - 1)) for row in rows]
-        return Plan(rows, self.drafter.chains(rows, wanted))
-
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
-        for row, one in zip(plan.rows, accepted, strict=True):
-            self.drafter.commit(row, len(one.path) - 1)
+        return self.plan(rows, self.gamma, Independent(rows))

@@ -2,13 +2,15 @@
 
 A method is one object for drafting and walking, because a draft law and a rule that do not
 belong together lose exactness silently. The defaults make a method of any `draft` and a node
-rule: one target pass over the plan, then a walk node by node.
+`rule`: one target pass over the plan, then a walk node by node.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,6 +28,8 @@ class Method:
     """
 
     lossless = True
+    rule: rules.Rule = staticmethod(rules.rejection)  # belongs to how siblings are drawn
+    by_path = False  # whether whole paths are judged instead of one node after the other
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -47,9 +51,14 @@ class Method:
         """One target pass over all trees."""
         return target.forward([row.slot for row in plan.rows], plan.trees)
 
-    def rule(self, row: Row, tree: Tree) -> rules.Rule:
-        """The node rule of a sampled row; greedy rows follow the argmax under any rule."""
-        return rules.follow if tree.laws is None else rules.rejection
+    def judge(
+        self, tree: Tree, laws: Any, chance_at: Callable[[int], rules.Choices]
+    ) -> tuple[list[int], int]:
+        """The walk of a sampled row, see `rules.walk`; greedy rows follow the argmax anyway."""
+        if tree.laws is not None and self.by_path:
+            return rules.traverse(tree, laws, chance_at(1))
+        rule = rules.follow if tree.laws is None else self.rule
+        return rules.walk(tree, laws, rule, chance_at)
 
     def walk(self, plan: Plan, result: Result) -> list[Accepted]:
         """Which path each row accepts and which token ends it. One transfer when greedy."""
@@ -89,9 +98,12 @@ class Method:
 
     def _walk_sampled(self, row: Row, tree: Tree, laws: Tensor) -> Accepted:
         newest = len(row.ids) - 1
-        path, ending = rules.walk(
-            tree, laws, self.rule(row, tree), lambda depth: Chance(row.seed, newest + depth)
-        )
+        targets: Any = laws
+        if laws.device.type == "cpu":  # numpy's small operations cost a third of torch's
+            targets = laws.numpy()
+            if tree.laws is not None:
+                tree = replace(tree, laws=tree.laws.numpy())
+        path, ending = self.judge(tree, targets, lambda depth: Chance(row.seed, newest + depth))
         tokens = [tree.tokens[node] for node in path[1:]] + [ending]
         return Accepted(path, tokens, laws[path, tokens].log().tolist())
 

@@ -3,6 +3,10 @@
 Random numbers come from a counter, not from a state: the number behind a draw is a function of
 (seed, absolute position, purpose). A call therefore draws the same tokens alone and in any batch,
 and plain decoding draws them again when it is resumed half-way.
+
+What a round drafts is keyed by the position at which the *round* begins, and so is a test that
+looks further ahead than the token it decides: rejected drafts must say nothing about the numbers
+of the next round, which covers some of their positions again.
 """
 
 from __future__ import annotations
@@ -10,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -17,19 +22,45 @@ from orchestrator.types import Sampling
 
 DRAW, DRAFT, ACCEPT = 0, 1, 2  # purposes; ACCEPT + i is the i-th test at a position
 _MASK = (1 << 64) - 1
+_STEP = 0x9E3779B97F4A7C15
+_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 
 def _mix(x: int) -> int:
     """The finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection that scatters bits."""
-    x = (x + 0x9E3779B97F4A7C15) & _MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & _MASK
+    x = (x + _STEP) & _MASK
+    x = ((x ^ (x >> 30)) * _FIRST) & _MASK
+    x = ((x ^ (x >> 27)) * _SECOND) & _MASK
     return x ^ (x >> 31)
 
 
-def uniform(seed: int, position: int, purpose: int = DRAW) -> float:
+def key(seed: int, *counters: int) -> int:
+    """64 random bits that depend on the arguments only."""
+    x = _mix(seed & _MASK)
+    for counter in counters:
+        x = _mix(x ^ counter)
+    return x
+
+
+def uniform(seed: int, position: int, purpose: int = DRAW, *counters: int) -> float:
     """A number in [0, 1) that depends on its arguments only."""
-    return (_mix(_mix(_mix(seed & _MASK) ^ position) ^ purpose) >> 11) * 2.0**-53
+    return (key(seed, position, purpose, *counters) >> 11) * 2.0**-53
+
+
+def _signed(x: int) -> int:
+    return x - (1 << 64) if x >> 63 else x
+
+
+def gumbels(keys: Sequence[int], size: int, device: torch.device | str = "cpu") -> Tensor:
+    """[keys, size] standard Gumbel numbers in float64: the stream of splitmix64 behind each key."""
+    x = torch.tensor([_signed(k) for k in keys], device=device)[:, None]
+    x = x + torch.arange(1, size + 1, device=device) * _signed(_STEP)
+    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
+        x ^= (x >> shift) & ((1 << 64 - shift) - 1)  # torch shifts signs in: cut them off
+        x *= _signed(factor)
+    # 52 bits and a half: neither 0 nor 1, so that both logarithms are finite.
+    unit = ((x >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
+    return unit.log_().neg_().log_().neg_()
 
 
 def warp(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -85,5 +116,9 @@ class Chance:
         return bool(number * float(draft) < float(target))
 
     def draw(self, law: Any) -> int:
-        number = torch.tensor([uniform(self.seed, self.position)], dtype=torch.float64)
-        return int(draw(law[None], number.to(law.device)))
+        number = uniform(self.seed, self.position)
+        if isinstance(law, np.ndarray):
+            sums = law.cumsum(dtype=np.float64)
+            token = sums.searchsorted(number * sums[-1], side="right")
+            return int(min(token, sums.searchsorted(sums[-1]), len(law) - 1))
+        return int(draw(law[None], torch.tensor([number], device=law.device)))

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from workers.speculation.cache import Cache
 from workers.speculation.tree import Tree
 
 CHUNK = 512  # most tokens of one row in one pass
-SPARE = 64  # cache room behind the context for the rejected part of a draft
+SPARE = 128  # cache room behind the context for the rejected part of a draft
 
 
 @dataclass(slots=True)
@@ -85,6 +86,7 @@ class Target:
         slots: Sequence[int],
         trees: Sequence[Tree],
         *,
+        skip: Sequence[int] | None = None,
         last: int | None = None,
         states: Tensor | None = None,
         layers: tuple[int, int | None] = (0, None),
@@ -97,14 +99,18 @@ class Target:
 
         Args:
             slots: ascending, one per tree.
+            skip: how many first nodes of each tree an earlier pass has read, uncommitted as they
+                are; this pass reads the others, and its logits are theirs.
             last: only the logits of that many last nodes (0: none).
             states: residual stream [rows, n, width] to enter layer `layers[0]` with.
             layers: half-open range of layers to run; logits need the last one.
             hidden: layers whose *input* is wanted; the number of layers asks for the normed end.
         """
-        rows, n = len(slots), max(map(len, trees))
+        skips = skip or [0] * len(slots)
+        fresh = [tree.tokens[done:] for tree, done in zip(trees, skips, strict=True)]
+        rows, n = len(slots), max(map(len, fresh))
         lengths = self.cache.lengths
-        starts = [lengths[slot] for slot in slots]
+        starts = [lengths[slot] + done for slot, done in zip(slots, skips, strict=True)]
         chains = all(tree.is_chain for tree in trees)
         first, stop = layers[0], layers[1] if layers[1] is not None else len(self.layers)
         self.passes += 1
@@ -116,12 +122,12 @@ class Target:
             mask = None if n == 1 or start == 0 else self._view(start, n)
             places = positions
         else:
-            positions, places, mask = self._plan(starts, trees, n, chains)
+            positions, places, mask = self._plan(starts, skips, trees, n, chains)
             rotary = self._cos[0][positions], self._sin[0][positions]
         self.cache.open(slots, starts, places, n)
         x = states
         if x is None:
-            padded = [tree.tokens + [0] * (n - len(tree)) for tree in trees]
+            padded = [tokens + [0] * (n - len(tokens)) for tokens in fresh]
             x = self.embed(torch.tensor(padded, device=self.device))
         taken: dict[int, Tensor] = {}
         for index in range(first, stop):
@@ -158,28 +164,38 @@ class Target:
         return view if view.device.type == "cpu" else view.contiguous()
 
     def _plan(
-        self, starts: list[int], trees: Sequence[Tree], n: int, chains: bool
+        self,
+        starts: list[int],
+        skips: Sequence[int],
+        trees: Sequence[Tree],
+        n: int,
+        chains: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Positions and cache places [rows, n], and the mask [rows, 1, n, end] of any trees."""
         start = torch.tensor(starts, device=self.device)[:, None]
-        index = self._columns[:n]
-        places = start + index
+        places = start + self._columns[:n]
         columns = self._columns[: max(starts) + n]
         if chains:
             return places, places, self._additive(columns <= places[:, :, None])[:, None]
-        related = torch.zeros(len(trees), n, n, dtype=torch.bool)
-        depths = torch.zeros(len(trees), n, dtype=torch.long)
-        for row, tree in enumerate(trees):
-            for node, parent in enumerate(tree.parents):
-                if parent >= 0:
-                    related[row, node] = related[row, parent]
-                    depths[row, node] = depths[row, parent] + 1
-                related[row, node, node] = True
-            for node in range(len(tree), n):  # padding sees itself, so that its softmax exists
-                related[row, node, node] = True
-        inside = columns[None] - start  # node that a column belongs to, negative in the prefix
+        nodes = max(skips) + n
+        width = (nodes + 7) // 8
+        depths, kin = [], bytearray()
+        for tree, done in zip(trees, skips, strict=True):
+            depth, bits = tree.kin()
+            padding = range(len(tree), done + n)  # it sees itself, so that its softmax exists
+            depths.append(depth[done:] + [0] * len(padding))
+            for number in (*bits[done:], *(1 << node for node in padding)):
+                kin += number.to_bytes(width, "little")
+        packed = np.frombuffer(kin, np.uint8).reshape(len(trees), n, width)
+        related = torch.from_numpy(np.unpackbits(packed, axis=-1, bitorder="little"))
+        base = start - torch.tensor(skips, device=self.device)[:, None]  # the committed prefix
+        inside = columns - base  # node that a column belongs to, negative in the prefix
         of_tree = related.to(self.device).gather(
-            2, inside.clamp(0, n - 1)[:, None].expand(-1, n, -1)
+            2, inside.clamp(0, 8 * width - 1)[:, None].expand(-1, n, -1)
         )
-        seen = torch.where((inside < 0)[:, None], True, of_tree & (inside < n)[:, None])
-        return start + depths.to(self.device), places, self._additive(seen)[:, None]
+        seen = (of_tree > 0) & (inside < nodes)[:, None] | (inside < 0)[:, None]
+        return (
+            base + torch.tensor(depths, device=self.device),
+            places,
+            self._additive(seen)[:, None],
+        )

@@ -47,15 +47,16 @@ class Tree:
         tokens: token of each node; `tokens[0]` is the newest committed token.
         parents: parent of each node, `parents[0] == -1` and `parents[i] < i`; siblings stand in
             the order in which they were drawn.
-        laws: [nodes, vocabulary]; `laws[i]` is the law the children of node i were *actually*
-            drawn from. None: the draft is a deterministic function of the prefix.
-        multiplicity: how many drafted sequences share a node, for rules that count duplicates.
+        laws: [nodes with children, vocabulary]; `laws[i]` is the law the (first) child of node i
+            was *actually* drawn from. None: the draft is a deterministic function of the prefix.
+        drawn: for rules that count duplicates, the children of each node in the order of the
+            draws, each as often as it was drawn. None: every child once.
     """
 
     tokens: list[int]
     parents: list[int]
     laws: Any = None
-    multiplicity: list[int] | None = None
+    drawn: list[list[int]] | None = None
 
     @classmethod
     def chain(cls, tokens: list[int], laws: Any = None) -> Tree:
@@ -70,6 +71,15 @@ class Tree:
 
     def children(self, node: int) -> list[int]:
         return [i for i in range(node + 1, len(self.parents)) if self.parents[i] == node]
+
+    def kin(self) -> tuple[list[int], list[int]]:
+        """Depth of each node, and its ancestors and itself as the set bits of a number."""
+        depths, bits = [0] * len(self.parents), [1] * len(self.parents)
+        for node in range(1, len(self.parents)):
+            parent = self.parents[node]
+            depths[node] = depths[parent] + 1
+            bits[node] = bits[parent] | 1 << node
+        return depths, bits
 
 
 @dataclass(slots=True)

@@ -1,0 +1,102 @@
+"""Recursive speculative decoding on the beams of stochastic beam search (RSD-S).
+
+Jeon et al. (2402.14160), with the search of Kool et al. (1903.06059): of all sequences of a
+level the `width` with the largest perturbed log-probability are kept, where the noise of a node's
+children is conditioned on their maximum being the node's own. So the beam of every level is a
+sample of sequences without replacement, and the budget goes where the draft model's mass is.
+
+A node's place in the beam depends on values that, given its earlier siblings, say nothing about
+its token: hence recursive rejection stays exact, and so does traversal verification, in which a
+subtree is accepted with the same probability whatever shape the beam gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from workers.speculation import rules
+from workers.speculation.drafter import (
+    Child,
+    Drafted,
+    LoadModel,
+    at_least,
+    law_of,
+    noise,
+    one_of,
+    small_enough,
+)
+from workers.speculation.target import Target
+from workers.speculation.tree import Plan, Row
+
+
+class RecursiveBeam(Drafted):
+    """A beam of `width` sequences, `gamma` tokens deep; without noise at temperature 0."""
+
+    rule = staticmethod(rules.without_replacement)
+
+    def __init__(
+        self,
+        target: Target,
+        load_model: LoadModel,
+        *,
+        draft: str,
+        width: int = 4,
+        gamma: int = 4,
+        verification: Literal["recursive", "traversal"] = "recursive",
+    ) -> None:
+        self.width, self.gamma = at_least("width", width, 1), at_least("gamma", gamma, 0)
+        small_enough(f"width {width} and gamma {gamma}", 1 + width * gamma)
+        one_of("verification", verification, ("recursive", "traversal"))
+        self.by_path = verification == "traversal"
+        super().__init__(target, load_model, draft)
+
+    def draft(self, rows: list[Row]) -> Plan:
+        return self.plan(rows, self.gamma, Beam(rows, self.width))
+
+
+class Beam:
+    """One level after the other of stochastic beam search.
+
+    `log_probability` and `perturbed` are [rows, nodes] of the level: phi and G in the papers;
+    minus infinity where a row has fewer nodes.
+    """
+
+    def __init__(self, rows: Sequence[Row], width: int) -> None:
+        self.rows, self.width = rows, width
+        self.greedy = torch.tensor([row.greedy for row in rows])[:, None, None]
+        self.sampled = not bool(self.greedy.all())
+        self.log_probability = self.perturbed = torch.zeros(len(rows), 1, dtype=torch.float64)
+
+    def __call__(
+        self, level: int, logits: Tensor, seats: list[list[int]]
+    ) -> tuple[list[list[Child]], Tensor | None]:
+        nodes, vocabulary = logits.shape[1:]
+        laws = law_of(self.rows, logits)
+        before = self.log_probability[:, :nodes, None].to(logits.device)
+        sums = before + laws.double().log()
+        scores = sums
+        if self.sampled:
+            own = self.perturbed[:, :nodes, None].to(logits.device)
+            conditioned = below(own, sums + noise(self.rows, level, logits))
+            scores = torch.where(self.greedy.to(logits.device), sums, conditioned)
+        scores = scores.masked_fill(before == -torch.inf, -torch.inf).flatten(1)
+        best = scores.topk(min(self.width, scores.shape[1]))
+        self.perturbed = best.values
+        self.log_probability = sums.flatten(1).gather(1, best.indices)
+        chosen = torch.where(best.values > -torch.inf, best.indices, -1).tolist()
+        children = [[divmod(index, vocabulary) for index in row if index >= 0] for row in chosen]
+        return children, laws if self.sampled else None
+
+
+def below(maximum: Tensor, perturbed: Tensor) -> Tensor:
+    """Gumbel numbers conditioned on their `maximum` over the last dimension.
+
+    -log(exp(-maximum) - exp(-largest) + exp(-perturbed)), in the stable form of 1903.06059, App. B.
+    """
+    largest = perturbed.amax(-1, keepdim=True)
+    distance = maximum - perturbed + torch.log1p(-torch.exp(perturbed - largest))
+    return maximum - distance.clamp(min=0) - torch.log1p(torch.exp(-distance.abs()))

@@ -1,0 +1,36 @@
+"""SpecTr: several independent draft sequences, and optimal transport between laws.
+
+Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport" (2310.15141). `count`
+sequences of `gamma` tokens are drawn independently; equal beginnings are read by the target once.
+At each token k-sequential selection (K-SEQ) chooses among the candidates of the sequences that
+still agree with what was emitted; its rate is within 1 - (1 - 1/k)^k of the best transport's.
+"""
+
+from __future__ import annotations
+
+from workers.speculation import rules
+from workers.speculation.drafter import Drafted, Independent, LoadModel, at_least, small_enough
+from workers.speculation.target import Target
+from workers.speculation.tree import Plan, Row
+
+
+class Spectr(Drafted):
+    """`count` sequences of `gamma` tokens; at temperature 0 they are all one."""
+
+    rule = staticmethod(rules.k_seq)
+
+    def __init__(
+        self,
+        target: Target,
+        load_model: LoadModel,
+        *,
+        draft: str,
+        count: int = 8,
+        gamma: int = 4,
+    ) -> None:
+        self.count, self.gamma = at_least("count", count, 1), at_least("gamma", gamma, 0)
+        small_enough(f"count {count} and gamma {gamma}", 1 + count * gamma)
+        super().__init__(target, load_model, draft)
+
+    def draft(self, rows: list[Row]) -> Plan:
+        return self.plan(rows, self.gamma, Independent(rows, self.count))
