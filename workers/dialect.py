@@ -240,7 +240,7 @@ def following(answer: Mapping[str, Any], length: int, vocabulary: Vocabulary) ->
     echoed = 0 if isinstance(choice.get("prompt_logprobs"), list) else length
     fields = ("tokens", "token_logprobs", "top_logprobs")
     names, values, tops = ((told.get(field) or [])[echoed:] for field in fields)
-    if not (names and values and tops):
+    if not (names and values and tops) or values[0] is None:
         return None
     if choice.get("token_ids") and piece is not None and piece.tokens:
         made: int | None = piece.tokens[-1].id
@@ -266,13 +266,15 @@ def entropy(law: Mapping[int, float], shown: int) -> float:
 def ending(law: Mapping[int, float], ends: Collection[int]) -> float:
     """The surprise at any of `ends` under a law of which a server shows the likeliest tokens.
 
-    Where it shows none of them, the least surprise that is possible: an end is then no likelier
-    than the last token shown, nor than all that is not shown.
+    Of several ends those count that are shown. Where it shows none of them, this is the least
+    surprise that is possible: an end is then no likelier than the last token shown, nor than all
+    that is not shown.
     """
     if not ends:
         return inf
-    if shown := sum(probability(law[i]) for i in ends if i in law):
-        return max(0.0, -log(shown))
+    if shown := [law[i] for i in ends if i in law]:
+        best = max(shown)
+        return max(0.0, -best - log(sum(exp(logprob - best) for logprob in shown)))
     shares = [probability(logprob) for logprob in law.values()]
     return -log(max(_ROUNDING, min(*shares, 1.0 - sum(shares))))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.errors import InvalidRequest, Unsupported
+from orchestrator.errors import InvalidRequest, Unsupported, WorkerUnavailable
 from orchestrator.types import Message, Segment, Trace
 from workers.dialect import (
     EXTRAS,
@@ -17,6 +18,7 @@ from workers.dialect import (
     following,
     prompt_laws,
     read,
+    sense,
 )
 from workers.outgoing import Outgoing
 from workers.prompt import Prompts
@@ -96,8 +98,10 @@ async def _more(ask: Ask, able: Abilities, ids: list[int], vocabulary: Vocabular
 
 def _verifies(answer: Mapping[str, Any], ids: list[int], vocabulary: Vocabulary) -> bool:
     """Whether it holds the laws of a prompt and the one behind it."""
-    told = prompt_laws(answer, ids, 1, vocabulary)
-    return told is not None and following(answer, len(ids), vocabulary) is not None
+    with suppress(WorkerUnavailable), sense("the server"):
+        told = prompt_laws(answer, ids, 1, vocabulary)
+        return told is not None and following(answer, len(ids), vocabulary) is not None
+    return False
 
 
 async def _tried(ask: Ask, able: Abilities, body: dict[str, Any]) -> Mapping[str, Any] | None:

@@ -13,7 +13,7 @@ Differences from a local worker, all of them the servers':
 - log-probabilities are those of the model's own law, whatever the temperature;
 - choices drawn at a temperature (`verify`) come from the likeliest tokens that the server shows;
 - the entropy of a law (`Span.max_entropy`) and the surprise at an end are estimated from those:
-  both are lower bounds where the rest has weight (`dialect.entropy`, `dialect.ending`);
+  bounds where tokens that are not shown have a part in them (`dialect.entropy`, `dialect.ending`);
 - reading a prompt (a span of no tokens) makes it generate one, which is dropped;
 - a server that tells no ids must show the end of the thought in its text, or stop at it.
 """
@@ -229,8 +229,8 @@ class RemoteWorker:
         self.prompts, self.vocabulary = Prompts(tokenizer), Vocabulary(tokenizer)
         self.context = context
         self._outgoing = Outgoing(self.prompts)
-        eos = tokenizer.hf.eos_token_id
-        self._ends = tokenizer.controls | (set() if eos is None else {eos})
+        self._eos = tokenizer.hf.eos_token_id
+        self._ends = tokenizer.controls | (set() if self._eos is None else {self._eos})
         self._able: Abilities | None = None
         self._probing: asyncio.Task[Abilities] | None = None
 
@@ -305,8 +305,9 @@ class RemoteWorker:
         body: dict[str, Any] = {"prompt": ids}
         body |= dialect.wanted(self.model, sampling, able, 1, top=able.top if ends else top)
         body[able.prompt_logprobs] = top if able.prompt_logprobs == "prompt_logprobs" else True
-        if able.labels and 0 < len(ends) <= able.top:  # as many as it would show of the likeliest
-            body["logprob_token_ids"] = sorted(ends)
+        if able.labels and ends:  # as many as it would show of the likeliest; the end of turn first
+            named = sorted(ends, key=lambda i: (i != self._eos, i))
+            body["logprob_token_ids"] = named[: able.top]
         answer = await self.server.ask(able.path, body, call.request)
         with sense(self.server.name):
             verdict = dialect.verdict(answer, ids, len(tokens), sampling, ends, self.vocabulary)
