@@ -24,10 +24,12 @@ from orchestrator.worker import Call, Delta
 from policies import POLICIES
 from policies.specreason import SpecReason
 from tests.workers.vllm_like import MODEL, Manners, VllmLike, serving
-from workers.dialect import Abilities, ending, entropy
+from workers.dialect import Abilities, Piece, Token, ending, entropy
+from workers.incoming import Asked, Incoming
 from workers.loading import load
 from workers.local import LocalWorker
 from workers.models.problems import draw
+from workers.prompt import Prompts
 from workers.remote import RemoteWorker, Server
 
 QUESTIONS = [problem.question for problem in draw("dev", 7, 4)]
@@ -295,6 +297,19 @@ def test_an_entropy_of_what_is_shown_is_bounded(shown: int, sharpness: float) ->
     assert ending(known, ends) == pytest.approx(-both)
     assert ending(told, ends[:1]) <= -float(law[unlikely]) + 1e-9
     assert ending(told, ()) == inf
+
+
+def test_a_character_that_the_trace_began_is_completed(prompts: Prompts) -> None:
+    tokenizer = prompts.tokenizer
+    first, second = (tokenizer.pieces.index(bytes([byte])) for byte in "é".encode())
+    begun = Segment("large", "", (first,), (0.0,), tokenizer.hash)
+    trace, span = ask("Où?").extend(begun), Span(1)
+    asked = Asked.of(trace, 9, span, None, tokenizer.controls)
+    incoming = Incoming(tokenizer, VLLM, asked, prompts.unfinished(trace))
+    assert incoming.push(Piece("", (Token(second, -0.5, {}),), None, None)) == "length"
+    incoming.end()
+    segment = incoming.segment("large", "length")
+    assert (segment.text, segment.tokens, segment.logprobs) == ("é", (second,), (-0.5,))
 
 
 async def test_greedy_specreason_needs_no_more_than_text(
