@@ -22,6 +22,7 @@ from orchestrator.worker import Delta
 from workers.speculation.sampling import draw, uniform, warp
 from workers.speculation.target import Result
 from workers.speculation.tree import Accepted, Row, is_greedy
+from workers.verdict import Verdict
 from workers.writer import Writer
 
 
@@ -132,19 +133,6 @@ class ClassifyJob(Job):
             picked = result.logits[0, -1, list(self.labels)].double().softmax(-1)
             return picked.tolist(), 1.0
         return (picked / inside).tolist(), max(0.0, 1.0 - inside)
-
-
-@dataclass(eq=False, slots=True)
-class Verdict:
-    """What a pass says of k ids: surprise at each, k + 1 choices and their log-probabilities.
-
-    `ending` is the surprise at any of the ids that end the text behind them.
-    """
-
-    surprise: list[float]
-    choices: list[int]
-    logprobs: list[float]
-    ending: float
 
 
 @dataclass(eq=False, slots=True)

@@ -14,25 +14,27 @@ Nothing here does I/O. What a server can do is seen from its answers, never assu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import exp
+from math import exp, inf, log
 from secrets import randbits
 from typing import Any, Literal
 
 import torch
 
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.types import Classification, Sampling, Usage, Verification
+from orchestrator.types import Classification, Sampling, Usage
 from workers.speculation.sampling import draw, uniform, warp
 from workers.speculation.tree import is_greedy
 from workers.tokenizer import Tokenizer
+from workers.verdict import Verdict
 
 TOP = (20, 5, 1)  # log-probabilities a position to ask for: vLLM's most, OpenAI's most, the least
 EXTRAS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 _ID = "token_id:"
 _FLOOR = -9999.0  # how vLLM spells minus infinity in JSON
+_ROUNDING = 1e-6  # what a sum of probabilities may be wrong by
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,13 +233,50 @@ def masses(
     return [float(piece is not None and label == piece.text.strip()) for label in labels]
 
 
-def first_id(answer: Mapping[str, Any], vocabulary: Vocabulary) -> int | None:
-    """The first token made."""
-    piece = read(answer, vocabulary)
-    if piece is not None and piece.tokens:
-        return piece.tokens[0].id
-    made = (answer["choices"][0].get("logprobs") or {}).get("tokens") or [None]
-    return None if made[-1] is None else vocabulary.id(made[-1])  # behind an echo: the last
+def following(answer: Mapping[str, Any], length: int, vocabulary: Vocabulary) -> Token | None:
+    """The one token made behind a prompt of `length` ids, with its law; None if not told."""
+    choice, piece = answer["choices"][0], read(answer, vocabulary)
+    told = choice.get("logprobs") or {}
+    echoed = 0 if isinstance(choice.get("prompt_logprobs"), list) else length
+    fields = ("tokens", "token_logprobs", "top_logprobs")
+    names, values, tops = ((told.get(field) or [])[echoed:] for field in fields)
+    if not (names and values and tops) or values[0] is None:
+        return None
+    if choice.get("token_ids") and piece is not None and piece.tokens:
+        made: int | None = piece.tokens[-1].id
+    else:
+        made = vocabulary.id(names[0])
+    if made is None:
+        return None
+    return Token(made, values[0], {made: float(values[0])} | vocabulary.law(tops[0]))
+
+
+def entropy(law: Mapping[int, float], shown: int) -> float:
+    """An estimate, in nats, of the entropy of a law of which a server shows the likeliest tokens.
+
+    All that is not among the `shown` likeliest counts as one token. So it is never above the
+    entropy, and below it by at most r * ln(n), r being the probability of those n other tokens.
+    """
+    likeliest = sorted(law.values(), reverse=True)[:shown]  # whatever else was drawn and told
+    shares = [probability(logprob) for logprob in likeliest]
+    shares.append(max(0.0, 1.0 - sum(shares)))
+    return max(0.0, -sum(share * log(share) for share in shares if share > 0))
+
+
+def ending(law: Mapping[int, float], ends: Collection[int]) -> float:
+    """The surprise at any of `ends` under a law of which a server shows the likeliest tokens.
+
+    Of several ends those count that are shown. Where it shows none of them, this is the least
+    surprise that is possible: an end is then no likelier than the last token shown, nor than all
+    that is not shown.
+    """
+    if not ends:
+        return inf
+    if shown := [law[i] for i in ends if i in law]:
+        best = max(shown)
+        return max(0.0, -best - log(sum(exp(logprob - best) for logprob in shown)))
+    shares = [probability(logprob) for logprob in law.values()]
+    return -log(max(_ROUNDING, min(*shares, 1.0 - sum(shares))))
 
 
 def choices(laws: Sequence[Mapping[int, float]], sampling: Sampling, first: int) -> list[int]:
@@ -273,28 +312,31 @@ def classification(
     )
 
 
-def verification(
+def verdict(
     answer: Mapping[str, Any],
     ids: Sequence[int],
     last: int,
     sampling: Sampling,
+    ends: Collection[int],
     vocabulary: Vocabulary,
-    ms: float,
-) -> Verification:
+) -> Verdict:
     """The surprise at the `last` last ids of a prompt, and a choice at each and behind them.
+
+    `ends` are the ids that would end the text there.
 
     Raises:
         ValueError: the answer does not hold them.
     """
-    told, following = prompt_laws(answer, ids, last, vocabulary), first_id(answer, vocabulary)
-    if told is None or following is None:
-        raise ValueError("no log-probabilities of the prompt")
+    told, made = prompt_laws(answer, ids, last, vocabulary), following(answer, len(ids), vocabulary)
+    if told is None or made is None:
+        raise ValueError("no log-probabilities of the prompt, or of the token behind it")
     laws = [law for _, law in told]
-    return Verification(
-        surprise=tuple(-logprob for logprob, _ in told),
-        choices=(*choices(laws, sampling, len(ids) - last), following),
-        usage=usage(answer, len(ids), 1),
-        ms=ms,
+    chosen = choices(laws, sampling, len(ids) - last)
+    return Verdict(
+        surprise=[-logprob for logprob, _ in told],
+        choices=[*chosen, made.id],
+        logprobs=[*(law[i] for i, law in zip(chosen, laws, strict=True)), made.top[made.id]],
+        ending=ending(made.top, ends),
     )
 
 

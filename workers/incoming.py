@@ -13,7 +13,7 @@ from typing import cast
 from orchestrator.errors import WorkerError
 from orchestrator.types import Author, Finish, Segment, Span, Trace
 from orchestrator.worker import Delta
-from workers.dialect import Abilities, Piece, Token, probability
+from workers.dialect import Abilities, Piece, Token, entropy, probability
 from workers.retokenize import Retokenizer
 from workers.tokenizer import CLOSE, Tokenizer
 from workers.writer import Stop, Writer
@@ -69,23 +69,32 @@ class Asked:
 class Incoming:
     """One generation as it comes in.
 
+    `begun` are the bytes of a character that the trace left unfinished.
+
     Attributes:
+        entropy: an estimate of that of the first token's law where the span asks, see
+            `workers.dialect.entropy`.
+        withheld: whether that is too high, and so nothing is written.
         made: tokens that the server is known to have made; those of control and those that were
             cut are among them.
     """
 
-    def __init__(self, tokenizer: Tokenizer, able: Abilities, asked: Asked) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, able: Abilities, asked: Asked, begun: bytes = b""
+    ) -> None:
         self._tokenizer, self._able, self._asked = tokenizer, able, asked
         span, close = asked.span, asked.thinking and (tokenizer.close_id is None or not able.ids)
         stops: list[Stop] = [(stop, "stop") for stop in span.stop]
         if close:
             stops.append((CLOSE, "think_end"))
         self._writer = Writer(
-            tokenizer.pieces, tokenizer.encode, span.until, stops, fresh=asked.fresh
+            tokenizer.pieces, tokenizer.encode, span.until, stops, fresh=asked.fresh, begun=begun
         )
         self._text = Retokenizer(tokenizer.encode, span.until, stops, fresh=asked.fresh)
         self._source: Writer | Retokenizer = self._writer if able.ids else self._text
         self.made = 0
+        self.entropy: float | None = None
+        self.withheld = False
 
     def push(self, piece: Piece) -> Finish | None:
         """Take a chunk; says why the generation ends with it, if it does."""
@@ -122,6 +131,13 @@ class Incoming:
         asked = self._asked
         if not 0 <= token.id < len(self._tokenizer.pieces):
             raise WorkerError(f"the server made token {token.id}, which our tokenizer lacks")
+        if asked.span.max_entropy is not None and self.entropy is None:
+            if not token.top:
+                raise WorkerError("the server left out the first token's log-probabilities")
+            self.entropy = entropy(token.top, self._able.top)
+            self.withheld = self.entropy > asked.span.max_entropy
+            if self.withheld:
+                return "doubt"
         if asked.span.min_confidence > 0:
             best = max((*token.top.values(), token.logprob or -1e9))
             if probability(best) < asked.span.min_confidence:

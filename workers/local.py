@@ -19,12 +19,13 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta
-from workers.calls import ClassifyJob, GenerateJob, Ticket, Verdict, VerifyJob
+from workers.calls import ClassifyJob, GenerateJob, Ticket, VerifyJob
 from workers.engine import Engine
 from workers.inputs import check_length, check_sampling, label_ids
 from workers.prompt import Prompts
 from workers.tokenizer import CLOSE, Tokenizer
-from workers.writer import Writer, cuts
+from workers.verdict import Verdict, endings, verification
+from workers.writer import Writer
 
 ANSWER_ROOM = 64
 """Tokens of the context that a thought leaves for the answer."""
@@ -125,7 +126,6 @@ class LocalWorker:
         if segment.tokens and segment.tokenizer != self.tokenizer.hash:
             raise Unsupported("the segment's tokens belong to another vocabulary")
         check_sampling(sampling)
-        thinking = not call.trace.closed
         tokens = self.prompts.segment(segment)
         prefix = self.prompts.trace(call.trace)
         ids = prefix + list(tokens)
@@ -136,48 +136,12 @@ class LocalWorker:
             last=len(tokens) + 1,
             sampling=sampling,
             seed=_seed(sampling),
-            ends=self._endings(segment.finish, thinking),
+            ends=endings(
+                self.tokenizer, self._ends, segment.finish, thinking=not call.trace.closed
+            ),
         )
         verdict: Verdict = await self.engine.answer(job)
-        pieces: list[str] = []
-        options: list[Segment] = []
-        # Where the end of a thought is spelled in plain tokens, no single choice can be told
-        # from the beginning of one: then there are ids, and no text to commit.
-        if not thinking or self.tokenizer.close_id is not None:
-            begun = self.prompts.unfinished(call.trace)
-            pieces, texts = cuts(self.tokenizer.pieces, tokens, verdict.choices, begun)
-            options = [
-                self._option(cast("Author", call.author), token, text, logprob, thinking)
-                for token, text, logprob in zip(
-                    verdict.choices, texts, verdict.logprobs, strict=True
-                )
-            ]
-        return Verification(
-            tuple(verdict.surprise),
-            tuple(verdict.choices),
-            job.usage,
-            job.ms,
-            tuple(pieces),
-            tuple(options),
-            verdict.ending if segment.finish in ("think_end", "eos") else None,
-        )
-
-    def _endings(self, finish: Finish, thinking: bool) -> frozenset[int]:
-        """The ids that end a text in this way."""
-        closes = {self.tokenizer.close_id} if thinking else set()
-        if finish == "think_end":
-            return frozenset(self._ends & closes)
-        return self._ends - closes if finish == "eos" else frozenset()
-
-    def _option(
-        self, author: Author, token: int, text: str, logprob: float, thinking: bool
-    ) -> Segment:
-        """One token of this model's own as a segment."""
-        if token in self._ends:
-            closes = thinking and token == self.tokenizer.close_id
-            finish: Finish = "think_end" if closes else "eos"
-            return Segment(author, "", tokenizer=self.tokenizer.hash, finish=finish)
-        return Segment(author, text, (token,), (logprob,), self.tokenizer.hash)
+        return verification(verdict, call, segment, self.prompts, self._ends, job.usage, job.ms)
 
     def stats(self) -> dict[str, int]:
         return self.engine.stats()

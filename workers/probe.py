@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.errors import InvalidRequest, Unsupported
+from orchestrator.errors import InvalidRequest, Unsupported, WorkerUnavailable
 from orchestrator.types import Message, Segment, Trace
-from workers.dialect import EXTRAS, TOP, Abilities, Vocabulary, first_law, prompt_laws, read
+from workers.dialect import (
+    EXTRAS,
+    TOP,
+    Abilities,
+    Vocabulary,
+    first_law,
+    following,
+    prompt_laws,
+    read,
+    sense,
+)
 from workers.outgoing import Outgoing
 from workers.prompt import Prompts
 
@@ -77,12 +88,20 @@ async def _more(ask: Ask, able: Abilities, ids: list[int], vocabulary: Vocabular
     if answer is not None and set(named) <= first_law(answer, vocabulary).keys():
         able = replace(able, labels=True)
     answer = await _tried(ask, able, {**body, "prompt_logprobs": 1})
-    if answer is not None and answer["choices"][0].get("prompt_logprobs"):
+    if answer is not None and _verifies(answer, ids, vocabulary):
         return replace(able, prompt_logprobs="prompt_logprobs")
     answer = await _tried(ask, able, {**body, "echo": True})
-    if answer is not None and prompt_laws(answer, ids, 1, vocabulary):
+    if answer is not None and _verifies(answer, ids, vocabulary):
         return replace(able, prompt_logprobs="echo")
     return able
+
+
+def _verifies(answer: Mapping[str, Any], ids: list[int], vocabulary: Vocabulary) -> bool:
+    """Whether it holds the laws of a prompt and the one behind it."""
+    with suppress(WorkerUnavailable), sense("the server"):
+        told = prompt_laws(answer, ids, 1, vocabulary)
+        return told is not None and following(answer, len(ids), vocabulary) is not None
+    return False
 
 
 async def _tried(ask: Ask, able: Abilities, body: dict[str, Any]) -> Mapping[str, Any] | None:

@@ -12,6 +12,8 @@ Differences from a local worker, all of them the servers':
 
 - log-probabilities are those of the model's own law, whatever the temperature;
 - choices drawn at a temperature (`verify`) come from the likeliest tokens that the server shows;
+- the entropy of a law (`Span.max_entropy`) and the surprise at an end are estimated from those:
+  bounds where tokens that are not shown have a part in them (`dialect.entropy`, `dialect.ending`);
 - reading a prompt (a span of no tokens) makes it generate one, which is dropped;
 - a server that tells no ids must show the end of the thought in its text, or stop at it.
 """
@@ -59,6 +61,7 @@ from workers.probe import probe
 from workers.prompt import Prompts
 from workers.speculation.tree import is_greedy
 from workers.tokenizer import Tokenizer
+from workers.verdict import endings, verification
 from workers.wire import joined, resumed
 
 log = logging.getLogger(__name__)
@@ -226,7 +229,8 @@ class RemoteWorker:
         self.prompts, self.vocabulary = Prompts(tokenizer), Vocabulary(tokenizer)
         self.context = context
         self._outgoing = Outgoing(self.prompts)
-        self._ends = tokenizer.controls | {tokenizer.hf.eos_token_id}
+        self._eos = tokenizer.hf.eos_token_id
+        self._ends = tokenizer.controls | (set() if self._eos is None else {self._eos})
         self._able: Abilities | None = None
         self._probing: asyncio.Task[Abilities] | None = None
 
@@ -296,13 +300,20 @@ class RemoteWorker:
         tokens = list(self.prompts.segment(segment))
         ids = self.prompts.trace(call.trace) + tokens
         check_length(len(ids) + 1, self.context)
+        ends = endings(self.tokenizer, self._ends, segment.finish, thinking=not call.trace.closed)
         top = 1 if is_greedy(sampling) else able.top
-        body = {"prompt": ids} | dialect.wanted(self.model, sampling, able, 1, top=top)
+        body: dict[str, Any] = {"prompt": ids}
+        body |= dialect.wanted(self.model, sampling, able, 1, top=able.top if ends else top)
         body[able.prompt_logprobs] = top if able.prompt_logprobs == "prompt_logprobs" else True
+        if able.labels and ends:  # as many as it would show of the likeliest; the end of turn first
+            named = sorted(ends, key=lambda i: (i != self._eos, i))
+            body["logprob_token_ids"] = named[: able.top]
         answer = await self.server.ask(able.path, body, call.request)
         with sense(self.server.name):
-            return dialect.verification(
-                answer, ids, len(tokens), sampling, self.vocabulary, _ms_since(began)
+            verdict = dialect.verdict(answer, ids, len(tokens), sampling, ends, self.vocabulary)
+            usage = dialect.usage(answer, len(ids), 1)
+            return verification(
+                verdict, call, segment, self.prompts, self._ends, usage, _ms_since(began)
             )
 
     async def abilities(self) -> Abilities:
@@ -349,14 +360,20 @@ class RemoteWorker:
     ) -> AsyncGenerator[Delta | Generation, None]:
         """One try at a generation, streamed in any case: so its silence can be told from work."""
         began, able = perf_counter(), await self.abilities()
-        if span.min_confidence > 0 and not (able.ids and able.top):
-            raise self._lacks("log-probabilities of tokens, which min_confidence needs")
+        for gate, asks in (
+            ("min_confidence", span.min_confidence > 0),
+            ("max_entropy", span.max_entropy is not None),
+        ):
+            if asks and not (able.ids and able.top):
+                raise self._lacks(f"log-probabilities of tokens, which {gate} needs")
         ids = self.prompts.trace(call.trace)
         check_length(len(ids) + (span.max_tokens > 0), self.context)
         asked = Asked.of(call.trace, len(ids), span, self.context, self._ends)
         body = self._outgoing.body(able.prompt, ids, call.trace)
-        body |= dialect.wanted(self.model, sampling, able, asked.room)
-        incoming, finish = Incoming(self.tokenizer, able, asked), None
+        top = 1 if span.max_entropy is None else able.top
+        body |= dialect.wanted(self.model, sampling, able, asked.room, top=top)
+        begun, finish = self.prompts.unfinished(call.trace), None
+        incoming = Incoming(self.tokenizer, able, asked, begun)
         spent: Mapping[str, Any] = {}
         if asked.room > 0:
             body |= asked.stops(self.tokenizer, able)
@@ -387,9 +404,9 @@ class RemoteWorker:
         if finish == "length":
             made = max(made, asked.room)  # our count of a text's tokens may fall short
         usage = dialect.usage(spent, len(ids), made)
-        if asked.room <= 0:
+        if asked.room <= 0 or incoming.withheld:
             usage = replace(usage, generated=0)  # it only read, or did not even do that
-        yield Generation(segment=segment, usage=usage, ms=_ms_since(began))
+        yield Generation(segment, usage, _ms_since(began), incoming.entropy)
 
     def _lacks(self, what: str) -> Unsupported:
         return Unsupported(f"{self.server.name} does not give {what}")

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
+from math import inf, log
 from typing import Any
 
 import pytest
+import torch
 
 from orchestrator.errors import (
     ContextLengthExceeded,
@@ -22,10 +24,12 @@ from orchestrator.worker import Call, Delta
 from policies import POLICIES
 from policies.specreason import SpecReason
 from tests.workers.vllm_like import MODEL, Manners, VllmLike, serving
-from workers.dialect import Abilities
+from workers.dialect import Abilities, Piece, Token, ending, entropy
+from workers.incoming import Asked, Incoming
 from workers.loading import load
 from workers.local import LocalWorker
 from workers.models.problems import draw
+from workers.prompt import Prompts
 from workers.remote import RemoteWorker, Server
 
 QUESTIONS = [problem.question for problem in draw("dev", 7, 4)]
@@ -209,11 +213,103 @@ async def test_verification_is_that_of_the_model(
         theirs = await workers["large"].verify(*asked, GREEDY)
         assert theirs.surprise == pytest.approx(ours.surprise, abs=1e-3)
         assert theirs.choices == ours.choices
+        assert theirs.pieces == ours.pieces
+        for one, other in zip(ours.options, theirs.options, strict=True):
+            assert replace(other, logprobs=()) == replace(one, logprobs=())
+            assert other.logprobs == pytest.approx(one.logprobs, abs=1e-3)
         drawn = await workers["large"].verify(*asked, Sampling(0.7, seed=5))
         assert drawn.surprise == theirs.surprise
-        assert len(drawn.choices) == len(theirs.choices)
+        assert len(drawn.options) == len(drawn.choices) == len(theirs.choices)
         again = await workers["large"].verify(*asked, Sampling(0.7, seed=5))
         assert again.choices == drawn.choices
+
+
+async def test_an_end_is_as_surprising_as_to_the_model(
+    way: tuple[dict[Any, RemoteWorker], Abilities], pair: dict[Any, LocalWorker]
+) -> None:
+    """Exactly where the server shows the end; where it does not, it is unlikely by both."""
+    workers, able = way
+    if able.prompt_logprobs is None:
+        return
+    told: set[bool] = set()
+    for question in QUESTIONS:
+        trace = ask(question)
+        whole = (await write(pair["small"], trace, Span(200))).segment
+        step = (await write(pair["small"], trace, Span(200, until=("\n\n",)))).segment
+        answered = replace(trace.extend(whole), closed=True)
+        spoken = (await write(pair["small"], answered, Span(200))).segment
+        assert (whole.finish, spoken.finish) == ("think_end", "eos")
+        cases = [(trace, whole), (answered, spoken)]
+        cases += [(trace, replace(step, finish=finish)) for finish in ("think_end", "eos")]
+        for where, draft in cases:
+            asked = (call(where, "large"), draft, GREEDY)
+            ours, theirs = [(await w["large"].verify(*asked)).ending for w in (pair, workers)]
+            assert ours is not None
+            assert theirs is not None
+            exact = theirs == pytest.approx(ours, abs=1e-3)
+            told.add(exact)
+            assert exact or min(ours, theirs) > 5  # so unlikely that no rule would keep it
+        silent = await workers["large"].verify(call(trace, "large"), step, GREEDY)
+        assert silent.ending is None
+    assert told == {True} if able.labels and able.top >= 20 else True in told
+
+
+async def test_entropy_is_that_of_the_model(
+    way: tuple[dict[Any, RemoteWorker], Abilities], pair: dict[Any, LocalWorker]
+) -> None:
+    """Nearly: from the likeliest tokens, so never above it; and a gate below it withholds all."""
+    workers, able = way
+    for question in QUESTIONS:
+        open_gate = Span(20, max_entropy=100.0)
+        if not (able.ids and able.top):
+            with pytest.raises(Unsupported, match="log-probabilities of tokens, which max_entropy"):
+                await write(workers["small"], ask(question), open_gate)
+            continue
+        ours, theirs = [await write(w["small"], ask(question), open_gate) for w in (pair, workers)]
+        assert ours.entropy is not None
+        assert theirs.entropy is not None
+        assert ours.entropy - 0.05 <= theirs.entropy <= ours.entropy + 1e-3
+        assert theirs.segment.tokens == ours.segment.tokens
+        gate = Span(20, max_entropy=theirs.entropy / 2)
+        withheld = await write(workers["small"], ask(question), gate)
+        assert (withheld.segment.text, withheld.segment.finish) == ("", "doubt")
+        assert withheld.usage.generated == 0
+        assert withheld.entropy == pytest.approx(theirs.entropy, abs=1e-3)
+
+
+@pytest.mark.parametrize("shown", [1, 5, 20])
+@pytest.mark.parametrize("sharpness", [0.0, 1.0, 5.0])
+def test_an_entropy_of_what_is_shown_is_bounded(shown: int, sharpness: float) -> None:
+    """Law: H - r ln(n) <= estimate <= H, where n tokens that are not shown weigh r together."""
+    noise = torch.Generator().manual_seed(shown)
+    law = (sharpness * torch.randn(200, generator=noise, dtype=torch.float64)).log_softmax(0)
+    best = law.topk(shown)
+    told = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    whole, rest = float(torch.special.entr(law.exp()).sum()), 1 - float(best.values.exp().sum())
+    estimate = entropy(told, shown)
+    assert whole - rest * log(200 - shown) - 1e-9 <= estimate <= whole + 1e-9
+    unlikely = int(law.argmin())  # drawn, and told because of that
+    assert entropy(told | {unlikely: float(law[unlikely])}, shown) == pytest.approx(estimate)
+    known = {i: float(p) for i, p in enumerate(law)}
+    assert entropy(known, len(known)) == pytest.approx(whole)
+    ends = [unlikely, int(law.argmax())]
+    both = float(law[ends].logsumexp(0))
+    assert ending(known, ends) == pytest.approx(-both)
+    assert ending(told, ends[:1]) <= -float(law[unlikely]) + 1e-9
+    assert ending(told, ()) == inf
+
+
+def test_a_character_that_the_trace_began_is_completed(prompts: Prompts) -> None:
+    tokenizer = prompts.tokenizer
+    first, second = (tokenizer.pieces.index(bytes([byte])) for byte in "é".encode())
+    begun = Segment("large", "", (first,), (0.0,), tokenizer.hash)
+    trace, span = ask("Où?").extend(begun), Span(1)
+    asked = Asked.of(trace, 9, span, None, tokenizer.controls)
+    incoming = Incoming(tokenizer, VLLM, asked, prompts.unfinished(trace))
+    assert incoming.push(Piece("", (Token(second, -0.5, {}),), None, None)) == "length"
+    incoming.end()
+    segment = incoming.segment("large", "length")
+    assert (segment.text, segment.tokens, segment.logprobs) == ("é", (second,), (-0.5,))
 
 
 async def test_greedy_specreason_needs_no_more_than_text(
@@ -247,7 +343,9 @@ async def test_every_policy_answers_over_servers_as_in_process(
     fields = POLICIES[name].model_fields
     policy = POLICIES[name](**({"judge": "short"} if "judge" in fields else {}))
     for question in QUESTIONS[:2]:
-        ours, theirs = [await answer(policy, them, question) for them in (pair, workers)]
+        # Drafts that are drawn whatever the request says follow its seed, here and there.
+        sampling = Sampling(seed=7)
+        ours, theirs = [await answer(policy, them, question, sampling) for them in (pair, workers)]
         assert [(s.author, s.text, s.accepted) for s in theirs.steps] == [
             (s.author, s.text, s.accepted) for s in ours.steps
         ]

@@ -19,8 +19,9 @@ from orchestrator.types import Message, Sampling, Span, Trace
 from policies.specreason import SpecReason
 from tests.deploy.conftest import free_port
 from tests.workers.test_remote import JUDGE, QUESTIONS, answer, ask, call, write
+from workers.checkpoints import resolve
 from workers.dialect import Abilities
-from workers.loading import load, load_tokenizer, resolve
+from workers.loading import load, load_tokenizer
 from workers.remote import RemoteWorker, Server
 
 pytestmark = pytest.mark.timeout(400)
@@ -41,7 +42,8 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
             port = free_port()
             options = ["--host", "127.0.0.1", "--port", str(port)]
             options += ["--device", "cpu", "--dtype", "float32"]
-            command = [sys.executable, "-c", SERVE, "serve", resolve(f"embedded:{name}"), *options]
+            command = [sys.executable, "-c", SERVE, "serve"]
+            command += [str(resolve(f"embedded:{name}")), *options]
             with log.open("ab") as out:
                 processes.append(
                     subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
@@ -71,7 +73,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
 def served(addresses: dict[str, str]) -> dict[Any, RemoteWorker]:
     workers = {}
     for name, url in addresses.items():
-        folder = resolve(f"embedded:{name}")
+        folder = str(resolve(f"embedded:{name}"))
         server = Server(url, silence_s=120.0)
         workers[name] = RemoteWorker(server, folder, load_tokenizer(folder), context=1024)
     return workers
