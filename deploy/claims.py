@@ -17,7 +17,7 @@ from orchestrator.summary import Row
 
 FILE = Path(__file__).parent / "claims.yaml"
 SMALL = "small-only"
-UNTOLD = "the service's"  # the method of a worker behind HTTP
+UNTOLD = ("the service's", "the server's")  # the method of a worker behind HTTP
 UNITS = {"speedup": "x", "latency_cut": " %", "over_large": " points", "over_small": " points"}
 
 
@@ -133,4 +133,6 @@ def name_of(row: Row) -> str:
 def _method(row: Row) -> str | None:
     """What the large worker did; None where a service kept it to itself."""
     told = row["speculation"]
-    return {"vanilla": "vanilla", UNTOLD: None}.get(told, "token-level")
+    if told in UNTOLD:
+        return None
+    return "vanilla" if told == "vanilla" else "token-level"

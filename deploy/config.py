@@ -21,6 +21,7 @@ from orchestrator.actions import WorkerName
 from orchestrator.errors import ConfigError
 from orchestrator.policy import Policy
 from policies import POLICIES
+from policies.judge import Judging
 from workers.address import base
 from workers.checkpoints import JUDGE_FILE, folder_of
 
@@ -205,7 +206,9 @@ class Args(Strict):
         if folder is not None and (folder / JUDGE_FILE).is_file():
             judge = json.loads((folder / JUDGE_FILE).read_text())["policy"]
             for name, policy in POLICIES.items():
-                own = {key: value for key, value in judge.items() if key in policy.model_fields}
+                # Only the curve means the same to a policy that does not judge by digits.
+                meant = set(judge) if issubclass(policy, Judging) else {"likelihood"}
+                own = {key: judge[key] for key in meant & judge.keys() & set(policy.model_fields)}
                 if own:
                     self.policy.params[name] = own | self.policy.params.get(name, {})
         return self

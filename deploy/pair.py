@@ -61,16 +61,18 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
     return RemoteWorker(server, spec.model, tokenizer, context=spec.max_len)
 
 
+def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker:
+    """A worker in this process, or over the server that `spec.url` names."""
+    return load_worker(spec) if spec.url is None else connect_worker(spec)
+
+
 def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker]:
     """Both workers, each in this process or over its server."""
     from workers.remote import RemoteWorker
 
-    def load_one(spec: WorkerSpec) -> LocalWorker | RemoteWorker:
-        return load_worker(spec) if spec.url is None else connect_worker(spec)
-
-    small = load_one(workers.small)
+    small = open_worker(workers.small)
     try:
-        return {"small": small, "large": load_one(workers.large)}
+        return {"small": small, "large": open_worker(workers.large)}
     except BaseException:
         if not isinstance(
             small, RemoteWorker

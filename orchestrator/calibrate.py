@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from math import isfinite
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.policy import Policy
@@ -70,8 +70,13 @@ class Range:
                 param="parameter",
             )
         field = policy.model_fields.get(name)
-        if field is None or field.annotation not in (int, float):
-            numbers = [key for key, one in policy.model_fields.items() if one.annotation in _NUMBER]
+        kind = _number(field.annotation) if field is not None else None
+        if field is None or kind is None:
+            numbers = [
+                key
+                for key, one in policy.model_fields.items()
+                if _number(one.annotation) is not None
+            ]
             raise InvalidRequest(
                 f"no number {name!r} to calibrate; there are {', '.join(numbers) or 'none'}",
                 param="parameter",
@@ -91,7 +96,7 @@ class Range:
         if bounds is None:  # a bound that the field itself excludes is approached, not tried
             inset = (high - low) / 2**ROUNDS
             low, high = low + inset * ("gt" in found), high - inset * ("lt" in found)
-        return cls(name, low, high, field.annotation is int)
+        return cls(name, low, high, kind is int)
 
     def middle(self, a: float, b: float) -> float | None:
         """A value between two others; None where there is none left to try."""
@@ -101,7 +106,12 @@ class Range:
         return (a + b) / 2 if abs(a - b) > (self.high - self.low) / 2**ROUNDS else None
 
 
-_NUMBER = (int, float)
+def _number(annotation: Any) -> type[int] | type[float] | None:
+    """`int` or `float` where a field is one, or may be one (`float | None`)."""
+    if annotation is int or annotation is float:
+        return annotation
+    inner = [one for one in get_args(annotation) if _number(one) is not None]
+    return _number(inner[0]) if len(inner) == 1 else None
 
 
 @dataclass(frozen=True, slots=True)

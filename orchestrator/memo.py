@@ -90,7 +90,7 @@ class Memo:
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         law = _law(sampling)
-        key = ("verify", _prefix(call.trace), segment.text, segment.tokens, law)
+        key = ("verify", _prefix(call.trace), segment, law)
         if law is None or key not in self._answers:
             self.live += 1
             answer = await self._model().verify(call, segment, sampling)
@@ -139,7 +139,7 @@ class Memo:
                     self._answers["classify", *asked] = answer
                     return 1
             case Verify(worker, trace, segment), Verification() if worker == name:
-                key = ("verify", _prefix(trace), segment.text, segment.tokens, ())
+                key = ("verify", _prefix(trace), segment, ())
                 self._answers[key] = answer
                 return 1
         return 0

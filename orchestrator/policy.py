@@ -16,14 +16,17 @@ class Policy(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small", "large"})
-    one_vocabulary: ClassVar[bool] = False
-    """Whether ids travel from one model to the other, which then need the same tokenizer."""
     calibrated: ClassVar[str | None] = None
     """The field that trades accuracy for cost: what `baton calibrate` sets, within its bounds."""
 
     budget: int | None = Field(
         default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"
     )
+
+    @property
+    def one_vocabulary(self) -> bool:
+        """Whether ids travel from one model to the other, which then need the same tokenizer."""
+        return False
 
     @abstractmethod
     def solve(self, trace: Trace) -> Script:

@@ -102,7 +102,7 @@ class BestOfK(Stepwise):
             ]
             scores = yield from attempt(together(grades))
         elif drafts:
-            law = yield from attempt(choice(trace, drafts))
+            law = yield from attempt(choice(trace, drafts, self.scoring))
             scores = None if law is None else shares(law, self.scoring)
         return [None] * len(drafts) if scores is None else scores
 
@@ -112,7 +112,7 @@ class BestOfK(Stepwise):
         return -n if best >= self.threshold else None
 
 
-def choice(trace: Trace, drafts: Sequence[Segment]) -> Classify:
+def choice(trace: Trace, drafts: Sequence[Segment], scoring: Scoring) -> Classify:
     """The question to the large model: a letter for each draft, and one for none of them."""
     *letters, none = list(ascii_uppercase[: len(drafts) + 1])
     listed = "\n\n".join(
@@ -120,7 +120,8 @@ def choice(trace: Trace, drafts: Sequence[Segment]) -> Classify:
         for letter, draft in zip(letters, drafts, strict=True)
     )
     text = CHOICE.format(candidates=listed, none=none)
-    return Classify("large", trace, (Message("user", text),), LEAD_IN, (*letters, none))
+    turns, labels = (Message("user", text),), (*letters, none)
+    return Classify("large", trace, turns, LEAD_IN, labels, likeliest=scoring == "greedy")
 
 
 def shares(law: Classification, scoring: Scoring) -> list[float]:

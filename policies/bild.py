@@ -37,7 +37,6 @@ Turn = Generator[Action[Any], Any, tuple[Trace, bool]]
 class BiLD(Policy):
     """The small model writes until it is unsure; the large one rolls back what surprises it."""
 
-    one_vocabulary: ClassVar[bool] = True
     calibrated: ClassVar[str | None] = "fallback"
 
     fallback: float = Field(
@@ -64,6 +63,10 @@ class BiLD(Policy):
     answer_by: Literal["large", "small"] = Field(
         default="large", description="who writes the answer, once the thought has ended"
     )
+
+    @property
+    def one_vocabulary(self) -> bool:
+        return True
 
     @field_validator("rollback")
     @classmethod

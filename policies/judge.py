@@ -64,6 +64,10 @@ class Judging(Stepwise):
         default=(4.0, 1.0), description="a, b of 9*sigmoid(a + b*m), from the checkpoint"
     )
 
+    @property
+    def one_vocabulary(self) -> bool:
+        return self.scoring == "likelihood"
+
     def grade(self, trace: Trace, draft: Segment) -> Asking[float]:
         """What the large model finds the draft worth; a failure is raised."""
         return grade(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 from pydantic import Field
 
@@ -40,6 +41,9 @@ class Ledger:
 
 class NeverSlower(SpecReason):
     """SpecReason while it pays, then the large model alone."""
+
+    # It decides by the clock, which calls answered from memory do not move.
+    calibrated: ClassVar[str | None] = None
 
     first_n: int = Field(
         default=1,

@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from orchestrator.actions import Accept, Classify, Generate, Reject, Script
+from orchestrator.errors import Unsupported
 from orchestrator.policy import Policy
 from orchestrator.types import Message, Segment, Span, Trace
 from policies.answer import write_out
@@ -70,6 +71,8 @@ class Route(Policy):
     def confidence(self, beginning: Segment) -> float | None:
         """From 0 to 9; None where there is nothing to go by."""
         logprobs = beginning.logprobs
+        if beginning.tokens and not logprobs:
+            raise Unsupported("the small worker gives no log-probabilities, the signal asked for")
         if blank(beginning) or not logprobs:
             return None
         mean = sum(logprobs) / len(logprobs)

@@ -44,16 +44,25 @@ class SurpriseTakeover(Policy):
     calibrated: ClassVar[str | None] = "surprise"
 
     surprise: FiniteFloat = Field(
-        default=5.0, ge=0, description="nats at one token above which the large model takes over"
+        default=5.0,
+        ge=0,
+        description="nats at one token above which the large model takes over",
     )
     window: int = Field(
-        default=4, ge=1, description="steps that are drafted before the large model reads them"
+        default=4,
+        ge=1,
+        le=64,
+        description="steps that are drafted before the large model reads them",
     )
     span: int = Field(default=125, ge=1, description="tokens that the large model then writes")
     step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
     answer_by: Literal["large", "small", "active"] = Field(
         default="active", description="who writes the answer; active: the author of the last step"
     )
+
+    @property
+    def one_vocabulary(self) -> bool:
+        return True
 
     def solve(self, trace: Trace) -> Script:
         while not trace.closed:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, closing, suppress
+from contextlib import AsyncExitStack, closing
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -131,7 +131,7 @@ async def _search(
     from deploy.askers import LocalAsker, Options, ask, policy_of
     from deploy.config import DEFAULT_FILE, load
     from deploy.grading import Grader
-    from deploy.pair import load_worker
+    from deploy.pair import close, open_worker
     from orchestrator.calibrate import Point, search
     from orchestrator.evaluate import Contender, run
     from orchestrator.intervals import mean
@@ -144,14 +144,14 @@ async def _search(
     async with AsyncExitStack() as stack:
 
         def opened(name: str) -> Any:
-            worker = load_worker(getattr(args.workers, name))
-            stack.callback(partial(_close, worker))
+            worker = open_worker(getattr(args.workers, name))
+            stack.push_async_callback(close, [worker])
             return worker
 
         memos: dict[Any, Memo] = {name: Memo(partial(opened, name)) for name in ("small", "large")}
         learnt = _learn(memos, recordings, args)
         grader = stack.enter_context(closing(Grader()))
-        asker = LocalAsker(args, memos, Options(max_tokens))
+        asker = LocalAsker(args, memos, Options(max_tokens, seed=0))
 
         async def measure(value: float) -> Point:
             given = int(value) if where.whole else value
@@ -204,11 +204,6 @@ def _learn(memos: dict[Any, Any], folder: Path | None, args: Any) -> int:
                 raise ConfigError(f"{path}: {error}") from None
             learnt += sum(memo.learn(name, recording) for name, memo in memos.items())
     return learnt
-
-
-def _close(worker: Any) -> None:
-    with suppress(Exception):
-        worker.close()
 
 
 def _bounds(text: str | None) -> tuple[float, float] | None:

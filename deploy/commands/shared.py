@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
+from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,6 +17,7 @@ from orchestrator.types import Step
 
 if TYPE_CHECKING:
     from deploy.askers import Asker, Options
+    from deploy.config import WorkerSpec
     from orchestrator.evaluate import Contender
 
 COLOURS = {"small": "cyan", "large": "magenta", "policy": "yellow"}
@@ -68,12 +70,14 @@ async def asking(
     if speculation is None and workers.large.url is None:
         speculation = default_speculation
     if speculation is not None:
-        chosen = Speculation(method=speculation)
-        if speculation == workers.large.speculation.method:
-            chosen = workers.large.speculation
+        chosen = workers.large.speculation
+        if speculation != chosen.method:
+            chosen = Speculation(method=speculation, params=_draft(speculation, workers.small))
         large = workers.large.model_copy(update={"speculation": chosen})
         workers = workers.model_copy(update={"large": large})
     if small is not None:
+        if workers.small.url is not None:
+            raise ConfigError("--small: the small worker is a server; name a model there")
         chosen_small = workers.small.model_copy(update={"model": small})
         workers = workers.model_copy(update={"small": chosen_small})
     pair = load_pair(workers)
@@ -82,6 +86,17 @@ async def asking(
         yield LocalAsker(told, pair, options, recording=recording)
     finally:
         await close(pair.values())
+
+
+def _draft(method: str, small: WorkerSpec) -> dict[str, Any]:
+    """A method's parameters where the file has none: the small model drafts."""
+    from workers.speculation import METHODS
+
+    if method not in METHODS or "draft" not in signature(METHODS[method]).parameters:
+        return {}
+    if small.url is not None:
+        raise ConfigError(f"--speculation {method} needs a draft model, and the small is a server")
+    return {"draft": small.model}
 
 
 def wide_console() -> Console:

@@ -68,7 +68,7 @@ class Lookup(Method):
         if size == 0 or room <= 0:
             return ""
         if self.per_match:
-            room = min(room, int(self.per_match * size))
+            room = int(min(room, self.per_match * size))
         begin = text.rfind(text[-size:], 0, len(text) - 1) + size
         period = text[begin:]
         return (period * (room // len(period) + 1))[:room]
