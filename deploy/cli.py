@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
@@ -28,6 +30,24 @@ app = typer.Typer(
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        print(f"baton {metadata.version('baton')}")
+        raise typer.Exit
+
+
+@app.callback()
+def baton(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_version, is_eager=True, help="Print the version."),
+    ] = False,
+) -> None:
+    """What every command has in common."""
+
+
 app.command("serve")(serve)
 app.command("ask")(ask)
 app.command("eval")(evaluate)

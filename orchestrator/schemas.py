@@ -244,6 +244,8 @@ def invalid(error: ValidationError, prefix: str = "") -> InvalidRequest:
             code, message = "unknown_parameter", "unknown parameter"
         case "missing":
             code, message = "missing_required_parameter", "missing"
+        case "too_short":
+            code, message = "invalid_value", "must not be empty"
         case "unsupported_parameter" | "invalid_value" | "invalid_type":
             code, message = kind, first["msg"]
         case _:

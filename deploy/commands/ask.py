@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.live import Live
+from rich.text import Text as Styled
 
 from deploy.commands.shared import Config, Url, asking, line_of
 
@@ -65,26 +67,25 @@ async def _ask(
     from orchestrator.events import Stepped, Text
 
     console = Console(highlight=False, quiet=as_json, soft_wrap=True)
-    live = False
-    async with (
-        asking(url, config, options, [contender]) as asker,
-        aclosing(asker.stream(question, contender)) as items,
-    ):
-        async for item in items:
-            if isinstance(item, Stepped) and item.step.phase == "thought":
-                if live:
-                    console.print("\n")
-                    live = False
-                console.print(line_of(item.step))
-            elif isinstance(item, Text) and item.phase == "thought" and url is not None:
-                # A service tells who wrote a step when all are written; the text comes at once.
-                console.print(item.text, end="", style="dim", markup=False)
-                live = True
-            elif isinstance(item, Told):
-                if as_json:
-                    print(json.dumps(_whole(item), ensure_ascii=False))
-                else:
-                    _conclude(console, item)
+    # A service tells who wrote a step when all are written; until then the text itself is shown.
+    draft = Styled(style="dim")
+    with Live(draft, console=console, transient=True) as live:
+        async with (
+            asking(url, config, options, [contender]) as asker,
+            aclosing(asker.stream(question, contender)) as items,
+        ):
+            async for item in items:
+                if isinstance(item, Stepped) and item.step.phase == "thought":
+                    draft.truncate(0)
+                    live.console.print(line_of(item.step))
+                elif isinstance(item, Text) and item.phase == "thought" and url is not None:
+                    draft.append(item.text)
+                elif isinstance(item, Told):
+                    told = item
+    if as_json:
+        print(json.dumps(_whole(told), ensure_ascii=False))
+    else:
+        _conclude(console, told)
 
 
 def _whole(told: Told) -> dict[str, Any]:

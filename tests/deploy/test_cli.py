@@ -49,6 +49,10 @@ def test_help(baton: Any, command: tuple[str, ...]) -> None:
     assert command in ((), ("trace",)) or "Examples" in ran.out
 
 
+def test_version(baton: Any) -> None:
+    assert baton("--version").out.startswith("baton 0.")
+
+
 DEAD = "http://127.0.0.1:9"
 
 
