@@ -74,6 +74,10 @@ def test_tokens_are_those_of_transformers_wherever_both_exits_are(
     assert generate(loop, PROMPTS, 20) == expected(20)
 
 
+def test_no_drafts_are_plain_decoding_in_two_passes() -> None:
+    assert generate(decoder(gamma=0), PROMPTS, 8) == expected(8)
+
+
 def test_rows_join_and_leave_while_others_draft() -> None:
     outputs, loop = {}, decoder(gamma=4, threshold=0.3)
     slots = (3, 0, 5, 1)

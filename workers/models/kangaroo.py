@@ -27,6 +27,8 @@ from workers.models.align import Chains, read_chains
 from workers.models.batches import LENGTHS, Buckets, Document, collate
 from workers.speculation.adapter import CONFIG, WEIGHTS, Adapter, Shape
 
+EXIT_LAYER = 2
+"""Of the embedded model's twelve."""
 MEASURED = 64
 """Chains that training leaves out; the first of the file."""
 
@@ -35,7 +37,6 @@ MEASURED = 64
 class Course:
     """How an adapter is trained; AdamW, a warm-up, and a linear decay at the end."""
 
-    exit_layer: int = 2
     tokens: int = 6_000_000
     minutes: float | None = None
     learning_rate: float = 3e-3
@@ -60,16 +61,34 @@ class Rates:
 
 
 class Lesson:
-    """A frozen target and the adapter that learns from it."""
+    """A frozen target, the adapter that learns from it, and the fingerprint of the weights."""
 
-    def __init__(self, model: Any, exit_layer: int) -> None:
-        self.model, self.exit_layer = model, exit_layer
+    def __init__(self, model: Any, exit_layer: int, weights: str = "", seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model, self.exit_layer, self.weights = model, exit_layer, weights
         adapter = Adapter(Shape.of(model.config, exit_layer), model.config.rms_norm_eps)
         adapter = adapter.to(model.device)
         with torch.no_grad():  # at first what the head itself reads out of the shallow layer
             adapter.out.weight.zero_()
             adapter.after.weight.copy_(model.model.norm.weight)
         self.adapter = adapter
+
+    @classmethod
+    def on(
+        cls, checkpoint: Path, exit_layer: int, init_from: Path | None = None, seed: int = 0
+    ) -> Lesson:
+        """A lesson on a checkpoint, from an adapter's folder or from nothing.
+
+        Raises:
+            ValueError: an exit layer that the target lacks, an adapter that does not fit.
+        """
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = load_model(str(checkpoint), device=device, dtype=torch.float32)
+        lesson = cls(model, exit_layer, fingerprint(checkpoint), seed)
+        if init_from is not None:
+            first = Adapter.load(init_from, model, exit_layer)
+            lesson.adapter.load_state_dict(first.state_dict())
+        return lesson
 
     def laws(self, documents: Sequence[Document], length: int) -> tuple[Tensor, Tensor]:
         """Log-probabilities [tokens, vocabulary] of the adapter and of the target."""
@@ -106,13 +125,12 @@ def measure(lesson: Lesson, documents: Sequence[Document]) -> Rates:
 
 
 def train_adapter(
-    target: Path,
+    lesson: Lesson,
     chains: Path,
     out: Path,
     course: Course,
     *,
     resume: bool = False,
-    init_from: Path | None = None,
     log: Callable[[str], None] = print,
 ) -> Rates:
     """Train into the folder `out`, which then holds an adapter and `state.pt` to resume from.
@@ -120,45 +138,37 @@ def train_adapter(
     Returns the rates on the chains left out; they also stand in the adapter's configuration.
 
     Raises:
-        ValueError: too few chains, an exit layer that the target lacks, an adapter to start from
-            that does not fit.
+        ValueError: too few chains, or a state to resume from that is another lesson's.
     """
     start = saved_at = logged_at = time.monotonic()
-    torch.manual_seed(course.seed)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    lesson = Lesson(load_model(str(target), device=device, dtype=torch.float32), course.exit_layer)
-    adapter = lesson.adapter
+    adapter, device = lesson.adapter, lesson.model.device
     measured = read_chains(chains)[:MEASURED]
     if len(measured) < MEASURED:
         raise ValueError(f"{chains} holds fewer than the {MEASURED} chains that are left out")
     optimizer = torch.optim.AdamW(adapter.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     tokens, step, before = 0, 0, 0.0
-    notes = {"target": fingerprint(target)}
+    of_whom = {"exit_layer": lesson.exit_layer, "target": lesson.weights}
     state_path = out / "state.pt"
     if resume and state_path.exists():
         state = torch.load(state_path, map_location=device, weights_only=True)
-        if (state["exit_layer"], state["target"]) != (course.exit_layer, notes["target"]):
+        if any(state[name] != value for name, value in of_whom.items()):
             raise ValueError(f"{out} holds the training of another exit layer, or on other weights")
         adapter.load_state_dict(state["adapter"])
         optimizer.load_state_dict(state["optimizer"])
         tokens, step, before = state["tokens"], state["step"], state["elapsed"]
-    elif init_from is not None:
-        first = Adapter.load(init_from, lesson.model, course.exit_layer)
-        adapter.load_state_dict(first.state_dict())
     # A resumed run takes the chains in another order.
     source = Chains(chains, skip=MEASURED)(0, 1, course.seed + step)
     buckets = Buckets(source, course.batch_tokens)
     progress, sums, count = 0.0, torch.zeros(3, device=device), 0
 
     def save(**figures: Any) -> None:
-        adapter.save(out, **notes, **figures)
+        adapter.save(out, target=lesson.weights, **figures)
         state: dict[str, Any] = {
             "adapter": adapter.state_dict(),
             "optimizer": optimizer.state_dict(),
         }
         state |= {"tokens": tokens, "step": step, "elapsed": elapsed}
-        state |= {"exit_layer": course.exit_layer} | notes
-        torch.save(state, out / "state.pt.new")
+        torch.save(state | of_whom, out / "state.pt.new")
         os.replace(out / "state.pt.new", state_path)
 
     while progress < 1:
@@ -195,7 +205,7 @@ def train_adapter(
     found = measure(lesson, measured)
     figures = {"overlap": found.overlap, "agreement": found.agreement, "loss": found.loss}
     save(measured=figures)
-    log(json.dumps({"exit_layer": course.exit_layer} | figures))
+    log(json.dumps({"exit_layer": lesson.exit_layer} | figures))
     return found
 
 

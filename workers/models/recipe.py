@@ -35,7 +35,7 @@ from workers.models.batches import Document
 from workers.models.cost import decode_cost
 from workers.models.documents import Writer, texts
 from workers.models.harvest import Author, harvest, load_mistakes
-from workers.models.kangaroo import Course, belongs, train_adapter
+from workers.models.kangaroo import EXIT_LAYER, Course, Lesson, belongs, train_adapter
 from workers.models.llama import Recipe
 from workers.models.measure import candidates, judge, report
 from workers.models.problems import Part
@@ -111,12 +111,11 @@ def run(
     elif stage == "align":
         align(runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init_from, log=log)
     elif stage == "kangaroo":
-        course = replace(COURSE, minutes=minutes, tokens=tokens or COURSE.tokens)
-        course = replace(course, exit_layer=exit_layer or COURSE.exit_layer)
         large = _checkpoint(runs, "large")
-        chains = _chains(runs, large, log)
+        lesson = Lesson.on(large, exit_layer or EXIT_LAYER, init_from, COURSE.seed)
+        course = replace(COURSE, minutes=minutes, tokens=tokens or COURSE.tokens)
         train_adapter(
-            large, chains, runs / stage, course, resume=resume, init_from=init_from, log=log
+            lesson, _chains(runs, large, log), runs / stage, course, resume=resume, log=log
         )
     elif stage == "calibrate":
         calibrate(runs / "small", runs / "large", log)

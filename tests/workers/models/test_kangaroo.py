@@ -63,6 +63,10 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert (runs / "kangaroo" / "adapter.safetensors").read_bytes() != first
         with pytest.raises(ValueError, match="another exit layer"):
             recipe.run("kangaroo", runs, tokens=40_000, resume=True, log=quiet)
+        with pytest.raises(ValueError, match="exit_layer must be from 1 to 11, not 12"):
+            recipe.run("kangaroo", runs, exit_layer=12, log=quiet)
+        with pytest.raises(ValueError, match="trained for exit_layer 3, not 2"):
+            recipe.run("kangaroo", runs, init_from=runs / "kangaroo", log=quiet)
     return runs
 
 
