@@ -16,7 +16,9 @@ POLICY_MAY = {f"orchestrator.{name}" for name in ("types", "actions", "errors", 
 WORKER_MAY = {f"orchestrator.{name}" for name in ("types", "worker", "errors")}
 POLICY_MAY_NOT = {"asyncio", "time", "random"}  # they reach a policy as answers and seeds
 ORCHESTRATOR_MAY_NOT = {"ray", "torch", "transformers"}
-METHODS_SHARE = {"tree", "rules", "drafter", "target", "cache", "sampling", "decode", "method"}
+METHODS_SHARE = {
+    "tree", "rules", "drafter", "adapter", "target", "cache", "sampling", "decode", "method",
+}  # fmt: skip
 
 
 def files(package: str) -> list[Path]:

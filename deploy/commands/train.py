@@ -27,6 +27,7 @@ EXAMPLES = """
 and only where it is named:
 
   align       a small model that learnt to write like the large one, for the policy bild
+  kangaroo    the adapter by which the large model drafts for itself (speculation: kangaroo)
 
 [bold]Examples[/]
 
@@ -36,6 +37,7 @@ and only where it is named:
   baton train large --init runs/large    start from weights and warm up again
   baton train measure --part heldout     the figures of the shipped pair
   baton train align --minutes 20         into runs/aligned; then: baton eval --small runs/aligned
+  baton train kangaroo --exit-layer 3    into runs/kangaroo; publish lays it beside the large model
 """
 
 
@@ -61,6 +63,9 @@ def train(
     ] = None,
     part: Annotated[Part, typer.Option(help="For measure: which problems.")] = Part.dev,
     count: Annotated[int, typer.Option(min=10, help="For measure: how many problems.")] = 1000,
+    exit_layer: Annotated[
+        int | None, typer.Option(min=1, help="For kangaroo: the layer its adapter reads.")
+    ] = None,
 ) -> None:
     """Train the embedded pair on generated problems, stage by stage."""
     from workers.models import recipe
@@ -71,7 +76,7 @@ def train(
     for stage in stages or recipe.STAGES:
         recipe.run(
             stage, runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init,
-            part=part.value, count=count,
+            part=part.value, count=count, exit_layer=exit_layer,
         )  # fmt: skip
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from transformers import (
 
 from workers.loading import load_tokenizer
 from workers.prompt import Prompts
+from workers.speculation.adapter import Adapter, Shape
 
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEMPLATE = (
@@ -87,6 +90,22 @@ def make_model(
         if "norm" not in name:
             parameter.mul_(6)
     return model
+
+
+_FOLDERS = tempfile.TemporaryDirectory()  # gone with the process
+
+
+@cache
+def make_adapter(
+    exit_layer: int = 1, width: int = 32, heads: int = 4, key_heads: int = 2, seed: int = 0
+) -> str:
+    """A folder with a random adapter, for models of `make_model`'s shape unless it is given."""
+    torch.manual_seed(seed)
+    adapter = Adapter(Shape(exit_layer, width, heads, key_heads, width // heads), 1e-6)
+    adapter.after.weight.data.mul_(6)  # so that some laws are sure and some are not
+    folder = Path(_FOLDERS.name) / f"{exit_layer}-{width}-{heads}-{key_heads}-{seed}"
+    adapter.save(folder)
+    return str(folder)
 
 
 def save(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Any) -> Path:

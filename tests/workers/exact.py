@@ -162,6 +162,27 @@ def independent(count: int, depth: int) -> Reference:
     return draft
 
 
+def doubting(depth: int, threshold: Fraction, *, by_token: bool = False) -> Reference:
+    """One sequence that ends behind the first token drawn from a law without a likely one.
+
+    `by_token` is wrong: it ends before the first token that is unlikely itself.
+    """
+
+    def draft(laws: Laws, script: Script) -> Tree:
+        sketch, node = Sketch(laws), 0
+        for _ in range(depth):
+            law = sketch.law(node)
+            token = script.draw(law)
+            if by_token and law[token] < threshold:
+                break
+            node = sketch.child(node, token)
+            if not by_token and max(law) < threshold:
+                break
+        return sketch.done()
+
+    return draft
+
+
 def constant(branching: Sequence[int]) -> Reference:
     """Distinct children of every node, drawn one after the other."""
 

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.conftest import make_model
+from tests.workers.conftest import make_adapter, make_model
 from tests.workers.exact import (
     Judge,
     Laws,
@@ -32,6 +32,7 @@ from tests.workers.exact import (
     beam,
     certain,
     constant,
+    doubting,
     enumerate_all,
     independent,
     joint,
@@ -69,6 +70,8 @@ PROOFS: list[tuple[str, dict[str, Any], Reference, int, int]] = [
     ("greedy-multi", {}, top_and_one([3]), 4, 1),
     ("greedy-multi", {}, top_and_one([2, 2]), 3, 2),
     ("greedy-multi", {}, top_and_one([1, 2, 2]), 2, 3),
+    ("kangaroo", {}, doubting(2, Fraction(1, 2)), 3, 2),
+    ("kangaroo", {}, doubting(3, Fraction(3, 5)), 3, 3),
 ]
 IDS = [f"{name}-{'-'.join(options.values())}{v}^{d}" for name, options, _, v, d in PROOFS]
 
@@ -79,6 +82,8 @@ def method(name: str, **options: Any) -> Method:
     target = Target(make_model(vocabulary=8), slots=1, max_len=8)
     if "draft" in inspect.signature(METHODS[name]).parameters:
         options["draft"] = "any"
+    if "adapter" in inspect.signature(METHODS[name]).parameters:
+        options["adapter"] = make_adapter()
     return build(name, target, lambda _: make_model(vocabulary=8), **options)
 
 
@@ -289,6 +294,12 @@ BROKEN: dict[str, tuple[Reference, Judge, int, int]] = {
     ),
     "rho too small": (independent(2, 2), node_by_node(small_rho), 3, 2),
     "distinct draws by k-seq": (constant([2, 2]), node_by_node(rules.k_seq), 3, 2),
+    "unlikely drafts dropped": (
+        doubting(2, Fraction(1, 3), by_token=True),
+        node_by_node(rules.rejection),
+        3,
+        2,
+    ),
     "block without reach": (independent(1, 3), whole_residual, 3, 3),
 }
 

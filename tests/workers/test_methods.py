@@ -17,12 +17,13 @@ import torch
 from orchestrator.errors import WorkerError
 from orchestrator.types import Generation, Message, Sampling, Span, Trace
 from orchestrator.worker import Call
-from tests.workers.conftest import make_model
+from tests.workers.conftest import make_adapter, make_model
 from tests.workers.exact import agrees
 from workers.checkpoints import resolve
 from workers.loading import load, load_model, load_tokenizer
 from workers.local import LocalWorker
 from workers.speculation import METHODS, build
+from workers.speculation.adapter import Adapter
 from workers.speculation.decode import Decoder, generate
 from workers.speculation.sampling import warp
 from workers.speculation.target import Target
@@ -39,6 +40,7 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("recursive-s", {"draft": "other", "width": 3, "gamma": 3}),
     ("recursive-s", {"draft": "other", "width": 3, "gamma": 2, "verification": "traversal"}),
     ("greedy-multi", {"draft": "other", "branching": [3, 2]}),
+    ("kangaroo", {"adapter": make_adapter(), "gamma": 3, "threshold": 0.3}),
 ]
 
 
@@ -189,6 +191,8 @@ def test_caches_after_every_round_equal_a_fresh_prefill(
                 length = cache.lengths[row.slot]
                 assert length == len(row.ids) - 1 or (model is not loop.target and length > 2)
                 fresh = Target(model.model, slots=1, max_len=64)
+                if model.exit is not None:
+                    fresh.exit_by(Adapter.load(Path(options["adapter"]), model.model))
                 with torch.inference_mode():
                     fresh.read(0, row.ids[:length])
                 held = cache.data[:, row.slot, :, :length]
@@ -197,8 +201,12 @@ def test_caches_after_every_round_equal_a_fresh_prefill(
 
 @pytest.mark.parametrize("method", [name for name, _ in OPTIONS if name != "vanilla"])
 def test_the_embedded_pair_writes_what_transformers_writes(method: str, embedded: Any) -> None:
-    prompts, outputs, target, draft = embedded
-    options = {} if method == "lookup" else {"draft": "small"}
+    prompts, outputs, model, draft = embedded
+    target = Target(model, slots=4, max_len=128)
+    if method == "kangaroo":
+        options = {"adapter": make_adapter(2, 128, 4, 4), "threshold": 0.1}
+    else:
+        options = {} if method == "lookup" else {"draft": "small"}
     loop = Decoder(target, build(method, target, lambda _: draft, **options))
     assert generate(loop, prompts, 24) == outputs
 
@@ -221,8 +229,7 @@ def embedded() -> Any:
             eos_token_id=None,
         )
         outputs.append(made[0, len(prompt) :].tolist())
-    target = Target(model, slots=4, max_len=128)
-    return prompts, outputs, target, load_model(str(resolve("embedded:small")))
+    return prompts, outputs, model, load_model(str(resolve("embedded:small")))
 
 
 # In service ------------------------------------------------------------------------------
@@ -364,10 +371,15 @@ def test_log_probabilities_are_those_of_the_model(method: str, options: dict[str
         ("greedy-multi", {"branching": [9, 9, 9]}, "820 nodes"),
         ("greedy-multi", {"branching": 3}, "branching must be a list of whole numbers, not 3"),
         ("chain", {"gamma": "4"}, "gamma must be a whole number of at least 0, not '4'"),
+        ("kangaroo", {"gamma": -1}, "gamma must be a whole number of at least 0, not -1"),
+        ("kangaroo", {"gamma": 500}, "gamma 500: a tree of 501 nodes"),
+        ("kangaroo", {"threshold": 1.5}, "threshold must be a number from 0 to 1, not 1.5"),
+        ("kangaroo", {"threshold": "0.5"}, "threshold must be a number from 0 to 1, not '0.5'"),
+        ("kangaroo", {"exit_layer": 0}, "exit_layer must be a whole number of at least 1, not 0"),
     ],
 )
 def test_a_wrong_parameter_is_named(method: str, options: dict[str, Any], message: str) -> None:
-    if method != "lookup":
+    if method not in ("lookup", "kangaroo"):
         options = {"draft": "other", **options}
     with pytest.raises(ValueError, match=message):
         decoder(method, options)

@@ -35,7 +35,8 @@ def write_chains(
     author, source = Author(large), stream("train", seed)
     rng = random.Random(f"align/{seed}")
     out.parent.mkdir(parents=True, exist_ok=True)
-    with gzip.open(out, "wt") as file:
+    growing = out.with_name(out.name + ".new")
+    with gzip.open(growing, "wt") as file:
         for done in range(0, count, BATCH):
             problems = islice(source, min(BATCH, count - done))
             questions = [disturb(problem.question, rng) for problem in problems]
@@ -45,19 +46,29 @@ def write_chains(
                 if reply[-1:] == [author.end]:
                     file.write(json.dumps([prompt, reply]) + "\n")
             if done % (20 * BATCH) == 0:
-                log(f"align: {done} of {count} chains")
+                log(f"chains: {done} of {count}")
+    growing.replace(out)
     return out
+
+
+def read_chains(path: Path) -> list[Document]:
+    """The chains of a file as documents, in their order."""
+    with gzip.open(path, "rt") as file:
+        return [document(*json.loads(line)) for line in file]
 
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """The chains of a file as documents, again and again in another order; picklable."""
+    """The chains of a file as documents, again and again in another order; picklable.
+
+    The first `skip` of the file are left out.
+    """
 
     path: Path
+    skip: int = 0
 
     def __call__(self, rank: int, world: int, seed: int) -> Iterator[Document]:
-        with gzip.open(self.path, "rt") as file:
-            documents = [document(*json.loads(line)) for line in file]
+        documents = read_chains(self.path)[self.skip :]
         if not documents:
             raise ValueError(f"{self.path} holds no chains")
         rng = random.Random(f"chains/{seed * world + rank}")

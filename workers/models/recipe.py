@@ -13,16 +13,17 @@
 and, only where it is named, since nothing else builds on it:
 
     align       a small model that learnt to write like the large one (`align.py`), in `aligned`
+    kangaroo    the adapter by which the large model drafts for itself (`kangaroo.py`)
 
-Every stage reads what earlier ones left in the run folder, so each can be repeated alone. Aligning
-takes the published pair where the run folder has none.
+Every stage reads what earlier ones left in the run folder, so each can be repeated alone. The last
+two take the published pair where the run folder has none; publishing takes the adapter along.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -34,11 +35,14 @@ from workers.models.batches import Document
 from workers.models.cost import decode_cost
 from workers.models.documents import Writer, texts
 from workers.models.harvest import Author, harvest, load_mistakes
+from workers.models.kangaroo import EXIT_LAYER, Course, Lesson, belongs, train_adapter
 from workers.models.llama import Recipe
 from workers.models.measure import candidates, judge, report
 from workers.models.problems import Part
 from workers.models.trainer import train
 from workers.models.vocabulary import train_tokenizer
+from workers.speculation.adapter import CONFIG, WEIGHTS
+from workers.speculation.kangaroo import FOLDER
 
 SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
@@ -46,7 +50,7 @@ STAGES = (
     "tokenizer", "novice", "harvest", "small", "rehearse", "large", "calibrate", "publish",
     "measure",
 )  # fmt: skip
-EXTRA_STAGES = ("align",)
+EXTRA_STAGES = ("align", "kangaroo")
 HARVESTED_PROBLEMS = 16_000
 ALIGNED_PROBLEMS = 16_000
 HARVESTS = {"harvest": ("novice", 0), "rehearse": ("small", 1)}
@@ -57,6 +61,7 @@ RECIPES = {
     "small": Recipe(layers=2, width=64, tokens=55_000_000, seed=1),
     "large": Recipe(layers=12, width=128, tokens=90_000_000, seed=2, flag_layer=9),
 }
+COURSE = Course()
 RECIPES["align"] = replace(RECIPES["small"], tokens=5_000_000, seed=3)
 
 
@@ -85,6 +90,7 @@ def run(
     init_from: Path | None = None,
     part: Part = "dev",
     count: int = 1000,
+    exit_layer: int | None = None,
     log: Callable[[str], None] = print,
 ) -> None:
     """Run one stage in the folder `runs`.
@@ -92,7 +98,8 @@ def run(
     `minutes` caps the wall time of a training stage (its schedule ends in time), `tokens` its
     length; `resume` goes on from the stage's last checkpoint; `init_from` starts from the weights
     of an exported checkpoint and warms up again, to a third of the learning rate. `measure` takes
-    `count` problems of a part that training never saw.
+    `count` problems of a part that training never saw; `exit_layer` is the one that kangaroo's
+    adapter reads.
     """
     tokenizer = runs / "tokenizer"
     harvests = {name: runs / f"{name}.jsonl.gz" for name in HARVESTS}
@@ -103,11 +110,19 @@ def run(
         harvest(runs / author, harvests[stage], HARVESTED_PROBLEMS, seed, log)
     elif stage == "align":
         align(runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init_from, log=log)
+    elif stage == "kangaroo":
+        large = _checkpoint(runs, "large")
+        lesson = Lesson.on(large, exit_layer or EXIT_LAYER, init_from, COURSE.seed)
+        course = replace(COURSE, minutes=minutes, tokens=tokens or COURSE.tokens)
+        train_adapter(
+            lesson, _chains(runs, large, log), runs / stage, course, resume=resume, log=log
+        )
     elif stage == "calibrate":
         calibrate(runs / "small", runs / "large", log)
     elif stage == "publish":
         for name in ("small", "large"):
             publish(runs / name, MODELS / name)
+        publish_adapter(runs / "kangaroo", MODELS / "large", log)
     elif stage == "measure":
         measure(part, count, log)
     else:
@@ -138,17 +153,20 @@ def align(
     init_from: Path | None = None,
     log: Callable[[str], None] = print,
 ) -> None:
-    """Train the small model on the large one's greedy chains, from its own weights or another's.
-
-    The chains are written anew, unless a stage that was broken off goes on with them.
-    """
+    """Train the small model on the large one's greedy chains, from its own weights or another's."""
     small, large = (_checkpoint(runs, name) for name in ("small", "large"))
-    chains = runs / "chains.jsonl.gz"
-    if not (resume and chains.exists()):
-        write_chains(large, chains, ALIGNED_PROBLEMS, 2, log)
+    chains = _chains(runs, large, log)
     start = init_from or small
     recipe = _recipe("align", minutes, tokens, start)
     train(recipe, Chains(chains), runs / "aligned", small, resume, init_from=start, log=log)
+
+
+def _chains(runs: Path, large: Path, log: Callable[[str], None]) -> Path:
+    """The large model's chains: those that were written since it was trained, or new ones."""
+    chains, weights = runs / "chains.jsonl.gz", large / "model.safetensors"
+    if not chains.exists() or chains.stat().st_mtime_ns < weights.stat().st_mtime_ns:
+        write_chains(large, chains, ALIGNED_PROBLEMS, 2, log)
+    return chains
 
 
 def _checkpoint(runs: Path, name: str) -> Path:
@@ -174,12 +192,21 @@ def calibrate(
     log(json.dumps(figures))
 
 
-def publish(trained: Path, shipped: Path) -> None:
+def publish(trained: Path, shipped: Path, names: Sequence[str] = (*SHIPPED, JUDGE_FILE)) -> None:
     """Copy what a user loads; nothing of the optimizer."""
     shipped.mkdir(parents=True, exist_ok=True)
-    for name in (*SHIPPED, JUDGE_FILE):
+    for name in names:
         if (trained / name).exists():
             shutil.copyfile(trained / name, shipped / name)
+
+
+def publish_adapter(trained: Path, large: Path, log: Callable[[str], None]) -> None:
+    """Lay the adapter beside the large model it was trained on; say so where none fits."""
+    shipped = large / FOLDER
+    if belongs(trained, large):
+        publish(trained, shipped, (CONFIG, WEIGHTS))
+    elif shipped.exists() and not belongs(shipped, large):
+        log(f"publish: {shipped} was trained on other weights; run the stage kangaroo")
 
 
 def measure(part: Part, count: int, log: Callable[[str], None] = print, seed: int = 1) -> None:

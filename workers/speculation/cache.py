@@ -59,6 +59,13 @@ class Cache:
         self._gather: Tensor | None = None
         self._end = 0
 
+    def add_layer(self) -> int:
+        """Make room for one more layer, before anything is cached; returns its index."""
+        layers, *rest = self.data.shape
+        self.data = self.data.new_empty(0)  # a large cache has no room beside another
+        self.data = self.data.new_zeros((layers + 2, *rest))
+        return layers // 2
+
     # What a forward pass uses ------------------------------------------------------------
 
     def open(self, slots: Sequence[int], starts: Sequence[int], positions: Tensor, n: int) -> None:

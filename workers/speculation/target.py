@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from workers.speculation.adapter import Adapter
 from workers.speculation.cache import Cache
 from workers.speculation.tree import Tree
 
@@ -56,7 +57,8 @@ class Target:
         )
         self.layers = list(base.layers)
         self.vocabulary = vocabulary or config.vocab_size
-        self.passes = 0
+        self.passes = 0  # those that reach the last layer
+        self.exit: Adapter | None = None
         head_size = getattr(config, "head_dim", None)
         head_size = head_size or config.hidden_size // config.num_attention_heads
         with torch.no_grad():
@@ -81,6 +83,20 @@ class Target:
             seen = offset[None] <= torch.arange(chunk, device=self.device)[:, None]
             self._strip = self._additive(seen)
 
+    def exit_by(self, adapter: Adapter) -> None:
+        """Let passes end at the adapter's layer; before anything is cached.
+
+        From then on every token that reaches that layer leaves the adapter's keys and values in
+        the cache too, so a slot's length is theirs as well.
+        """
+        adapter.place = self.cache.add_layer()
+        self.exit = adapter
+
+    @property
+    def exit_layer(self) -> int:
+        """Where a pass may end with logits before the last layer; -1 without an adapter."""
+        return -1 if self.exit is None else self.exit.shape.exit_layer
+
     def forward(
         self,
         slots: Sequence[int],
@@ -103,7 +119,8 @@ class Target:
                 are; this pass reads the others, and its logits are theirs.
             last: only the logits of that many last nodes (0: none).
             states: residual stream [rows, n, width] to enter layer `layers[0]` with.
-            layers: half-open range of layers to run; logits need the last one.
+            layers: half-open range of layers to run; logits need the last one, or an early
+                exit behind it.
             hidden: layers whose *input* is wanted; the number of layers asks for the normed end.
         """
         skips = skip or [0] * len(slots)
@@ -113,7 +130,6 @@ class Target:
         starts = [lengths[slot] + done for slot, done in zip(slots, skips, strict=True)]
         chains = all(tree.is_chain for tree in trees)
         first, stop = layers[0], layers[1] if layers[1] is not None else len(self.layers)
-        self.passes += 1
         if rows == 1 and chains and n <= len(self._strip):
             start, end = starts[0], starts[0] + n
             positions = self._columns[start:end][None]
@@ -133,18 +149,33 @@ class Target:
         for index in range(first, stop):
             if index in hidden:
                 taken[index] = x
+            if self.exit is not None and first < index == self.exit_layer:
+                self.exit.note(x, rotary, self.cache)
             x = self.layers[index](
                 x, attention_mask=mask, past_key_values=self.cache, position_embeddings=rotary
             )
         if stop < len(self.layers):
             taken[stop] = x
-            return Result(x[:, :0], taken)
+            return Result(self._early(x, stop, rotary, mask, n if last is None else last), taken)
+        self.passes += 1
         if last is not None:
             x = x[:, n - last :]
         x = self.norm(x)
         if stop in hidden:
             taken[stop] = x
         return Result(self.head(x)[..., : self.vocabulary], taken)
+
+    def _early(
+        self, x: Tensor, stop: int, rotary: tuple[Tensor, Tensor], mask: Tensor | None, last: int
+    ) -> Tensor:
+        """Logits of the last nodes of a pass that ends before the last layer, if it may."""
+        if self.exit is None or stop != self.exit_layer:
+            return x[:, :0]
+        if last == 0:
+            self.exit.note(x, rotary, self.cache)
+            return x[:, :0]
+        x = self.exit(x, rotary, mask, self.cache)[:, -last:]
+        return self.head(x)[..., : self.vocabulary]  # type: ignore[no-any-return]
 
     def read(self, slot: int, ids: Sequence[int], *, last: int = 1) -> Result:
         """Read and commit tokens behind a slot's length, at most `CHUNK` of them."""
