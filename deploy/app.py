@@ -51,6 +51,7 @@ class Orchestrator:
             workers=self._workers,
             default_policy=args.policy.default,
             defaults=args.policy.params,
+            speculation=args.workers.speculation(),
             keys=Keys(args.api_keys()),
             limits=ServiceLimits(**args.limits.model_dump()),
             ready=self._ready,

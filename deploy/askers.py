@@ -126,6 +126,7 @@ class LocalAsker:
             policy.model_dump(mode="json") if self._recording else {},
             Sampling(options.temperature, seed=options.seed),
             Limits(options.max_tokens or service.max_tokens, None, service.deadline_s),
+            self._args.workers.speculation(),
         )
         heard: list[Called | Stepped | Ended] = []
         events = solve(
@@ -151,7 +152,11 @@ class LocalAsker:
                         event.steps,
                         Recording(asked, tuple(heard)) if self._recording else None,
                     )
-                    summary = {"policy": contender.label, "forced": trace.forced}
+                    summary = {
+                        "policy": contender.label,
+                        "forced": trace.forced,
+                        "speculation": asked.speculation,
+                    }
                     yield Told(answered, {**summary, **asdict(event.metrics)})
 
     def forget(self) -> None:
@@ -211,7 +216,8 @@ class HttpAsker:
         )
         for step in answered.steps:
             yield Stepped(step)
-        summary = {key: finished[key] for key in ("policy", "forced", "trace_id")}
+        told_too = ("policy", "forced", "speculation", "trace_id")
+        summary = {key: finished[key] for key in told_too}
         yield Told(answered, {**summary, **told})
 
     async def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:

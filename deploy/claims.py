@@ -130,8 +130,8 @@ def name_of(row: Row) -> str:
 
 
 def _method(row: Row) -> str | None:
-    """What the large worker did; None where a service kept it to itself."""
+    """What the large worker did; None where no claim is about it: unknown, or lossy."""
     told = row["speculation"]
-    if told in (SERVICE, SERVER):
+    if told in (SERVICE, SERVER) or "lossy" in told:
         return None
     return "vanilla" if told == "vanilla" else "token-level"

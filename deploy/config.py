@@ -20,6 +20,7 @@ from ray.serve.schema import ServeDeploySchema
 from orchestrator.actions import WorkerName
 from orchestrator.errors import ConfigError
 from orchestrator.policy import Policy
+from orchestrator.summary import SERVER
 from policies import POLICIES
 from policies.judge import Judging
 from workers.address import base
@@ -35,6 +36,11 @@ OURS = {"device", "replicas", "gpu", "dtype", "rows", "threads", "speculation"}
 """Settings of a model that this deployment runs itself."""
 
 
+LOSSY = {"reflective"}
+"""Methods of `METHODS` that change what is said; named here, since those cannot be imported
+without torch."""
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -44,6 +50,11 @@ class Speculation(Strict):
 
     method: str = "vanilla"
     params: dict[str, Any] = {}
+
+    @property
+    def told(self) -> str:
+        """The method as users read it, marked where it is lossy."""
+        return f"{self.method} (lossy)" if self.method in LOSSY else self.method
 
 
 class WorkerSpec(Strict):
@@ -121,6 +132,13 @@ class Workers(Strict):
 
     def by_name(self) -> dict[WorkerName, WorkerSpec]:
         return {"small": self.small, "large": self.large}
+
+    def speculation(self) -> dict[str, str]:
+        """What each worker decodes with, as users read it."""
+        return {
+            name: spec.speculation.told if spec.url is None else SERVER
+            for name, spec in self.by_name().items()
+        }
 
 
 class PolicyChoice(Strict):

@@ -27,6 +27,7 @@ COUNTERS: Final = {
 GAUGES: Final = {
     "live_rows": "Sequences being worked on.",
     "queued": "Calls waiting for a row.",
+    "lossy": "Replicas whose speculation method is lossy.",
 }
 
 

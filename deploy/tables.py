@@ -87,7 +87,7 @@ def by_level(table: Sequence[Row]) -> list[Column]:
     return [("policy", label), *((f"level {level}", cell(level)) for level in levels)]
 
 
-def notes(concurrency: int) -> str:
+def notes(concurrency: int, speculation: str) -> str:
     """What stands under the tables."""
     told = (
         "Speedup: summed wall time of large-only over the policy's. Tokens, calls, passes and "
@@ -95,6 +95,8 @@ def notes(concurrency: int) -> str:
     )
     if concurrency > 1:
         told += f" Measured at concurrency {concurrency}; speedup is meant at 1."
+    if "lossy" in speculation:
+        told += f" The large worker speculates: {speculation}, so large-only is not its own text."
     return told
 
 
@@ -133,7 +135,7 @@ def report(table: Sequence[Row], about: dict[str, Any], heading: str = "#") -> s
             f"{heading}# By level\n\nAccuracy %, speedup in brackets.\n\n"
             f"{markdown(table, by_level(table))}"
         )
-    return "\n".join(parts) + f"\n{notes(about['concurrency'])}\n"
+    return "\n".join(parts) + f"\n{notes(about['concurrency'], about['speculation'])}\n"
 
 
 def setting(about: dict[str, Any]) -> str:

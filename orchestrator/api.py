@@ -46,7 +46,13 @@ def create_app(service: Service) -> FastAPI:
     born = int(time.time())
 
     def card(model: str) -> dict[str, object]:
-        return {"id": model, "object": "model", "created": born, "owned_by": "baton"}
+        return {
+            "id": model,
+            "object": "model",
+            "created": born,
+            "owned_by": "baton",
+            "speculation": dict(service.speculation),
+        }
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
@@ -107,6 +113,7 @@ def _order(service: Service, request: Request, asked: ChatRequest) -> Order:
         created=int(time.time()),
         model=asked.model,
         choice=service.choose(asked.model, asked.policy, budget),
+        speculation=service.speculation,
         messages=asked.conversation,
         sampling=asked.sampling,
         limits=Limits(tokens, None, limits.deadline_s, tuple(asked.stop)),

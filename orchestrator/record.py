@@ -65,6 +65,7 @@ class Asked:
     parameters: Mapping[str, Any] = field(default_factory=dict)  # of the policy, as JSON
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
+    speculation: Mapping[str, str] = field(default_factory=dict)  # by worker, lossy ones marked
 
 
 @dataclass(frozen=True, slots=True)

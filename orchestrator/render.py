@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
@@ -28,6 +28,7 @@ class Order:
     messages: tuple[Message, ...]
     sampling: Sampling
     limits: Limits
+    speculation: Mapping[str, str] = field(default_factory=dict)
     stream: bool = False
     include_usage: bool = False
     user: str | None = None
@@ -164,6 +165,7 @@ def baton(order: Order, story: Story) -> Json:
         "policy": order.choice.name,
         "version": order.choice.version,
         "experiment": order.choice.experiment,
+        "speculation": dict(order.speculation),
         "forced": story.ended is not None and story.ended.trace.forced,
         "steps": [asdict(step) for step in story.steps if step.phase == "thought"],
         "answer_steps": [asdict(step) for step in story.steps if step.phase == "answer"],

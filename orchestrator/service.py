@@ -76,7 +76,8 @@ async def _nothing_to_check() -> Mapping[str, bool]:
 class Service:
     """One replica's state and settings.
 
-    `defaults` are parameters per policy from the deployment file. `ready` says of each worker pool
+    `defaults` are parameters per policy from the deployment file. `speculation` says what each
+    worker decodes with, a lossy method marked as such. `ready` says of each worker pool
     whether it answers; cheaply, since nobody needs a key to ask. `scrape` gives the Prometheus
     text: this process's unless replaced.
 
@@ -88,6 +89,7 @@ class Service:
     workers: Mapping[WorkerName, Worker]
     default_policy: str
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    speculation: Mapping[str, str] = field(default_factory=dict)
     keys: Keys = field(default_factory=Keys)
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     traces: TraceStore = field(default_factory=MemoryTraces)

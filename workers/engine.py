@@ -103,6 +103,7 @@ class Engine:
             "queued": len(self._waiting),
             "held_tokens": sum(self.cache.lengths),
             "passes": self.decoder.target.passes,
+            "lossy": int(not self.decoder.method.lossless),
         }
 
     def forget(self) -> None:

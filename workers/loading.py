@@ -68,6 +68,7 @@ def load(
         slots=slots or 2 * rows,
         max_len=length,
         vocabulary=min(len(tokenizer.pieces), network.config.vocab_size),
+        encode=tokenizer.encode,
     )
 
     def load_draft(name: str) -> Any:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text as Styled
 
-from deploy.commands.shared import Config, Url, asking, line_of
+from deploy.commands.shared import Config, Url, asking, line_of, lossy
 
 if TYPE_CHECKING:
     from deploy.askers import Options, Told
@@ -108,6 +108,7 @@ def _conclude(console: Console, told: Told) -> None:
         parts.append(f"{rate:.0%} of the drafts accepted")
     if summary["forced"]:
         parts.append("the thought was cut short")
+    parts += lossy(summary["speculation"])
     if trace_id := summary.get("trace_id"):
         parts.append(f"trace {trace_id}")
     console.print(", ".join(parts), style="dim")

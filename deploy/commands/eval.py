@@ -152,7 +152,7 @@ def evaluate(
     show(table, WORK, console)
     if any(row["levels"] for row in table):
         show(table, by_level(table), console, "accuracy % (speedup)")
-    console.print(notes(concurrency), style="dim")
+    console.print(notes(concurrency, about["speculation"]), style="dim")
     errors = [outcome.error for turn in turns for outcome in turn if outcome.error is not None]
     if errors:
         raise Unanswered(f"{len(errors)} requests failed; the first: {errors[0]}")
@@ -250,7 +250,7 @@ def _served_by(
     if url is not None:
         return SERVICE, {"url": url}
     from deploy.askers import policy_of
-    from deploy.config import DEFAULT_FILE, load
+    from deploy.config import DEFAULT_FILE, Speculation, load
     from deploy.journal import fingerprint
     from workers.checkpoints import folder_of
 
@@ -263,7 +263,8 @@ def _served_by(
         "large": fingerprint(large.folder(), str(large.model)),
         "params": args.policy.params,
     }
-    return SERVER if large.url is not None else speculation or "vanilla", pair
+    told = Speculation(method=speculation or "vanilla").told
+    return SERVER if large.url is not None else told, pair
 
 
 def _named(policies: str) -> list[str]:

@@ -12,6 +12,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from deploy.commands.shared import lossy
+
 EXAMPLES = """
 
 [bold]Examples[/]
@@ -46,6 +48,8 @@ def serve(
             key = (
                 ' -H "Authorization: Bearer $KEY"' if isinstance(deployment.args.auth, Auth) else ""
             )
+            for note in lossy(deployment.args.workers.speculation()):
+                console.print(note, style="yellow")
             console.print(f"Ready at [bold]{url}[/], models: {url}/v1/models. Ctrl-C stops. Try:\n")
             print(
                 f"curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "

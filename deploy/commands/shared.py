@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from inspect import signature
 from pathlib import Path
@@ -116,6 +116,11 @@ def write(path: Path, text: str) -> None:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
+
+
+def lossy(speculation: Mapping[str, str]) -> list[str]:
+    """A note for each worker whose speculation changes what it says."""
+    return [f"{name} worker: {told}" for name, told in speculation.items() if "lossy" in told]
 
 
 def line_of(step: Step) -> Styled:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.commands.shared import line_of
+from deploy.commands.shared import line_of, lossy
 from orchestrator.types import Step
 
 trace = typer.Typer(help="Look at what happened to a request.")
@@ -52,6 +52,7 @@ def show(
     if metrics := record.get("metrics"):
         told.append(f"{metrics['ms']['total']:.0f} ms")
         told.append(f"{metrics['small_tokens']} small, {metrics['large_tokens']} large tokens")
+    told += lossy(record.get("speculation", {}))
     console.print(", ".join(part for part in told if part), style="dim", markup=False)
 
 
@@ -80,6 +81,7 @@ def _read(path: Path) -> dict[str, Any]:
     return {
         "question": recording.asked.messages[-1].content,
         "policy": recording.asked.policy,
+        "speculation": dict(recording.asked.speculation),
         "status": "finished" if ended else "broken off",
         "finish_reason": ended.trace.finish if ended else None,
         "steps": [asdict(step) for step in steps],

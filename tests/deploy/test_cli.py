@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deploy import cli
 from orchestrator import record
@@ -178,6 +179,34 @@ def test_eval_in_process(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     assert rows[0]["speculation"] == "vanilla"
     assert "specreason:threshold=5" in ran.out
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_lossy_speculation_shows_wherever_it_serves(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    data = yaml.safe_load(tiny_file.read_text())
+    large = data["applications"][0]["args"]["workers"]["large"]
+    small = data["applications"][0]["args"]["workers"]["small"]["model"]
+    large["speculation"] = {"method": "reflective", "params": {"draft": small, "gamma": 2}}
+    file, out, tables = (tmp_path / name for name in ("lossy.yaml", "rows.json", "tables.md"))
+    file.write_text(yaml.safe_dump(data))
+    short = ("--config", str(file), "--max-tokens", "12")
+    told = baton("ask", "1+1?", "--policy", "large-only", *short)
+    assert "large worker: reflective (lossy)" in told.out
+    ran = baton(
+        *("eval", "--problems", "builtin:dev", "--limit", "1", "--policies", "large-only", *short),
+        *("--speculation", "reflective", "--json", str(out), "--markdown", str(tables)),
+        *("--recordings", str(tmp_path / "run")),
+    )
+    assert ran.status == 0
+    assert "The large worker speculates: reflective (lossy)" in " ".join(ran.out.split())
+    assert json.loads(out.read_text())["rows"][0]["speculation"] == "reflective (lossy)"
+    assert "`reflective (lossy)` in the large worker" in tables.read_text()
+    (recording,) = (
+        path for path in (tmp_path / "run").rglob("*.jsonl") if path.name != "rows.jsonl"
+    )
+    shown = baton("trace", "show", str(recording))
+    assert "large worker: reflective (lossy)" in shown.out
 
 
 def test_an_evaluation_from_rows_to_the_results_page(

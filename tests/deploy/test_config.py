@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.config import DEFAULT_FILE, Args, WorkerSpec, load
+from deploy.config import DEFAULT_FILE, LOSSY, Args, Workers, WorkerSpec, load
 from orchestrator.errors import ConfigError
 from policies import POLICIES
 from policies.judge import Judging
 from workers.checkpoints import MODELS
+from workers.speculation import METHODS
 
 GOOD: dict[str, Any] = yaml.safe_load(DEFAULT_FILE.read_text())
 
@@ -48,6 +49,18 @@ def test_local_yaml_spells_out_what_the_contract_promises() -> None:
 
 def test_every_key_of_local_yaml_is_ours_or_serves() -> None:
     assert Args.model_validate(GOOD["applications"][0]["args"])
+
+
+def test_a_lossy_method_is_marked(tmp_path: Path) -> None:
+    lossy = {name for name, made in METHODS.items() if not made.lossless}  # type: ignore[attr-defined]
+    assert lossy == LOSSY
+    change = {f"{ARGS}.workers.large.speculation": {"method": "reflective", "params": {}}}
+    told = load(write(tmp_path, change)).args.workers.speculation()
+    assert told == {"small": "vanilla", "large": "reflective (lossy)"}
+    server = Workers.model_validate(
+        {"small": {"model": "embedded:small"}, "large": {"model": "m", "url": "http://h/v1"}}
+    )
+    assert server.speculation()["large"] == "the server's"
 
 
 def test_the_port_can_be_replaced() -> None:

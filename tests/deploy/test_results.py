@@ -82,6 +82,8 @@ def test_a_claim_is_measured_under_its_own_conditions() -> None:
     assert found.row["speculation"] == "chain"
     assert verdict("specreason", claim(measure="speedup", **{"from": 1}), other).holds is None
     assert verdict("bild", wanted, other).told == "not measured"
+    lossy = measured("reflective (lossy)")  # no claim is about it
+    assert verdict("specreason", wanted, lossy).told == "not measured"
 
 
 def test_the_claims_that_ship_can_be_read() -> None:

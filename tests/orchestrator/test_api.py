@@ -36,6 +36,18 @@ def test_models(url: str) -> None:
         assert caught.value.code == "model_not_found"
 
 
+def test_a_lossy_method_is_told_wherever_a_model_is() -> None:
+    told_so = {"small": "chain", "large": "reflective (lossy)"}
+    with serving(service(speculation=told_so)) as lossy, client(lossy) as api:
+        for card in (*api.models.list(), api.models.retrieve("large-only")):
+            assert (card.model_extra or {})["speculation"] == told_so
+        reply: Any = api.chat.completions.create(model="large-only", messages=ASKED)
+        extra = reply.model_extra["baton"]
+        assert extra["speculation"] == told_so
+        kept = HTTP.get(f"{lossy}/v1/traces/{extra['trace_id']}").json()
+        assert kept["speculation"] == told_so
+
+
 def test_completion(url: str) -> None:
     with client(url) as api:
         reply: Any = api.chat.completions.create(model="baton", messages=ASKED)

@@ -16,6 +16,7 @@ from workers.speculation.lookup import Lookup
 from workers.speculation.method import Method
 from workers.speculation.recursive_c import RecursiveConstant
 from workers.speculation.recursive_s import RecursiveBeam
+from workers.speculation.reflective import Reflective
 from workers.speculation.spectr import Spectr
 from workers.speculation.target import Target
 from workers.speculation.vanilla import Vanilla
@@ -32,7 +33,9 @@ METHODS: dict[str, Builder] = {
     "recursive-s": RecursiveBeam,
     "greedy-multi": GreedyMulti,
     "kangaroo": Kangaroo,
+    "reflective": Reflective,  # lossy, over any of the others
 }
+Reflective.bases = METHODS
 
 
 def build(name: str, target: Target, load_model: LoadModel, **parameters: Any) -> Method:

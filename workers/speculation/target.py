@@ -10,7 +10,7 @@ prefix, its ancestors and itself; its position is the length of the prefix plus 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -43,9 +43,18 @@ class Target:
         slots: how many sequences the cache holds.
         max_len: longest sequence.
         vocabulary: real size of the tokenizer; padded rows of the head are never seen.
+        encode: from a text to ids, for a method that puts words of its own before the model.
     """
 
-    def __init__(self, model: Any, *, slots: int, max_len: int, vocabulary: int | None = None):
+    def __init__(
+        self,
+        model: Any,
+        *,
+        slots: int,
+        max_len: int,
+        vocabulary: int | None = None,
+        encode: Callable[[str], Sequence[int]] | None = None,
+    ) -> None:
         base, config = model.model, model.config
         weight = base.embed_tokens.weight
         self.device, self.dtype, self.max_len = weight.device, weight.dtype, max_len
@@ -56,7 +65,7 @@ class Target:
             model.lm_head,
         )
         self.layers = list(base.layers)
-        self.vocabulary = vocabulary or config.vocab_size
+        self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
         self.exit: Adapter | None = None
         head_size = getattr(config, "head_dim", None)

@@ -1,0 +1,174 @@
+"""Reflective verification: the target reads a draft twice before it judges it. **Lossy.**
+
+"Think Before You Accept: Semantic Reflective Verification for Faster Speculative Decoding"
+(2505.18629). Behind every path of a draft hang a short prompt and a copy of the path, in the
+same pass:
+
+    ... newest | d1 .. dn | prompt | d1 .. dn-1
+
+Where the original has the logits z, its copy has z', which have seen the whole draft and the
+prompt. Verification goes by (1 - alpha) z + alpha z', acceptance and recovered tokens alike. The
+paper's prompt and its choice for the bonus token are not public: both are parameters.
+
+z' knows the tokens it is to judge, so what comes out follows no model's law, and the more the
+prompt asks for a repetition the more is accepted. `alpha` is a dial between the base method (0:
+exactly that, at its cost) and trust; what it does to answers is to be measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import prod
+from typing import Any, ClassVar
+
+import torch
+
+from workers.speculation.drafter import MOST_NODES, LoadModel, small_enough
+from workers.speculation.method import Method
+from workers.speculation.target import Result, Target
+from workers.speculation.tree import Accepted, Plan, Row, Tree
+
+PROMPT = "\nWait, let me check:"
+
+Reading = tuple[int, int, float]
+"""(node, node of a copy that stands for it, its share among such copies)."""
+
+
+class Reflective(Method):
+    """Drafts and walks as `base` does, with reflection in the verification.
+
+    Args:
+        base: a method that drafts; further parameters are its own, `draft` among them.
+        alpha: weight of the second reading, from 0 to 1.
+        prompt: what stands before the copy, as a text or as token ids.
+        bonus: whether the token behind a whole draft is judged by both readings too.
+    """
+
+    lossless = False
+    bases: ClassVar[Mapping[str, Callable[..., Method]]] = {}  # the registry puts itself here
+
+    def __init__(
+        self,
+        target: Target,
+        load_model: LoadModel,
+        *,
+        draft: str | None = None,
+        base: str = "chain",
+        alpha: float = 0.3,
+        prompt: str | Sequence[int] = PROMPT,
+        bonus: bool = False,
+        **parameters: Any,
+    ) -> None:
+        super().__init__(target)
+        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
+            raise ValueError(f"alpha must be a number from 0 to 1, not {alpha!r}")
+        if not isinstance(bonus, bool):
+            raise ValueError(f"bonus must be true or false, not {bonus!r}")
+        if base not in self.bases or not self.bases[base].lossless:  # type: ignore[attr-defined]
+            raise ValueError(f"base must be a lossless method, not {base!r}")
+        if self.bases[base].verify is not Method.verify:  # type: ignore[attr-defined]
+            raise ValueError(f"base {base} reads its drafts in a way of its own")
+        self.alpha, self.bonus, self.prompt = alpha, bonus, _ids(prompt, target)
+        if draft is not None:
+            parameters["draft"] = draft
+        self.base = self.bases[base](target, load_model, **parameters)
+        leaves, levels = _shape(self.base)
+        if levels == 0:
+            raise ValueError(f"base {base} drafts nothing that could be read again")
+        each = 2 * levels - (not bonus) + len(self.prompt)
+        small_enough(f"a prompt of {len(self.prompt)} tokens", 1 + leaves * each)
+
+    def verify(self, target: Target, plan: Plan) -> Result:
+        """One pass over the drafts and their copies; logits of the drafts' nodes alone."""
+        if self.alpha == 0:
+            return self.base.verify(target, plan)
+        trees, readings = [], []
+        for i, (row, tree) in enumerate(zip(plan.rows, plan.trees, strict=True)):
+            longer, found = self.reflected(tree, target.max_len - len(row.ids))
+            trees.append(longer)
+            readings += [(i, *reading) for reading in found]
+        result = self.base.verify(target, replace(plan, trees=trees))
+        logits = result.logits.float()
+        fused = logits[:, : max(map(len, plan.trees))]
+        if readings:
+            rows, nodes, copies, shares = (
+                torch.tensor(column, device=logits.device) for column in zip(*readings, strict=True)
+            )
+            change = self.alpha * shares[:, None] * (logits[rows, copies] - logits[rows, nodes])
+            fused = fused.index_put((rows, nodes), change, accumulate=True)
+        return replace(result, logits=fused)
+
+    def reflected(self, tree: Tree, room: int) -> tuple[Tree, list[Reading]]:
+        """The tree with the prompt and a copy below each leaf, and what stands for what.
+
+        A node above several leaves has several copies, whose logits are averaged. A leaf whose
+        copy would go beyond the context (`room` more positions), or for which the cache has no
+        place, has none: it is judged by the first reading.
+        """
+        longer = Tree([*tree.tokens], [*tree.parents])
+        pairs: list[tuple[int, int]] = []
+        parents = set(tree.parents)
+        for leaf in range(1, len(tree)):
+            if leaf in parents:
+                continue
+            path = [leaf]
+            while path[0] > 0:
+                path.insert(0, tree.parents[path[0]])
+            # The law behind the path's first node stands at the end of the prompt, the law behind
+            # any other at its copy.
+            judged = path if self.bonus else path[:-1]
+            tail = [*self.prompt, *(tree.tokens[node] for node in judged[1:])]
+            if len(path) - 1 + len(tail) > room or len(longer) + len(tail) > MOST_NODES:
+                continue
+            first = len(longer)
+            longer.tokens += tail
+            longer.parents += [leaf, *range(first, first + len(tail) - 1)]
+            pairs += zip(judged, range(first + len(self.prompt) - 1, len(longer)), strict=True)
+        counts = [0] * len(tree)
+        for node, _ in pairs:
+            counts[node] += 1
+        return longer, [(node, copy, 1 / counts[node]) for node, copy in pairs]
+
+    # All else is the base's -----------------------------------------------------------------
+
+    def join(self, row: Row) -> None:
+        self.base.join(row)
+
+    def leave(self, row: Row) -> None:
+        self.base.leave(row)
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        self.base.copy(source, slot, length)
+
+    def draft(self, rows: list[Row]) -> Plan:
+        return self.base.draft(rows)
+
+    def walk(self, plan: Plan, result: Result) -> list[Accepted]:
+        return self.base.walk(plan, result)
+
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+        self.base.commit(plan, accepted, result)
+
+
+def _ids(prompt: Any, target: Target) -> list[int]:
+    """The checked prompt as ids of the target's vocabulary."""
+    ids = prompt
+    if isinstance(prompt, str):
+        if target.encode is None:
+            raise ValueError("prompt must be token ids where there is no tokenizer")
+        ids = target.encode(prompt)
+    if not isinstance(ids, list | tuple) or not all(
+        isinstance(token, int) and 0 <= token < target.vocabulary for token in ids
+    ):
+        raise ValueError(f"prompt must be a text or token ids below {target.vocabulary}")
+    if not ids:
+        raise ValueError("prompt must not be empty")
+    return list(ids)
+
+
+def _shape(base: Any) -> tuple[int, int]:
+    """Most leaves and most levels of a base's drafts, by its parameters."""
+    if (branching := getattr(base, "branching", None)) is not None:
+        return prod(branching), len(branching)
+    return getattr(base, "count", getattr(base, "width", 1)), getattr(base, "gamma", 0)
