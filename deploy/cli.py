@@ -12,6 +12,7 @@ import sys
 import typer
 
 from deploy.commands.ask import ask
+from deploy.commands.bench_decode import bench_decode
 from deploy.commands.calibrate import calibrate
 from deploy.commands.eval import evaluate
 from deploy.commands.predict import predict
@@ -31,6 +32,7 @@ app = typer.Typer(
 app.command("serve")(serve)
 app.command("ask")(ask)
 app.command("eval")(evaluate)
+app.command("bench-decode")(bench_decode)
 app.command("calibrate")(calibrate)
 app.command("predict")(predict)
 app.command("results")(results)

@@ -40,6 +40,7 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     "command",
     [
         *((), ("serve",), ("ask",), ("eval",), ("calibrate",), ("predict",), ("results",)),
+        ("bench-decode",),
         *(("trace",), ("trace", "show")),
     ],
 )

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from workers.speculation.auto import Auto
 from workers.speculation.chain import Chain
 from workers.speculation.drafter import LoadModel
 from workers.speculation.greedy_multi import GreedyMulti
@@ -30,7 +31,9 @@ METHODS: dict[str, Builder] = {
     "recursive-c": RecursiveConstant,
     "recursive-s": RecursiveBeam,
     "greedy-multi": GreedyMulti,
+    "auto": Auto,  # chooses among the others
 }
+Auto.registry = METHODS
 
 
 def build(name: str, target: Target, load_model: LoadModel, **parameters: Any) -> Method:
