@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from deploy.commands.ask import ask
+from deploy.commands.bench_decode import bench_decode
 from deploy.commands.calibrate import calibrate
 from deploy.commands.eval import evaluate
 from deploy.commands.predict import predict
@@ -51,6 +52,7 @@ def baton(
 app.command("serve")(serve)
 app.command("ask")(ask)
 app.command("eval")(evaluate)
+app.command("bench-decode")(bench_decode)
 app.command("calibrate")(calibrate)
 app.command("predict")(predict)
 app.command("results")(results)

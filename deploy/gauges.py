@@ -23,6 +23,9 @@ COUNTERS: Final = {
     "passes": "Forward passes of the model.",
     "rounds": "Rows times rounds of the token loop.",
     "emitted_tokens": "Tokens the token loop emitted; over rounds, the mean acceptance length.",
+    "plain_rounds": "Of the rounds, those that auto decoded without drafts.",
+    "drafted_rounds": "Of the rounds, those that auto decoded with drafts.",
+    "switches": "Changes of auto's method.",
 }
 GAUGES: Final = {
     "live_rows": "Sequences being worked on.",

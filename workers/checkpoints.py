@@ -8,6 +8,8 @@ from orchestrator.errors import ConfigError
 
 MODELS = Path(__file__).parent / "models"
 EMBEDDED = "embedded:"
+DRAFT = "embedded:draft"
+"""A weak draft model of the pair's vocabulary, which is trained on its own."""
 JUDGE_FILE = "judge.json"
 """Beside a large model's weights: how this model is to be asked for scores."""
 
@@ -21,6 +23,8 @@ def resolve(model: str | Path) -> Path | str:
     name = str(model)
     if name.startswith(EMBEDDED):
         folder = MODELS / name.removeprefix(EMBEDDED)
+        if name == DRAFT and not (folder / "config.json").is_file():
+            raise ConfigError(f"{DRAFT} is not trained here yet: baton train draft publish")
         if folder.parent != MODELS or not (folder / "config.json").is_file():
             raise ConfigError(f"there is no embedded model {name!r} in {MODELS}")
         return folder

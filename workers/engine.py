@@ -96,15 +96,17 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counters since the start (`*_tokens`, `passes`, `rounds`) and gauges of now.
 
-        Mean acceptance length is `emitted_tokens / rounds` (bonus token included).
+        Mean acceptance length is `emitted_tokens / rounds` (bonus token included). A method may
+        add counters of its own.
         """
-        return self._counts | {
+        now = {
             "live_rows": len(self._reading) + len(self._decoding),
             "queued": len(self._waiting),
             "held_tokens": sum(self.cache.lengths),
             "passes": self.decoder.target.passes,
             "lossy": int(not self.decoder.method.lossless),
         }
+        return self._counts | self.decoder.method.stats() | now
 
     def forget(self) -> None:
         """Forget the texts of all calls that have ended, before any call that comes after this."""

@@ -6,6 +6,7 @@ Only safetensors are read and no code of a checkpoint is ever run.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from workers.engine import Engine
 from workers.local import LocalWorker
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
+from workers.speculation.drafter import LoadModel
 from workers.speculation.target import Target
 from workers.tokenizer import Tokenizer
 
@@ -56,6 +58,52 @@ def load(
     """
     if rows < 1 or (slots is not None and slots < rows):
         raise ConfigError(f"{rows} rows need at least one row, and as many slots")
+    opened = open_target(
+        model, device=device, dtype=dtype, slots=slots or 2 * rows, max_len=max_len
+    )
+    options = dict(speculation or {})
+    method = str(options.pop("method", "vanilla"))
+    if method not in METHODS:
+        raise ConfigError(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
+    try:
+        decoder = Decoder(opened.target, build(method, opened.target, opened.load_draft, **options))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"speculation {method}: {error}") from error
+    if threads is None and device == "cpu" and opened.is_small:
+        threads = 1
+    engine = Engine(decoder, rows=rows, queue=queue, lease=lease, threads=threads)
+    return LocalWorker(engine, opened.tokenizer, opened.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A checkpoint with its cache, and what a method drafts with is loaded by `load_draft`."""
+
+    tokenizer: Tokenizer
+    target: Target
+    load_draft: LoadModel
+    ends: set[int]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one CPU thread serves it as fast as several."""
+        size: int = sum(parameter.numel() for parameter in self.target.model.parameters())
+        return size < _SMALL
+
+
+def open_target(
+    model: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str | torch.dtype | None = None,
+    slots: int,
+    max_len: int | None = None,
+) -> Opened:
+    """A checkpoint ready for a speculation method; see `load` for the arguments.
+
+    Raises:
+        ConfigError: the checkpoint or a parameter cannot be used.
+    """
     path = str(resolve(model))
     tokenizer = load_tokenizer(path)
     network = load_model(path, device=device, dtype=dtype)
@@ -65,7 +113,7 @@ def load(
         raise ConfigError(f"max_len {length} is beyond the {longest} positions of {model}")
     target = Target(
         network,
-        slots=slots or 2 * rows,
+        slots=slots,
         max_len=length,
         vocabulary=min(len(tokenizer.pieces), network.config.vocab_size),
         encode=tokenizer.encode,
@@ -77,18 +125,7 @@ def load(
             raise ConfigError(f"the draft model {name} has another vocabulary than {model}")
         return load_model(folder, device=device, dtype=dtype)
 
-    options = dict(speculation or {})
-    method = str(options.pop("method", "vanilla"))
-    if method not in METHODS:
-        raise ConfigError(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
-    try:
-        decoder = Decoder(target, build(method, target, load_draft, **options))
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"speculation {method}: {error}") from error
-    if threads is None and device == "cpu" and _size(network) < _SMALL:
-        threads = 1
-    engine = Engine(decoder, rows=rows, queue=queue, lease=lease, threads=threads)
-    return LocalWorker(engine, tokenizer, end_ids(network, tokenizer))
+    return Opened(tokenizer, target, load_draft, end_ids(network, tokenizer))
 
 
 def load_tokenizer(path: str) -> Tokenizer:
@@ -159,10 +196,6 @@ def end_ids(network: Any, tokenizer: Tokenizer) -> set[int]:
     found = set(ends if isinstance(ends, list) else [ends])
     found.add(tokenizer.hf.eos_token_id)
     return {i for i in found if i is not None}
-
-
-def _size(network: Any) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
 
 
 def _first_line(error: BaseException) -> str:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from deploy.commands.shared import Config, Url, asking, wide_console, write
+from deploy.commands.shared import Config, Url, asking, progress, wide_console, write
 from orchestrator.errors import BatonError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -195,8 +194,8 @@ async def _run(
             )
         )
 
-        progress = stack.enter_context(_progress(Console(stderr=True, highlight=False)))
-        task = progress.add_task("", total=lots, completed=past)
+        shown = stack.enter_context(progress(Console(stderr=True, highlight=False)))
+        task = shown.add_task("", total=lots, completed=past)
 
         def keep(index: int, turn: Sequence[Outcome]) -> None:
             if journal is not None:
@@ -215,9 +214,7 @@ async def _run(
             concurrency=about["concurrency"],
             done=done,
             keep=keep,
-            progress=lambda contender: progress.update(
-                task, advance=1, description=contender.label
-            ),
+            progress=lambda contender: shown.update(task, advance=1, description=contender.label),
         )
 
 
@@ -288,14 +285,3 @@ def _budgets(text: str | None) -> list[int | None]:
     if min(budgets) < 1:
         raise InvalidRequest(f"--budget {text}: want whole numbers from 1, such as 64,128")
     return list(budgets)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}", style="dim"),
-        console=console,
-        transient=True,
-    )

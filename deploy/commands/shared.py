@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text as Styled
 
 from orchestrator.errors import ConfigError
@@ -97,6 +98,41 @@ def _draft(method: str, small: WorkerSpec) -> dict[str, Any]:
     if small.url is not None:
         raise ConfigError(f"--speculation {method} needs a draft model, and the small is a server")
     return {"draft": small.model}
+
+
+class Bar:
+    """A bar of so many turns, with what is being done beside it."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress, self._task = progress, progress.add_task("", total=None)
+
+    def total(self, turns: int) -> None:
+        self._progress.update(self._task, total=turns)
+
+    def turn(self, label: str) -> None:
+        """The next turn begins."""
+        self._progress.update(self._task, advance=1, description=label)
+
+    def tell(self, label: str) -> None:
+        self._progress.update(self._task, description=label)
+
+
+def progress(console: Console) -> Progress:
+    return Progress(
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}", style="dim"),
+        console=console,
+        transient=True,
+    )
+
+
+@contextmanager
+def bar(console: Console) -> Iterator[Bar]:
+    """A progress bar that goes when the work is done."""
+    with progress(console) as shown:
+        yield Bar(shown)
 
 
 def wide_console() -> Console:

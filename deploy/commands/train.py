@@ -28,6 +28,7 @@ and only where it is named:
 
   align       a small model that learnt to write like the large one, for the policy bild
   kangaroo    the adapter by which the large model drafts for itself (speculation: kangaroo)
+  draft       a weak draft model (embedded:draft), to measure speculation where drafts miss
 
 [bold]Examples[/]
 
@@ -36,6 +37,7 @@ and only where it is named:
   baton train large --resume             go on from the last checkpoint
   baton train large --init runs/large    start from weights and warm up again
   baton train measure --part heldout     the figures of the shipped pair
+  baton train draft publish              the weak draft model, beside the pair
   baton train align --minutes 20         into runs/aligned; then: baton eval --small runs/aligned
   baton train kangaroo --exit-layer 3    into runs/kangaroo; publish lays it beside the large model
 """

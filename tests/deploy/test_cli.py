@@ -41,6 +41,7 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     "command",
     [
         *((), ("serve",), ("ask",), ("eval",), ("calibrate",), ("predict",), ("results",)),
+        ("bench-decode",),
         *(("trace",), ("trace", "show")),
     ],
 )

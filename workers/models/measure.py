@@ -6,6 +6,7 @@ judge        the expected digit and the minimum log-probability against the exac
              the ROC curve)
 hesitation   how often the small model opens with a reflection keyword after its own steps
 repair       how often the large one, continuing from a wrong step, ends at the right answer
+acceptance   the chance that speculative sampling accepts a token of a draft model
 """
 
 from __future__ import annotations
@@ -184,6 +185,31 @@ def logistic_fit(scores: Sequence[float], right: Sequence[bool]) -> tuple[float,
 
 def batches(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
     return (items[i : i + size] for i in range(0, len(items), size))
+
+
+@torch.inference_mode()
+def acceptance(
+    large: Author, draft: Author, count: int, *, part: Part = "dev", seed: int = 0
+) -> float:
+    """Mean overlap of both models' laws, at temperature 1, along what the large one then says.
+
+    The overlap, the sum of the smaller probabilities, is the chance that a token drawn from the
+    draft model is accepted (Leviathan et al. 2211.17192, theorem 3.5).
+    """
+    prompts = [large.prefix(problem, []) for problem in draw(part, seed, count)]
+    total, places = 0.0, 0
+    torch.manual_seed(seed)
+    for group in batches(prompts, 50):
+        said = large.continued(group, ANSWER_TOKENS, to_end=True, temperature=1.0)
+        for prompt, reply in zip(group, said, strict=True):
+            ids = torch.tensor([prompt + reply])
+            laws = [
+                author.model(ids).logits[0, len(prompt) - 1 : -1].softmax(-1)
+                for author in (large, draft)
+            ]
+            total += float(torch.minimum(*laws).sum())
+            places += len(reply)
+    return total / places
 
 
 def report(

@@ -14,9 +14,12 @@ and, only where it is named, since nothing else builds on it:
 
     align       a small model that learnt to write like the large one (`align.py`), in `aligned`
     kangaroo    the adapter by which the large model drafts for itself (`kangaroo.py`)
+    draft       a weak draft model, one layer of half the small one's width, trained for a fraction
+                of its tokens: for measuring speculation where drafts miss
 
-Every stage reads what earlier ones left in the run folder, so each can be repeated alone. The last
-two take the published pair where the run folder has none; publishing takes the adapter along.
+Every stage reads what earlier ones left in the run folder, so each can be repeated alone. Those
+named last take the published pair where the run folder has none, and the draft model does without
+a harvest; `publish` takes along what there is of them.
 """
 
 from __future__ import annotations
@@ -37,7 +40,7 @@ from workers.models.documents import Writer, texts
 from workers.models.harvest import Author, harvest, load_mistakes
 from workers.models.kangaroo import EXIT_LAYER, Course, Lesson, belongs, train_adapter
 from workers.models.llama import Recipe
-from workers.models.measure import candidates, judge, report
+from workers.models.measure import acceptance, candidates, judge, report
 from workers.models.problems import Part
 from workers.models.trainer import train
 from workers.models.vocabulary import train_tokenizer
@@ -50,16 +53,19 @@ STAGES = (
     "tokenizer", "novice", "harvest", "small", "rehearse", "large", "calibrate", "publish",
     "measure",
 )  # fmt: skip
-EXTRA_STAGES = ("align", "kangaroo")
+EXTRA_STAGES = ("align", "kangaroo", "draft")
 HARVESTED_PROBLEMS = 16_000
 ALIGNED_PROBLEMS = 16_000
 HARVESTS = {"harvest": ("novice", 0), "rehearse": ("small", 1)}
 """Stage -> whose mistakes, and the seed of its problems."""
-LEARNS_FROM = {"novice": (), "small": ("harvest",), "large": ("harvest", "rehearse")}
+LEARNS_FROM = {
+    "novice": (), "small": ("harvest",), "large": ("harvest", "rehearse"), "draft": ("harvest",),
+}  # fmt: skip
 RECIPES = {
     "novice": Recipe(layers=2, width=64, tokens=45_000_000),
     "small": Recipe(layers=2, width=64, tokens=55_000_000, seed=1),
     "large": Recipe(layers=12, width=128, tokens=90_000_000, seed=2, flag_layer=9),
+    "draft": Recipe(layers=1, width=32, tokens=3_000_000, seed=4),
 }
 COURSE = Course()
 RECIPES["align"] = replace(RECIPES["small"], tokens=5_000_000, seed=3)
@@ -120,16 +126,23 @@ def run(
     elif stage == "calibrate":
         calibrate(runs / "small", runs / "large", log)
     elif stage == "publish":
-        for name in ("small", "large"):
-            publish(runs / name, MODELS / name)
+        for name in ("small", "large", "draft"):
+            if name != "draft" or (runs / name).exists():
+                publish(runs / name, MODELS / name)
         publish_adapter(runs / "kangaroo", MODELS / "large", log)
     elif stage == "measure":
         measure(part, count, log)
     else:
         recipe = _recipe(stage, minutes, tokens, init_from)
         known = tuple(harvests[name] for name in LEARNS_FROM[stage])
+        if stage == "draft":
+            tokenizer = tokenizer if tokenizer.exists() else MODELS / "large"
+            known = tuple(path for path in known if path.exists())
         documents = Documents(tokenizer, judge=stage == "large", mistakes=known)
         train(recipe, documents, runs / stage, tokenizer, resume, init_from=init_from, log=log)
+    if stage == "draft":
+        found = acceptance(Author(_checkpoint(runs, "large")), Author(runs / stage), 100, seed=0)
+        log(f"draft: {found:.3f} of its tokens are accepted by the large model at temperature 1")
 
 
 def _recipe(
@@ -213,4 +226,8 @@ def measure(part: Part, count: int, log: Callable[[str], None] = print, seed: in
     """Log the figures of the published pair as JSON; the seed is fixed once and for all."""
     figures = {"cost": decode_cost(MODELS)}
     small, large = (Author(MODELS / name) for name in ("small", "large"))
-    log(json.dumps(figures | report(small, large, part, seed, count), indent=2))
+    figures |= report(small, large, part, seed, count)
+    if (MODELS / "draft" / "config.json").exists():
+        rate = acceptance(large, Author(MODELS / "draft"), 200, part=part, seed=seed)
+        figures["draft"] = {"acceptance": round(rate, 4)}
+    log(json.dumps(figures, indent=2))

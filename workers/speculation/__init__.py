@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from workers.speculation.auto import Auto
 from workers.speculation.chain import Chain
 from workers.speculation.drafter import LoadModel
 from workers.speculation.greedy_multi import GreedyMulti
@@ -33,9 +34,10 @@ METHODS: dict[str, Builder] = {
     "recursive-s": RecursiveBeam,
     "greedy-multi": GreedyMulti,
     "kangaroo": Kangaroo,
+    "auto": Auto,  # chooses among the others
     "reflective": Reflective,  # lossy, over any of the others
 }
-Reflective.bases = METHODS
+Auto.registry = Reflective.bases = METHODS
 
 
 def build(name: str, target: Target, load_model: LoadModel, **parameters: Any) -> Method:

@@ -30,6 +30,7 @@ class Method:
     lossless = True
     rule: rules.Rule = staticmethod(rules.rejection)  # belongs to how siblings are drawn
     by_path = False  # whether whole paths are judged instead of one node after the other
+    settled = True  # whether it has found its way of working; what adapts may need some rounds
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -42,6 +43,10 @@ class Method:
 
     def copy(self, source: int, slot: int, length: int) -> None:
         """The target's cache copied a prefix from one slot to another."""
+
+    def stats(self) -> dict[str, int]:
+        """Counters of its own since the start, for the engine's."""
+        return {}
 
     def draft(self, rows: list[Row]) -> Plan:
         """A token tree for each live row; without a drafter, its newest token alone."""

@@ -1,0 +1,1 @@
+"""Token-level methods side by side: `baton bench-decode`."""

@@ -1,0 +1,127 @@
+"""One run of `baton bench-decode`: load, take turns, predict, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deploy.commands.shared import Bar
+from deploy.decoding.contenders import BASELINE, Contender, Entry, enter, entries
+from deploy.decoding.predict import predictions
+from deploy.decoding.rounds import Row, Turns, rows, take_turns, texts
+from deploy.problems import load_problems
+from orchestrator.errors import InvalidRequest
+from orchestrator.types import Message, Trace
+from workers.loading import Opened, open_target
+from workers.prompt import Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says."""
+
+    model: str
+    draft: str | None
+    device: str
+    dtype: str | None
+    threads: int | None
+    prompts: int
+    rounds: int
+    max_new: int
+    temperatures: Sequence[float]
+    streams: Sequence[int]
+    length: int
+    budget: int
+    seed: int
+
+
+def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict[str, Any]:
+    """All rows, predictions, and what was not available."""
+    opened = open_target(
+        settings.model, device=settings.device, dtype=settings.dtype, slots=max(settings.streams)
+    )
+    threads = settings.threads
+    if threads is None and settings.device == "cpu" and opened.is_small:
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)
+    prompts = questions(opened, settings)
+    chosen = list(entries(asked))
+    data: dict[str, Any] = {"rows": [], "laws": [], "unavailable": []}
+    fields: list[tuple[int, list[Contender]]] = []
+    for streams in settings.streams:
+        entered, missing = enter(
+            chosen, opened, settings.model, settings.draft,
+            device=settings.device, max_new=settings.max_new, streams=streams,
+        )  # fmt: skip
+        fields.append((streams, entered))
+        data["unavailable"] += [one for one in missing if one not in data["unavailable"]]
+    turns = sum(
+        len(entered) * (1 + settings.rounds * settings.prompts // streams)
+        for streams, entered in fields
+    )
+    shown.total(turns * len(settings.temperatures))
+    for streams, entered in fields:
+        groups = [prompts[at : at + streams] for at in range(0, len(prompts), streams)]
+        for temperature in settings.temperatures:
+            done = take_turns(
+                entered, groups, settings.rounds, temperature, settings.seed, shown.turn
+            )
+            found = rows(done, temperature, streams, settings.length)
+            if temperature > 0 and settings.draft is not None and streams == 1:
+                data["laws"].append(
+                    _predict(opened, settings.draft, done, found, prompts, temperature, shown.tell)
+                )
+            data["rows"] += found
+    data["about"] = {
+        "model": settings.model,
+        "draft": settings.draft,
+        "device": settings.device,
+        "dtype": str(opened.target.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "prompts": settings.prompts,
+        "rounds": settings.rounds,
+        "max_new": settings.max_new,
+        "length": settings.length,
+        "budget": settings.budget,
+        "seed": settings.seed,
+    }
+    return data
+
+
+def questions(opened: Opened, settings: Settings) -> list[list[int]]:
+    """Development problems as chat prompts."""
+    rendered = Prompts(opened.tokenizer)
+    problems = load_problems("builtin:dev", settings.prompts, settings.seed)
+    found = [rendered.trace(Trace((Message("user", one.question),))) for one in problems]
+    longest, room = max(map(len, found)), opened.target.max_len
+    if longest + settings.max_new > room:
+        raise InvalidRequest(
+            f"--max-new {settings.max_new}: prompts have up to {longest} tokens, "
+            f"and {settings.model} holds {room}"
+        )
+    return found
+
+
+def _predict(
+    opened: Opened,
+    draft: str,
+    turns: Sequence[Turns],
+    found: Sequence[Row],
+    prompts: Sequence[list[int]],
+    temperature: float,
+    tell: Callable[[str], None],
+) -> Row:
+    """Put predictions into the rows; what they are made of is the answer."""
+    base = next(one for one in turns if one.contender.entry.method == BASELINE)
+    contenders = [one.contender for one in turns]
+    expected, about = predictions(
+        contenders, opened, draft, prompts, texts(base), temperature, tell
+    )
+    for row in found:
+        if row["label"] in expected:
+            row |= expected[row["label"]].keys("predicted")
+    return {"temperature": temperature, "draft": draft} | about

@@ -1,0 +1,306 @@
+"""The fastest method and draft length, found by measuring the deployment's own rounds.
+
+How long a draft should be depends on how often it is accepted and on what a draft and a target pass
+cost (Leviathan et al. 2211.17192, section 3.4), and both costs on how many rows share the passes: a
+large batch leaves no arithmetic idle, and speculation becomes a loss. So for every batch size (in
+powers of two) each candidate is tried for a few rounds of real calls, at its shortest and at its
+longest draft; from then on every round says which tokens a longer or shorter draft would have
+given, and what a round of that length takes. Rows decode without drafts where nothing gains. What
+was not looked at for long is tried again, since prompts change.
+
+Lossless: every candidate is, and what is chosen depends on rounds that have ended alone, never on a
+number that is still to decide a token. A greedy row says the same whatever is chosen. A sampled row
+keeps its law but not its draws: which method draws a token depends on the clock.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from workers.speculation.drafter import LoadModel, at_least
+from workers.speculation.method import Method
+from workers.speculation.target import Result, Target
+from workers.speculation.tree import Accepted, Plan, Row
+
+TRIAL = 8  # rounds of a trial at each length
+STALE = 1000  # rounds of a batch size after which a candidate is tried again
+MARGIN = 1.05  # a change must promise so much: it costs reading what the new drafter lacks
+MEMORY = 0.99  # weight of what was known, at each new round
+
+Choice = tuple[int, int]
+"""(index of a candidate, its draft length; 0 where it has none to choose)."""
+
+
+class Chooser:
+    """Which candidate and draft length promise most tokens a second, for each batch size.
+
+    It knows candidates by number, and no clock.
+
+    Args:
+        lengths: for each candidate its draft lengths, ascending; `(0,)`: it has no choice.
+            Candidate 0 is plain decoding.
+    """
+
+    def __init__(self, lengths: Sequence[Sequence[int]]) -> None:
+        self.lengths = lengths
+        self._sizes: dict[int, _Size] = {}
+
+    def choose(self, rows: int) -> Choice:
+        """What the next round of so many rows is to be decoded with."""
+        return self._of(rows).choose()
+
+    def learn(self, choice: Choice, rows: int, seconds: float, drafts: Sequence[Draft]) -> None:
+        """What a round took, and what became of each row's draft."""
+        self._of(rows).learn(choice, seconds, drafts)
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is being tried at any batch size seen so far."""
+        return bool(self._sizes) and not any(size.due for size in self._sizes.values())
+
+    def _of(self, rows: int) -> _Size:
+        size = (rows - 1).bit_length()
+        if size not in self._sizes:
+            self._sizes[size] = _Size(self.lengths)
+        return self._sizes[size]
+
+
+Draft = tuple[int, int]
+"""(depth of a row's draft, how many of it were accepted)."""
+
+
+class _Size:
+    """What is known of one batch size."""
+
+    def __init__(self, lengths: Sequence[Sequence[int]]) -> None:
+        self.known = [_Known(one) for one in lengths]
+        self.due = [trial for number in range(len(lengths)) for trial in self._trial(number)]
+        self.now: Choice = (0, lengths[0][0])
+
+    def _trial(self, number: int) -> list[Choice]:
+        lengths = self.known[number].lengths
+        ends = dict.fromkeys((lengths[-1], lengths[0]))
+        return [(number, length) for length in ends for _ in range(TRIAL)]
+
+    def choose(self) -> Choice:
+        return self.due[0] if self.due else self.now
+
+    def learn(self, choice: Choice, seconds: float, drafts: Sequence[Draft]) -> None:
+        number, length = choice
+        self.known[number].learn(length, seconds, drafts)
+        for other, known in enumerate(self.known):
+            known.age = 0 if other == number else known.age + 1
+        if self.due:
+            if self.due[0] == choice:
+                self.due.pop(0)
+            if self.due:
+                return
+        best = max(
+            ((n, one) for n, known in enumerate(self.known) for one in known.lengths),
+            key=lambda at: self.known[at[0]].speed(at[1]),
+        )
+        promised = self.known[best[0]].speed(best[1])
+        stays = best[0] == self.now[0]  # another length of the same drafter costs nothing
+        if stays or promised > MARGIN * self.known[self.now[0]].speed(self.now[1]):
+            self.now = best
+        oldest = max(range(len(self.known)), key=lambda n: self.known[n].age)
+        if self.known[oldest].age >= STALE:
+            self.known[oldest] = _Known(self.known[oldest].lengths)
+            self.due = self._trial(oldest)
+
+
+@dataclass(slots=True)
+class _Known:
+    """Running acceptance and times of a candidate."""
+
+    lengths: Sequence[int]
+    age: int = 0
+    rounds: dict[int, int] = field(default_factory=dict)  # that were measured, by draft length
+    seconds: dict[int, float] = field(default_factory=dict)  # of one of them
+    tried: list[float] = field(default_factory=list)  # drafts at each depth that were looked at
+    taken: list[float] = field(default_factory=list)  # those that were accepted
+
+    def learn(self, length: int, seconds: float, drafts: Sequence[Draft]) -> None:
+        before = self.seconds.get(length, seconds)
+        self.rounds[length] = count = self.rounds.get(length, 0) + 1
+        # Whatever else the machine did for a moment is no property of the method.
+        news = min(seconds, 4 * before) - before
+        self.seconds[length] = before + max(1 - MEMORY, 1 / count) * news
+        for depth in range(len(self.tried)):
+            self.tried[depth] *= MEMORY
+            self.taken[depth] *= MEMORY
+        for drafted, accepted in drafts:
+            while len(self.tried) < drafted:
+                self.tried.append(0.0)
+                self.taken.append(0.0)
+            for depth in range(min(drafted, accepted + 1)):
+                self.tried[depth] += 1
+                self.taken[depth] += depth < accepted
+
+    def tokens(self, length: int) -> float:
+        """Expected tokens of a row's round; unknown depths are as the last known one."""
+        total = below = rate = 1.0
+        for depth in range(length or len(self.tried)):
+            if depth < len(self.tried) and self.tried[depth] > 0:
+                rate = self.taken[depth] / self.tried[depth]
+            elif depth == 0:
+                return 1.0
+            below *= rate
+            total += below
+        return total
+
+    def time(self, length: int) -> float:
+        """Seconds of a round; between measured lengths, and beyond them, on a line."""
+        if length in self.seconds:
+            return self.seconds[length]
+        near = sorted(self.seconds, key=lambda known: abs(known - length))[:2]
+        if len(near) < 2:
+            return self.seconds[near[0]] if near else float("inf")
+        low, high = sorted(near)
+        slope = max(0.0, (self.seconds[high] - self.seconds[low]) / (high - low))
+        return self.seconds[low] + slope * (length - low)
+
+    def speed(self, length: int) -> float:
+        """Tokens a second of one row."""
+        return self.tokens(length) / self.time(length)
+
+
+class Auto(Method):
+    """Chooses among lossless methods for every round.
+
+    Args:
+        candidates: names of methods, or `{"method": NAME, **parameters}`; plain decoding is always
+            one. None: lookup, and with a draft model chains and stochastic beams.
+        draft: the draft model of candidates that name none.
+        lengths: draft lengths to choose from, for candidates with a `gamma`.
+        clock: seconds that only go forward.
+    """
+
+    registry: Mapping[str, Callable[..., Method]] = {}
+    """Methods by name; `METHODS` puts itself here."""
+
+    def __init__(
+        self,
+        target: Target,
+        load_model: LoadModel,
+        *,
+        draft: str | None = None,
+        candidates: Sequence[str | Mapping[str, Any]] | None = None,
+        lengths: Sequence[int] = (1, 2, 3, 4, 6, 8),
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        super().__init__(target)
+        if not isinstance(lengths, list | tuple) or not lengths:
+            raise ValueError(f"lengths must be a list of whole numbers, not {lengths!r}")
+        lengths = sorted({at_least("lengths", length, 1) for length in lengths})
+        if candidates is None:
+            candidates = ["lookup", *(["chain", "recursive-s"] if draft is not None else [])]
+        if not isinstance(candidates, list | tuple) or not candidates:
+            raise ValueError(f"candidates must be a list of methods, not {candidates!r}")
+        models: dict[str, Any] = {}
+
+        def load_once(name: str) -> Any:
+            if name not in models:
+                models[name] = load_model(name)
+            return models[name]
+
+        self.methods = [Method(target)]
+        self.names = ["plain"]
+        for candidate in candidates:
+            name, method = self._build(candidate, load_once, draft, lengths)
+            self.methods.append(method)
+            self.names.append(name)
+        choices = [lengths if hasattr(method, "gamma") else [0] for method in self.methods]
+        self.chooser, self.clock = Chooser(choices), clock
+        self.choice: Choice = (0, 0)
+        self._with: dict[int, int] = {}  # candidate that each live row has joined, by slot
+        self._begun = 0.0
+        self._counts = dict.fromkeys(("plain_rounds", "drafted_rounds", "switches"), 0)
+
+    def _build(
+        self,
+        candidate: str | Mapping[str, Any],
+        load_model: LoadModel,
+        draft: str | None,
+        lengths: Sequence[int],
+    ) -> tuple[str, Method]:
+        told: dict[str, Any] = {} if isinstance(candidate, str) else dict(candidate)
+        name = candidate if isinstance(candidate, str) else str(told.pop("method", None))
+        if name not in self.registry or name == "auto":
+            others = ", ".join(other for other in self.registry if other != "auto")
+            raise ValueError(f"no candidate {name!r}; there are {others}")
+        known = inspect.signature(self.registry[name]).parameters
+        if "draft" in known and draft is not None:
+            told.setdefault("draft", draft)
+        if "gamma" in known:
+            if "gamma" in told:
+                raise ValueError(f"{name}: auto chooses gamma, from lengths")
+            told["gamma"] = lengths[-1]
+        method = self.registry[name](self.target, load_model, **told)
+        if not method.lossless:
+            raise ValueError(f"{name} is lossy; auto chooses among lossless methods")
+        return name, method
+
+    @property
+    def current(self) -> Method:
+        return self.methods[self.choice[0]]
+
+    @property
+    def settled(self) -> bool:  # type: ignore[override]
+        return self.chooser.settled
+
+    def stats(self) -> dict[str, int]:
+        """Rounds with and without drafts, and how often the method changed."""
+        return dict(self._counts)
+
+    def join(self, row: Row) -> None:
+        self._with[row.slot] = self.choice[0]
+        self.current.join(row)
+
+    def leave(self, row: Row) -> None:
+        number = self._with.pop(row.slot, None)  # None: it ended with its first token
+        if number is not None:
+            self.methods[number].leave(row)
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        for method in self.methods:
+            method.copy(source, slot, length)
+
+    def draft(self, rows: list[Row]) -> Plan:
+        self._choose(rows)
+        self._begun = self.clock()  # what a change costs is no part of a round
+        return self.current.draft(rows)
+
+    def _choose(self, rows: list[Row]) -> None:
+        before, self.choice = self.choice, self.chooser.choose(len(rows))
+        number, length = self.choice
+        self._counts["switches"] += number != before[0]
+        if length:
+            self.current.gamma = length  # type: ignore[attr-defined]
+        for row in rows:
+            if self._with[row.slot] != number:
+                # As when it became live: its text is cached but for the newest token.
+                self.methods[self._with[row.slot]].leave(row)
+                self._with[row.slot] = number
+                self.current.join(row)
+
+    def verify(self, target: Target, plan: Plan) -> Result:
+        return self.current.verify(target, plan)
+
+    def walk(self, plan: Plan, result: Result) -> list[Accepted]:
+        return self.current.walk(plan, result)
+
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+        self.current.commit(plan, accepted, result)
+        seconds = self.clock() - self._begun
+        number = self.choice[0]
+        self._counts["drafted_rounds" if number else "plain_rounds"] += len(plan.rows)
+        drafts = [
+            (max(tree.kin()[0]), len(one.path) - 1)
+            for tree, one in zip(plan.trees, accepted, strict=True)
+        ]
+        self.chooser.learn(self.choice, len(plan.rows), seconds, drafts)
