@@ -27,6 +27,8 @@ EXAMPLES = """
 and only where it is named:
 
   align       a small model that learnt to write like the large one, for the policy bild
+  fspad       a feature drafter for the large model, for the speculation method fspad
+  eagle2      the same without what FSPAD adds, for its variant eagle2
 
 [bold]Examples[/]
 
@@ -36,6 +38,7 @@ and only where it is named:
   baton train large --init runs/large    start from weights and warm up again
   baton train measure --part heldout     the figures of the shipped pair
   baton train align --minutes 20         into runs/aligned; then: baton eval --small runs/aligned
+  baton train fspad eagle2 --minutes 30  into runs/fspad and runs/eagle2; publish ships them
 """
 
 
@@ -59,6 +62,9 @@ def train(
     init: Annotated[
         Path | None, typer.Option(help="Start from this checkpoint's weights.", exists=True)
     ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Another seed for a drafter, into runs/STAGE-SEED.")
+    ] = None,
     part: Annotated[Part, typer.Option(help="For measure: which problems.")] = Part.dev,
     count: Annotated[int, typer.Option(min=10, help="For measure: how many problems.")] = 1000,
 ) -> None:
@@ -68,10 +74,13 @@ def train(
     unknown = set(stages or ()) - {*recipe.STAGES, *recipe.EXTRA_STAGES}
     if unknown:
         raise InvalidRequest(f"no such stage: {', '.join(sorted(unknown))}", param="stages")
+    if seed is not None and not set(stages or recipe.STAGES) <= set(recipe.SEEDED):
+        names = ", ".join(recipe.SEEDED)
+        raise InvalidRequest(f"--seed is for the stages {names} only", param="seed")
     for stage in stages or recipe.STAGES:
         recipe.run(
             stage, runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init,
-            part=part.value, count=count,
+            seed=seed, part=part.value, count=count,
         )  # fmt: skip
 
 

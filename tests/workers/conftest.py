@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
+import tempfile
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from transformers import (
 
 from workers.loading import load_tokenizer
 from workers.prompt import Prompts
+from workers.speculation.head import Head, Variant
 
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEMPLATE = (
@@ -87,6 +92,24 @@ def make_model(
         if "norm" not in name:
             parameter.mul_(6)
     return model
+
+
+@cache
+def head_folder(variant: Variant = "fspad", **model: Any) -> str:
+    """A folder with a random head for `make_model(**model)`; it is gone when the tests end."""
+    folder = Path(tempfile.mkdtemp(prefix="head-"))
+    atexit.register(shutil.rmtree, folder)
+    save_head(folder, make_model(**model), variant)
+    return str(folder)
+
+
+def save_head(folder: Path, model: Any, variant: Variant = "fspad") -> None:
+    torch.manual_seed(5)
+    head = Head(model, variant)
+    for name, parameter in head.named_parameters():
+        if "norm" not in name:
+            parameter.data.add_(torch.randn(parameter.shape) * 0.3)
+    head.save(folder)
 
 
 def save(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Any) -> Path:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.conftest import make_model
+from tests.workers.conftest import head_folder, make_model
 from tests.workers.exact import (
     Judge,
     Laws,
@@ -35,6 +35,7 @@ from tests.workers.exact import (
     enumerate_all,
     independent,
     joint,
+    likeliest_paths,
     node_by_node,
     random_laws,
     top_and_one,
@@ -69,6 +70,9 @@ PROOFS: list[tuple[str, dict[str, Any], Reference, int, int]] = [
     ("greedy-multi", {}, top_and_one([3]), 4, 1),
     ("greedy-multi", {}, top_and_one([2, 2]), 3, 2),
     ("greedy-multi", {}, top_and_one([1, 2, 2]), 2, 3),
+    ("fspad", {}, likeliest_paths(2, 3, 2), 3, 2),
+    ("fspad", {}, likeliest_paths(3, 5, 2), 3, 2),
+    ("fspad", {}, likeliest_paths(2, 5, 3), 2, 3),
 ]
 IDS = [f"{name}-{'-'.join(options.values())}{v}^{d}" for name, options, _, v, d in PROOFS]
 
@@ -79,6 +83,8 @@ def method(name: str, **options: Any) -> Method:
     target = Target(make_model(vocabulary=8), slots=1, max_len=8)
     if "draft" in inspect.signature(METHODS[name]).parameters:
         options["draft"] = "any"
+    if name == "fspad":
+        options["head"] = head_folder(vocabulary=8)
     return build(name, target, lambda _: make_model(vocabulary=8), **options)
 
 

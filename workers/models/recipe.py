@@ -13,9 +13,11 @@
 and, only where it is named, since nothing else builds on it:
 
     align       a small model that learnt to write like the large one (`align.py`), in `aligned`
+    fspad       the large model's feature drafter (`features.py`)
+    eagle2      the same without what FSPAD adds: its ablation
 
 Every stage reads what earlier ones left in the run folder, so each can be repeated alone. Aligning
-takes the published pair where the run folder has none.
+and the drafters take the published pair where the run folder has none.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ from workers.models.align import Chains, write_chains
 from workers.models.batches import Document
 from workers.models.cost import decode_cost
 from workers.models.documents import Writer, texts
+from workers.models.features import HeadRecipe, own_chains, train_head
 from workers.models.harvest import Author, harvest, load_mistakes
 from workers.models.llama import Recipe
 from workers.models.measure import candidates, judge, report
 from workers.models.problems import Part
 from workers.models.trainer import train
 from workers.models.vocabulary import train_tokenizer
+from workers.speculation.head import VARIANTS
 
 SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
 
@@ -46,7 +50,9 @@ STAGES = (
     "tokenizer", "novice", "harvest", "small", "rehearse", "large", "calibrate", "publish",
     "measure",
 )  # fmt: skip
-EXTRA_STAGES = ("align",)
+EXTRA_STAGES = ("align", *VARIANTS)
+SEEDED = VARIANTS
+"""Stages that may be run with another seed than their recipe's, for comparisons."""
 HARVESTED_PROBLEMS = 16_000
 ALIGNED_PROBLEMS = 16_000
 HARVESTS = {"harvest": ("novice", 0), "rehearse": ("small", 1)}
@@ -83,6 +89,7 @@ def run(
     tokens: int | None = None,
     resume: bool = False,
     init_from: Path | None = None,
+    seed: int | None = None,
     part: Part = "dev",
     count: int = 1000,
     log: Callable[[str], None] = print,
@@ -91,8 +98,9 @@ def run(
 
     `minutes` caps the wall time of a training stage (its schedule ends in time), `tokens` its
     length; `resume` goes on from the stage's last checkpoint; `init_from` starts from the weights
-    of an exported checkpoint and warms up again, to a third of the learning rate. `measure` takes
-    `count` problems of a part that training never saw.
+    of an exported checkpoint and warms up again, to a third of the learning rate. `seed` stands in
+    for the recipe's own, in a drafter's stage only. `measure` takes `count` problems of a part
+    that training never saw.
     """
     tokenizer = runs / "tokenizer"
     harvests = {name: runs / f"{name}.jsonl.gz" for name in HARVESTS}
@@ -103,11 +111,20 @@ def run(
         harvest(runs / author, harvests[stage], HARVESTED_PROBLEMS, seed, log)
     elif stage == "align":
         align(runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init_from, log=log)
+    elif stage in VARIANTS:
+        large = _checkpoint(runs, "large")
+        head = HeadRecipe(stage, minutes=minutes, seed=seed or 0)
+        head = replace(head, tokens=tokens or head.tokens)
+        out = runs / (stage if seed is None else f"{stage}-{seed}")
+        train_head(head, large, own_chains(large, runs, log), out, resume, init_from, log)
     elif stage == "calibrate":
         calibrate(runs / "small", runs / "large", log)
     elif stage == "publish":
         for name in ("small", "large"):
             publish(runs / name, MODELS / name)
+        for variant in VARIANTS:
+            if (runs / variant).exists():
+                publish(runs / variant, MODELS / "large" / variant)
     elif stage == "measure":
         measure(part, count, log)
     else:

@@ -10,6 +10,7 @@ from typing import Any
 
 from workers.speculation.chain import Chain
 from workers.speculation.drafter import LoadModel
+from workers.speculation.fspad import Fspad
 from workers.speculation.greedy_multi import GreedyMulti
 from workers.speculation.lookup import Lookup
 from workers.speculation.method import Method
@@ -30,6 +31,7 @@ METHODS: dict[str, Builder] = {
     "recursive-c": RecursiveConstant,
     "recursive-s": RecursiveBeam,
     "greedy-multi": GreedyMulti,
+    "fspad": Fspad,
 }
 
 

@@ -57,6 +57,7 @@ class Target:
         self.layers = list(base.layers)
         self.vocabulary = vocabulary or config.vocab_size
         self.passes = 0
+        self._remembered: int | None = None
         head_size = getattr(config, "head_dim", None)
         head_size = head_size or config.hidden_size // config.num_attention_heads
         with torch.no_grad():
@@ -80,6 +81,15 @@ class Target:
             offset = torch.arange(capacity + chunk, device=self.device) - capacity
             seen = offset[None] <= torch.arange(chunk, device=self.device)[:, None]
             self._strip = self._additive(seen)
+
+    def remember(self, layer: int) -> None:
+        """Keep the input of a layer with every cached token, in `cache.states`.
+
+        The number of layers stands for the normed end, as in `forward`. To be called before
+        anything is read.
+        """
+        self._remembered = layer
+        self.cache.add_states(self.embed.weight.shape[1])
 
     def forward(
         self,
@@ -133,15 +143,20 @@ class Target:
         for index in range(first, stop):
             if index in hidden:
                 taken[index] = x
+            if index == self._remembered:
+                self.cache.note(x)
             x = self.layers[index](
                 x, attention_mask=mask, past_key_values=self.cache, position_embeddings=rotary
             )
         if stop < len(self.layers):
             taken[stop] = x
             return Result(x[:, :0], taken)
-        if last is not None:
-            x = x[:, n - last :]
-        x = self.norm(x)
+        if stop == self._remembered:
+            x = self.norm(x)
+            self.cache.note(x)
+            x = x if last is None else x[:, n - last :]
+        else:
+            x = self.norm(x if last is None else x[:, n - last :])
         if stop in hidden:
             taken[stop] = x
         return Result(self.head(x)[..., : self.vocabulary], taken)
