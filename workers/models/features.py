@@ -2,8 +2,8 @@
 
 The target is frozen. It reads texts of its own, half of them greedy and half sampled at
 temperature 1, and the head learns two things behind each token: the target's feature (smooth L1)
-and its law (Kullback-Leibler divergence through the frozen head). FSPAD 2408.15562 weighs them as
-EAGLE 2401.15077 does, and so do both variants here.
+and its law (Kullback-Leibler divergence through the frozen head). Both variants weigh them as EAGLE
+does (2401.15077: 1 and 0.1).
 
 In service a guess rests on earlier guesses. So the head is unrolled: step k reads the guesses of
 step k - 1 in the place of features, and later steps count less (the training-time test of EAGLE-3,

@@ -1,8 +1,8 @@
 """FSPAD: a feature drafter with feature sampling, on the dynamic tree of EAGLE-2.
 
 Gui et al., "Boosting Lossless Speculative Decoding via Feature Sampling and Partial Alignment
-Distillation" (2408.15562); tree: Li et al., EAGLE-2 (2406.16858, section 4). The head's laws are
-well calibrated, so the product of the probabilities along a path tells how likely it is to be
+Distillation" (2408.15562); tree: Li et al., EAGLE-2 (2406.16858). Where the head's laws are
+well calibrated, the product of the probabilities along a path tells how likely it is to be
 accepted: each level is expanded at its `width` likeliest nodes, and of all tokens seen the `nodes`
 likeliest are verified. Likelier than its child, a node always comes with its parent.
 

@@ -42,6 +42,8 @@ class Head(nn.Module):
     * partial alignment: the guess and what the head reads are two images of the output, so that
       regressing the feature and matching the law share the layer without being tied.
 
+    The ideas are the paper's; the form of both, and the norm behind the layer, are ours.
+
     It begins as `eagle2` exactly. That has as many parameters: what `fspad` spends on both, it
     has in a wider feed-forward part.
     """
