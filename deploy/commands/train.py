@@ -29,6 +29,8 @@ and only where it is named:
   align       a small model that learnt to write like the large one, for the policy bild
   kangaroo    the adapter by which the large model drafts for itself (speculation: kangaroo)
   draft       a weak draft model (embedded:draft), to measure speculation where drafts miss
+  fspad       a feature drafter for the large model, for the speculation method fspad
+  eagle2      the same without what FSPAD adds, for its variant eagle2
 
 [bold]Examples[/]
 
@@ -40,6 +42,7 @@ and only where it is named:
   baton train draft publish              the weak draft model, beside the pair
   baton train align --minutes 20         into runs/aligned; then: baton eval --small runs/aligned
   baton train kangaroo --exit-layer 3    into runs/kangaroo; publish lays it beside the large model
+  baton train fspad eagle2 --minutes 30  into runs/fspad and runs/eagle2; publish ships them
 """
 
 
@@ -63,6 +66,9 @@ def train(
     init: Annotated[
         Path | None, typer.Option(help="Start from this checkpoint's weights.", exists=True)
     ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Another seed for a drafter, into runs/STAGE-SEED.")
+    ] = None,
     part: Annotated[Part, typer.Option(help="For measure: which problems.")] = Part.dev,
     count: Annotated[int, typer.Option(min=10, help="For measure: how many problems.")] = 1000,
     exit_layer: Annotated[
@@ -75,10 +81,13 @@ def train(
     unknown = set(stages or ()) - {*recipe.STAGES, *recipe.EXTRA_STAGES}
     if unknown:
         raise InvalidRequest(f"no such stage: {', '.join(sorted(unknown))}", param="stages")
+    if seed is not None and not set(stages or recipe.STAGES) <= set(recipe.SEEDED):
+        names = ", ".join(recipe.SEEDED)
+        raise InvalidRequest(f"--seed is for the stages {names} only", param="seed")
     for stage in stages or recipe.STAGES:
         recipe.run(
             stage, runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init,
-            part=part.value, count=count, exit_layer=exit_layer,
+            seed=seed, part=part.value, count=count, exit_layer=exit_layer,
         )  # fmt: skip
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
@@ -24,6 +26,7 @@ from transformers import (
 from workers.loading import load_tokenizer
 from workers.prompt import Prompts
 from workers.speculation.adapter import Adapter, Shape
+from workers.speculation.head import Head, Variant
 
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEMPLATE = (
@@ -106,6 +109,24 @@ def make_adapter(
     folder = Path(_FOLDERS.name) / f"{exit_layer}-{width}-{heads}-{key_heads}-{seed}"
     adapter.save(folder)
     return str(folder)
+
+
+@cache
+def head_folder(variant: Variant = "fspad", **model: Any) -> str:
+    """A folder with a random head for `make_model(**model)`; it is gone when the tests end."""
+    folder = Path(tempfile.mkdtemp(prefix="head-"))
+    atexit.register(shutil.rmtree, folder)
+    save_head(folder, make_model(**model), variant)
+    return str(folder)
+
+
+def save_head(folder: Path, model: Any, variant: Variant = "fspad") -> None:
+    torch.manual_seed(5)
+    head = Head(model, variant)
+    for name, parameter in head.named_parameters():
+        if "norm" not in name:
+            parameter.data.add_(torch.randn(parameter.shape) * 0.3)
+    head.save(folder)
 
 
 def save(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Any) -> Path:

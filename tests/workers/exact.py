@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from typing import Any
@@ -269,6 +270,31 @@ def certain(branching: Sequence[int]) -> Reference:
         tree = sketch.done()
         tree.laws = None
         return tree
+
+    return draft
+
+
+def likeliest_paths(width: int, nodes: int, depth: int) -> Reference:
+    """The dynamic tree of EAGLE-2: the `nodes` likeliest tokens behind each level's `width`."""
+
+    def draft(laws: Laws, script: Script) -> Tree:
+        seen: list[tuple[Fraction, Prefix]] = []
+        level: list[tuple[Fraction, Prefix]] = [(Fraction(1), ())]
+        for _ in range(depth):
+            below = [
+                (weight * laws[prefix][token], (*prefix, token))
+                for weight, prefix in level
+                for token in likeliest(laws[prefix])[:width]
+                if laws[prefix][token]
+            ]
+            below.sort(key=lambda one: -one[0])
+            seen += below
+            level = below[:width]
+        sketch = Sketch(laws)
+        best = sorted(seen, key=lambda one: -one[0])[:nodes]
+        for _, prefix in sorted(best, key=lambda one: len(one[1])):
+            sketch.child(sketch.prefixes.index(prefix[:-1]), prefix[-1])
+        return replace(sketch.done(), laws=None, drawn=None)
 
     return draft
 

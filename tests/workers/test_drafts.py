@@ -15,15 +15,19 @@ from tests.workers.conftest import make_model
 from tests.workers.exact import (
     Laws,
     Reference,
+    Script,
     agrees,
+    array,
     beam,
     constant,
     enumerate_all,
     independent,
+    likeliest_paths,
     random_laws,
     top_and_one,
 )
 from workers.speculation.drafter import Drafter, Independent
+from workers.speculation.fspad import Confidence
 from workers.speculation.greedy_multi import TopAndOne
 from workers.speculation.recursive_c import GumbelTopK
 from workers.speculation.recursive_s import Beam
@@ -101,6 +105,69 @@ def test_drafts_have_the_law_that_the_proof_takes_for_granted(
             if kept.children(node):
                 expected = torch.tensor([float(p) for p in kept.laws[node]])
                 assert torch.allclose(tree.laws[node], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize(("width", "nodes"), [(1, 3), (2, 3), (2, 9), (3, 6), (4, 2)])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_dynamic_tree_is_that_of_the_proof(width: int, nodes: int, temperature: float) -> None:
+    """Without ties between laws; rows of unequal room, one law each, and a token without mass."""
+    rng = random.Random(7)
+    tables = [random_laws(rng, 4, 3) for _ in range(3)]
+    for laws in tables:
+        for prefix, law in laws.items():
+            noisy = law * array([rng.randrange(9_000, 11_000) for _ in law])
+            laws[prefix] = noisy / noisy.sum()
+    rooms = [9, 3, 2]
+    rows = [Row(i, [5], Sampling(temperature), i, room) for i, room in enumerate(rooms)]
+    spread = Confidence(rows, width, nodes)
+    prefixes: list[list[tuple[int, ...]]] = [[()] for _ in rows]
+    for level in range(3):
+        most = max(map(len, prefixes))
+        logits = torch.zeros(3, most, 4)
+        for i, mine in enumerate(prefixes):
+            for place, prefix in enumerate(mine):
+                law = tables[i][prefix]
+                logits[i, place] = torch.tensor([float(p) for p in law]).log()
+        children, drawn = spread(level, logits, [list(range(len(mine))) for mine in prefixes])
+        assert drawn is None
+        prefixes = [
+            [(*mine[parent], token) for parent, token in made]
+            for mine, made in zip(prefixes, children, strict=True)
+        ]
+        assert all(len(mine) <= width for mine in prefixes)
+    for laws, room, tree in zip(tables, rooms, spread.trees(), strict=True):
+        expected = likeliest_paths(width, nodes, min(3, room - 1))(laws, Script())
+        assert paths(tree) == paths(expected)
+        assert len(tree) <= 1 + nodes
+        assert tree.tokens[0] == 5
+        assert tree.laws is None
+        assert all(parent < node for node, parent in enumerate(tree.parents))
+
+
+def paths(tree: Tree) -> set[tuple[int, ...]]:
+    found: list[tuple[int, ...]] = [()]
+    for parent, token in zip(tree.parents[1:], tree.tokens[1:], strict=True):
+        found.append((*found[parent], token))
+    return set(found)
+
+
+def test_equal_scores_keep_a_child_behind_its_parent() -> None:
+    """A sure token costs nothing, so that a whole path has one score."""
+    spread = Confidence([Row(0, [5], Sampling(), 0)], 2, 3)
+    sure = torch.full((1, 1, 6), -torch.inf)
+    sure[..., 2] = 0
+    for level in range(5):
+        spread(level, sure, [[0]])
+    (tree,) = spread.trees()
+    assert tree.tokens == [5, 2, 2, 2]
+    assert tree.is_chain
+
+
+def test_logits_of_nan_draft_nothing() -> None:
+    rows = [Row(i, [5], Sampling(float(i)), 0) for i in range(2)]
+    spread = Confidence(rows, 2, 3)
+    assert spread(0, torch.full((2, 1, 6), torch.nan), [[0], [0]]) == ([[], []], None)
+    assert [len(tree) for tree in spread.trees()] == [1, 1]
 
 
 def test_gumbel_numbers_are_independent_standard_ones() -> None:

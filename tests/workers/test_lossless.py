@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.workers.conftest import make_adapter, make_model
+from tests.workers.conftest import head_folder, make_adapter, make_model
 from tests.workers.exact import (
     Judge,
     Laws,
@@ -36,6 +36,7 @@ from tests.workers.exact import (
     enumerate_all,
     independent,
     joint,
+    likeliest_paths,
     node_by_node,
     random_laws,
     top_and_one,
@@ -72,6 +73,9 @@ PROOFS: list[tuple[str, dict[str, Any], Reference, int, int]] = [
     ("greedy-multi", {}, top_and_one([1, 2, 2]), 2, 3),
     ("kangaroo", {}, doubting(2, Fraction(1, 2)), 3, 2),
     ("kangaroo", {}, doubting(3, Fraction(3, 5)), 3, 3),
+    ("fspad", {}, likeliest_paths(2, 3, 2), 3, 2),
+    ("fspad", {}, likeliest_paths(3, 5, 2), 3, 2),
+    ("fspad", {}, likeliest_paths(2, 5, 3), 2, 3),
 ]
 IDS = [f"{name}-{'-'.join(options.values())}{v}^{d}" for name, options, _, v, d in PROOFS]
 
@@ -84,6 +88,8 @@ def method(name: str, **options: Any) -> Method:
         options["draft"] = "any"
     if "adapter" in inspect.signature(METHODS[name]).parameters:
         options["adapter"] = make_adapter()
+    if name == "fspad":
+        options["head"] = head_folder(vocabulary=8)
     return build(name, target, lambda _: make_model(vocabulary=8), **options)
 
 

@@ -17,7 +17,7 @@ import torch
 from orchestrator.errors import WorkerError
 from orchestrator.types import Generation, Message, Sampling, Span, Trace
 from orchestrator.worker import Call
-from tests.workers.conftest import make_adapter, make_model
+from tests.workers.conftest import head_folder, make_adapter, make_model, save_head
 from tests.workers.exact import agrees
 from workers.checkpoints import resolve
 from workers.loading import load, load_model, load_tokenizer
@@ -41,11 +41,13 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("recursive-s", {"draft": "other", "width": 3, "gamma": 2, "verification": "traversal"}),
     ("greedy-multi", {"draft": "other", "branching": [3, 2]}),
     ("kangaroo", {"adapter": make_adapter(), "gamma": 3, "threshold": 0.3}),
+    ("fspad", {"depth": 3, "width": 2, "nodes": 5}),
+    ("fspad", {"depth": 3, "width": 2, "nodes": 5, "variant": "eagle2"}),
 ]
 
 
 def case_id(case: tuple[str, dict[str, Any]]) -> str:
-    return " ".join([case[0], case[1].get("verification", "")]).strip()
+    return " ".join([case[0], case[1].get("verification", case[1].get("variant", ""))]).strip()
 
 
 LOSSLESS = pytest.mark.parametrize(
@@ -60,6 +62,8 @@ def decoder(method: str, options: dict[str, Any], *, slots: int = 8, **model: An
     padded = model.pop("padded", 0)
     vocabulary = model.setdefault("vocabulary", 400)
     target = Target(make_model(**model), slots=slots, max_len=64, vocabulary=vocabulary)
+    if method == "fspad":
+        options = {"head": head_folder(options.get("variant", "fspad"), **model), **options}
 
     def load(name: str) -> Any:
         made = {**model, **DRAFTS[name], "vocabulary": vocabulary + padded}
@@ -200,13 +204,17 @@ def test_caches_after_every_round_equal_a_fresh_prefill(
 
 
 @pytest.mark.parametrize("method", [name for name, _ in OPTIONS if name != "vanilla"])
-def test_the_embedded_pair_writes_what_transformers_writes(method: str, embedded: Any) -> None:
+def test_the_embedded_pair_writes_what_transformers_writes(
+    method: str, embedded: Any, tmp_path: Path
+) -> None:
     prompts, outputs, model, draft = embedded
     target = Target(model, slots=4, max_len=128)
+    options: dict[str, Any] = {} if method == "lookup" else {"draft": "small"}
     if method == "kangaroo":
         options = {"adapter": make_adapter(2, 128, 4, 4), "threshold": 0.1}
-    else:
-        options = {} if method == "lookup" else {"draft": "small"}
+    if method == "fspad":  # a random head: what is written is the target's whatever it drafts
+        save_head(tmp_path, target.model)
+        options = {"head": str(tmp_path)}
     loop = Decoder(target, build(method, target, lambda _: draft, **options))
     assert generate(loop, prompts, 24) == outputs
 
@@ -287,11 +295,14 @@ def plain(checkpoint: Path) -> Any:
 
 @BESIDE_VANILLA
 async def test_spans_end_where_they_end_without_speculation(
-    method: str, options: dict[str, Any], checkpoint: Path, plain: Any
+    method: str, options: dict[str, Any], checkpoint: Path, plain: Any, tmp_path: Path
 ) -> None:
     end, expected = plain
     if "draft" in options:  # the target itself, so that whole blocks are accepted
         options = {**options, "draft": str(checkpoint)}
+    if method == "fspad":
+        save_head(tmp_path, load_model(str(checkpoint)), options.get("variant", "fspad"))
+        options = {**options, "head": str(tmp_path)}
     speculation = {"method": method, **options}
     worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
     made = [await answers(worker)]
@@ -303,10 +314,13 @@ async def test_spans_end_where_they_end_without_speculation(
 
 @BESIDE_VANILLA
 async def test_nan_logits_are_an_error_and_poison_nobody(
-    method: str, options: dict[str, Any], checkpoint: Path, draft_checkpoint: Path
+    method: str, options: dict[str, Any], checkpoint: Path, draft_checkpoint: Path, tmp_path: Path
 ) -> None:
     if "draft" in options:
         options = {**options, "draft": str(draft_checkpoint)}
+    if method == "fspad":
+        save_head(tmp_path, load_model(str(checkpoint)), options.get("variant", "fspad"))
+        options = {**options, "head": str(tmp_path)}
     worker = load(checkpoint, speculation={"method": method, **options}, rows=2, max_len=200)
     call = Call("r", Trace((Message("user", "What?"),)))
 

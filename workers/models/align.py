@@ -26,8 +26,9 @@ BATCH = 64
 
 
 def write_chains(
-    large: Path, out: Path, count: int, seed: int, log: Callable[[str], None] = print
-) -> Path:
+    large: Path, out: Path, count: int, seed: int, log: Callable[[str], None] = print,
+    *, temperature: float = 0.0,
+) -> Path:  # fmt: skip
     """What the large model says to `count` training problems: `[prompt ids, reply ids]` a line.
 
     Replies are the ids that the model wrote, up to its end of turn; none is encoded anew.
@@ -41,7 +42,7 @@ def write_chains(
             problems = islice(source, min(BATCH, count - done))
             questions = [disturb(problem.question, rng) for problem in problems]
             prompts = [author.opening(question) for question in questions]
-            replies = author.continued(prompts, CHAIN_TOKENS, to_end=True)
+            replies = author.continued(prompts, CHAIN_TOKENS, to_end=True, temperature=temperature)
             for prompt, reply in zip(prompts, replies, strict=True):
                 if reply[-1:] == [author.end]:
                     file.write(json.dumps([prompt, reply]) + "\n")

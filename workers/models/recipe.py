@@ -14,6 +14,8 @@ and, only where it is named, since nothing else builds on it:
 
     align       a small model that learnt to write like the large one (`align.py`), in `aligned`
     kangaroo    the adapter by which the large model drafts for itself (`kangaroo.py`)
+    fspad       the large model's feature drafter (`features.py`)
+    eagle2      the same without what FSPAD adds: its ablation
     draft       a weak draft model, one layer of half the small one's width, trained for a fraction
                 of its tokens: for measuring speculation where drafts miss
 
@@ -37,6 +39,7 @@ from workers.models.align import Chains, write_chains
 from workers.models.batches import Document
 from workers.models.cost import decode_cost
 from workers.models.documents import Writer, texts
+from workers.models.features import HeadRecipe, own_chains, train_head
 from workers.models.harvest import Author, harvest, load_mistakes
 from workers.models.kangaroo import EXIT_LAYER, Course, Lesson, belongs, train_adapter
 from workers.models.llama import Recipe
@@ -45,6 +48,7 @@ from workers.models.problems import Part
 from workers.models.trainer import train
 from workers.models.vocabulary import train_tokenizer
 from workers.speculation.adapter import CONFIG, WEIGHTS
+from workers.speculation.head import VARIANTS
 from workers.speculation.kangaroo import FOLDER
 
 SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
@@ -53,7 +57,9 @@ STAGES = (
     "tokenizer", "novice", "harvest", "small", "rehearse", "large", "calibrate", "publish",
     "measure",
 )  # fmt: skip
-EXTRA_STAGES = ("align", "kangaroo", "draft")
+EXTRA_STAGES = ("align", "kangaroo", *VARIANTS, "draft")
+SEEDED = VARIANTS
+"""Stages that may be run with another seed than their recipe's, for comparisons."""
 HARVESTED_PROBLEMS = 16_000
 ALIGNED_PROBLEMS = 16_000
 HARVESTS = {"harvest": ("novice", 0), "rehearse": ("small", 1)}
@@ -94,6 +100,7 @@ def run(
     tokens: int | None = None,
     resume: bool = False,
     init_from: Path | None = None,
+    seed: int | None = None,
     part: Part = "dev",
     count: int = 1000,
     exit_layer: int | None = None,
@@ -103,9 +110,9 @@ def run(
 
     `minutes` caps the wall time of a training stage (its schedule ends in time), `tokens` its
     length; `resume` goes on from the stage's last checkpoint; `init_from` starts from the weights
-    of an exported checkpoint and warms up again, to a third of the learning rate. `measure` takes
-    `count` problems of a part that training never saw; `exit_layer` is the one that kangaroo's
-    adapter reads.
+    of an exported checkpoint and warms up again, to a third of the learning rate. `seed` stands in
+    for the recipe's own, in a feature drafter's stage only; `exit_layer` is the one that kangaroo's
+    adapter reads. `measure` takes `count` problems of a part that training never saw.
     """
     tokenizer = runs / "tokenizer"
     harvests = {name: runs / f"{name}.jsonl.gz" for name in HARVESTS}
@@ -123,6 +130,12 @@ def run(
         train_adapter(
             lesson, _chains(runs, large, log), runs / stage, course, resume=resume, log=log
         )
+    elif stage in VARIANTS:
+        large = _checkpoint(runs, "large")
+        head = HeadRecipe(stage, minutes=minutes, seed=seed or 0)
+        head = replace(head, tokens=tokens or head.tokens)
+        out = runs / (stage if seed is None else f"{stage}-{seed}")
+        train_head(head, large, own_chains(large, runs, log), out, resume, init_from, log)
     elif stage == "calibrate":
         calibrate(runs / "small", runs / "large", log)
     elif stage == "publish":
@@ -130,6 +143,9 @@ def run(
             if name != "draft" or (runs / name).exists():
                 publish(runs / name, MODELS / name)
         publish_adapter(runs / "kangaroo", MODELS / "large", log)
+        for variant in VARIANTS:
+            if (runs / variant).exists():
+                publish(runs / variant, MODELS / "large" / variant)
     elif stage == "measure":
         measure(part, count, log)
     else:

@@ -11,6 +11,7 @@ from typing import Any
 from workers.speculation.auto import Auto
 from workers.speculation.chain import Chain
 from workers.speculation.drafter import LoadModel
+from workers.speculation.fspad import Fspad
 from workers.speculation.greedy_multi import GreedyMulti
 from workers.speculation.kangaroo import Kangaroo
 from workers.speculation.lookup import Lookup
@@ -34,6 +35,7 @@ METHODS: dict[str, Builder] = {
     "recursive-s": RecursiveBeam,
     "greedy-multi": GreedyMulti,
     "kangaroo": Kangaroo,
+    "fspad": Fspad,
     "auto": Auto,  # chooses among the others
     "reflective": Reflective,  # lossy, over any of the others
 }

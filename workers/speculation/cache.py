@@ -53,11 +53,19 @@ class Cache:
         self.slots, self.capacity = slots, capacity
         self.lengths = [0] * slots
         self.ids: list[list[int]] = [[] for _ in range(slots)]
+        self.states: Tensor | None = None
         self._write: Sequence[Tensor] = ()
         self._read: Sequence[Tensor] = ()
         self._index: tuple[Tensor, Tensor] | None = None
         self._gather: Tensor | None = None
-        self._end = 0
+        self._first = self._start = self._end = 0
+
+    def add_states(self, width: int) -> None:
+        """Hold one more vector per token, in `states` [slots, capacity, width].
+
+        They are cached, gathered, copied and forgotten with the keys and values.
+        """
+        self.states = self.data.new_zeros(self.slots, self.capacity, width)
 
     def add_layer(self) -> int:
         """Make room for one more layer, before anything is cached; returns its index."""
@@ -71,7 +79,7 @@ class Cache:
     def open(self, slots: Sequence[int], starts: Sequence[int], positions: Tensor, n: int) -> None:
         """Aim the next pass: row b writes n entries from `starts[b]`; `positions` is [rows, n]."""
         first, rows = slots[0], len(slots)
-        self._end = max(starts) + n
+        self._first, self._start, self._end = first, starts[0], max(starts) + n
         self._index = self._gather = None
         if rows == 1:
             row = self.data[:, first : first + 1]
@@ -102,6 +110,14 @@ class Cache:
         window = self.data[k : k + 2, :, :, : self._end].index_select(1, self._gather)
         return window[0], window[1]
 
+    def note(self, states: Tensor) -> None:
+        """Store [rows, n, width] states of the pass's tokens."""
+        assert self.states is not None
+        if self._index is None:
+            self.states[self._first, self._start : self._end] = states[0]
+        else:
+            self.states[self._index] = states
+
     # What happens between passes ---------------------------------------------------------
 
     def keep(self, slot: int, path: Sequence[int]) -> None:
@@ -110,6 +126,8 @@ class Cache:
         if path[-1] != kept - 1:  # a branch: gather its entries (out of place, then back)
             source = torch.tensor(path, device=self.data.device) + start
             self.data[:, slot, :, start : start + kept] = self.data[:, slot].index_select(2, source)
+            if self.states is not None:
+                self.states[slot, start : start + kept] = self.states[slot, source]
         self.lengths[slot] = start + kept
 
     def claim(self, slot: int, ids: list[int], most: int) -> int:
@@ -122,10 +140,14 @@ class Cache:
     def copy(self, source: int, slot: int, length: int) -> None:
         """Start `slot` with the first `length` tokens of another."""
         self.data[:, slot, :, :length] = self.data[:, source, :, :length]
+        if self.states is not None:
+            self.states[slot, :length] = self.states[source, :length]
         self.ids[slot] = self.ids[source][:length]
         self.lengths[slot] = length
 
     def clear(self, slot: int) -> None:
         """Forget a slot, poison included."""
         self.data[:, slot] = 0
+        if self.states is not None:
+            self.states[slot] = 0
         self.ids[slot], self.lengths[slot] = [], 0

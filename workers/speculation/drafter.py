@@ -48,24 +48,14 @@ class Spread(Protocol):
 
 
 class Drafter:
-    """A draft model beside the target, slot for slot.
+    """A draft model, wrapped as a `Target`, beside the one that verifies: slot for slot.
 
     Its cache may lag behind the committed tokens (by two after a fully accepted draft, by a
     prompt after a join); whatever is missing is read with the next draft.
     """
 
-    def __init__(self, model: Any, target: Target) -> None:
-        if model.config.vocab_size < target.vocabulary:
-            raise ValueError(
-                f"the draft model knows {model.config.vocab_size} tokens, "
-                f"the target {target.vocabulary}"
-            )
-        self.model = Target(
-            model,
-            slots=target.cache.slots,
-            max_len=target.max_len,
-            vocabulary=target.vocabulary,
-        )
+    def __init__(self, model: Target) -> None:
+        self.model = model
         self.cache = self.model.cache
         self._read: dict[int, tuple[int, int]] = {}  # by slot: nodes before the tree, nodes read
 
@@ -224,12 +214,24 @@ class Independent:
         return children, laws
 
 
-class Drafted(Method):
-    """A method with a draft model; `draft` names its checkpoint."""
+def beside(target: Target, model: Any) -> Target:
+    """A draft model with the target's slots; ValueError if it knows too few tokens."""
+    if model.config.vocab_size < target.vocabulary:
+        raise ValueError(
+            f"the draft model knows {model.config.vocab_size} tokens, "
+            f"the target {target.vocabulary}"
+        )
+    return Target(
+        model, slots=target.cache.slots, max_len=target.max_len, vocabulary=target.vocabulary
+    )
 
-    def __init__(self, target: Target, load_model: LoadModel, draft: str) -> None:
+
+class Drafting(Method):
+    """A method with a drafter."""
+
+    def __init__(self, target: Target, drafter: Drafter) -> None:
         super().__init__(target)
-        self.drafter = Drafter(load_model(draft), target)
+        self.drafter = drafter
 
     def join(self, row: Row) -> None:
         self.drafter.join(row)
@@ -246,6 +248,13 @@ class Drafted(Method):
     def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
         for row, one in zip(plan.rows, accepted, strict=True):
             self.drafter.commit(row, one.path)
+
+
+class Drafted(Drafting):
+    """A method with a draft model; `draft` names its checkpoint."""
+
+    def __init__(self, target: Target, load_model: LoadModel, draft: str) -> None:
+        super().__init__(target, Drafter(beside(target, load_model(draft))))
 
 
 def at_least(name: str, value: int, least: int) -> int:

@@ -68,6 +68,7 @@ class Target:
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
         self.exit: Adapter | None = None
+        self._remembered: int | None = None
         head_size = getattr(config, "head_dim", None)
         head_size = head_size or config.hidden_size // config.num_attention_heads
         with torch.no_grad():
@@ -105,6 +106,15 @@ class Target:
     def exit_layer(self) -> int:
         """Where a pass may end with logits before the last layer; -1 without an adapter."""
         return -1 if self.exit is None else self.exit.shape.exit_layer
+
+    def remember(self, layer: int) -> None:
+        """Keep the input of a layer with every cached token, in `cache.states`.
+
+        The number of layers stands for the normed end, as in `forward`. To be called before
+        anything is read.
+        """
+        self._remembered = layer
+        self.cache.add_states(self.embed.weight.shape[1])
 
     def forward(
         self,
@@ -160,6 +170,8 @@ class Target:
                 taken[index] = x
             if self.exit is not None and first < index == self.exit_layer:
                 self.exit.note(x, rotary, self.cache)
+            if index == self._remembered:
+                self.cache.note(x)
             x = self.layers[index](
                 x, attention_mask=mask, past_key_values=self.cache, position_embeddings=rotary
             )
@@ -167,9 +179,12 @@ class Target:
             taken[stop] = x
             return Result(self._early(x, stop, rotary, mask, n if last is None else last), taken)
         self.passes += 1
-        if last is not None:
-            x = x[:, n - last :]
-        x = self.norm(x)
+        if stop == self._remembered:
+            x = self.norm(x)
+            self.cache.note(x)
+            x = x if last is None else x[:, n - last :]
+        else:
+            x = self.norm(x if last is None else x[:, n - last :])
         if stop in hidden:
             taken[stop] = x
         return Result(self.head(x)[..., : self.vocabulary], taken)

@@ -1,0 +1,137 @@
+"""FSPAD: a feature drafter with feature sampling, on the dynamic tree of EAGLE-2.
+
+Gui et al., "Boosting Lossless Speculative Decoding via Feature Sampling and Partial Alignment
+Distillation" (2408.15562); tree: Li et al., EAGLE-2 (2406.16858). Where the head's laws are
+well calibrated, the product of the probabilities along a path tells how likely it is to be
+accepted: each level is expanded at its `width` likeliest nodes, and of all tokens seen the `nodes`
+likeliest are verified. Likelier than its child, a node always comes with its parent.
+
+The tree is a function of the text and the sampling parameters, with no draw in it. Hence the walk
+that draws from the target and follows the drafts as long as they agree (`rules.follow`): exact,
+and no walk of such a tree accepts more, since a node's token can be among its children no more
+often than the target says. With variant `eagle2` this is EAGLE-2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from workers.speculation.drafter import (
+    Child,
+    Drafter,
+    Drafting,
+    LoadModel,
+    at_least,
+    law_of,
+    one_of,
+    small_enough,
+)
+from workers.speculation.head import VARIANTS, Ahead, Head, Variant
+from workers.speculation.target import Result, Target
+from workers.speculation.tree import Accepted, Plan, Row, Tree
+
+
+class Fspad(Drafting):
+    """Trees of at most `nodes` drafted tokens and `depth` levels.
+
+    `head` is a folder of trained weights; by default the one called like the variant beside the
+    target's own weights.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        load_model: LoadModel | None = None,
+        *,
+        variant: Variant = "fspad",
+        head: str | None = None,
+        depth: int = 6,
+        width: int = 4,
+        nodes: int = 12,
+    ) -> None:
+        one_of("variant", variant, VARIANTS)
+        self.depth = at_least("depth", depth, 0)
+        self.width, self.nodes = at_least("width", width, 1), at_least("nodes", nodes, 1)
+        small_enough(f"nodes {nodes}", 1 + nodes)
+        # The drafter reads the tokens of the last round and all levels but the deepest.
+        small_enough(f"depth {depth} and width {width}", 1 + depth + width * max(0, depth - 1))
+        checkpoint = target.model.name_or_path
+        if head is None and not checkpoint:
+            raise ValueError("head must name a folder: the target lies in none")
+        folder = Path(checkpoint) / variant if head is None else Path(head).expanduser()
+        super().__init__(target, Drafter(Ahead(Head.load(target.model, variant, folder), target)))
+
+    def draft(self, rows: list[Row]) -> Plan:
+        spread = Confidence(rows, self.width, self.nodes)
+        self.plan(rows, self.depth, spread)
+        return Plan(rows, spread.trees())
+
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+        """Only the root stays: accepted drafts are read again, with the features they turned
+        out to have."""
+        for row, one in zip(plan.rows, accepted, strict=True):
+            self.drafter.commit(row, one.path[:1])
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A token of the tree in the making; `parent` is a place in the same list, -1 the root."""
+
+    score: float
+    level: int
+    parent: int
+    token: int
+
+
+class Confidence:
+    """Which nodes a level gets, and which are verified in the end.
+
+    `scores` [rows, nodes] are the log-probabilities of the paths to the nodes of the level, minus
+    infinity where a row has fewer. Greedy rows rank at temperature 1.
+    """
+
+    def __init__(self, rows: Sequence[Row], width: int, nodes: int) -> None:
+        self.rows, self.width, self.nodes = rows, width, nodes
+        self.scores = torch.zeros(len(rows), 1, dtype=torch.float64)
+        self.seen: list[list[_Candidate]] = [[] for _ in rows]
+        self.level: list[list[int]] = [[-1] for _ in rows]  # places in `seen` of the level's nodes
+
+    def __call__(
+        self, level: int, logits: Tensor, seats: list[list[int]]
+    ) -> tuple[list[list[Child]], Tensor | None]:
+        best = law_of(self.rows, logits).topk(min(self.width, logits.shape[-1]))
+        # A parent's score bounds its child's, whatever rounding does.
+        logs = best.values.double().log().clamp(max=0).cpu()
+        sums = (self.scores[:, : logits.shape[1], None] + logs).nan_to_num(nan=-torch.inf)
+        ordered, order = sums.flatten(1).sort(descending=True, stable=True)
+        self.scores = ordered[:, : self.width]
+        tokens, scores = best.indices.flatten(1).tolist(), sums.flatten(1).tolist()
+        fan, children = logs.shape[2], []
+        for i, places in enumerate(order.tolist()):
+            seen, parents = self.seen[i], self.level[i]
+            chosen = [place for place in places if scores[i][place] > -torch.inf]
+            self.level[i] = list(range(len(seen), len(seen) + len(chosen[: self.width])))
+            for place in chosen:
+                parent = parents[place // fan]
+                seen.append(_Candidate(scores[i][place], level + 1, parent, tokens[i][place]))
+            children.append([(place // fan, tokens[i][place]) for place in chosen[: self.width]])
+        return children, None
+
+    def trees(self) -> list[Tree]:
+        """For each row its likeliest tokens; equal ones nearer to the root go first."""
+        return [self._tree(row, seen) for row, seen in zip(self.rows, self.seen, strict=True)]
+
+    def _tree(self, row: Row, seen: list[_Candidate]) -> Tree:
+        near = [i for i, one in enumerate(seen) if one.level < row.room]
+        best = sorted(near, key=lambda i: (-seen[i].score, i))[: self.nodes]
+        node = {-1: 0} | {place: 1 + i for i, place in enumerate(sorted(best))}
+        chosen = [seen[place] for place in sorted(best)]
+        return Tree(
+            [row.ids[-1], *(one.token for one in chosen)],
+            [-1, *(node[one.parent] for one in chosen)],
+        )
