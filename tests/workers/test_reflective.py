@@ -323,7 +323,7 @@ def test_a_base_that_reads_drafts_in_its_own_way_is_refused(
 
     monkeypatch.setattr(Reflective, "bases", {**METHODS, "deep": Deep})
     with pytest.raises(ValueError, match="base deep reads its drafts in a way of its own"):
-        reflective(base="deep")
+        reflective({"base": "deep"})
 
 
 # In service ------------------------------------------------------------------------------
