@@ -345,6 +345,7 @@ async def test_spans_end_inside_a_block(checkpoint: Path, draft_checkpoint: Path
     assert "let me check" not in whole.segment.text
     rounds = worker.stats()["rounds"]
     assert rounds < 39  # blocks of several tokens
+    assert worker.stats()["lossy"] == 1
     text, tokens = whole.segment.text, whole.segment.tokens
     for at in range(3, 12):
         piece = worker.tokenizer.decode(tokens[at : at + 1])
