@@ -171,6 +171,7 @@ async def test_a_judgement_leaves_the_prefix_and_nothing_else(worker: LocalWorke
     prefix = len(worker.prompts.trace(call.trace))
     assert answer.usage.prompt > prefix
     assert worker.stats()["held_tokens"] == prefix
+    assert worker.stats()["lossy"] == 0
 
 
 async def test_a_prompt_longer_than_a_chunk(

@@ -16,10 +16,12 @@ from tests.workers.conftest import make_model
 from tests.workers.test_methods import DRAFTS, decoder
 from workers.checkpoints import resolve
 from workers.loading import load, load_model, load_tokenizer
-from workers.speculation import build
+from workers.speculation import METHODS, build
+from workers.speculation.chain import Chain
 from workers.speculation.decode import Decoder, generate
+from workers.speculation.reflective import Reflective
 from workers.speculation.sampling import warp
-from workers.speculation.target import Target
+from workers.speculation.target import Result, Target
 from workers.speculation.tree import Plan, Row, Tree
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 20, [300, 20, 10, 5, 4, 3, 2]]
@@ -311,6 +313,20 @@ def test_a_wrong_parameter_is_named(options: dict[str, Any], message: str) -> No
         reflective(options)
 
 
+def test_a_base_that_reads_drafts_in_its_own_way_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Deep(Chain):
+        """As one that goes on from the states of its drafts, which copies have not."""
+
+        def verify(self, target: Target, plan: Plan) -> Result:
+            return super().verify(target, plan)
+
+    monkeypatch.setattr(Reflective, "bases", {**METHODS, "deep": Deep})
+    with pytest.raises(ValueError, match="base deep reads its drafts in a way of its own"):
+        reflective({"base": "deep"})
+
+
 # In service ------------------------------------------------------------------------------
 
 
@@ -330,6 +346,7 @@ async def test_spans_end_inside_a_block(checkpoint: Path, draft_checkpoint: Path
     assert "let me check" not in whole.segment.text
     rounds = worker.stats()["rounds"]
     assert rounds < 39  # blocks of several tokens
+    assert worker.stats()["lossy"] == 1
     text, tokens = whole.segment.text, whole.segment.tokens
     for at in range(3, 12):
         piece = worker.tokenizer.decode(tokens[at : at + 1])

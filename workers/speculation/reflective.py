@@ -39,7 +39,8 @@ class Reflective(Method):
     """Drafts and walks as `base` does, with reflection in the verification.
 
     Args:
-        base: a method that drafts; further parameters are its own, `draft` among them.
+        base: a lossless method that drafts, and reads its drafts in the one pass of `Method`;
+            further parameters are its own, `draft` among them.
         alpha: weight of the second reading, from 0 to 1.
         prompt: what stands before the copy, as a text or as token ids.
         bonus: whether the token behind a whole draft is judged by both readings too.
@@ -73,6 +74,10 @@ class Reflective(Method):
         if draft is not None:
             parameters["draft"] = draft
         self.base = self.bases[base](target, load_model, **parameters)
+        if type(self.base).verify is not Method.verify:
+            raise ValueError(
+                f"base {base} reads its drafts in a way of its own, copies cannot join"
+            )
         leaves, levels = _shape(self.base)
         if levels == 0:
             raise ValueError(f"base {base} drafts nothing that could be read again")
