@@ -16,12 +16,10 @@ from tests.workers.conftest import make_model
 from tests.workers.test_methods import DRAFTS, decoder
 from workers.checkpoints import resolve
 from workers.loading import load, load_model, load_tokenizer
-from workers.speculation import METHODS, build
-from workers.speculation.chain import Chain
+from workers.speculation import build
 from workers.speculation.decode import Decoder, generate
-from workers.speculation.reflective import Reflective
 from workers.speculation.sampling import warp
-from workers.speculation.target import Result, Target
+from workers.speculation.target import Target
 from workers.speculation.tree import Plan, Row, Tree
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 20, [300, 20, 10, 5, 4, 3, 2]]
@@ -311,20 +309,6 @@ def test_leaves_for_which_the_cache_has_no_place_are_judged_once() -> None:
 def test_a_wrong_parameter_is_named(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         reflective(options)
-
-
-def test_a_base_that_reads_drafts_in_its_own_way_is_refused(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    class Deep(Chain):
-        """As one that goes on from the states of its drafts, which copies have not."""
-
-        def verify(self, target: Target, plan: Plan) -> Result:
-            return super().verify(target, plan)
-
-    monkeypatch.setattr(Reflective, "bases", {**METHODS, "deep": Deep})
-    with pytest.raises(ValueError, match="base deep reads its drafts in a way of its own"):
-        reflective({"base": "deep"})
 
 
 # In service ------------------------------------------------------------------------------

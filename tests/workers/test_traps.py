@@ -16,7 +16,7 @@ import torch
 from orchestrator.errors import ConfigError
 from orchestrator.types import Generation, Message, Sampling, Span, Trace
 from orchestrator.worker import Call
-from tests.workers.conftest import make_model, make_tokenizer, save
+from tests.workers.conftest import head_folder, make_model, make_tokenizer, save
 from tests.workers.test_methods import DRAFTS, LOSSLESS
 from workers.loading import load
 from workers.speculation import build
@@ -30,6 +30,9 @@ def decoder(
     model: Any, draft: Any, method: str, options: dict[str, Any], vocabulary: int | None = None
 ) -> Decoder:
     target = Target(model, slots=len(PROMPTS), max_len=64, vocabulary=vocabulary)
+    if method == "fspad":
+        size = model.config.vocab_size
+        options = {"head": head_folder(options.get("variant", "fspad"), vocabulary=size), **options}
     return Decoder(target, build(method, target, lambda _: draft, **options))
 
 

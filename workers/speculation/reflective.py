@@ -74,10 +74,6 @@ class Reflective(Method):
         if draft is not None:
             parameters["draft"] = draft
         self.base = self.bases[base](target, load_model, **parameters)
-        if type(self.base).verify is not Method.verify:
-            raise ValueError(
-                f"base {base} reads its drafts in a way of its own, copies cannot join"
-            )
         leaves, levels = _shape(self.base)
         if levels == 0:
             raise ValueError(f"base {base} drafts nothing that could be read again")
