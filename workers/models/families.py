@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import re
 from collections.abc import Callable, Sequence
 
 from workers.models import wordings as w
@@ -182,10 +184,26 @@ def _operate(sketch: Sketch) -> Problem | None:
             )
         else:
             n = rng.choice(divisors) if operation == "/" else rng.randint(2, 9)
-        sentences.append(sketch.words(w.OPERATE[operation]).format(n=n))
+        if operation in "*/" and n == 2 and rng.random() < 0.5:
+            sentences.append(sketch.words(w.DOUBLE if operation == "*" else w.HALVE))
+        else:
+            sentences.append(sketch.words(w.OPERATE[operation]).format(n=n))
         value, key = sketch.work(value, operation, n), f"({key}){operation}{n}"
     sentences.append(sketch.words(w.OPERATE_END))
-    return sketch.problem("operate", " ".join(sentences), key)
+    return sketch.problem("operate", _in_a_row(sentences, rng), key)
+
+
+def _in_a_row(sentences: Sequence[str], rng: random.Random) -> str:
+    """Instructions as sentences, or run together: "Start with 10, double it, then subtract 3."."""
+    if rng.random() < 0.6:
+        return " ".join(sentences)
+    *told, end = sentences
+    text = told[0][:-1]
+    for n, sentence in enumerate(told[1:], 2):
+        clause = re.sub(r"^(Then|Next|Now|And|After that)[ ,]+", "", sentence)[:-1]
+        mark = ", then " if n == len(told) or rng.random() < 0.3 else ", "
+        text += rng.choice((mark, mark, " and ")) + clause[0].lower() + clause[1:]
+    return f"{text}. {end}" if rng.random() < 0.6 else f"{text}."
 
 
 _NUMBER_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine",
@@ -200,6 +218,9 @@ class _Story:
         self.names = dict(zip("NM", sketch.rng.sample(w.NAMES, 2), strict=True))
         self.things = dict(zip("ij", sketch.rng.sample(w.ITEMS, 2), strict=True))
         self.container = sketch.rng.choice(w.CONTAINERS)
+        if sketch.rng.random() < 0.1:  # things nobody has heard of can be counted too
+            self.things = {name: _invented(sketch.rng) for name in self.things}
+        self.pronoun = sketch.rng.choice(("he", "she", None))
         self.in_words = sketch.rng.random() < 0.12
 
     def tell(self, wordings: Sequence[str], **numbers: int) -> str:
@@ -209,8 +230,36 @@ class _Story:
         )
         return text[0].upper() + text[1:]
 
+    def joined(self, sentences: Sequence[str]) -> str:
+        """The story as people write it: sentences run together, names give way to pronouns."""
+        rng, name = self.sketch.rng, self.names["N"]
+        text = sentences[0]
+        for sentence in sentences[1:]:
+            dice, told = rng.random(), text.startswith(name)
+            if told and sentence.startswith(f"{name} ") and text.endswith(".") and dice < 0.35:
+                link = rng.choice((" and ", " and ", ", then ", " and then "))
+                text = text[:-1] + link + sentence.removeprefix(f"{name} ")
+            elif told and self.pronoun is not None and dice < 0.75:
+                text = f"{text} {_with_pronoun(sentence, name, self.pronoun)}"
+            else:
+                text = f"{text} {sentence}"
+        return text
+
     def _number(self, n: int) -> str:
         return _NUMBER_WORDS[n] if self.in_words and n < len(_NUMBER_WORDS) else str(n)
+
+
+def _with_pronoun(sentence: str, name: str, pronoun: str) -> str:
+    """The sentence without the name, where it is the one who does something."""
+    if sentence.startswith(f"{name} "):
+        return pronoun.capitalize() + sentence[len(name) :]
+    return re.sub(rf"(does|did|will|has) {name}\b", rf"\1 {pronoun}", sentence)
+
+
+def _invented(rng: random.Random) -> str:
+    """A plural that is in no list."""
+    syllables = [rng.choice("bcdfgklmnprstvz") + rng.choice("aeiou") for _ in range(3)]
+    return "".join(syllables[: rng.randint(2, 3)]) + rng.choice(("s", "ks", "ns", "ps", "ts"))
 
 
 def _have(sketch: Sketch, story: _Story) -> tuple[str, str, int]:
@@ -241,7 +290,7 @@ def _word_changes(sketch: Sketch, last: str, family: str, ending: Sequence[str])
             return None
         sentence, key, value = _change(sketch, story, key, value, sign)
         sentences.append(sentence)
-    return sketch.problem(family, " ".join([*sentences, story.tell(ending)]), key)
+    return sketch.problem(family, story.joined([*sentences, story.tell(ending)]), key)
 
 
 def _word_total(sketch: Sketch) -> Problem | None:
@@ -268,7 +317,34 @@ def _word_total(sketch: Sketch) -> Problem | None:
 
 
 def _word_left(sketch: Sketch) -> Problem | None:
+    dice = sketch.rng.random()
+    if dice < 0.15:
+        return _word_taken(sketch)
+    if dice < 0.3:
+        return _word_two_losses(sketch)
     return _word_changes(sketch, "-", "word-left", w.LEFT)
+
+
+def _word_taken(sketch: Sketch) -> Problem | None:
+    """A part of the whole: "40 seats, 27 are taken"."""
+    story = _Story(sketch)
+    a, b = _pair(sketch, "-")
+    sketch.work(a, "-", b, noun=story.things["i"])
+    return sketch.problem("word-left", story.tell(w.TAKEN, a=a, b=b), f"{a}-{b}")
+
+
+def _word_two_losses(sketch: Sketch) -> Problem | None:
+    """Two things happen in one sentence."""
+    story = _Story(sketch)
+    sentence, key, value = _have(sketch, story)
+    if value < 4:
+        return None
+    b = min(sketch.between((1, 6), (2, 20), (3, 40), (5, 90), (5, 200)), value - 2)
+    c = min(sketch.between((1, 6), (2, 20), (3, 40), (5, 90), (5, 200)), value - b - 1)
+    rest = sketch.work(value, "-", b, noun=story.things["i"])
+    sketch.work(rest, "-", c, noun=story.things["i"])
+    sentences = [sentence, story.tell(w.TWO_LOSSES, b=b, d=c), story.tell(w.LEFT)]
+    return sketch.problem("word-left", story.joined(sentences), f"{key}-{b}-{c}")
 
 
 def _word_share(sketch: Sketch) -> Problem | None:
@@ -290,7 +366,7 @@ def _word_share(sketch: Sketch) -> Problem | None:
     k = sketch.rng.choice(divisors)
     sketch.work(value, "/", k, noun=story.things["i"])
     return sketch.problem(
-        "word-share", " ".join([*sentences, story.tell(w.SHARE, k=k)]), f"({key})/{k}"
+        "word-share", story.joined([*sentences, story.tell(w.SHARE, k=k)]), f"({key})/{k}"
     )
 
 

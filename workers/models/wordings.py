@@ -565,6 +565,18 @@ OPERATE = {
         "Share it {n} ways.",
     ],
 }
+DOUBLE = [
+    "Double it.", "Then double it.", "Now double it.", "Double the result.", "Double this.",
+    "Multiply it by two.", "It doubles.", "Make it twice as big.", "Take it twice.",
+    "And double that.", "Then it doubles.", "Next, double it.", "Then take twice that.",
+    "Take the double of it.", "Multiply by two.",
+]  # fmt: skip
+HALVE = [
+    "Halve it.", "Then halve it.", "Now halve it.", "Take half of it.", "Take half.",
+    "Divide it by two.", "Cut it in half.", "Then take half of that.", "Keep half of it.",
+    "And halve that.", "Halve the result.", "Next, halve it.", "Divide by two.",
+    "Split it in half.", "Take one half.",
+]  # fmt: skip
 OPERATE_END = [
     "What is the result?",
     "What do you get?",
@@ -863,6 +875,46 @@ GROUPS = [
     "The {i} are packed in {a} {c}, {b} {i} apiece.",
     "In every one of {a} {c} there are {b} {i}.",
     "{N} carries {a} {c}, {b} {i} in each one.",
+]
+TAKEN = [
+    "There are {a} {i}, {b} of them are broken. How many are not broken?",
+    "There are {a} {i} and {b} are gone. How many are still there?",
+    "A hall has {a} seats, {b} are taken. How many seats are free?",
+    "Of {a} {i}, {b} are red. How many are not red?",
+    "{N} has {a} {i}, of which {b} are old. How many are new?",
+    "A book has {a} pages. {N} has read {b}. How many pages are left to read?",
+    "Out of {a} {i}, {b} were sold. How many were not sold?",
+    "There are {a} children in a school and {b} of them are girls. How many are boys?",
+    "{N} needs {a} {i} and already has {b}. How many more does {N} need?",
+    "{N} wants to collect {a} {i}. So far there are {b}. How many are missing?",
+    "A trip is {a} miles long. After {b} miles, how many miles are left?",
+    "{b} of the {a} {i} are big. How many are small?",
+    "A train has {a} places and {b} people are on it. How many places are empty?",
+    "{N} is {a} years old, {M} is {b}. How many years older is {N}?",
+    "{N} saved {a} dollars and spends {b}. How much money is left?",
+    "Something costs {a} dollars. {N} has {b} dollars. How many dollars are missing?",
+    "A room has {a} chairs. {b} of the chairs are used. How many chairs are unused?",
+    "A parking lot has {a} spots, {b} have cars on them. How many spots are open?",
+    "A bus has {a} seats, {b} are taken. How many are free?",
+    "{a} {i} were planned, {b} are done. How many are still to do?",
+]
+TWO_LOSSES = [
+    "{N} gives {b} to {M} and {d} to a friend.",
+    "{N} gave {b} {i} to {M} and {d} to a cousin.",
+    "{N} sells {b} in the morning and {d} in the afternoon.",
+    "{N} loses {b} of them and gives away {d}.",
+    "{N} eats {b} and throws away {d}.",
+    "{N} uses {b} of the {i} on Monday and {d} on Tuesday.",
+    "{b} of them break and {d} get lost.",
+    "First {b} {i} are sold, then {d} more.",
+    "{M} takes {b} and a brother takes {d}.",
+    "{N} donates {b} and sells {d}.",
+    "{N} gives away {b}, then {d} more.",
+    "{N} hands {b} to {M} and drops {d}.",
+    "{N} puts {b} aside and gives {d} to {M}.",
+    "{N} sold {b} yesterday and {d} today.",
+    "{N} gives {b} to a sister and {d} to a brother.",
+    "{N} gave {b} to {M} and {d} to a neighbor.",
 ]
 GAIN = [
     "{N} buys {a} more.",
