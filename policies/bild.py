@@ -16,22 +16,22 @@ here later tokens are judged all the same. An end of the thought is judged like 
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from math import inf
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from orchestrator.actions import Accept, Action, Generate, Reject, Script, Verify
-from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
+from orchestrator.actions import Accept, Generate, Reject, Script, Verify
+from orchestrator.errors import Unsupported
 from orchestrator.policy import Policy
 from orchestrator.types import Segment, Span, Trace, Verification
 from policies.answer import write_out
+from policies.steps import Asking, attempt, ends
 
 NOTHING = Segment("small", "")
 """No token is pending: the large model is only asked to go on."""
 
-Turn = Generator[Action[Any], Any, tuple[Trace, bool]]
+Turn = Asking[tuple[Trace, bool]]
 
 
 class BiLD(Policy):
@@ -98,7 +98,7 @@ class BiLD(Policy):
             return (yield from write_out(trace, "large")), False
         place = self._refused(draft, verdict)
         kept, dropped = (draft, NOTHING) if place is None else verdict.split(draft, place)
-        if kept.tokens or _ends(kept):
+        if kept.tokens or ends(kept):
             trace = yield from Accept(trace, kept)
         if dropped.tokens:
             yield from Reject(dropped)
@@ -106,29 +106,21 @@ class BiLD(Policy):
             trace = yield from Accept(trace, verdict.options[len(kept.tokens)])
         return trace, place is None or self.after_rollback == "small"
 
-    def _draft(self, trace: Trace) -> Generator[Action[Any], Any, Segment | None]:
+    def _draft(self, trace: Trace) -> Asking[Segment | None]:
         """The small model's tokens up to the first that it doubts; None where it cannot go on."""
         # A float's certainty is 1 exactly, and at a threshold of 1 even that is too little.
         threshold = self.fallback if self.fallback < 1 else inf
         span = Span(self.window, min_confidence=threshold)
-        try:
-            generation = yield from Generate("small", trace, span)
-        except Unsupported:
-            raise
-        except (WorkerError, ContextLengthExceeded):
+        generation = yield from attempt(Generate("small", trace, span))
+        if generation is None:
             return None
         if generation.segment.finish == "length" and not generation.usage.generated:
             return None  # its context is full
         return generation.segment
 
-    def _verify(
-        self, trace: Trace, draft: Segment
-    ) -> Generator[Action[Any], Any, Verification | None]:
-        try:
-            verdict = yield from Verify("large", trace, draft)
-        except Unsupported:
-            raise  # ids of another vocabulary, say: to be told, not to be served at full price
-        except (WorkerError, ContextLengthExceeded):
+    def _verify(self, trace: Trace, draft: Segment) -> Asking[Verification | None]:
+        verdict = yield from attempt(Verify("large", trace, draft))
+        if verdict is None:
             return None
         if len(verdict.options) != len(verdict.pieces) + 1:
             raise Unsupported("the large worker cannot say its choices as text, which bild commits")
@@ -141,11 +133,7 @@ class BiLD(Policy):
         for place, surprise in enumerate(verdict.surprise):
             if surprise > self.rollback and verdict.choices[place] != draft.tokens[place]:
                 return place
-        if _ends(draft) and verdict.options[-1].finish != draft.finish:
+        if ends(draft) and verdict.options[-1].finish != draft.finish:
             surprise = inf if verdict.ending is None else verdict.ending
             return len(draft.tokens) if surprise > self.rollback else None
         return None
-
-
-def _ends(draft: Segment) -> bool:
-    return draft.finish in ("think_end", "eos")

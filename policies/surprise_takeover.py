@@ -7,7 +7,7 @@ of the small one's, in nats, as in BiLD's rollback (arXiv 2302.07863, section 3.
 
 The small model drafts up to `window` steps in a row and the large one reads them all in a single
 pass. The steps before the first surprising token's are kept; that step and what was built on it are
-dropped, and from there the large model writes `span` tokens.
+dropped, and from there the large model writes `takeover` tokens.
 
 How it differs from `specreason` with `scoring: likelihood`, whose signal is the same: that policy
 asks the large model after every step and has it rewrite that one step. Here a pass is paid per
@@ -23,22 +23,17 @@ ends the thought is judged by its text; an end with no text before it is left to
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from math import exp
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from orchestrator.actions import Accept, Action, Generate, Reject, Script, Verify, WorkerName, Write
-from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
-from orchestrator.policy import Policy
+from orchestrator.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.types import Segment, Span, Trace
-from policies.answer import write_out
-
-DELIMITER = "\n\n"
+from policies.steps import Asking, Stepwise, attempt, ends
 
 
-class SurpriseTakeover(Policy):
+class SurpriseTakeover(Stepwise):
     """Several steps by the small model, read at once; the large one writes on from a surprise."""
 
     calibrated: ClassVar[str | None] = "surprise"
@@ -54,8 +49,7 @@ class SurpriseTakeover(Policy):
         le=64,
         description="steps that are drafted before the large model reads them",
     )
-    span: int = Field(default=125, ge=1, description="tokens that the large model then writes")
-    step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
+    takeover: int = Field(default=125, ge=1, description="tokens that the large model then writes")
     answer_by: Literal["large", "small", "active"] = Field(
         default="active", description="who writes the answer; active: the author of the last step"
     )
@@ -65,47 +59,41 @@ class SurpriseTakeover(Policy):
         return True
 
     def solve(self, trace: Trace) -> Script:
-        while not trace.closed:
-            drafts = yield from self._drafts(trace)
-            peaks = yield from self._peaks(trace, drafts)
-            trusted = bool(drafts)
-            for draft, peak in zip(drafts, peaks, strict=True):
-                # Shown beside a step: the probability of its least likely token.
-                score = None if peak is None else exp(-peak)
-                trusted = trusted and peak is not None and peak <= self.surprise
-                if trusted and not trace.closed:
-                    trace = yield from Accept(trace, draft, score)
-                else:
-                    yield from Reject(draft, score)
-            if not trusted and not trace.closed:
-                trace = yield from Write("large", trace, Span(self.span))
-        if self._answerer(trace) == "small":
-            yield from write_out(trace, "small", "large")
-        else:
-            yield from write_out(trace, "large")
+        trace = yield from self.think(trace, self._steps)
+        yield from self.answer(trace)
 
-    def _drafts(self, trace: Trace) -> Generator[Action[Any], Any, list[Segment]]:
+    def _steps(self, trace: Trace) -> Asking[Trace]:
+        """The steps that one pass of the large model lets through, or its own words."""
+        drafts = yield from self._drafts(trace)
+        peaks = yield from self._peaks(trace, drafts)
+        trusted = bool(drafts)
+        for draft, peak in zip(drafts, peaks, strict=True):
+            # Shown beside a step: the probability of its least likely token.
+            score = None if peak is None else exp(-peak)
+            trusted = trusted and peak is not None and peak <= self.surprise
+            if trusted and not trace.closed:
+                trace = yield from Accept(trace, draft, score)
+            else:
+                yield from Reject(draft, score)
+        if not trusted and not trace.closed:
+            trace = yield from Write("large", trace, Span(self.takeover))
+        return trace
+
+    def _drafts(self, trace: Trace) -> Asking[list[Segment]]:
         """Up to `window` steps, each on top of those before it; fewer where the thought ends."""
         drafts: list[Segment] = []
-        span = Span(self.step_tokens, until=(DELIMITER,))
         while len(drafts) < self.window:
-            try:
-                draft = (yield from Generate("small", trace, span)).segment
-            except Unsupported:
-                raise
-            except (WorkerError, ContextLengthExceeded):
-                break
-            if not draft.tokens:
+            generation = yield from attempt(Generate("small", trace, self.span))
+            if generation is None or not generation.segment.tokens:
                 break  # nothing to read: no room is left, or the thought ends with nothing said
+            draft = generation.segment
             drafts.append(draft)
-            if draft.finish in ("think_end", "eos"):
+            if ends(draft):
                 break
             trace = trace.extend(draft)
         return drafts
 
-    def _peaks(
-        self, trace: Trace, drafts: list[Segment]
-    ) -> Generator[Action[Any], Any, list[float | None]]:
+    def _peaks(self, trace: Trace, drafts: list[Segment]) -> Asking[list[float | None]]:
         """The large model's greatest surprise at each draft, from one pass; None for want of it."""
         if not drafts:
             return []
@@ -117,16 +105,8 @@ class SurpriseTakeover(Policy):
             drafts[0].tokenizer,
             drafts[-1].finish,
         )
-        try:
-            verification = yield from Verify("large", trace, joined)
-        except Unsupported:
-            raise  # this pair can never do it: to be told, not to be served at full price
-        except (WorkerError, ContextLengthExceeded):
+        verification = yield from attempt(Verify("large", trace, joined))
+        if verification is None:
             return [None] * len(drafts)
         surprise = iter(verification.surprise)
         return [max(next(surprise) for _ in draft.tokens) for draft in drafts]
-
-    def _answerer(self, trace: Trace) -> WorkerName:
-        if self.answer_by != "active":
-            return self.answer_by
-        return "small" if trace.thought and trace.thought[-1].author == "small" else "large"

@@ -89,7 +89,7 @@ def test_a_full_window_is_read_although_the_thought_goes_on() -> None:
 
 
 def test_steps_before_the_surprise_stay_and_the_large_model_writes_on_from_there() -> None:
-    play = Play(surprise=3, span=9)
+    play = Play(surprise=3, takeover=9)
     drafted(play, ONE, TWO, LAST)
     verification = surprises((ONE, 3.0), (TWO, 3.1), (LAST, 0.0))
     assert play(verification) == Accept(START, ONE, exp(-3.0))  # up to the threshold
@@ -198,7 +198,7 @@ def test_who_answers(answer_by: str, last: str, author: str) -> None:
         ("surprise", -0.1),
         ("surprise", inf),
         ("window", 0),
-        ("span", 0),
+        ("takeover", 0),
         ("step_tokens", 0),
         ("answer_by", "me"),
         ("budget", 0),
@@ -240,7 +240,7 @@ async def test_without_surprise_the_small_model_is_alone_at_the_price_of_a_pass(
 
 async def test_a_threshold_of_nothing_leaves_all_to_the_large_model() -> None:
     large = Scripted(story=LARGE, scores=[0.1])
-    ended = await run(SurpriseTakeover(surprise=0, span=2), Scripted(story=SMALL), large)
+    ended = await run(SurpriseTakeover(surprise=0, takeover=2), Scripted(story=SMALL), large)
     assert said(ended) == LARGE
     assert ended.metrics.acceptance_rate == 0
 
@@ -252,7 +252,7 @@ async def test_the_surprising_step_and_all_behind_it_are_dropped() -> None:
     drafts = [*(log(2),) * 3, *(0.0, 0.0, 0.0, 0.0, 6.0), *(0.0,) * 4]
     verdicts = [Verification(tuple(drafts), (0,) * 13), 0.0]
     large = Scripted(["and 2 more is 6."], scores=verdicts)
-    ended = await run(SurpriseTakeover(span=3), small, large)
+    ended = await run(SurpriseTakeover(takeover=3), small, large)
     assert said(ended) == ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "Six.")
     assert [(step.author, step.accepted, step.score) for step in ended.steps[:4]] == [
         ("small", True, pytest.approx(0.5)),
@@ -277,7 +277,7 @@ async def test_a_step_that_never_ends_stops_at_the_budget() -> None:
 @pytest.mark.parametrize("nats", [0.0, 9.0])
 async def test_no_budget_is_overdrawn(budget: int, nats: float) -> None:
     small, large = Scripted(story=SMALL), Scripted(story=LARGE, scores=[nats])
-    ended = await run(SurpriseTakeover(budget=budget, span=4), small, large)
+    ended = await run(SurpriseTakeover(budget=budget, takeover=4), small, large)
     assert ended.trace.thought_tokens == min(budget, 12)
     assert said(ended)[1] in ("It is seven.", "It is six.")
 
@@ -298,7 +298,7 @@ def embedded() -> Iterator[Worker]:
 async def test_a_model_that_helps_itself_says_what_it_says_alone(
     embedded: Worker, surprise: float
 ) -> None:
-    policy = SurpriseTakeover(surprise=surprise, window=3, span=7)
+    policy = SurpriseTakeover(surprise=surprise, window=3, takeover=7)
     for problem in draw("dev", 7, 8):
         alone = await run(SmallOnly(), embedded, embedded, problem.question)
         ended = await run(policy, embedded, embedded, problem.question)
