@@ -224,10 +224,10 @@ class _Story:
         self.in_words = sketch.rng.random() < 0.12
 
     def tell(self, wordings: Sequence[str], **numbers: int) -> str:
-        shown = {name: self._number(n) for name, n in numbers.items()}
-        text = self.sketch.words(wordings).format(
-            **shown, **self.names, **self.things, c=self.container
-        )
+        wording = self.sketch.words(wordings)
+        spell = str if "$" in wording else self._number  # nobody writes "$seven"
+        shown = {name: spell(n) for name, n in numbers.items()}
+        text = wording.format(**shown, **self.names, **self.things, c=self.container)
         return text[0].upper() + text[1:]
 
     def joined(self, sentences: Sequence[str]) -> str:
