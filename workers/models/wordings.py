@@ -912,7 +912,7 @@ TWO_LOSSES = [
     "{N} gives away {b}, then {d} more.",
     "{N} hands {b} to {M} and drops {d}.",
     "{N} puts {b} aside and gives {d} to {M}.",
-    "{N} sold {b} yesterday and {d} today.",
+    "{N} sold {b} last week and {d} today.",
     "{N} gives {b} to a sister and {d} to a brother.",
     "{N} gave {b} to {M} and {d} to a neighbor.",
 ]
