@@ -58,7 +58,6 @@ class Asker(Protocol):
     """One way to have questions answered."""
 
     transport: Literal["in-process", "http"]
-    speculation: str  # the method in the large worker, as far as it is known
 
     def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
         """Text and steps as they come, and one Told at the end."""
@@ -116,8 +115,6 @@ class LocalAsker:
     ) -> None:
         self._args, self._workers = args, workers
         self._options, self._recording = options or Options(), recording
-        large = args.workers.large
-        self.speculation = large.speculation.method if large.url is None else "the server's"
 
     async def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
         options, service = self._options, self._args.limits
@@ -167,7 +164,6 @@ class HttpAsker:
     """A running service, over its OpenAI-compatible API; the key is `$BATON_API_KEY`."""
 
     transport: Literal["in-process", "http"] = "http"
-    speculation = "the service's"
 
     def __init__(self, url: str, options: Options | None = None) -> None:
         self._url, self._options = url.rstrip("/"), options or Options()

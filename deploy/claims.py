@@ -13,11 +13,10 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 
 from deploy.config import explain
 from orchestrator.errors import ConfigError
-from orchestrator.summary import Row
+from orchestrator.summary import SERVER, SERVICE, Row
 
 FILE = Path(__file__).parent / "claims.yaml"
 SMALL = "small-only"
-UNTOLD = ("the service's", "the server's")  # the method of a worker behind HTTP
 UNITS = {"speedup": "x", "latency_cut": " %", "over_large": " points", "over_small": " points"}
 
 
@@ -133,6 +132,6 @@ def name_of(row: Row) -> str:
 def _method(row: Row) -> str | None:
     """What the large worker did; None where a service kept it to itself."""
     told = row["speculation"]
-    if told in UNTOLD:
+    if told in (SERVICE, SERVER):
         return None
     return "vanilla" if told == "vanilla" else "token-level"

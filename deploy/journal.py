@@ -214,3 +214,17 @@ def _slug(contender: Contender) -> str:
     text = json.dumps([contender.label, contender.params], sort_keys=True)
     plain = "".join(sign if sign.isalnum() or sign == "-" else "_" for sign in contender.label)
     return f"{plain[:40]}-{blake2b(text.encode(), digest_size=4).hexdigest()}"
+
+
+def recording(path: Path) -> record.Recording:
+    """One recorded answer.
+
+    Raises:
+        ConfigError: it cannot be read.
+    """
+    try:
+        return record.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    except record.RecordingError as error:
+        raise ConfigError(f"{path}: {error}") from None

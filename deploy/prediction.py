@@ -15,7 +15,6 @@ from orchestrator.costs import ASSUMPTIONS, Costs, Predicted, predict
 from orchestrator.errors import ConfigError
 from orchestrator.evaluate import BASELINE
 from orchestrator.intervals import mean, paired, quantile, wilson
-from orchestrator.record import RecordingError, loads
 from orchestrator.summary import Row
 
 HERE = Path(__file__).parent / "costs"
@@ -58,7 +57,7 @@ def predicted(folder: Path, costs: Costs) -> dict[str, Any]:
         if row["error"] is None and "recording" not in row:
             raise ConfigError(f"{folder}: its rows have no recordings")
         if "recording" in row:
-            one = predict(_recording(folder / row["recording"]), costs)
+            one = predict(journal.recording(folder / row["recording"]), costs)
             columns.setdefault((row["policy"], row["budget"]), []).append((row, one))
     if not any(policy == BASELINE for policy, _ in columns):
         raise ConfigError(f"{folder}: no recordings of {BASELINE}")
@@ -110,15 +109,6 @@ def _rows(
             }
         )
     return made
-
-
-def _recording(path: Path) -> Any:
-    try:
-        return loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    except RecordingError as error:
-        raise ConfigError(f"{path}: {error}") from None
 
 
 COLUMNS: list[Column] = [

@@ -14,6 +14,8 @@ from orchestrator.evaluate import BASELINE, Contender, Outcome, Problem, Turn
 from orchestrator.intervals import mean, paired, quantile, wilson
 
 Row = dict[str, Any]
+SERVICE: Final = "the service's"  # what stands for a large worker's method that nobody here chose
+SERVER: Final = "the server's"
 COUNTS: Final = (
     "small_tokens",
     "large_tokens",

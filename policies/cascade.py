@@ -17,10 +17,9 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from orchestrator.actions import Accept, Generate, Reject, Script, Write
-from orchestrator.errors import Unsupported
 from orchestrator.types import Segment, Trace
 from policies.judge import Judging, Scoring, grade
-from policies.steps import Asking, attempt, blank
+from policies.steps import Asking, attempt, blank, logprobs_of
 
 
 class Cascade(Judging):
@@ -77,11 +76,8 @@ class Cascade(Judging):
     def own_verdict(self, trace: Trace, draft: Segment) -> Asking[float | None]:
         """What the small model thinks of its own draft, from 0 to 9; None where it cannot tell."""
         if self.signal == "logprob":
-            if draft.tokens and not draft.logprobs:
-                raise Unsupported(
-                    "the small worker gives no log-probabilities, the signal asked for"
-                )
-            return 9 * exp(min(draft.logprobs)) if draft.logprobs else None
+            logprobs = logprobs_of(draft)
+            return 9 * exp(min(logprobs)) if logprobs else None
         scoring: Scoring = "greedy" if self.scoring == "greedy" else "expected"
         return (
             yield from grade(

@@ -19,12 +19,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from orchestrator.actions import Accept, Classify, Generate, Reject, Script
-from orchestrator.errors import Unsupported
 from orchestrator.policy import Policy
 from orchestrator.types import Message, Segment, Span, Trace
 from policies.answer import write_out
 from policies.judge import DIGITS, expected_score
-from policies.steps import Asking, attempt, blank
+from policies.steps import Asking, attempt, blank, logprobs_of
 
 INSTRUCTION = (
     "Do not solve the question above. Could a much smaller model answer it right? Treat it as "
@@ -70,9 +69,7 @@ class Route(Policy):
 
     def confidence(self, beginning: Segment) -> float | None:
         """From 0 to 9; None where there is nothing to go by."""
-        logprobs = beginning.logprobs
-        if beginning.tokens and not logprobs:
-            raise Unsupported("the small worker gives no log-probabilities, the signal asked for")
+        logprobs = logprobs_of(beginning)
         if blank(beginning) or not logprobs:
             return None
         mean = sum(logprobs) / len(logprobs)

@@ -31,18 +31,16 @@ Where the paper and its code leave a choice:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable
-from typing import Annotated, Any, Literal, TypeAlias
+from collections.abc import Iterable
+from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-from orchestrator.actions import Accept, Action, Generate, Reject, Script, WorkerName, Write
-from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
+from orchestrator.actions import Accept, Generate, Reject, Script, WorkerName, Write
 from orchestrator.policy import Policy
 from orchestrator.types import Segment, Span, Trace
 from policies.answer import write_out
-
-DELIMITER = "\n\n"
+from policies.steps import DELIMITER, Asking, attempt
 
 Keywords: TypeAlias = tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True)], ...]
 Mood = Literal[-1, 0, 1]
@@ -118,7 +116,7 @@ class SpeculativeThinking(Policy):
                 reflections += mood < 0
         yield from write_out(trace, *self._answerers(trace))
 
-    def _sentence(self, trace: Trace) -> Generator[Action[Any], Any, tuple[Trace, Mood]]:
+    def _sentence(self, trace: Trace) -> Asking[tuple[Trace, Mood]]:
         """What follows a delimiter (rules 1 and 2): the trace after it, and the mood of it."""
         if self.every_delimiter and self.choose_large:
             after = yield from self._take_over(trace, self.n1)  # whatever a probe would say
@@ -139,9 +137,7 @@ class SpeculativeThinking(Policy):
             after = yield from self._take_over(after, self.n2)
         return after, self._mood(kept)
 
-    def _choose(
-        self, trace: Trace, probe: Segment, mood: Mood
-    ) -> Generator[Action[Any], Any, Trace]:
+    def _choose(self, trace: Trace, probe: Segment, mood: Mood) -> Asking[Trace]:
         """The probe, or the large model's draft where just one of the two is a reflection.
 
         In the code's words: a reflection against none, or an affirmation against a reflection. A
@@ -156,35 +152,23 @@ class SpeculativeThinking(Policy):
         yield from Reject(dropped)
         return (yield from Accept(trace, kept))
 
-    def _paragraph(self, trace: Trace) -> Generator[Action[Any], Any, Trace]:
+    def _paragraph(self, trace: Trace) -> Asking[Trace]:
         """The small model writes up to the next delimiter; where it cannot, the large one does."""
         span = Span(self.step_tokens, until=(DELIMITER,))
-        try:
-            return (yield from Write("small", trace, span))
-        except Unsupported:
-            raise
-        except (WorkerError, ContextLengthExceeded):
-            return (yield from Write("large", trace, span))
+        after = yield from attempt(Write("small", trace, span))
+        return (yield from Write("large", trace, span)) if after is None else after
 
-    def _take_over(self, trace: Trace, tokens: int) -> Generator[Action[Any], Any, Trace]:
+    def _take_over(self, trace: Trace, tokens: int) -> Asking[Trace]:
         """The large model writes so many tokens; where it cannot, the small one goes on."""
-        try:
-            return (yield from Write("large", trace, Span(tokens)))
-        except Unsupported:
-            raise
-        except (WorkerError, ContextLengthExceeded):
-            return (yield from self._paragraph(trace))
+        after = yield from attempt(Write("large", trace, Span(tokens)))
+        return (yield from self._paragraph(trace)) if after is None else after
 
-    def _draft(
-        self, name: WorkerName, trace: Trace, span: Span
-    ) -> Generator[Action[Any], Any, Segment | None]:
+    def _draft(self, name: WorkerName, trace: Trace, span: Span) -> Asking[Segment | None]:
         """A draft; None where the worker fails, or has nothing to give."""
-        try:
-            segment = (yield from Generate(name, trace, span)).segment
-        except Unsupported:
-            raise
-        except (WorkerError, ContextLengthExceeded):
+        generation = yield from attempt(Generate(name, trace, span))
+        if generation is None:
             return None
+        segment = generation.segment
         # No room for a token, or not one whole character: writing on finds out which.
         return None if segment.finish == "length" and not segment.tokens else segment
 

@@ -81,6 +81,17 @@ def blank(segment: Segment) -> bool:
     return not segment.text.strip() and not ends(segment)
 
 
+def logprobs_of(draft: Segment) -> tuple[float, ...]:
+    """The log-probabilities of a draft's tokens.
+
+    Raises:
+        Unsupported: its worker tells none.
+    """
+    if draft.tokens and not draft.logprobs:
+        raise Unsupported("the small worker gives no log-probabilities, the signal asked for")
+    return draft.logprobs
+
+
 def stuck(trace: Trace) -> bool:
     """The last two steps say the same, or nothing (the loop guard of SpecReason's code)."""
     if len(trace.thought) < 2:

@@ -14,12 +14,10 @@ from orchestrator.errors import WorkerError
 from orchestrator.types import Author, Finish, Segment, Span, Trace
 from orchestrator.worker import Delta
 from workers.dialect import Abilities, Piece, Token, entropy, probability
+from workers.inputs import answer_room
 from workers.retokenize import Retokenizer
 from workers.tokenizer import CLOSE, Tokenizer
 from workers.writer import Stop, Writer
-
-ANSWER_ROOM = 64
-"""Tokens of the context that a thought leaves for the answer, as in a local worker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +41,7 @@ class Asked:
         """`length` is that of the rendered trace, `context` the model's where it is known."""
         thinking, room = not trace.closed, span.max_tokens
         if context is not None:
-            room = min(room, context - length - thinking * min(ANSWER_ROOM, context // 8))
+            room = min(room, context - length - thinking * answer_room(context))
         fresh = not thinking and not any(part.text.strip() for part in trace.answer)
         return cls(span, room, thinking, fresh, ends)
 

@@ -36,6 +36,11 @@ def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> tuple[int, ...]:
     return tuple(ids[0] for ids in encoded)
 
 
+def answer_room(context: int) -> int:
+    """Tokens of a context that a thought leaves for the answer."""
+    return min(64, context // 8)
+
+
 def check_length(length: int, context: int | None) -> None:
     """Raises ContextLengthExceeded where `length` tokens do not fit; None is not known."""
     if context is not None and length > context:

@@ -21,14 +21,11 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta
 from workers.calls import ClassifyJob, GenerateJob, Ticket, VerifyJob
 from workers.engine import Engine
-from workers.inputs import check_length, check_sampling, label_ids
+from workers.inputs import answer_room, check_length, check_sampling, label_ids
 from workers.prompt import Prompts
 from workers.tokenizer import CLOSE, Tokenizer
 from workers.verdict import Verdict, endings, verification
 from workers.writer import Writer
-
-ANSWER_ROOM = 64
-"""Tokens of the context that a thought leaves for the answer."""
 
 
 class LocalWorker:
@@ -46,7 +43,7 @@ class LocalWorker:
         self.engine, self.tokenizer = engine, tokenizer
         self.prompts = Prompts(tokenizer)
         self.context = engine.decoder.target.max_len
-        self._reserve = min(ANSWER_ROOM, self.context // 8)
+        self._reserve = answer_room(self.context)
         self._ends = tokenizer.controls | frozenset(ends)
 
     async def generate(

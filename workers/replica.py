@@ -22,6 +22,7 @@ import os
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -217,14 +218,17 @@ class ReplicaWorker:
         Raises:
             _Lost: worth another try. Other BatonErrors are the answer.
         """
-        response = self._handle.options(
+        handle = self._handle.options(
             method_name="exchange",
             stream=True,
             session_id=patience.session(request),
             _by_reference=False,
             request_serialization="pickle",
             response_serialization="pickle",
-        ).remote(verb, *args)
+        )
+        # Outside of the request's context: Serve would give all calls of a request its id, and of
+        # two that wait under one id in the router only one is ever sent.
+        response = Context().run(handle.remote, verb, *args)
         waiting = patience.left()  # the router waits for a replica, the replica may be loading
         try:
             while True:

@@ -184,7 +184,6 @@ def _learn(memos: dict[Any, Any], folder: Path | None, args: Any) -> int:
     """Fill both memories from recordings of the same pair."""
     from deploy import journal
     from orchestrator.errors import ConfigError
-    from orchestrator.record import RecordingError, loads
 
     if folder is None:
         return 0
@@ -197,11 +196,7 @@ def _learn(memos: dict[Any, Any], folder: Path | None, args: Any) -> int:
     learnt = 0
     for row in rows:
         if "recording" in row:
-            path = folder / row["recording"]
-            try:
-                recording = loads(path.read_text(encoding="utf-8"))
-            except (OSError, RecordingError) as error:
-                raise ConfigError(f"{path}: {error}") from None
+            recording = journal.recording(folder / row["recording"])
             learnt += sum(memo.learn(name, recording) for name, memo in memos.items())
     return learnt
 

@@ -107,19 +107,18 @@ def evaluate(
         )
     chosen = load_problems(problems, limit, seed)
     contenders = lineup(_named(policies), _budgets(budget))
+    method, pair = _served_by(url, config, contenders, small, speculation)
     about: dict[str, Any] = {
         "problems": problems,
         "seed": seed,
         "concurrency": concurrency,
         "max_tokens": max_tokens,
         "small": small,
-        "speculation": _speculation(url, config, speculation),
+        "speculation": method,
         "transport": "in-process" if url is None else "http",
     }
     file = recordings / "rows.jsonl" if recordings is not None else rows
-    journal = _journal(
-        file, {**about, "pair": _pair(url, config, contenders, small)}, contenders, recordings
-    )
+    journal = _journal(file, {**about, "pair": pair}, contenders, recordings)
     turns = asyncio.run(
         _run(
             chosen,
@@ -235,25 +234,21 @@ def _journal(
     return Journal(file, settings, contenders, recordings=recordings is not None)
 
 
-def _speculation(url: str | None, config: Path | None, chosen: str | None) -> str:
-    """What the large worker decodes with, for the table."""
-    if url is not None:
-        return "the service's"
-    from deploy.config import DEFAULT_FILE, load
-
-    remote = load(config or DEFAULT_FILE).args.workers.large.url is not None
-    return "the server's" if remote else chosen or "vanilla"
-
-
-def _pair(
-    url: str | None, config: Path | None, contenders: Sequence[Contender], small: str | None
-) -> dict[str, Any]:
-    """Who answers: two runs of different models share no file.
+def _served_by(
+    url: str | None,
+    config: Path | None,
+    contenders: Sequence[Contender],
+    small: str | None,
+    speculation: str | None,
+) -> tuple[str, dict[str, Any]]:
+    """What the large worker decodes with, and who answers: different pairs share no file.
 
     A wrong policy or parameter is told here, before any file is begun.
     """
+    from orchestrator.summary import SERVER, SERVICE
+
     if url is not None:
-        return {"url": url}
+        return SERVICE, {"url": url}
     from deploy.askers import policy_of
     from deploy.config import DEFAULT_FILE, load
     from deploy.journal import fingerprint
@@ -263,11 +258,12 @@ def _pair(
     for contender in contenders:
         policy_of(args, contender)
     own, large = args.workers.small, args.workers.large
-    models = {
+    pair = {
         "small": fingerprint(folder_of(small) if small else own.folder(), small or str(own.model)),
         "large": fingerprint(large.folder(), str(large.model)),
+        "params": args.policy.params,
     }
-    return {**models, "params": args.policy.params}
+    return SERVER if large.url is not None else speculation or "vanilla", pair
 
 
 def _named(policies: str) -> list[str]:

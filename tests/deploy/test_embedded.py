@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from deploy.config import DEFAULT_FILE
+from policies import POLICIES
 from tests.deploy.conftest import Served, free_port, running
 from tests.deploy.test_serving import until
 from workers.models.problems import draw
@@ -86,6 +87,15 @@ async def test_fifty_streams_at_once_say_what_one_at_a_time_says(shipped: Served
     for one, other in zip(alone, together, strict=True):
         assert other.finish == one.finish == "stop"
         assert (other.thought, other.content) == (one.thought, one.content)
+
+
+@pytest.mark.parametrize("model", list(POLICIES))
+async def test_every_policy_is_served(shipped: Served, model: str) -> None:
+    """With the file's parameters, those with several calls at once among them."""
+    async with asyncio.timeout(60):
+        heard = await listen(shipped, "What is 37*6+12?", model=model)
+    assert heard.finish == "stop"
+    assert "boxed" in heard.content
 
 
 async def test_large_only_streams_as_it_writes(shipped: Served) -> None:
