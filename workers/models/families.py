@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from workers.models import wordings as w
 from workers.models.sketch import Problem, Sketch
@@ -211,20 +212,38 @@ _NUMBER_WORDS = ["zero", "one", "two", "three", "four", "five", "six", "seven", 
 
 
 class _Story:
-    """The people and things of one word problem."""
+    """The people and things of one word problem, and how it is told.
 
-    def __init__(self, sketch: Sketch) -> None:
+    The words for each part of it ("has", "gain", "left", ...) are those for anybody's things, the
+    teller's own, or those of a scene, such as birds on a tree.
+    """
+
+    def __init__(self, sketch: Sketch, *, scenes: bool = False, mine: bool = True) -> None:
+        rng = sketch.rng
         self.sketch = sketch
-        self.names = dict(zip("NM", sketch.rng.sample(w.NAMES, 2), strict=True))
-        self.things = dict(zip("ij", sketch.rng.sample(w.ITEMS, 2), strict=True))
-        self.container = sketch.rng.choice(w.CONTAINERS)
-        if sketch.rng.random() < 0.1:  # things nobody has heard of can be counted too
-            self.things = {name: _invented(sketch.rng) for name in self.things}
-        self.pronoun = sketch.rng.choice(("he", "she", None))
-        self.in_words = sketch.rng.random() < 0.12
+        self.names = dict(zip("NM", rng.sample(w.NAMES, 2), strict=True))
+        self.things = dict(zip("ij", rng.sample(w.ITEMS, 2), strict=True))
+        self.container = rng.choice(w.CONTAINERS)
+        self.pronoun = rng.choice(("he", "she", None))
+        self.in_words = rng.random() < 0.12
+        self.scene: dict[str, Any] = {}
+        self.words: dict[str, list[str]] = w.MINE if mine and rng.random() < 0.15 else w.THEIRS
+        if scenes and rng.random() < 0.2:
+            self.scene = rng.choice(w.SCENES[-2:] if sketch.new_wordings else w.SCENES[:-2])
+            self.things["i"] = self.scene["noun"]
+        elif rng.random() < 0.1:  # things nobody has heard of can be counted too
+            self.things = {name: _invented(rng) for name in self.things}
+
+    def part(self, name: str, **numbers: int) -> str:
+        """One part of a story of several sentences."""
+        if self.scene:
+            return self._filled(self.sketch.rng.choice(self.scene[name]), numbers)
+        return self.tell(self.words[name], **numbers)
 
     def tell(self, wordings: Sequence[str], **numbers: int) -> str:
-        wording = self.sketch.words(wordings)
+        return self._filled(self.sketch.words(wordings), numbers)
+
+    def _filled(self, wording: str, numbers: Mapping[str, int]) -> str:
         spell = str if "$" in wording else self._number  # nobody writes "$seven"
         shown = {name: spell(n) for name, n in numbers.items()}
         text = wording.format(**shown, **self.names, **self.things, c=self.container)
@@ -233,16 +252,22 @@ class _Story:
     def joined(self, sentences: Sequence[str]) -> str:
         """The story as people write it: sentences run together, names give way to pronouns."""
         rng, name = self.sketch.rng, self.names["N"]
-        text = sentences[0]
+        names = (name, self.names["M"], "I")
+        text, subject = sentences[0], sentences[0].split()[0]
         for sentence in sentences[1:]:
-            dice, told = rng.random(), text.startswith(name)
-            if told and sentence.startswith(f"{name} ") and text.endswith(".") and dice < 0.35:
-                link = rng.choice((" and ", " and ", ", then ", " and then "))
-                text = text[:-1] + link + sentence.removeprefix(f"{name} ")
-            elif told and self.pronoun is not None and dice < 0.75:
+            dice, told = rng.random(), text[-1] == "." and sentence[-1] == "."
+            if told and subject in names and sentence.startswith(f"{subject} ") and dice < 0.35:
+                link = rng.choice((" and ", " and ", ", then ", " and then ", ", "))
+                text = text[:-1] + link + sentence.removeprefix(f"{subject} ")
+            elif text.startswith(f"{name} ") and self.pronoun is not None and dice < 0.75:
                 text = f"{text} {_with_pronoun(sentence, name, self.pronoun)}"
+            elif told and dice > 0.9:
+                rest = sentence.removeprefix("Then ")
+                start = rest if rest.split()[0] in names else rest[0].lower() + rest[1:]
+                text = text[:-1] + rng.choice((" and ", ", and ", ", then ")) + start
             else:
                 text = f"{text} {sentence}"
+            subject = sentence.split()[0]
         return text
 
     def _number(self, n: int) -> str:
@@ -264,24 +289,29 @@ def _invented(rng: random.Random) -> str:
 
 def _have(sketch: Sketch, story: _Story) -> tuple[str, str, int]:
     """How a story begins: a sentence, its expression, its value."""
-    if sketch.rng.random() < 0.5:
+    if story.scene or sketch.rng.random() < 0.5:
         a = sketch.between((3, 20), (10, 60), (10, 99), (50, 299), (100, 799))
-        return story.tell(w.HAS, a=a), str(a), a
-    a = sketch.between((2, 5), (2, 9), (3, 9), (4, 12), (5, 24))
-    b = sketch.between((2, 9), (3, 15), (5, 30), (8, 60), (11, 99))
+        return story.part("has", a=a), str(a), a
+    a, b = _groups(sketch)
     value = sketch.work(max(a, b), "*", min(a, b), noun=story.things["i"])
-    return story.tell(w.GROUPS, a=a, b=b), _sorted_key("*", (a, b)), value
+    return story.part("groups", a=a, b=b), _sorted_key("*", (a, b)), value
+
+
+def _groups(sketch: Sketch) -> tuple[int, int]:
+    """So many containers, and so many things in each."""
+    a = sketch.between((2, 5), (2, 9), (3, 9), (4, 12), (5, 24))
+    return a, sketch.between((2, 9), (3, 15), (5, 30), (8, 60), (11, 99))
 
 
 def _change(sketch: Sketch, story: _Story, key: str, value: int, sign: str) -> tuple[str, str, int]:
     n = sketch.between((1, 9), (2, 30), (3, 60), (5, 150), (5, 300))
     n = min(n, value - 1) if sign == "-" else n
-    sentence = story.tell(w.GAIN if sign == "+" else w.LOSS, a=n)
+    sentence = story.part("gain" if sign == "+" else "loss", a=n)
     return sentence, f"{key}{sign}{n}", sketch.work(value, sign, n, noun=story.things["i"])
 
 
-def _word_changes(sketch: Sketch, last: str, family: str, ending: Sequence[str]) -> Problem | None:
-    story = _Story(sketch)
+def _word_changes(sketch: Sketch, last: str, family: str, ending: str) -> Problem | None:
+    story = _Story(sketch, scenes=True)
     sentence, key, value = _have(sketch, story)
     sentences = [sentence]
     more = sketch.rng.randint(0, (0, 0, 1, 2, 2)[sketch.level - 1])
@@ -290,39 +320,106 @@ def _word_changes(sketch: Sketch, last: str, family: str, ending: Sequence[str])
             return None
         sentence, key, value = _change(sketch, story, key, value, sign)
         sentences.append(sentence)
-    return sketch.problem(family, story.joined([*sentences, story.tell(ending)]), key)
+    return sketch.problem(family, story.joined([*sentences, story.part(ending)]), key)
 
 
 def _word_total(sketch: Sketch) -> Problem | None:
+    kind = sketch.rng.choice(
+        (_word_gained, _word_gained, _word_gained, _two_people, _two_people, _more_than, _more_one,
+         _times, _prices, _prices, _loose)
+    )  # fmt: skip
+    return kind(sketch)
+
+
+def _word_gained(sketch: Sketch) -> Problem | None:
+    return _word_changes(sketch, "+", "word-total", "now")
+
+
+def _two_people(sketch: Sketch) -> Problem | None:
     story = _Story(sketch)
-    kind = sketch.rng.randrange(4)
-    if kind == 0:
-        return _word_changes(sketch, "+", "word-total", w.NOW)
-    if kind == 1:
-        a, b = _pair(sketch, "+")
-        sketch.work(a, "+", b, noun=story.things["i"])
-        return sketch.problem(
-            "word-total", story.tell(w.TWO_PEOPLE, a=a, b=b), _sorted_key("+", (a, b))
-        )
-    if kind == 2:
-        a = sketch.between((2, 12), (5, 40), (10, 99), (20, 299), (50, 499))
-        b = sketch.between((1, 9), (2, 20), (5, 60), (10, 99), (20, 299))
-        sketch.work(a, "+", sketch.work(a, "+", b))
-        return sketch.problem("word-total", story.tell(w.MORE_THAN, a=a, b=b), f"{a}+({a}+{b})")
+    a, b = _pair(sketch, "+")
+    sketch.work(a, "+", b, noun=story.things["i"])
+    question = story.tell(w.TWO_PEOPLE, a=a, b=b)
+    return sketch.problem("word-total", question, _sorted_key("+", (a, b)))
+
+
+def _more_than(sketch: Sketch) -> Problem | None:
+    a = sketch.between((2, 12), (5, 40), (10, 99), (20, 299), (50, 499))
+    b = sketch.between((1, 9), (2, 20), (5, 60), (10, 99), (20, 299))
+    sketch.work(a, "+", sketch.work(a, "+", b))
+    question = _Story(sketch).tell(w.MORE_THAN, a=a, b=b)
+    return sketch.problem("word-total", question, f"{a}+({a}+{b})")
+
+
+def _more_one(sketch: Sketch) -> Problem | None:
+    """What the other one has."""
+    a, b = _pair(sketch, "+")
+    sketch.work(a, "+", b)
+    question = _Story(sketch).tell(w.MORE_ONE, a=a, b=b)
+    return sketch.problem("word-total", question, _sorted_key("+", (a, b)))
+
+
+def _times(sketch: Sketch) -> Problem | None:
+    """Times as many: the other one's, or both together."""
+    a = sketch.between((2, 9), (3, 20), (5, 60), (11, 99), (21, 199))
+    b = sketch.rng.randint(2, 9)
+    value = sketch.work(a, "*", b) if a > 9 or a >= b else sketch.work(b, "*", a)
+    if sketch.rng.random() < 0.5:
+        question = _Story(sketch).tell(w.TIMES_ONE, a=a, b=b)
+        return sketch.problem("word-total", question, _sorted_key("*", (a, b)))
+    sketch.work(a, "+", value)
+    return sketch.problem("word-total", _Story(sketch).tell(w.TIMES_BOTH, a=a, b=b), f"{a}+{a}*{b}")
+
+
+def _prices(sketch: Sketch) -> Problem | None:
     a, b = sketch.between((2, 5), (2, 9), (2, 9), (3, 12), (3, 19)), sketch.rng.randint(2, 9)
     p, r = sketch.between((2, 5), (2, 9), (3, 20), (3, 40), (5, 60)), sketch.rng.randint(2, 9)
     first = sketch.work(max(a, p), "*", min(a, p))
     sketch.work(first, "+", sketch.work(b, "*", r))
-    return sketch.problem("word-total", story.tell(w.PRICE, a=a, b=b, p=p, r=r), f"{a}*{p}+{b}*{r}")
+    question = _Story(sketch).tell(w.PRICE, a=a, b=b, p=p, r=r)
+    return sketch.problem("word-total", question, f"{a}*{p}+{b}*{r}")
+
+
+def _loose(sketch: Sketch) -> Problem | None:
+    """Full boxes and some more."""
+    story = _Story(sketch)
+    a, b = _groups(sketch)
+    d = sketch.between((1, 9), (2, 20), (2, 40), (3, 99), (5, 199))
+    sketch.work(sketch.work(max(a, b), "*", min(a, b)), "+", d, noun=story.things["i"])
+    question = story.tell(w.LOOSE, a=a, b=b, d=d)
+    return sketch.problem("word-total", question, f"{_sorted_key('*', (a, b))}+{d}")
 
 
 def _word_left(sketch: Sketch) -> Problem | None:
-    dice = sketch.rng.random()
-    if dice < 0.15:
-        return _word_taken(sketch)
-    if dice < 0.3:
-        return _word_two_losses(sketch)
-    return _word_changes(sketch, "-", "word-left", w.LEFT)
+    kind = sketch.rng.choice(
+        (_word_lost, _word_lost, _word_lost, _word_lost, _word_lost, _word_lost, _word_taken,
+         _word_two_losses, _word_two_losses, _change_back, _fewer_one)
+    )  # fmt: skip
+    return kind(sketch)
+
+
+def _word_lost(sketch: Sketch) -> Problem | None:
+    return _word_changes(sketch, "-", "word-left", "left")
+
+
+def _change_back(sketch: Sketch) -> Problem | None:
+    """What remains of the money after buying."""
+    b = sketch.between((2, 5), (2, 9), (2, 9), (3, 12), (3, 19))
+    p = sketch.between((2, 5), (2, 9), (3, 20), (3, 40), (5, 60))
+    cost = sketch.work(max(b, p), "*", min(b, p))
+    bills = [bill for bill in (10, 20, 50, 100, 200, 500, 1000) if bill > cost]
+    a = bills[0] if bills and sketch.rng.random() < 0.5 else cost + sketch.rng.randint(1, 99)
+    sketch.work(a, "-", cost)
+    question = _Story(sketch).tell(w.CHANGE, a=a, b=b, p=p)
+    return sketch.problem("word-left", question, f"{a}-{_sorted_key('*', (b, p))}")
+
+
+def _fewer_one(sketch: Sketch) -> Problem | None:
+    """What the other one has, or how many more."""
+    a, b = _pair(sketch, "-")
+    sketch.work(a, "-", b)
+    question = _Story(sketch).tell(w.FEWER_ONE, a=a, b=b)
+    return sketch.problem("word-left", question, f"{a}-{b}")
 
 
 def _word_taken(sketch: Sketch) -> Problem | None:
@@ -335,7 +432,7 @@ def _word_taken(sketch: Sketch) -> Problem | None:
 
 def _word_two_losses(sketch: Sketch) -> Problem | None:
     """Two things happen in one sentence."""
-    story = _Story(sketch)
+    story = _Story(sketch, mine=False)
     sentence, key, value = _have(sketch, story)
     if value < 4:
         return None
@@ -343,16 +440,20 @@ def _word_two_losses(sketch: Sketch) -> Problem | None:
     c = min(sketch.between((1, 6), (2, 20), (3, 40), (5, 90), (5, 200)), value - b - 1)
     rest = sketch.work(value, "-", b, noun=story.things["i"])
     sketch.work(rest, "-", c, noun=story.things["i"])
-    sentences = [sentence, story.tell(w.TWO_LOSSES, b=b, d=c), story.tell(w.LEFT)]
+    sentences = [sentence, story.tell(w.TWO_LOSSES, b=b, d=c), story.part("left")]
     return sketch.problem("word-left", story.joined(sentences), f"{key}-{b}-{c}")
 
 
 def _word_share(sketch: Sketch) -> Problem | None:
-    story = _Story(sketch)
-    if sketch.rng.random() < 0.25:
+    story, dice = _Story(sketch), sketch.rng.random()
+    if dice < 0.2:
         a, b = _pair(sketch, "*")
         sketch.work(max(a, b), "*", min(a, b))
         return sketch.problem("word-share", story.tell(w.RATE, a=a, b=b), _sorted_key("*", (a, b)))
+    if dice < 0.35:
+        a, b = _pair(sketch, "/")
+        sketch.work(a, "/", b)
+        return sketch.problem("word-share", story.tell(w.GROUPS_NEEDED, a=a, b=b), f"{a}/{b}")
     sentence, key, value = _have(sketch, story)
     sentences = [sentence]
     for _ in range(sketch.rng.randint(0, (0, 1, 1, 2, 2)[sketch.level - 1])):
@@ -366,7 +467,7 @@ def _word_share(sketch: Sketch) -> Problem | None:
     k = sketch.rng.choice(divisors)
     sketch.work(value, "/", k, noun=story.things["i"])
     return sketch.problem(
-        "word-share", story.joined([*sentences, story.tell(w.SHARE, k=k)]), f"({key})/{k}"
+        "word-share", story.joined([*sentences, story.part("share", k=k)]), f"({key})/{k}"
     )
 
 

@@ -90,8 +90,16 @@ def test_keywords_occur_only_as_reflection() -> None:
 def test_at_least_ten_wordings_each(name: str) -> None:
     value = getattr(wordings, name)
     small = {"COLOURS", "LANGUAGES", "KEPT_OUT", "LEAD_FIRST", "LEAD_NEXT", "CONCLUDE", "ANSWER",
-             "DECLINE", "DECLINE_STEP", "WRONG", "RIGHT"}  # fmt: skip
+             "DECLINE", "DECLINE_STEP", "WRONG", "RIGHT", "SCENES"}  # fmt: skip
     if name in small:
         return
     for group in value.values() if isinstance(value, dict) else [value]:
         assert len(set(group)) >= 10
+
+
+def test_a_scene_has_every_part_of_a_story() -> None:
+    assert len(wordings.SCENES) >= 10
+    parts = {"noun", "has", "gain", "loss", "now", "left"}
+    for scene in wordings.SCENES:
+        assert set(scene) == parts
+        assert all(len(set(scene[part])) >= 3 for part in parts - {"noun"})
