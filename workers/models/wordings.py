@@ -1335,7 +1335,7 @@ MINE = {
         "I gave {a} to {N}.",
         "I lose {a} {i}.",
         "I sell {a} of them.",
-        "I used {a} of them yesterday.",
+        "I used {a} of them today.",
         "My sister takes {a} of them.",
         "I gave {a} {i} to my friend.",
         "I ate {a} of them.",
