@@ -57,6 +57,9 @@ def test_every_family_and_level_is_drawn_alike() -> None:
         assert sum(p.family == family for p in drawn) == pytest.approx(100, abs=15)
     for level in LEVELS:
         assert sum(p.level == level for p in drawn) == pytest.approx(200, abs=30)
+    first = list(islice(stream("heldout", 1), 10))
+    assert {p.family for p in first} == set(FAMILIES)
+    assert sorted(p.level for p in first) == sorted(2 * LEVELS)
     steps = [
         sum(len(p.facts) for p in drawn if p.level == level) / sum(p.level == level for p in drawn)
         for level in LEVELS
