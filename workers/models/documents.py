@@ -216,9 +216,9 @@ class Writer:
         builder.control(THINK)
         steps = len(problem.facts) + 1
         planted = -1
-        if known is None and (self.judge or not self.mistakes) and rng.random() < 0.4:
+        if known is None and (self.judge or not self.mistakes) and rng.random() < 0.25:
             planted = rng.randrange(steps)
-        slips = 0.6 if self.judge else 0.45
+        slips = 0.35 if self.judge else 0.45
         slipped = False
         for index in range(steps):
             last = index + 1 == steps
@@ -282,7 +282,7 @@ class Writer:
     ) -> None:
         """A reflection, judged; a wrong one now and then repaired in its turn."""
         index, said, text = reflection.index, reflection.said, reflection.text
-        if not reflection.right and rng.random() < 0.35:
+        if not reflection.right and rng.random() < 0.2:
             self._repairing_branch(builder, problem, index, [said, text], rng)
             return
         builder.open_branch()
