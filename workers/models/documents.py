@@ -233,7 +233,7 @@ class Writer:
                     continue
                 if self.judge:
                     self._judged_branch(builder, problem, index, mistake, rng)
-                if not last and (not self.judge or rng.random() < 0.5):
+                if not last and rng.random() < (0.5 if self.judge else 0.8):
                     self._repairing_branch(builder, problem, index, [mistake], rng)
             if self.judge and not last:
                 for reflection in self._reflections(problem, known, index, rng):
