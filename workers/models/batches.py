@@ -92,7 +92,8 @@ class Buckets:
         self.queues: list[deque[Document]] = [deque() for _ in LENGTHS]
 
     def pull(self) -> None:
-        doc = next(self.source)
+        """One more document; one that is longer than the longest batch is left out."""
+        doc = next(doc for doc in self.source if len(doc.tokens) <= LENGTHS[-1])
         self.queues[bisect_left(LENGTHS, len(doc.tokens))].append(doc)
 
     def fill(self) -> list[float]:

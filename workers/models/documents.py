@@ -216,9 +216,9 @@ class Writer:
         builder.control(THINK)
         steps = len(problem.facts) + 1
         planted = -1
-        if known is None and (self.judge or not self.mistakes) and rng.random() < 0.4:
+        if known is None and (self.judge or not self.mistakes) and rng.random() < 0.25:
             planted = rng.randrange(steps)
-        slips = 0.6 if self.judge else 0.45
+        slips = 0.35 if self.judge else 0.45
         slipped = False
         for index in range(steps):
             last = index + 1 == steps
@@ -233,7 +233,7 @@ class Writer:
                     continue
                 if self.judge:
                     self._judged_branch(builder, problem, index, mistake, rng)
-                if not last and (not self.judge or rng.random() < 0.5):
+                if not last and rng.random() < (0.5 if self.judge else 0.8):
                     self._repairing_branch(builder, problem, index, [mistake], rng)
             if self.judge and not last:
                 for reflection in self._reflections(problem, known, index, rng):
@@ -282,7 +282,7 @@ class Writer:
     ) -> None:
         """A reflection, judged; a wrong one now and then repaired in its turn."""
         index, said, text = reflection.index, reflection.said, reflection.text
-        if not reflection.right and rng.random() < 0.35:
+        if not reflection.right and rng.random() < 0.2:
             self._repairing_branch(builder, problem, index, [said, text], rng)
             return
         builder.open_branch()

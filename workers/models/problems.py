@@ -49,12 +49,16 @@ def draw(
 def stream(
     part: Part, seed: int, *, new_wordings: bool = False, family: str | None = None
 ) -> Iterator[Problem]:
-    """An endless, reproducible stream of problems of one part."""
+    """An endless, reproducible stream of problems of one part.
+
+    Any ten in a row hold every family once and every level twice.
+    """
     rng = random.Random(f"{part}/{seed}")
     names = [family] if family else sorted(FAMILIES)
     turn = 0
     while True:
-        name, level = names[turn % len(names)], LEVELS[turn // len(names) % len(LEVELS)]
+        cycle, place = divmod(turn, len(names))
+        name, level = names[place], LEVELS[(cycle + place) % len(LEVELS)]
         turn += 1
         while True:
             problem = FAMILIES[name](Sketch(rng, level, new_wordings, part == "train"))

@@ -110,8 +110,8 @@ def run(
 
     `minutes` caps the wall time of a training stage (its schedule ends in time), `tokens` its
     length; `resume` goes on from the stage's last checkpoint; `init_from` starts from the weights
-    of an exported checkpoint and warms up again, to a third of the learning rate. `seed` stands in
-    for the recipe's own, in a feature drafter's stage only; `exit_layer` is the one that kangaroo's
+    of an exported checkpoint and warms up again, to 0.6 of the learning rate. `seed` stands in for
+    the recipe's own, in a feature drafter's stage only; `exit_layer` is the one that kangaroo's
     adapter reads. `measure` takes `count` problems of a part that training never saw.
     """
     tokenizer = runs / "tokenizer"
@@ -169,7 +169,7 @@ def _recipe(
     if tokens:
         recipe = replace(recipe, tokens=tokens)
     if init_from:
-        recipe = replace(recipe, muon_lr=recipe.muon_lr / 3, adam_lr=recipe.adam_lr / 3)
+        recipe = replace(recipe, muon_lr=0.6 * recipe.muon_lr, adam_lr=0.6 * recipe.adam_lr)
     return recipe
 
 

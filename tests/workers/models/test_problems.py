@@ -57,6 +57,9 @@ def test_every_family_and_level_is_drawn_alike() -> None:
         assert sum(p.family == family for p in drawn) == pytest.approx(100, abs=15)
     for level in LEVELS:
         assert sum(p.level == level for p in drawn) == pytest.approx(200, abs=30)
+    first = list(islice(stream("heldout", 1), 10))
+    assert {p.family for p in first} == set(FAMILIES)
+    assert sorted(p.level for p in first) == sorted(2 * LEVELS)
     steps = [
         sum(len(p.facts) for p in drawn if p.level == level) / sum(p.level == level for p in drawn)
         for level in LEVELS
@@ -89,9 +92,17 @@ def test_keywords_occur_only_as_reflection() -> None:
 @pytest.mark.parametrize("name", sorted(n for n in dir(wordings) if n.isupper()))
 def test_at_least_ten_wordings_each(name: str) -> None:
     value = getattr(wordings, name)
-    small = {"COLOURS", "LANGUAGES", "KEPT_OUT", "LEAD_FIRST", "LEAD_NEXT", "CONCLUDE", "ANSWER",
-             "DECLINE", "DECLINE_STEP", "WRONG", "RIGHT"}  # fmt: skip
-    if name in small:
+    few = {"COLOURS", "LANGUAGES", "KEPT_OUT", "LEAD_FIRST", "LEAD_NEXT", "CONCLUDE", "ANSWER",
+             "DECLINE", "DECLINE_STEP", "WRONG", "RIGHT", "SCENES", "SHORT"}  # fmt: skip
+    if name in few:
         return
     for group in value.values() if isinstance(value, dict) else [value]:
         assert len(set(group)) >= 10
+
+
+def test_a_scene_has_every_part_of_a_story() -> None:
+    assert len(wordings.SCENES) >= 10
+    parts = {"noun", "has", "gain", "loss", "now", "left"}
+    for scene in wordings.SCENES:
+        assert set(scene) == parts
+        assert all(len(set(scene[part])) >= 3 for part in parts - {"noun"})
