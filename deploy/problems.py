@@ -1,4 +1,4 @@
-"""Problem sets by name: a file of JSON lines, or a part of the generated ones."""
+"""Problem sets by name: a file of JSON lines, a part of the generated ones, or strangers' words."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.evaluate import Problem, Question
 
 DEFAULT_LIMIT = 50  # problems of a builtin set, where nobody says how many
-BUILTIN = ("heldout", "dev", "train")
+BUILTIN = ("heldout", "dev", "train", "strangers")
 
 
 def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem]:
@@ -24,6 +24,10 @@ def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem
     if kind == "builtin":
         if name not in BUILTIN:
             raise ConfigError(f"no builtin problems {name!r}; there are {', '.join(BUILTIN)}")
+        if name == "strangers":
+            from workers.models import STRANGERS
+
+            return load_problems(str(STRANGERS), limit, seed)
         from workers.models import problems
 
         part = cast("Literal['train', 'dev', 'heldout']", name)

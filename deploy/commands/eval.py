@@ -28,7 +28,9 @@ class Unanswered(BatonError):
 def evaluate(
     problems: Annotated[
         str,
-        typer.Option(help="FILE.jsonl with question and answer a line, or builtin:heldout|dev."),
+        typer.Option(
+            help="FILE.jsonl with question and answer a line, or builtin:heldout|dev|strangers."
+        ),
     ],
     policies: Annotated[
         str,

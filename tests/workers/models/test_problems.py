@@ -7,6 +7,7 @@ from itertools import islice
 
 import pytest
 
+from deploy.problems import load_problems
 from workers.models import problems, wordings
 from workers.models.problems import FAMILIES, LEVELS, Problem, draw, part_of, stream
 from workers.models.steps import KEYWORDS
@@ -106,3 +107,9 @@ def test_a_scene_has_every_part_of_a_story() -> None:
     for scene in wordings.SCENES:
         assert set(scene) == parts
         assert all(len(set(scene[part])) >= 3 for part in parts - {"noun"})
+
+
+def test_the_strangers_questions_can_be_asked() -> None:
+    questions = load_problems("builtin:strangers", None, 0)
+    assert len({one.question for one in questions}) == len(questions) == 120
+    assert all(one.answer.isdigit() for one in questions)
