@@ -19,7 +19,7 @@ from orchestrator.actions import Classify, Verify, WorkerName
 from orchestrator.types import Classification, Message, Segment, Trace
 from policies.steps import Asking, Stepwise, attempt, blank
 
-Scoring = Literal["greedy", "expected", "likelihood"]
+Scoring = Literal["greedy", "expected", "likelihood", "both"]
 Wording = Literal["full", "short"]
 
 DIGITS = tuple("0123456789")
@@ -55,7 +55,8 @@ class Judging(Stepwise):
     scoring: Scoring = Field(
         default="expected",
         description="greedy: the likeliest digit; expected: the mean digit; "
-        "likelihood: how likely the large model finds the draft's least likely token",
+        "likelihood: how likely the large model finds the draft's least likely token; "
+        "both: the lower of likelihood and expected",
     )
     judge: Wording = Field(
         default="full", description="the judge's question; short: as the embedded pair learnt it"
@@ -66,12 +67,17 @@ class Judging(Stepwise):
 
     @property
     def one_vocabulary(self) -> bool:
-        return self.scoring == "likelihood"
+        return self.scoring in ("likelihood", "both")
 
     def grade(self, trace: Trace, draft: Segment) -> Asking[float]:
         """What the large model finds the draft worth; a failure is raised."""
         return grade(
-            trace, draft, scoring=self.scoring, wording=self.judge, likelihood=self.likelihood
+            trace,
+            draft,
+            scoring=self.scoring,
+            wording=self.judge,
+            likelihood=self.likelihood,
+            least=self.threshold,
         )
 
     def score(self, trace: Trace, draft: Segment) -> Asking[float | None]:
@@ -89,19 +95,26 @@ def grade(
     wording: Wording,
     likelihood: tuple[float, float],
     worker: WorkerName = "large",
+    least: float = 0.0,
 ) -> Asking[float]:
-    """Ask a worker what a draft at the end of the trace is worth, from 0 to 9."""
-    if scoring == "likelihood":
+    """Ask a worker what a draft at the end of the trace is worth, from 0 to 9.
+
+    `both`: where the likelihood is below `least` already, no digit is asked for.
+    """
+    found = 9.0
+    if scoring in ("likelihood", "both"):
         if not draft.tokens:
             return 0.0  # no token, no likelihood
         verification = yield from Verify(worker, trace, draft)
-        return likelihood_score(-max(verification.surprise, default=0.0), likelihood)
+        found = likelihood_score(-max(verification.surprise, default=0.0), likelihood)
+        if scoring == "likelihood" or found < least:
+            return found
     instruction, lead_in = PROMPTS[wording]
     turns = (Message("user", instruction),)
     law = yield from Classify(
         worker, trace.extend(draft), turns, lead_in, DIGITS, likeliest=scoring == "greedy"
     )
-    return greedy_score(law) if scoring == "greedy" else expected_score(law)
+    return min(found, greedy_score(law) if scoring == "greedy" else expected_score(law))
 
 
 def greedy_score(law: Classification) -> float:

@@ -93,7 +93,7 @@ def test_a_dead_drafter_leaves_the_step_to_the_large() -> None:
     assert rewrite.worker == "large"
 
 
-@pytest.mark.parametrize("scoring", ["expected", "greedy", "likelihood"])
+@pytest.mark.parametrize("scoring", ["expected", "greedy", "likelihood", "both"])
 @pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
 def test_a_dead_judge_never_lets_a_draft_through(scoring: str, error: Exception) -> None:
     play = Play(scoring=scoring, threshold=0)
@@ -110,7 +110,7 @@ def test_a_dead_large_worker_ends_it() -> None:
         play(GONE)
 
 
-@pytest.mark.parametrize("scoring", ["expected", "likelihood"])
+@pytest.mark.parametrize("scoring", ["expected", "likelihood", "both"])
 def test_a_pair_that_cannot_score_so_is_told(scoring: str) -> None:
     play = Play(scoring=scoring)
     play(draft("a\n\n"))
@@ -123,6 +123,24 @@ def test_scoring_by_likelihood() -> None:
     written = draft("a b\n\n")
     assert play(written) == Verify("large", TRACE, written.segment)
     assert play(Verification((0.0, 0.0), (0, 0, 0))) == Accept(TRACE, written.segment, 4.5)
+
+
+def test_the_lower_of_both_scores_counts() -> None:
+    play = Play(scoring="both", likelihood=(0.0, 1.0), threshold=4)
+    written = draft("a b\n\n")
+    assert play(written) == Verify("large", TRACE, written.segment)
+    asked = play(Verification((0.0, 0.0), (0, 0, 0)))  # 4.5 by likelihood
+    assert isinstance(asked, Classify)
+    assert asked.trace == TRACE.extend(written.segment)
+    assert play(digit(3)) == Reject(written.segment, 3.0)
+
+
+def test_a_draft_too_unlikely_is_not_worth_a_digit() -> None:
+    play = Play(scoring="both", likelihood=(0.0, 1.0), threshold=5)
+    written = draft("a b\n\n")
+    play(written)
+    assert play(Verification((0.0, 0.0), (0, 0, 0))) == Reject(written.segment, 4.5)
+    assert isinstance(play(None), Write)
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "   \n\n"])
