@@ -268,7 +268,7 @@ async def test_entropy_is_that_of_the_model(
         ours, theirs = [await write(w["small"], ask(question), open_gate) for w in (pair, workers)]
         assert ours.entropy is not None
         assert theirs.entropy is not None
-        assert ours.entropy - 0.05 <= theirs.entropy <= ours.entropy + 1e-3
+        assert ours.entropy - 0.1 <= theirs.entropy <= ours.entropy + 1e-3
         assert theirs.segment.tokens == ours.segment.tokens
         gate = Span(20, max_entropy=theirs.entropy / 2)
         withheld = await write(workers["small"], ask(question), gate)
