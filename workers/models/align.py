@@ -52,6 +52,17 @@ def write_chains(
     return out
 
 
+def fresh_chains(
+    large: Path, out: Path, count: int, seed: int, log: Callable[[str], None] = print,
+    *, temperature: float = 0.0,
+) -> Path:  # fmt: skip
+    """The chains in `out`: those written since the model was trained, or else new ones."""
+    weights = large / "model.safetensors"
+    if not out.exists() or out.stat().st_mtime_ns < weights.stat().st_mtime_ns:
+        write_chains(large, out, count, seed, log, temperature=temperature)
+    return out
+
+
 def read_chains(path: Path) -> list[Document]:
     """The chains of a file as documents, in their order."""
     with gzip.open(path, "rt") as file:

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from workers.loading import load_model
-from workers.models.align import Chains, write_chains
+from workers.models.align import Chains, fresh_chains
 from workers.models.batches import LENGTHS, Buckets, Document
 from workers.speculation.head import Head, Variant
 
@@ -56,15 +56,9 @@ class HeadRecipe:
 
 def own_chains(large: Path, runs: Path, log: Callable[[str], None] = print) -> tuple[Path, ...]:
     """The target's own texts, greedy and sampled; written once for these weights."""
-    made = (large / "model.safetensors").stat().st_mtime
     paths = (runs / "own-greedy.jsonl.gz", runs / "own-sampled.jsonl.gz")
     for temperature, path in enumerate(paths):
-        if not path.exists() or path.stat().st_mtime < made:
-            new = write_chains(
-                large, path.with_name("new-" + path.name), CHAINS, 3 + temperature, log,
-                temperature=float(temperature),
-            )  # fmt: skip
-            os.replace(new, path)
+        fresh_chains(large, path, CHAINS, 3 + temperature, log, temperature=float(temperature))
     return paths
 
 

@@ -35,7 +35,7 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 from workers.checkpoints import JUDGE_FILE, MODELS
-from workers.models.align import Chains, write_chains
+from workers.models.align import Chains, fresh_chains
 from workers.models.batches import Document
 from workers.models.cost import decode_cost
 from workers.models.documents import Writer, texts
@@ -191,11 +191,7 @@ def align(
 
 
 def _chains(runs: Path, large: Path, log: Callable[[str], None]) -> Path:
-    """The large model's chains: those that were written since it was trained, or new ones."""
-    chains, weights = runs / "chains.jsonl.gz", large / "model.safetensors"
-    if not chains.exists() or chains.stat().st_mtime_ns < weights.stat().st_mtime_ns:
-        write_chains(large, chains, ALIGNED_PROBLEMS, 2, log)
-    return chains
+    return fresh_chains(large, runs / "chains.jsonl.gz", ALIGNED_PROBLEMS, 2, log)
 
 
 def _checkpoint(runs: Path, name: str) -> Path:
