@@ -65,6 +65,7 @@ class Classify(Action[Classification]):
     The worker reads the trace with its thought left open, then `turns`, then begins its reply
     with `lead_in`; the labels compete for the next position. `likeliest`: only which token is
     the likeliest counts, so a worker that knows no probabilities may answer with a point mass.
+    `surprise`: the same pass also tells the surprise at the tokens of the trace's last segment.
     """
 
     worker: WorkerName
@@ -73,6 +74,7 @@ class Classify(Action[Classification]):
     lead_in: str
     labels: tuple[str, ...]
     likeliest: bool = False
+    surprise: bool = False
 
 
 @dataclass(frozen=True, slots=True)

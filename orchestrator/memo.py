@@ -76,12 +76,13 @@ class Memo:
         labels: tuple[str, ...],
         *,
         likeliest: bool = False,
+        surprise: bool = False,
     ) -> Classification:
-        key = ("classify", _prefix(call.trace), turns, lead_in, labels, likeliest)
+        key = ("classify", _prefix(call.trace), turns, lead_in, labels, likeliest, surprise)
         if key not in self._answers:
             self.live += 1
             self._answers[key] = await self._model().classify(
-                call, turns, lead_in, labels, likeliest=likeliest
+                call, turns, lead_in, labels, likeliest=likeliest, surprise=surprise
             )
         else:
             self.replayed += 1
@@ -133,9 +134,12 @@ class Memo:
                     key = _span_key(trace, clipped, sampling)
                     self._keep(key, clipped.max_tokens, answer)
                     return 1
-            case Classify(worker, trace, turns, lead_in, labels, likeliest), Classification():
+            case (
+                Classify(worker, trace, turns, lead_in, labels, likeliest, surprise),
+                Classification(),
+            ):
                 if worker == name:
-                    asked = (_prefix(trace), turns, lead_in, labels, likeliest)
+                    asked = (_prefix(trace), turns, lead_in, labels, likeliest, surprise)
                     self._answers["classify", *asked] = answer
                     return 1
             case Verify(worker, trace, segment), Verification() if worker == name:

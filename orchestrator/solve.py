@@ -265,8 +265,14 @@ class _Desk:
         worker = self._workers[action.worker]
         call = Call(self._request, action.trace, action.worker)
         if isinstance(action, Classify):
-            turns, lead_in, labels = action.turns, action.lead_in, action.labels
-            return await worker.classify(call, turns, lead_in, labels, likeliest=action.likeliest)
+            return await worker.classify(
+                call,
+                action.turns,
+                action.lead_in,
+                action.labels,
+                likeliest=action.likeliest,
+                surprise=action.surprise,
+            )
         if isinstance(action, Verify):
             return await worker.verify(call, action.segment, self._sampled(seed))
         # Jobs are streamed although nobody reads along: a cancelled one must say what it cost.

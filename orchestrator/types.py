@@ -102,6 +102,12 @@ class Trace:
     def answer_tokens(self) -> int:
         return sum(len(segment.tokens) for segment in self.answer)
 
+    @property
+    def last(self) -> Segment | None:
+        """The newest segment of the phase it is in."""
+        phase = self.answer if self.closed else self.thought
+        return phase[-1] if phase else None
+
     def extend(self, segment: Segment) -> Trace:
         """This trace with one more accepted segment, in the phase it is in."""
         if self.closed:
@@ -138,7 +144,8 @@ class Classification:
     """A law over labels at one forced position.
 
     `probabilities` sum to 1 over the labels, in the order asked; `outside` is the probability
-    mass the model put on everything else before normalising.
+    mass the model put on everything else before normalising. `surprise` is that at the tokens of
+    the trace's last segment (as in `Verification`), where it was asked for.
     """
 
     labels: tuple[str, ...]
@@ -146,6 +153,7 @@ class Classification:
     outside: float = 0.0
     usage: Usage = Usage()
     ms: float = 0.0
+    surprise: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

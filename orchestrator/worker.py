@@ -69,12 +69,14 @@ class Worker(Protocol):
         labels: tuple[str, ...],
         *,
         likeliest: bool = False,
+        surprise: bool = False,
     ) -> Classification:
         """The law over labels after a side conversation (see `actions.Classify`).
 
         Raises:
             InvalidRequest: a label is not one token of this model's vocabulary.
-            Unsupported: the whole law is asked for and the worker knows the likeliest token alone.
+            Unsupported: the whole law is asked for and the worker knows the likeliest token alone;
+                or a surprise at tokens of another vocabulary, or that the worker cannot tell.
         """
         ...
 

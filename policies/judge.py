@@ -77,7 +77,6 @@ class Judging(Stepwise):
             scoring=self.scoring,
             wording=self.judge,
             likelihood=self.likelihood,
-            least=self.threshold,
         )
 
     def score(self, trace: Trace, draft: Segment) -> Asking[float | None]:
@@ -95,26 +94,27 @@ def grade(
     wording: Wording,
     likelihood: tuple[float, float],
     worker: WorkerName = "large",
-    least: float = 0.0,
 ) -> Asking[float]:
-    """Ask a worker what a draft at the end of the trace is worth, from 0 to 9.
-
-    `both`: where the likelihood is below `least` already, no digit is asked for.
-    """
-    found = 9.0
-    if scoring in ("likelihood", "both"):
-        if not draft.tokens:
-            return 0.0  # no token, no likelihood
+    """Ask a worker what a draft at the end of the trace is worth, from 0 to 9; one pass of it."""
+    if scoring in ("likelihood", "both") and not draft.tokens:
+        return 0.0  # no token, no likelihood
+    if scoring == "likelihood":
         verification = yield from Verify(worker, trace, draft)
-        found = likelihood_score(-max(verification.surprise, default=0.0), likelihood)
-        if scoring == "likelihood" or found < least:
-            return found
+        return likelihood_score(-max(verification.surprise, default=0.0), likelihood)
     instruction, lead_in = PROMPTS[wording]
-    turns = (Message("user", instruction),)
     law = yield from Classify(
-        worker, trace.extend(draft), turns, lead_in, DIGITS, likeliest=scoring == "greedy"
+        worker,
+        trace.extend(draft),
+        (Message("user", instruction),),
+        lead_in,
+        DIGITS,
+        likeliest=scoring == "greedy",
+        surprise=scoring == "both",
     )
-    return min(found, greedy_score(law) if scoring == "greedy" else expected_score(law))
+    if scoring == "both":
+        surprise = max(law.surprise or (), default=0.0)
+        return min(expected_score(law), likelihood_score(-surprise, likelihood))
+    return greedy_score(law) if scoring == "greedy" else expected_score(law)
 
 
 def greedy_score(law: Classification) -> float:

@@ -118,12 +118,19 @@ class Job:
 
 @dataclass(eq=False, slots=True)
 class ClassifyJob(Job):
-    """Answers ([probability of each label], mass outside)."""
+    """Answers ([probability of each label], mass outside, surprise at the `verified` ids).
+
+    verified: how many of the last ids before the side conversation; their logits come first.
+    """
 
     labels: tuple[int, ...] = ()
+    verified: int = 0
 
-    def answer(self, result: Result | None) -> tuple[list[float], float]:
+    def answer(self, result: Result | None) -> tuple[list[float], float, list[float]]:
         assert result is not None
+        assert self.keep is not None
+        known = self.ids[self.keep - self.verified : self.keep]
+        surprise = surprises(result.logits[0, : self.verified].float().log_softmax(-1), known)
         law = result.logits[0, -1].double().softmax(-1)
         picked = law[list(self.labels)]
         inside = float(picked.sum())
@@ -131,8 +138,8 @@ class ClassifyJob(Job):
             raise WorkerError("the model produced no numbers (NaN logits)")
         if inside == 0:  # all labels underflow: compare them among themselves
             picked = result.logits[0, -1, list(self.labels)].double().softmax(-1)
-            return picked.tolist(), 1.0
-        return (picked / inside).tolist(), max(0.0, 1.0 - inside)
+            return picked.tolist(), 1.0, surprise
+        return (picked / inside).tolist(), max(0.0, 1.0 - inside), surprise
 
 
 @dataclass(eq=False, slots=True)
@@ -147,7 +154,7 @@ class VerifyJob(Job):
         assert result is not None
         logits = result.logits[0].float()
         laws = own = logits.log_softmax(-1)
-        known = torch.tensor(self.ids[len(self.ids) - self.last + 1 :], device=laws.device).long()
+        known = self.ids[len(self.ids) - self.last + 1 :]
         if is_greedy(self.sampling):
             choices = logits.argmax(-1)
         else:
@@ -156,15 +163,14 @@ class VerifyJob(Job):
             warped = warp(logits[None], [self.sampling])[0]
             own = warped.log()
             choices = draw(warped, torch.tensor(numbers, dtype=torch.float64, device=laws.device))
-        surprise = -laws[:-1].gather(1, known[:, None]).squeeze(1)
         ends = [token for token in self.ends if token < laws.shape[1]]
         verdict = Verdict(
-            surprise.tolist(),
+            surprises(laws[:-1], known),
             choices.tolist(),
             own.gather(1, choices[:, None]).squeeze(1).tolist(),
             -float(laws[-1, ends].logsumexp(0)) if ends else math.inf,
         )
-        if not bool(laws.isfinite().any(-1).all()) or any(map(math.isnan, verdict.surprise)):
+        if not bool(laws.isfinite().any(-1).all()):
             raise WorkerError("the model produced no numbers (NaN logits)")
         return verdict
 
@@ -225,6 +231,20 @@ class GenerateJob(Job):
         writer = self.writer
         writer.end()
         return writer.text, writer.tokens, writer.logprobs, finish
+
+
+def surprises(laws: torch.Tensor, ids: list[int]) -> list[float]:
+    """Minus the log-probability of each id under its law, [k] of [k, vocabulary], in nats.
+
+    Raises:
+        WorkerError: the laws hold no numbers.
+    """
+    told: list[float] = []
+    if ids:
+        told = (-laws[range(len(ids)), ids]).tolist()
+    if any(map(math.isnan, told)):
+        raise WorkerError("the model produced no numbers (NaN logits)")
+    return told
 
 
 def expired() -> WorkerError:

@@ -190,13 +190,18 @@ def _tokens(choice: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Token, .
     return tuple(Token(*item) for item in zip(map(int, ids), known, laws, strict=True))
 
 
-def first_law(answer: Mapping[str, Any], vocabulary: Vocabulary) -> dict[int, float]:
-    """Log-probabilities of the first token made, by id, whether or not the server tells ids."""
+def first_law(
+    answer: Mapping[str, Any], vocabulary: Vocabulary, echoed: int = 0
+) -> dict[int, float]:
+    """Log-probabilities of the first token made, by id, whether or not the server tells ids.
+
+    `echoed` tokens of the prompt come before it.
+    """
     told = answer["choices"][0].get("logprobs") or {}
     if content := told.get("content"):
         return vocabulary.law({top["token"]: top["logprob"] for top in content[0]["top_logprobs"]})
     tops = told.get("top_logprobs") or [None]
-    return vocabulary.law(tops[0])
+    return vocabulary.law(tops[echoed])
 
 
 def prompt_laws(
@@ -218,14 +223,14 @@ def prompt_laws(
 
 
 def masses(
-    answer: Mapping[str, Any], labels: Mapping[str, int], vocabulary: Vocabulary
+    answer: Mapping[str, Any], labels: Mapping[str, int], vocabulary: Vocabulary, echoed: int = 0
 ) -> list[float]:
-    """The probability of each label (text to id) as the first token of an answer.
+    """The probability of each label (text to id) as the first token made, behind an echoed prompt.
 
     Without log-probabilities all of it is on the token that was made. A label that is not among
     those shown counts as impossible.
     """
-    if law := first_law(answer, vocabulary):
+    if law := first_law(answer, vocabulary, echoed):
         return [probability(law[i]) if i in law else 0.0 for i in labels.values()]
     piece = read(answer, vocabulary)
     if piece is not None and piece.tokens:
@@ -299,9 +304,10 @@ def classification(
     vocabulary: Vocabulary,
     spent: Usage,
     ms: float,
+    echoed: int = 0,
 ) -> Classification:
-    """The law over `labels` (text to id) at the first token of an answer."""
-    found = masses(answer, labels, vocabulary)
+    """The law over `labels` (text to id) at the first token made, behind an echoed prompt."""
+    found = masses(answer, labels, vocabulary, echoed)
     inside = sum(found)
     return Classification(
         labels=tuple(labels),
@@ -310,6 +316,21 @@ def classification(
         usage=spent,
         ms=ms,
     )
+
+
+def surprises(
+    answer: Mapping[str, Any], ids: Sequence[int], part: slice, vocabulary: Vocabulary
+) -> tuple[float, ...]:
+    """The surprise at a part of the ids of a prompt.
+
+    Raises:
+        ValueError: the answer does not hold it.
+    """
+    start, stop, _ = part.indices(len(ids))
+    told = prompt_laws(answer, ids, len(ids) - start, vocabulary)
+    if told is None:
+        raise ValueError("no log-probabilities of the prompt")
+    return tuple(-logprob for logprob, _ in told[: stop - start])
 
 
 def verdict(

@@ -6,7 +6,6 @@ import secrets
 from collections.abc import AsyncIterator, Iterable
 from typing import cast
 
-from orchestrator.errors import Unsupported
 from orchestrator.types import (
     Author,
     Classification,
@@ -103,27 +102,37 @@ class LocalWorker:
         labels: tuple[str, ...],
         *,
         likeliest: bool = False,
+        surprise: bool = False,
     ) -> Classification:
         """The law over labels after a side conversation that leaves no trace."""
         chosen = label_ids(self.tokenizer, labels)
+        verified = self.prompts.verified(call.trace.last) if surprise else ()
         prefix = self.prompts.trace(call.trace)
-        ids = prefix + self.prompts.side(turns, lead_in)
+        side = self.prompts.side(turns, lead_in)
+        ids = prefix + side
         check_length(len(ids), self.context)
         job = ClassifyJob(
             Ticket(self.engine.lease),
             ids,
+            last=len(verified) + len(side) + 1 if surprise else 1,
             keep=len(prefix),
             labels=chosen,
+            verified=len(verified),
         )
-        probabilities, outside = await self.engine.answer(job)
-        return Classification(labels, tuple(probabilities), outside, job.usage, job.ms)
+        probabilities, outside, told = await self.engine.answer(job)
+        return Classification(
+            labels,
+            tuple(probabilities),
+            outside,
+            job.usage,
+            job.ms,
+            tuple(told) if surprise else None,
+        )
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         """The surprise at each token of a segment, and k + 1 choices of this model's own."""
-        if segment.tokens and segment.tokenizer != self.tokenizer.hash:
-            raise Unsupported("the segment's tokens belong to another vocabulary")
         check_sampling(sampling)
-        tokens = self.prompts.segment(segment)
+        tokens = self.prompts.verified(segment)
         prefix = self.prompts.trace(call.trace)
         ids = prefix + list(tokens)
         check_length(len(ids), self.context)

@@ -18,7 +18,7 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from orchestrator.errors import ConfigError, InvalidRequest
+from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
 from orchestrator.types import Message, Segment, Trace
 from workers.tokenizer import CLOSE, OPEN, Tokenizer
 from workers.writer import unfinished
@@ -68,6 +68,18 @@ class Prompts:
         if segment.tokenizer == self.tokenizer.hash and segment.tokens:
             return segment.tokens
         return self.tokenizer.encode(segment.text)
+
+    def verified(self, segment: Segment | None) -> tuple[int, ...]:
+        """The ids of a segment that a model is to be asked about; none of no segment.
+
+        Raises:
+            Unsupported: they belong to another vocabulary.
+        """
+        if segment is None:
+            return ()
+        if segment.tokens and segment.tokenizer != self.tokenizer.hash:
+            raise Unsupported("the segment's tokens belong to another vocabulary")
+        return self.segment(segment)
 
     def unfinished(self, trace: Trace) -> bytes:
         """The bytes of a character that the accepted ids began and did not finish."""

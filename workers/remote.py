@@ -264,6 +264,7 @@ class RemoteWorker:
         labels: tuple[str, ...],
         *,
         likeliest: bool = False,
+        surprise: bool = False,
     ) -> Classification:
         """The law over labels after a side conversation that leaves no trace.
 
@@ -274,37 +275,44 @@ class RemoteWorker:
         chosen, able = label_ids(self.tokenizer, labels), await self.abilities()
         if not able.top and not likeliest:
             raise self._lacks("log-probabilities, which a law over labels needs")
-        ids = self.prompts.trace(call.trace) + self.prompts.side(turns, lead_in)
+        verified = self.prompts.verified(call.trace.last) if surprise else ()
+        prefix = self.prompts.trace(call.trace)
+        ids = prefix + self.prompts.side(turns, lead_in)
         check_length(len(ids) + 1, self.context)
         body = self._outgoing.body(able.prompt, ids, call.trace, turns, lead_in)
         body |= dialect.wanted(self.model, Sampling(), able, 1, top=dialect.TOP[0])
         if able.labels:
             body["logprob_token_ids"] = list(chosen)
+        if surprise:
+            body |= self._prompt_laws(able, 1)
         answer = await self.server.ask(able.path, body, call.request)
         usage = dialect.usage(answer, len(ids), 1)
         if able.prompt == "chat" and usage.prompt != len(ids):
             raise self._lacks("a chat template that shows a judge the thought")
         named = dict(zip(labels, chosen, strict=True))
+        echoed = len(ids) if surprise and able.prompt_logprobs == "echo" else 0
         with sense(self.server.name):
-            return dialect.classification(answer, named, self.vocabulary, usage, _ms_since(began))
+            law = dialect.classification(
+                answer, named, self.vocabulary, usage, _ms_since(began), echoed
+            )
+            if not surprise:
+                return law
+            part = slice(len(prefix) - len(verified), len(prefix))
+            told = dialect.surprises(answer, ids, part, self.vocabulary)
+            return replace(law, surprise=told)
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         """The surprise at each token of a segment, and k + 1 choices of this model's own."""
         began = perf_counter()
-        if segment.tokens and segment.tokenizer != self.tokenizer.hash:
-            raise Unsupported("the segment's tokens belong to another vocabulary")
         check_sampling(sampling)
-        able = await self.abilities()
-        if able.prompt_logprobs is None:
-            raise self._lacks("log-probabilities of the prompt, which verifying needs")
-        tokens = list(self.prompts.segment(segment))
-        ids = self.prompts.trace(call.trace) + tokens
+        tokens, able = self.prompts.verified(segment), await self.abilities()
+        ids = self.prompts.trace(call.trace) + list(tokens)
         check_length(len(ids) + 1, self.context)
         ends = endings(self.tokenizer, self._ends, segment.finish, thinking=not call.trace.closed)
         top = 1 if is_greedy(sampling) else able.top
         body: dict[str, Any] = {"prompt": ids}
         body |= dialect.wanted(self.model, sampling, able, 1, top=able.top if ends else top)
-        body[able.prompt_logprobs] = top if able.prompt_logprobs == "prompt_logprobs" else True
+        body |= self._prompt_laws(able, top)
         if able.labels and ends:  # as many as it would show of the likeliest; the end of turn first
             named = sorted(ends, key=lambda i: (i != self._eos, i))
             body["logprob_token_ids"] = named[: able.top]
@@ -407,6 +415,12 @@ class RemoteWorker:
         if asked.room <= 0 or incoming.withheld:
             usage = replace(usage, generated=0)  # it only read, or did not even do that
         yield Generation(segment, usage, _ms_since(began), incoming.entropy)
+
+    def _prompt_laws(self, able: Abilities, top: int) -> dict[str, Any]:
+        """The field that asks for the laws of the prompt, `top` tokens of each."""
+        if able.prompt_logprobs is None:
+            raise self._lacks("log-probabilities of the prompt, which verifying needs")
+        return {able.prompt_logprobs: top if able.prompt_logprobs == "prompt_logprobs" else True}
 
     def _lacks(self, what: str) -> Unsupported:
         return Unsupported(f"{self.server.name} does not give {what}")

@@ -121,8 +121,11 @@ class WorkerReplica:
             ) as items:
                 async for item in items:
                     yield item
+        elif verb == "classify":
+            *asked, surprise = args
+            yield await self._backend.classify(*asked, surprise=surprise)
         else:
-            yield await getattr(self._backend, verb)(*args)
+            yield await self._backend.verify(*args)
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never loaded
@@ -167,9 +170,10 @@ class ReplicaWorker:
         labels: tuple[str, ...],
         *,
         likeliest: bool = False,  # a replica's model always shows the whole law
+        surprise: bool = False,
     ) -> Classification:
         answer: Classification = await self._answer(
-            call.request, "classify", call, turns, lead_in, labels
+            call.request, "classify", call, turns, lead_in, labels, surprise
         )
         return answer
 

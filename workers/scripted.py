@@ -136,6 +136,7 @@ class Scripted:
         labels: tuple[str, ...],
         *,
         likeliest: bool = False,
+        surprise: bool = False,  # nothing that is scored by a number surprises it
     ) -> Classification:
         with self._at_work():
             self._hear("classify", call, turns, lead_in, labels)
@@ -143,7 +144,12 @@ class Scripted:
             if isinstance(verdict, Classification):
                 return verdict
             law = tuple(float(label == str(int(verdict))) for label in labels)
-            return Classification(labels, law, 0.0, Usage(self._read(call.trace), passes=1))
+            told = None
+            if surprise:
+                last = call.trace.last
+                told = (0.0,) * len(words(last.text if last else ""))
+            usage = Usage(self._read(call.trace), passes=1)
+            return Classification(labels, law, 0.0, usage, surprise=told)
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         with self._at_work():

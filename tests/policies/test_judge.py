@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -93,7 +94,24 @@ def test_likelihood_reads_the_least_likely_token() -> None:
     assert ended.value.value == 4.5
 
 
-def test_no_tokens_have_no_likelihood() -> None:
+@pytest.mark.parametrize(
+    ("digit", "surprise", "score"),
+    [(9, 0.0, 8.8381), (9, 4.0, 4.5), (3, 0.0, 3), (3, 4.0, 3), (0, 9.0, 0)],
+)
+def test_both_is_the_lower_of_digit_and_likelihood(
+    digit: int, surprise: float, score: float
+) -> None:
+    script = ask("both")
+    question = next(script)
+    assert isinstance(question, Classify)
+    assert question.surprise
     with pytest.raises(StopIteration) as ended:
-        next(ask("likelihood", draft=Segment("small", "", finish="think_end")))
+        script.send(replace(law(**{f"d{digit}": 1.0}), surprise=(0.0, surprise)))
+    assert ended.value.value == pytest.approx(score, abs=1e-4)
+
+
+@pytest.mark.parametrize("scoring", ["likelihood", "both"])
+def test_no_tokens_have_no_likelihood(scoring: Scoring) -> None:
+    with pytest.raises(StopIteration) as ended:
+        next(ask(scoring, draft=Segment("small", "", finish="think_end")))
     assert ended.value.value == 0

@@ -125,22 +125,18 @@ def test_scoring_by_likelihood() -> None:
     assert play(Verification((0.0, 0.0), (0, 0, 0))) == Accept(TRACE, written.segment, 4.5)
 
 
-def test_the_lower_of_both_scores_counts() -> None:
+@pytest.mark.parametrize(("score", "least"), [(3, 3.0), (9, 4.5)])
+def test_the_lower_of_both_scores_counts(score: int, least: float) -> None:
     play = Play(scoring="both", likelihood=(0.0, 1.0), threshold=4)
     written = draft("a b\n\n")
-    assert play(written) == Verify("large", TRACE, written.segment)
-    asked = play(Verification((0.0, 0.0), (0, 0, 0)))  # 4.5 by likelihood
+    asked = play(written)
     assert isinstance(asked, Classify)
+    assert asked.surprise
     assert asked.trace == TRACE.extend(written.segment)
-    assert play(digit(3)) == Reject(written.segment, 3.0)
-
-
-def test_a_draft_too_unlikely_is_not_worth_a_digit() -> None:
-    play = Play(scoring="both", likelihood=(0.0, 1.0), threshold=5)
-    written = draft("a b\n\n")
-    play(written)
-    assert play(Verification((0.0, 0.0), (0, 0, 0))) == Reject(written.segment, 4.5)
-    assert isinstance(play(None), Write)
+    told = play(replace(digit(score), surprise=(0.0, 0.0)))
+    assert told == (
+        Accept(TRACE, written.segment, least) if least >= 4 else Reject(written.segment, least)
+    )
 
 
 @pytest.mark.parametrize("text", ["", "\n\n", "   \n\n"])

@@ -186,6 +186,31 @@ async def test_classification_is_a_law_over_labels(subject: Subject) -> None:
 
 
 @pytest.mark.asyncio
+async def test_one_pass_tells_the_law_and_the_surprise_at_the_step(subject: Subject) -> None:
+    needs(subject, "usage")
+    _, generation = await run(subject.worker, Span(8), sampling=Sampling(0.9, seed=5))
+    step = generation.segment
+    asked = ((Message("user", "Is this step good?"),), "Score: ", ("1", "2"))
+    apart = await subject.worker.classify(call(QUESTION.extend(step)), *asked)
+    verified = await subject.worker.verify(call(), step, GREEDY)
+    both = await subject.worker.classify(call(QUESTION.extend(step)), *asked, surprise=True)
+    assert (apart.surprise, both.usage.passes) == (None, 1)
+    assert both.surprise == pytest.approx(verified.surprise, abs=1e-3)
+    assert both.probabilities == pytest.approx(apart.probabilities, abs=1e-3)
+    nothing = await subject.worker.classify(call(QUESTION), *asked, surprise=True)
+    assert nothing.surprise == ()
+
+
+@pytest.mark.asyncio
+async def test_the_surprise_at_tokens_of_another_vocabulary_is_not_told(subject: Subject) -> None:
+    needs(subject, "tokenizer")
+    foreign = QUESTION.extend(Segment("small", "x", (5,), (0.0,), "another"))
+    turns = (Message("user", "Good?"),)
+    with pytest.raises(Unsupported):
+        await subject.worker.classify(call(foreign), turns, "", ("1", "2"), surprise=True)
+
+
+@pytest.mark.asyncio
 async def test_bad_labels_are_refused(subject: Subject) -> None:
     needs(subject, "labels")
     for labels in ((), ("yes and no",), ("1", "1"), ("</think>",)):
