@@ -22,6 +22,8 @@ Asking = Generator[Action[Any], Any, A]
 """A part of a script that comes to an A."""
 
 DELIMITER = "\n\n"
+CIRCLE = 4
+"""Most steps of a circle that is noticed; a longer one meets the budget."""
 
 
 class Stepwise(Policy):
@@ -93,8 +95,9 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
 
 
 def stuck(trace: Trace) -> bool:
-    """The last two steps say the same, or nothing (the loop guard of SpecReason's code)."""
-    if len(trace.thought) < 2:
-        return False
-    last, before = (segment.text.strip() for segment in reversed(trace.thought[-2:]))
-    return last == before
+    """Whether the last steps say what as many steps before them said.
+
+    SpecReason's code compares the last two; models also go round in longer circles.
+    """
+    said = [segment.text.strip() for segment in trace.thought[-2 * CIRCLE :]]
+    return any(said[-size:] == said[-2 * size : -size] for size in range(1, len(said) // 2 + 1))
