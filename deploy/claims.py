@@ -91,14 +91,13 @@ def load_claims(path: Path = FILE) -> dict[str, Claims]:
 def verdict(policy: str, claim: Claim, table: Sequence[Row]) -> Verdict:
     """The claim against the policy's best row under the claim's own conditions.
 
-    Where a loss is allowed, every variant of the policy within it is a candidate; else the policy
-    as it stands in the deployment file, and its variants only where it was not measured so.
+    The policy as it stands in the deployment file counts; its variants only where it was not
+    measured so, or loses more than the claim allows.
     """
     own = [row for row in table if name_of(row) == policy and _method(row) == claim.speculation]
     if claim.loss is not None:
-        own = [row for row in own if 100 * row["difference"] >= -claim.loss - 1e-9]
-    else:
-        own = [row for row in own if row["policy"] == policy] or own
+        own = [row for row in own if _within(row, claim.loss)]
+    own = [row for row in own if row["policy"] == policy] or own
     own = [row for row in own if row["budget"] is None] or own
     own = [row for row in own if row["transport"] == "in-process"] or own
     values = [(value, row) for row in own if (value := _value(claim, row, table)) is not None]
@@ -106,6 +105,16 @@ def verdict(policy: str, claim: Claim, table: Sequence[Row]) -> Verdict:
         return Verdict(claim)
     value, row = max(values, key=lambda pair: pair[0])
     return Verdict(claim, row, value)
+
+
+def _within(row: Row, loss: float) -> bool:
+    """Whether a row loses so many points of accuracy at most.
+
+    None lost means that the lower end of the paired 95 % interval is above minus one point.
+    """
+    if loss == 0:
+        return bool(100 * row["difference_low"] > -1)
+    return bool(100 * row["difference"] >= -loss - 1e-9)
 
 
 def _value(claim: Claim, row: Row, table: Sequence[Row]) -> float | None:

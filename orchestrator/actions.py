@@ -17,7 +17,6 @@ from orchestrator.types import (
     Cost,
     Generation,
     Message,
-    Sampling,
     Segment,
     Span,
     Trace,
@@ -46,7 +45,7 @@ class Generate(Action[Generation]):
     worker: WorkerName
     trace: Trace
     span: Span
-    sampling: Sampling | None = None  # None: the request's own
+    temperature: float | None = None  # None: the request's own, as all else of its sampling is
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +64,7 @@ class Classify(Action[Classification]):
     The worker reads the trace with its thought left open, then `turns`, then begins its reply
     with `lead_in`; the labels compete for the next position. `likeliest`: only which token is
     the likeliest counts, so a worker that knows no probabilities may answer with a point mass.
-    `surprise`: the same pass also tells the surprise at the tokens of the trace's last segment.
+    `surprise`: the same pass also tells the surprise at the trace's last segment and its end.
     """
 
     worker: WorkerName

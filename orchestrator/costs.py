@@ -40,6 +40,8 @@ ASSUMPTIONS: Final = (
     "extra cost, unless the models share a device, where one call waits for the other.",
     "Jobs are taken to end in the order in which they ended in the recording. What a cancelled job "
     "did until then delays nothing else, unless the models share a device.",
+    "A judge reads only what is not cached, also where it tells log-probabilities of the prompt: "
+    "this project's own workers do so, a vLLM server reads the whole prompt again for them.",
     "The service itself, its network and its queues cost nothing.",
 )
 

@@ -127,11 +127,11 @@ class Memo:
     def _learn(self, name: str, action: Any, answer: Any, budget: Budget) -> int:
         match action, answer:
             case ((Generate(worker, trace, span) | Write(worker, trace, span)), Generation()):
-                sampling = getattr(action, "sampling", None) or Sampling()
+                drawn = isinstance(action, Generate) and action.temperature is not None
                 # A stream that broke off is recorded as a short span that read no prompt.
-                if worker == name and _law(sampling) is not None and answer.usage.prompt:
+                if worker == name and not drawn and answer.usage.prompt:
                     clipped = budget.clip(trace, span)
-                    key = _span_key(trace, clipped, sampling)
+                    key = _span_key(trace, clipped, Sampling())
                     self._keep(key, clipped.max_tokens, answer)
                     return 1
             case (

@@ -62,11 +62,11 @@ class Tally:
                         self._made[started.worker] += usage.generated
                         self._cancelled += usage.generated
             case Accept(_, segment, score), _ if segment.author != "policy":
-                self._accepted += self._drafted[segment.author] > 0  # else its own choice
+                self._accepted += segment.author == "small"  # the large model's is not judged
                 self._scored += score is not None
                 self._taken[segment.author] += len(segment.tokens)
-            case Reject(), _:
-                self._rejected += 1
+            case Reject(segment), _:
+                self._rejected += segment.author == "small"
             case action, answer:
                 self._answered(action, answer, called.ms)
 

@@ -277,7 +277,7 @@ class _Desk:
             return await worker.verify(call, action.segment, self._sampled(seed))
         # Jobs are streamed although nobody reads along: a cancelled one must say what it cost.
         span = self._budget.clip(action.trace, action.span)
-        sampling = self._sampled(seed, action.sampling)
+        sampling = self._sampled(seed, action.temperature)
         stream = worker.generate(call, span, sampling, stream=running is not None)
         try:
             async for item in stream:
@@ -294,11 +294,10 @@ class _Desk:
         text = f"{self._seed}:{self._calls}".encode()
         return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 11  # fits a double
 
-    def _sampled(self, seed: int, own: Sampling | None = None) -> Sampling:
-        sampling = own or self._sampling
-        if sampling.temperature <= 0 or (own is not None and own.seed is not None):
-            return sampling
-        return replace(sampling, seed=seed)
+    def _sampled(self, seed: int, temperature: float | None = None) -> Sampling:
+        asked = self._sampling
+        sampling = asked if temperature is None else replace(asked, temperature=temperature)
+        return sampling if sampling.temperature <= 0 else replace(sampling, seed=seed)
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[None]:

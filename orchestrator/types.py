@@ -144,8 +144,8 @@ class Classification:
     """A law over labels at one forced position.
 
     `probabilities` sum to 1 over the labels, in the order asked; `outside` is the probability
-    mass the model put on everything else before normalising. `surprise` is that at the tokens of
-    the trace's last segment (as in `Verification`), where it was asked for.
+    mass the model put on everything else before normalising. `surprise` and `ending` are those of
+    the trace's last segment, as in `Verification`, where they were asked for.
     """
 
     labels: tuple[str, ...]
@@ -154,6 +154,7 @@ class Classification:
     usage: Usage = Usage()
     ms: float = 0.0
     surprise: tuple[float, ...] | None = None
+    ending: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from string import ascii_uppercase
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
 from orchestrator.actions import Accept, Classify, Generate, Reject, Script, Write
-from orchestrator.types import Classification, Message, Sampling, Segment, Trace
-from policies.judge import Scoring, grade
+from orchestrator.types import Classification, Message, Segment, Trace
+from policies.judge import grade
 from policies.steps import Asking, Stepwise, attempt, blank, ends
 from policies.strands import together
 
@@ -34,6 +34,7 @@ CHOICE = (
     "you. Reply with one letter; {none} if each of them is wrong."
 )
 LEAD_IN = "The letter is: ("
+Scoring = Literal["greedy", "expected", "likelihood"]
 LAST = "(with this the reasoning is complete)"
 
 
@@ -63,6 +64,10 @@ class BestOfK(Stepwise):
     )
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
+    @property
+    def one_vocabulary(self) -> bool:
+        return self.scoring == "likelihood"
+
     def solve(self, trace: Trace) -> Script:
         trace = yield from self.think(trace, self.step)
         yield from self.answer(trace)
@@ -82,8 +87,8 @@ class BestOfK(Stepwise):
 
     def _drafts(self, trace: Trace) -> Asking[list[Segment]]:
         """What the small model proposes, nothing twice; none where it failed."""
-        others = Sampling(self.temperature)
-        calls = [Generate("small", trace, self.span, others if n else None) for n in range(self.k)]
+        warm = self.temperature
+        calls = [Generate("small", trace, self.span, warm if n else None) for n in range(self.k)]
         generations = yield from attempt(together(calls))
         said: dict[tuple[str, bool], Segment] = {}
         for generation in generations or ():

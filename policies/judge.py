@@ -16,7 +16,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from orchestrator.actions import Classify, Verify, WorkerName
-from orchestrator.types import Classification, Message, Segment, Trace
+from orchestrator.errors import Unsupported
+from orchestrator.types import Classification, Message, Segment, Trace, Verification
 from policies.steps import Asking, Stepwise, attempt, blank
 
 Scoring = Literal["greedy", "expected", "likelihood", "both"]
@@ -99,8 +100,7 @@ def grade(
     if scoring in ("likelihood", "both") and not draft.tokens:
         return 0.0  # no token, no likelihood
     if scoring == "likelihood":
-        verification = yield from Verify(worker, trace, draft)
-        return likelihood_score(-max(verification.surprise, default=0.0), likelihood)
+        return likelihood_score((yield from Verify(worker, trace, draft)), likelihood)
     instruction, lead_in = PROMPTS[wording]
     law = yield from Classify(
         worker,
@@ -112,8 +112,7 @@ def grade(
         surprise=scoring == "both",
     )
     if scoring == "both":
-        surprise = max(law.surprise or (), default=0.0)
-        return min(expected_score(law), likelihood_score(-surprise, likelihood))
+        return min(expected_score(law), likelihood_score(law, likelihood))
     return greedy_score(law) if scoring == "greedy" else expected_score(law)
 
 
@@ -133,13 +132,19 @@ def expected_score(law: Classification) -> float:
     return mean if isfinite(mean) else 0.0
 
 
-def likelihood_score(worst: float, curve: tuple[float, float]) -> float:
+def likelihood_score(told: Verification | Classification, curve: tuple[float, float]) -> float:
     """9 * sigmoid(a + b * m), m the log-probability of the draft's least likely token.
 
     The minimum is SpecGuard's signal (arXiv 2604.15244); the curve (a, b) puts it on the judge's
     scale, fitted per checkpoint, so that one threshold means about the same under each scoring.
+    The end of the thought, where the draft claims it, counts as a token.
+
+    Raises:
+        Unsupported: the judge did not tell.
     """
-    x = curve[0] + curve[1] * worst
+    if told.surprise is None:
+        raise Unsupported("the judge does not tell how likely it finds a step")
+    x = curve[0] - curve[1] * max((*told.surprise, told.ending or 0.0), default=0.0)
     if x >= 0:
         return 9 / (1 + exp(-x))
     # The same, written so that exp cannot overflow; -inf (an impossible token) gives 0.

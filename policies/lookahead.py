@@ -89,6 +89,10 @@ class Lookahead(Judging):
         default="large", description="the model that is asked whether two steps mean the same"
     )
 
+    @property
+    def one_vocabulary(self) -> bool:
+        return self.verifier == "judge" and super().one_vocabulary
+
     def solve(self, trace: Trace) -> Script:
         window = Window()
         trace = yield from self.think(trace, partial(self.step, window))

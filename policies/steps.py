@@ -97,7 +97,12 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
 def stuck(trace: Trace) -> bool:
     """Whether the last steps say what as many steps before them said.
 
-    SpecReason's code compares the last two; models also go round in longer circles.
+    SpecReason's code compares the last two; models also go round in longer circles. Steps are
+    those of the text, however many segments it was written in; one that is unfinished is not
+    looked at.
     """
-    said = [segment.text.strip() for segment in trace.thought[-2 * CIRCLE :]]
-    return any(said[-size:] == said[-2 * size : -size] for size in range(1, len(said) // 2 + 1))
+    *said, unfinished = (step.strip() for step in trace.text.split(DELIMITER))
+    return not unfinished and any(
+        said[-size:] == said[-2 * size : -size]
+        for size in range(1, min(CIRCLE, len(said) // 2) + 1)
+    )

@@ -23,10 +23,11 @@ ends the thought is judged by its text; an end with no text before it is left to
 
 from __future__ import annotations
 
+from itertools import islice
 from math import exp
 from typing import ClassVar, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import Field
 
 from orchestrator.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.types import Segment, Span, Trace
@@ -38,9 +39,10 @@ class SurpriseTakeover(Stepwise):
 
     calibrated: ClassVar[str | None] = "surprise"
 
-    surprise: FiniteFloat = Field(
+    surprise: float = Field(
         default=5.0,
         ge=0,
+        le=50,
         description="nats at one token above which the large model takes over",
     )
     window: int = Field(
@@ -68,8 +70,8 @@ class SurpriseTakeover(Stepwise):
         peaks = yield from self._peaks(trace, drafts)
         trusted = bool(drafts)
         for draft, peak in zip(drafts, peaks, strict=True):
-            # Shown beside a step: the probability of its least likely token.
-            score = None if peak is None else exp(-peak)
+            # Shown beside a step, on the judges' scale: the probability of its least likely token.
+            score = None if peak is None else 9 * exp(-peak)
             trusted = trusted and peak is not None and peak <= self.surprise
             if trusted and not trace.closed:
                 trace = yield from Accept(trace, draft, score)
@@ -109,4 +111,5 @@ class SurpriseTakeover(Stepwise):
         if verification is None:
             return [None] * len(drafts)
         surprise = iter(verification.surprise)
-        return [max(next(surprise) for _ in draft.tokens) for draft in drafts]
+        peaks: list[float | None] = [max(islice(surprise, len(d.tokens))) for d in drafts[:-1]]
+        return [*peaks, max((*surprise, verification.ending or 0.0))]

@@ -118,19 +118,26 @@ class Job:
 
 @dataclass(eq=False, slots=True)
 class ClassifyJob(Job):
-    """Answers ([probability of each label], mass outside, surprise at the `verified` ids).
+    """Answers ([probability of each label], mass outside).
 
-    verified: how many of the last ids before the side conversation; their logits come first.
+    With `verified`, how many of the last ids before the side conversation are to be judged too
+    (their logits come first), also the surprise at each of them and at any of `ends` behind them.
     """
 
     labels: tuple[int, ...] = ()
-    verified: int = 0
+    verified: int | None = None
+    ends: Collection[int] = ()
 
-    def answer(self, result: Result | None) -> tuple[list[float], float, list[float]]:
+    def answer(self, result: Result | None) -> tuple[Any, ...]:
         assert result is not None
+        if self.verified is None:
+            return self._law(result)
         assert self.keep is not None
+        laws = result.logits[0, : self.verified + 1].float().log_softmax(-1)
         known = self.ids[self.keep - self.verified : self.keep]
-        surprise = surprises(result.logits[0, : self.verified].float().log_softmax(-1), known)
+        return *self._law(result), surprises(laws[:-1], known), ending(laws[-1], self.ends)
+
+    def _law(self, result: Result) -> tuple[list[float], float]:
         law = result.logits[0, -1].double().softmax(-1)
         picked = law[list(self.labels)]
         inside = float(picked.sum())
@@ -138,8 +145,8 @@ class ClassifyJob(Job):
             raise WorkerError("the model produced no numbers (NaN logits)")
         if inside == 0:  # all labels underflow: compare them among themselves
             picked = result.logits[0, -1, list(self.labels)].double().softmax(-1)
-            return picked.tolist(), 1.0, surprise
-        return (picked / inside).tolist(), max(0.0, 1.0 - inside), surprise
+            return picked.tolist(), 1.0
+        return (picked / inside).tolist(), max(0.0, 1.0 - inside)
 
 
 @dataclass(eq=False, slots=True)
@@ -163,12 +170,11 @@ class VerifyJob(Job):
             warped = warp(logits[None], [self.sampling])[0]
             own = warped.log()
             choices = draw(warped, torch.tensor(numbers, dtype=torch.float64, device=laws.device))
-        ends = [token for token in self.ends if token < laws.shape[1]]
         verdict = Verdict(
             surprises(laws[:-1], known),
             choices.tolist(),
             own.gather(1, choices[:, None]).squeeze(1).tolist(),
-            -float(laws[-1, ends].logsumexp(0)) if ends else math.inf,
+            ending(laws[-1], self.ends),
         )
         if not bool(laws.isfinite().any(-1).all()):
             raise WorkerError("the model produced no numbers (NaN logits)")
@@ -245,6 +251,12 @@ def surprises(laws: torch.Tensor, ids: list[int]) -> list[float]:
     if any(map(math.isnan, told)):
         raise WorkerError("the model produced no numbers (NaN logits)")
     return told
+
+
+def ending(law: torch.Tensor, ends: Collection[int]) -> float:
+    """The surprise at any of `ends` under a law [vocabulary] of log-probabilities, in nats."""
+    known = [token for token in ends if token < len(law)]
+    return -float(law[known].logsumexp(0)) if known else math.inf
 
 
 def expired() -> WorkerError:

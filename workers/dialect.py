@@ -319,18 +319,22 @@ def classification(
 
 
 def surprises(
-    answer: Mapping[str, Any], ids: Sequence[int], part: slice, vocabulary: Vocabulary
-) -> tuple[float, ...]:
-    """The surprise at a part of the ids of a prompt.
+    answer: Mapping[str, Any],
+    ids: Sequence[int],
+    part: slice,
+    ends: Collection[int],
+    vocabulary: Vocabulary,
+) -> tuple[tuple[float, ...], float]:
+    """The surprise at a part of the ids of a prompt, and at any of `ends` behind that part.
 
     Raises:
-        ValueError: the answer does not hold it.
+        ValueError: the answer does not hold them.
     """
-    start, stop, _ = part.indices(len(ids))
-    told = prompt_laws(answer, ids, len(ids) - start, vocabulary)
+    told = prompt_laws(answer, ids, len(ids) - part.start, vocabulary)
     if told is None:
         raise ValueError("no log-probabilities of the prompt")
-    return tuple(-logprob for logprob, _ in told[: stop - start])
+    (*judged, (_, behind)) = told[: part.stop - part.start + 1]
+    return tuple(-logprob for logprob, _ in judged), ending(behind, ends)
 
 
 def verdict(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import cast
 
 from orchestrator.types import (
@@ -23,7 +24,7 @@ from workers.engine import Engine
 from workers.inputs import answer_room, check_length, check_sampling, label_ids
 from workers.prompt import Prompts
 from workers.tokenizer import CLOSE, Tokenizer
-from workers.verdict import Verdict, endings, verification
+from workers.verdict import ENDED, Verdict, endings, verification
 from workers.writer import Writer
 
 
@@ -106,7 +107,8 @@ class LocalWorker:
     ) -> Classification:
         """The law over labels after a side conversation that leaves no trace."""
         chosen = label_ids(self.tokenizer, labels)
-        verified = self.prompts.verified(call.trace.last) if surprise else ()
+        judged = call.trace.last if surprise else None
+        verified = self.prompts.verified(judged)
         prefix = self.prompts.trace(call.trace)
         side = self.prompts.side(turns, lead_in)
         ids = prefix + side
@@ -117,17 +119,16 @@ class LocalWorker:
             last=len(verified) + len(side) + 1 if surprise else 1,
             keep=len(prefix),
             labels=chosen,
-            verified=len(verified),
+            verified=len(verified) if surprise else None,
+            ends=self._endings(call, judged),
         )
-        probabilities, outside, told = await self.engine.answer(job)
-        return Classification(
-            labels,
-            tuple(probabilities),
-            outside,
-            job.usage,
-            job.ms,
-            tuple(told) if surprise else None,
-        )
+        probabilities, outside, *told = await self.engine.answer(job)
+        law = Classification(labels, tuple(probabilities), outside, job.usage, job.ms)
+        if not surprise:
+            return law
+        surprises, ending = told
+        ended = judged is not None and judged.finish in ENDED
+        return replace(law, surprise=tuple(surprises), ending=ending if ended else None)
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         """The surprise at each token of a segment, and k + 1 choices of this model's own."""
@@ -142,12 +143,14 @@ class LocalWorker:
             last=len(tokens) + 1,
             sampling=sampling,
             seed=_seed(sampling),
-            ends=endings(
-                self.tokenizer, self._ends, segment.finish, thinking=not call.trace.closed
-            ),
+            ends=self._endings(call, segment),
         )
         verdict: Verdict = await self.engine.answer(job)
         return verification(verdict, call, segment, self.prompts, self._ends, job.usage, job.ms)
+
+    def _endings(self, call: Call, segment: Segment | None) -> frozenset[int]:
+        finish = "until" if segment is None else segment.finish
+        return endings(self.tokenizer, self._ends, finish, thinking=not call.trace.closed)
 
     def stats(self) -> dict[str, int]:
         return self.engine.stats()

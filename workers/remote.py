@@ -275,7 +275,8 @@ class RemoteWorker:
         chosen, able = label_ids(self.tokenizer, labels), await self.abilities()
         if not able.top and not likeliest:
             raise self._lacks("log-probabilities, which a law over labels needs")
-        verified = self.prompts.verified(call.trace.last) if surprise else ()
+        judged = call.trace.last if surprise else None
+        verified = self.prompts.verified(judged)
         prefix = self.prompts.trace(call.trace)
         ids = prefix + self.prompts.side(turns, lead_in)
         check_length(len(ids) + 1, self.context)
@@ -284,7 +285,8 @@ class RemoteWorker:
         if able.labels:
             body["logprob_token_ids"] = list(chosen)
         if surprise:
-            body |= self._prompt_laws(able, 1)
+            ends = self._endings(call, judged)
+            body |= self._prompt_laws(able, able.top if ends else 1)
         answer = await self.server.ask(able.path, body, call.request)
         usage = dialect.usage(answer, len(ids), 1)
         if able.prompt == "chat" and usage.prompt != len(ids):
@@ -298,8 +300,8 @@ class RemoteWorker:
             if not surprise:
                 return law
             part = slice(len(prefix) - len(verified), len(prefix))
-            told = dialect.surprises(answer, ids, part, self.vocabulary)
-            return replace(law, surprise=told)
+            told, ending = dialect.surprises(answer, ids, part, ends, self.vocabulary)
+            return replace(law, surprise=told, ending=ending if ends else None)
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         """The surprise at each token of a segment, and k + 1 choices of this model's own."""
@@ -308,7 +310,7 @@ class RemoteWorker:
         tokens, able = self.prompts.verified(segment), await self.abilities()
         ids = self.prompts.trace(call.trace) + list(tokens)
         check_length(len(ids) + 1, self.context)
-        ends = endings(self.tokenizer, self._ends, segment.finish, thinking=not call.trace.closed)
+        ends = self._endings(call, segment)
         top = 1 if is_greedy(sampling) else able.top
         body: dict[str, Any] = {"prompt": ids}
         body |= dialect.wanted(self.model, sampling, able, 1, top=able.top if ends else top)
@@ -415,6 +417,10 @@ class RemoteWorker:
         if asked.room <= 0 or incoming.withheld:
             usage = replace(usage, generated=0)  # it only read, or did not even do that
         yield Generation(segment, usage, _ms_since(began), incoming.entropy)
+
+    def _endings(self, call: Call, segment: Segment | None) -> frozenset[int]:
+        finish = "until" if segment is None else segment.finish
+        return endings(self.tokenizer, self._ends, finish, thinking=not call.trace.closed)
 
     def _prompt_laws(self, able: Abilities, top: int) -> dict[str, Any]:
         """The field that asks for the laws of the prompt, `top` tokens of each."""

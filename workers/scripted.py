@@ -13,7 +13,7 @@ import asyncio
 import re
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from zlib import crc32
 
@@ -144,12 +144,14 @@ class Scripted:
             if isinstance(verdict, Classification):
                 return verdict
             law = tuple(float(label == str(int(verdict))) for label in labels)
-            told = None
-            if surprise:
-                last = call.trace.last
-                told = (0.0,) * len(words(last.text if last else ""))
-            usage = Usage(self._read(call.trace), passes=1)
-            return Classification(labels, law, 0.0, usage, surprise=told)
+            answer = Classification(labels, law, 0.0, Usage(self._read(call.trace), passes=1))
+            last = call.trace.last
+            if not surprise or last is None:
+                return replace(answer, surprise=() if surprise else None)
+            ended = last.finish in ("think_end", "eos")
+            return replace(
+                answer, surprise=(0.0,) * len(words(last.text)), ending=0.0 if ended else None
+            )
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         with self._at_work():

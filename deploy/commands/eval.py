@@ -187,7 +187,7 @@ async def _run(
             asking(
                 url,
                 config,
-                Options(about["max_tokens"]),
+                Options(about["max_tokens"], seed=about["seed"]),  # of what a policy draws
                 contenders,
                 speculation,
                 "vanilla",

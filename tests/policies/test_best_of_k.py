@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from orchestrator.actions import Accept, Cancel, Classify, First, Generate, Reject, Verify, Write
 from orchestrator.errors import ContextLengthExceeded, Unsupported
-from orchestrator.types import Classification, Generation, Sampling, Span, Verification
+from orchestrator.types import Classification, Generation, Span, Verification
 from policies.best_of_k import BestOfK
 from tests.policies.plays import GONE, TRACE, Play, draft, law, step
 
@@ -32,8 +32,8 @@ def test_the_first_draft_is_as_the_request_says_and_the_others_are_sampled() -> 
     span = Span(512, until=("\n\n",))
     assert begun == [
         Generate("small", TRACE, span),
-        Generate("small", TRACE, span, Sampling(0.5)),
-        Generate("small", TRACE, span, Sampling(0.5)),
+        Generate("small", TRACE, span, 0.5),
+        Generate("small", TRACE, span, 0.5),
     ]
     assert play.asked == First(tuple(jobs))
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.actions import Classify, Verify
+from orchestrator.errors import Unsupported
 from orchestrator.types import Classification, Message, Segment, Trace, Verification
 from policies.judge import (
     DIGITS,
@@ -48,9 +49,24 @@ def test_digit_scores(answer: Classification, greedy: float, expected: float) ->
     assert expected_score(answer) == pytest.approx(expected)
 
 
+def law_and(*surprise: float, ending: float | None = None) -> Classification:
+    return replace(law(d9=1), surprise=surprise, ending=ending)
+
+
+def test_the_end_that_a_draft_claims_counts_as_a_token() -> None:
+    for told in (law_and(1.0, ending=4.0), Verification((1.0,), (1, 2), ending=4.0)):
+        assert likelihood_score(told, (4.0, 1.0)) == 4.5
+    assert likelihood_score(law_and(ending=0.0), (4.0, 1.0)) > 8
+
+
+def test_a_judge_that_tells_no_surprise_is_refused() -> None:
+    with pytest.raises(Unsupported, match="how likely"):
+        likelihood_score(law(d9=1), (4.0, 1.0))
+
+
 def test_likelihood_is_monotone_and_bounded() -> None:
     worst = [-math.inf, -1e9, -100.0, -4.0, -1.0, 0.0]
-    scores = [likelihood_score(m, (4.0, 1.0)) for m in worst]
+    scores = [likelihood_score(law_and(0.0, -m), (4.0, 1.0)) for m in worst]
     assert scores == sorted(scores)
     assert scores[0] == 0
     assert scores[3] == 4.5

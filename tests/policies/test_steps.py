@@ -14,6 +14,11 @@ def thought(steps: str) -> Trace:
     return Trace(question, tuple(Segment("small", f"{step}\n\n") for step in steps))
 
 
+def written(*segments: str) -> Trace:
+    question = (Message("user", "?"),)
+    return Trace(question, tuple(Segment("small", text) for text in segments))
+
+
 @pytest.mark.parametrize("steps", ["aa", "baa", "abab", "xabcabc", "abcdabcd", "  ", "a  "])
 def test_a_circle_of_up_to_four_steps_is_noticed(steps: str) -> None:
     assert stuck(thought(steps))
@@ -22,3 +27,11 @@ def test_a_circle_of_up_to_four_steps_is_noticed(steps: str) -> None:
 @pytest.mark.parametrize("steps", ["", "a", "ab", "aba", "aab", "abac", "abcab", "abcdeabcde"])
 def test_what_is_no_circle_goes_on(steps: str) -> None:
     assert not stuck(thought(steps))
+
+
+def test_steps_are_those_of_the_text_not_the_segments_it_came_in() -> None:
+    assert not stuck(written("1", "0", "0"))  # one step, cut at every token
+    assert not stuck(written("a\n\n", "a"))  # the second may go on differently
+    assert not stuck(written("=1", "2", "1", "2"))
+    assert stuck(written("Wa", "it.\n\n", "Wait.", "\n\n"))
+    assert stuck(written("a\n\nb\n\na\n\nb\n\n"))

@@ -92,10 +92,10 @@ def test_steps_before_the_surprise_stay_and_the_large_model_writes_on_from_there
     play = Play(surprise=3, takeover=9)
     drafted(play, ONE, TWO, LAST)
     verification = surprises((ONE, 3.0), (TWO, 3.1), (LAST, 0.0))
-    assert play(verification) == Accept(START, ONE, exp(-3.0))  # up to the threshold
+    assert play(verification) == Accept(START, ONE, 9 * exp(-3.0))  # up to the threshold
     kept = START.extend(ONE)
-    assert play(kept) == Reject(TWO, exp(-3.1))
-    assert play(None) == Reject(LAST, 1.0)  # built on it
+    assert play(kept) == Reject(TWO, 9 * exp(-3.1))
+    assert play(None) == Reject(LAST, 9.0)  # built on it
     assert play(None) == Write("large", kept, Span(9))
     after = kept.extend(segment("large", "and 2 more is", "length"))
     assert play(after) == Generate("small", after, STEP)  # the pen comes back in mid-sentence
@@ -110,7 +110,7 @@ def test_a_window_without_surprise_is_followed_by_the_next() -> None:
 
 
 def test_an_impossible_token_is_beyond_every_threshold() -> None:
-    play = Play(surprise=1e300)
+    play = Play(surprise=50)
     drafted(play, LAST)
     assert play(surprises((LAST, inf))) == Reject(LAST, 0.0)
 
@@ -119,7 +119,7 @@ def test_an_impossible_token_is_beyond_every_threshold() -> None:
 def test_a_large_model_that_dies_between_draft_and_reading_lets_nothing_through(
     error: Exception,
 ) -> None:
-    play = Play(surprise=1e9)
+    play = Play(surprise=50)
     drafted(play, ONE, LAST)
     assert play(error) == Reject(ONE, None)
     assert play(None) == Reject(LAST, None)
@@ -159,7 +159,7 @@ def test_an_end_inside_what_is_dropped_ends_nothing(finish: Finish) -> None:
     play = Play()
     last = segment("small", "so 7.", finish)
     drafted(play, last)
-    assert play(surprises((last, 9.0))) == Reject(last, exp(-9.0))
+    assert play(surprises((last, 9.0))) == Reject(last, 9 * exp(-9.0))
     assert isinstance(play(None), Write)
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_added_to_a_thought_that_the_budget_closed() -> None:
     drafted(play, ONE, LAST)
     assert isinstance(play(surprises((ONE, 0.0), (LAST, 0.0))), Accept)
     closed = replace(START.extend(ONE), closed=True, forced=True)
-    assert play(closed) == Reject(LAST, 1.0)
+    assert play(closed) == Reject(LAST, 9.0)
     assert isinstance(play(None), Write)
 
 
@@ -255,9 +255,9 @@ async def test_the_surprising_step_and_all_behind_it_are_dropped() -> None:
     ended = await run(SurpriseTakeover(takeover=3), small, large)
     assert said(ended) == ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "Six.")
     assert [(step.author, step.accepted, step.score) for step in ended.steps[:4]] == [
-        ("small", True, pytest.approx(0.5)),
-        ("small", False, exp(-6.0)),
-        ("small", False, 1.0),
+        ("small", True, pytest.approx(4.5)),
+        ("small", False, 9 * exp(-6.0)),
+        ("small", False, 9.0),
         ("large", True, None),
     ]
     assert (ended.metrics.discarded_tokens, ended.metrics.judge_calls) == (9, 2)
@@ -294,7 +294,7 @@ def embedded() -> Iterator[Worker]:
     worker.close()
 
 
-@pytest.mark.parametrize("surprise", [0.0, 0.5, 1e9])
+@pytest.mark.parametrize("surprise", [0.0, 0.5, 50])
 async def test_a_model_that_helps_itself_says_what_it_says_alone(
     embedded: Worker, surprise: float
 ) -> None:
@@ -310,8 +310,8 @@ async def test_each_step_gets_its_own_share_of_the_pass(embedded: Worker) -> Non
     """What is shown beside a step of a window is what reading it alone would say."""
     for problem in draw("dev", 7, 4):
         question = problem.question
-        together = await run(SurpriseTakeover(surprise=1e9), embedded, embedded, question)
-        alone = await run(SurpriseTakeover(surprise=1e9, window=1), embedded, embedded, question)
+        together = await run(SurpriseTakeover(surprise=50), embedded, embedded, question)
+        alone = await run(SurpriseTakeover(surprise=50, window=1), embedded, embedded, question)
         assert together.metrics.judge_calls < alone.metrics.judge_calls
         scores = [[step.score for step in ended.steps[:-1]] for ended in (together, alone)]
         assert scores[0] == pytest.approx(scores[1], abs=1e-4)

@@ -198,7 +198,23 @@ async def test_one_pass_tells_the_law_and_the_surprise_at_the_step(subject: Subj
     assert both.surprise == pytest.approx(verified.surprise, abs=1e-3)
     assert both.probabilities == pytest.approx(apart.probabilities, abs=1e-3)
     nothing = await subject.worker.classify(call(QUESTION), *asked, surprise=True)
-    assert nothing.surprise == ()
+    assert (nothing.surprise, nothing.ending) == ((), None)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("finish", ["think_end", "eos"])
+async def test_one_pass_tells_the_surprise_at_a_steps_end(subject: Subject, finish: Any) -> None:
+    needs(subject, "usage")
+    _, generation = await run(subject.worker, Span(4))
+    step = replace(generation.segment, finish=finish)
+    turns = (Message("user", "Is this step good?"),)
+    judged = call(QUESTION.extend(step))
+    both = await subject.worker.classify(judged, turns, "", ("1", "2"), surprise=True)
+    verified = await subject.worker.verify(call(), step, GREEDY)
+    assert both.ending is not None
+    assert both.ending >= 0
+    if not isinstance(subject.worker, RemoteWorker):  # a server shows the likeliest tokens alone
+        assert both.ending == pytest.approx(verified.ending, abs=1e-3)
 
 
 @pytest.mark.asyncio

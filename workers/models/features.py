@@ -12,8 +12,6 @@ step k - 1 in the place of features, and later steps count less (the training-ti
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,6 +25,7 @@ from torch.nn import functional
 from workers.loading import load_model
 from workers.models.align import Chains, fresh_chains
 from workers.models.batches import LENGTHS, Buckets, Document
+from workers.models.progress import Progress, load_state, save_state
 from workers.speculation.head import Head, Variant
 
 CHAINS = 8_000
@@ -80,7 +79,7 @@ def train_head(
     log: Callable[[str], None] = print,
 ) -> Path:
     """Train a head for the model in `large` and return `out`, which also holds `state.pt`."""
-    start = saved_at = logged_at = time.monotonic()
+    progress = Progress(recipe)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(str(large), device=device, dtype="float32")
     torch.manual_seed(recipe.seed)
@@ -97,28 +96,16 @@ def train_head(
         torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
     ]
     rates = (recipe.muon_lr, recipe.adam_lr)
-    tokens, step, before = 0, 0, 0.0
-    state_path = out / "state.pt"
-    if resume and state_path.exists():
-        state = torch.load(state_path, map_location=device, weights_only=True)
+    if resume and (state := load_state(out, device)) is not None:
         head.load_state_dict(state["head"])
         for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
-        tokens, step, before = state["tokens"], state["step"], state["elapsed"]
+        progress.resume(state)
     # A resumed run draws its texts in another order.
-    buckets = Buckets(alternating(chains, recipe.seed + step), recipe.batch_tokens)
-    progress, elapsed = 0.0, before
-
-    def save() -> None:
-        head.save(out)
-        state: dict[str, Any] = {"elapsed": elapsed, "tokens": tokens, "step": step}
-        state |= {"head": head.state_dict(), "optimizers": [o.state_dict() for o in optimizers]}
-        torch.save(state, out / "state.pt.new")
-        os.replace(out / "state.pt.new", state_path)
-
+    buckets = Buckets(alternating(chains, recipe.seed + progress.step), recipe.batch_tokens)
     size = sum(p.numel() for p in head.parameters())
     log(f"{recipe.variant}: {size} parameters, seed {recipe.seed}, {recipe.steps} steps unrolled")
-    while progress < 1:
+    while not progress.over:
         bucket = int(np.argmax(buckets.fill()))
         ids, learnt, count = padded(buckets.take(bucket), LENGTHS[bucket], device)
         loss, agreed = losses(head, model, ids, learnt, recipe)
@@ -126,27 +113,18 @@ def train_head(
             optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), recipe.clip)
-        tokens, step = tokens + count, step + 1
-        elapsed = before + time.monotonic() - start
-        progress = tokens / recipe.tokens
-        if recipe.minutes is not None:
-            progress = max(progress, elapsed / 60 / recipe.minutes)
-        scale = min(1.0, step / recipe.warmup) * min(1.0, max(0.0, 1 - progress) / recipe.decay)
+        scale = progress.advance(count)
         for optimizer, rate in zip(optimizers, rates, strict=True):
             optimizer.param_groups[0]["lr"] = rate * scale
             optimizer.step()
-        now = time.monotonic()
-        if now - logged_at >= 10 or progress >= 1:
-            left = elapsed * (1 - progress) / max(progress, 1e-9)
+        if progress.speaks() is not None:
             shares = " ".join(f"{share:.3f}" for share in agreed.tolist())
-            log(
-                f"{progress:6.1%} step {step} {tokens / 1e6:.2f}M tokens loss {loss.item():.4f}"
-                f" agreed {shares} lr x{scale:.3f} left {left:.0f} s"
-            )
-            logged_at = now
-        if progress >= 1 or now - saved_at >= 60 * recipe.checkpoint_minutes:
-            save()
-            saved_at = time.monotonic()
+            log(progress.told(f"loss {loss.item():.4f} agreed {shares}"))
+        if progress.saves():
+            head.save(out)
+            state = {"head": head.state_dict()}
+            state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+            save_state(out, progress.state() | state)
     return out
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +23,7 @@ from torch import Tensor
 from workers.loading import load_model
 from workers.models.align import Chains, read_chains
 from workers.models.batches import LENGTHS, Buckets, Document, collate
+from workers.models.progress import Progress, load_state, save_state
 from workers.speculation.adapter import CONFIG, WEIGHTS, Adapter, Shape
 
 EXIT_LAYER = 2
@@ -140,38 +139,30 @@ def train_adapter(
     Raises:
         ValueError: too few chains, or a state to resume from that is another lesson's.
     """
-    start = saved_at = logged_at = time.monotonic()
+    progress = Progress(course)
     adapter, device = lesson.adapter, lesson.model.device
     measured = read_chains(chains)[:MEASURED]
     if len(measured) < MEASURED:
         raise ValueError(f"{chains} holds fewer than the {MEASURED} chains that are left out")
     optimizer = torch.optim.AdamW(adapter.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
-    tokens, step, before = 0, 0, 0.0
     of_whom = {"exit_layer": lesson.exit_layer, "target": lesson.weights}
-    state_path = out / "state.pt"
-    if resume and state_path.exists():
-        state = torch.load(state_path, map_location=device, weights_only=True)
+    if resume and (state := load_state(out, device)) is not None:
         if any(state[name] != value for name, value in of_whom.items()):
             raise ValueError(f"{out} holds the training of another exit layer, or on other weights")
         adapter.load_state_dict(state["adapter"])
         optimizer.load_state_dict(state["optimizer"])
-        tokens, step, before = state["tokens"], state["step"], state["elapsed"]
+        progress.resume(state)
     # A resumed run takes the chains in another order.
-    source = Chains(chains, skip=MEASURED)(0, 1, course.seed + step)
+    source = Chains(chains, skip=MEASURED)(0, 1, course.seed + progress.step)
     buckets = Buckets(source, course.batch_tokens)
-    progress, sums, count = 0.0, torch.zeros(3, device=device), 0
+    sums, count = torch.zeros(3, device=device), 0
 
     def save(**figures: Any) -> None:
         adapter.save(out, target=lesson.weights, **figures)
-        state: dict[str, Any] = {
-            "adapter": adapter.state_dict(),
-            "optimizer": optimizer.state_dict(),
-        }
-        state |= {"tokens": tokens, "step": step, "elapsed": elapsed}
-        torch.save(state | of_whom, out / "state.pt.new")
-        os.replace(out / "state.pt.new", state_path)
+        state = {"adapter": adapter.state_dict(), "optimizer": optimizer.state_dict()}
+        save_state(out, progress.state() | state | of_whom)
 
-    while progress < 1:
+    while not progress.over:
         fullness = buckets.fill()
         bucket = fullness.index(max(fullness))
         documents = buckets.take(bucket)
@@ -180,28 +171,17 @@ def train_adapter(
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(adapter.parameters(), course.clip)
-        tokens, step = tokens + sum(len(document.tokens) for document in documents), step + 1
-        now = time.monotonic()
-        elapsed = before + now - start
-        progress = tokens / course.tokens
-        if course.minutes is not None:
-            progress = max(progress, elapsed / 60 / course.minutes)
-        scale = min(1.0, step / course.warmup) * min(1.0, max(0.0, 1 - progress) / course.decay)
+        scale = progress.advance(sum(len(document.tokens) for document in documents))
         for group in optimizer.param_groups:
             group["lr"] = course.learning_rate * scale
         optimizer.step()
         sums, count = sums + rates(draft, law), count + len(draft)
-        if now - logged_at >= 10 or progress >= 1:
+        if progress.speaks() is not None:
             overlap, agreement, cost = (sums / count).tolist()
-            left = elapsed * (1 - progress) / max(progress, 1e-9)
-            log(
-                f"{progress:6.1%} step {step} {tokens / 1e6:.2f}M tokens overlap {overlap:.3f}"
-                f" agreement {agreement:.3f} loss {cost:.4f} lr x{scale:.3f} left {left:.0f} s"
-            )
-            sums, count, logged_at = torch.zeros_like(sums), 0, now
-        if progress < 1 and now - saved_at >= 60 * course.checkpoint_minutes:
+            log(progress.told(f"overlap {overlap:.3f} agreement {agreement:.3f} loss {cost:.4f}"))
+            sums, count = torch.zeros_like(sums), 0
+        if progress.saves() and not progress.over:
             save()
-            saved_at = time.monotonic()
     found = measure(lesson, measured)
     figures = {"overlap": found.overlap, "agreement": found.agreement, "loss": found.loss}
     save(measured=figures)

@@ -12,14 +12,13 @@ RMSNorm, SwiGLU), and exports to it exactly. What makes it fast on a CPU, in ord
 
 Sources: Muon, https://kellerjordan.github.io/posts/muon/, with the learning-rate scale of
 https://arxiv.org/abs/2502.16982 (same as ``torch.optim.Muon(adjust_lr_fn="match_rms_adamw")``);
-Llama, https://arxiv.org/abs/2302.13971; the trapezoid schedule, https://arxiv.org/abs/2405.18392.
+Llama, https://arxiv.org/abs/2302.13971.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +30,7 @@ import torch.distributed as dist
 from workers.models.batches import LENGTHS, Buckets, Documents, collate
 from workers.models.llama import Llama, Recipe
 from workers.models.muon import Optimizer
+from workers.models.progress import Progress, load_state, save_state
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Job:
 def work(rank: int, job: Job, log: Callable[[str], None] | None) -> None:
     """The loop of one process. Rank 0 also logs, checkpoints and exports."""
     recipe, out, world = job.recipe, job.out, job.world
-    start = saved_at = logged_at = time.monotonic()
+    progress = Progress(recipe)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)
@@ -59,37 +59,36 @@ def work(rank: int, job: Job, log: Callable[[str], None] | None) -> None:
         dist.init_process_group("gloo", init_method=job.store, rank=rank, world_size=world)
     model = Llama(recipe, torch.bfloat16, device)
     optimizer = Optimizer(model, rank, world)
-    tokens, step, before = 0, 0, 0.0
-    state_path = out / "state.pt"
-    if job.resume and state_path.exists():
-        state = torch.load(state_path, map_location=device, weights_only=True)
+    if job.resume and (state := load_state(out, device)) is not None:
         model.flat.copy_(state["flat"])
         model.refresh()
         optimizer.momentum.copy_(state["momentum"])
         optimizer.adam.load_state_dict(state["adam"])
-        tokens, step, before = state["tokens"], state["step"], state["elapsed"]
+        progress.resume(state)
     elif job.init_from is not None:
         model.load(job.init_from)
     # A resumed run draws new documents, not those it has already seen.
-    buckets = Buckets(job.documents(rank, world, recipe.seed + step), recipe.batch_tokens // world)
-    progress, elapsed, fullness = 0.0, before, buckets.fill()
+    buckets = Buckets(
+        job.documents(rank, world, recipe.seed + progress.step), recipe.batch_tokens // world
+    )
+    fullness = buckets.fill()
     sums = np.zeros(5)
 
     def save() -> None:
-        out.mkdir(parents=True, exist_ok=True)
-        state = {"flat": model.flat, "momentum": optimizer.momentum, "tokens": tokens, "step": step}
-        state |= {"adam": optimizer.adam.state_dict(), "elapsed": elapsed}
-        torch.save(state, out / "state.pt.new")
-        os.replace(out / "state.pt.new", state_path)
+        state = {"flat": model.flat, "momentum": optimizer.momentum}
+        save_state(out, progress.state() | state | {"adam": optimizer.adam.state_dict()})
         model.export(out, job.tokenizer_dir)
 
-    while progress < 1:
+    while not progress.over:
         # All ranks take the same length (the fullest queue of the last step's sum): equal work.
         # At step 0 each may choose its own.
         bucket = int(np.argmax(fullness))
         batch = collate(buckets.take(bucket), LENGTHS[bucket], torch.bfloat16, device)
-        elapsed = before + time.monotonic() - start
-        share = [elapsed if rank == 0 else 0.0, float(batch.weights.sum()), len(batch.flags)]
+        share = [
+            progress.elapsed if rank == 0 else 0.0,
+            float(batch.weights.sum()),
+            len(batch.flags),
+        ]
         total = torch.tensor([*share, batch.count, *buckets.fill()], dtype=torch.float64)
         pending = dist.all_reduce(total, async_op=True) if world > 1 else None
         lm, flag = model.losses(batch)
@@ -101,30 +100,22 @@ def work(rank: int, job: Job, log: Callable[[str], None] | None) -> None:
         gradient = torch.cat([g.flatten().float() for g in leaves])
         if world > 1:
             dist.all_reduce(gradient)
-        tokens, step = tokens + int(count), step + 1
-        progress = tokens / recipe.tokens
-        if recipe.minutes is not None:
-            progress = max(progress, elapsed / 60 / recipe.minutes)
-        scale = min(1.0, step / recipe.warmup) * min(1.0, max(0.0, 1 - progress) / recipe.decay)
-        optimizer.step(gradient, scale)
+        optimizer.step(gradient, progress.advance(int(count), elapsed))
         if rank:
             continue
         # Rank 0's share of the losses estimates the whole.
         sums += (lm.item(), share[1], flag.item(), share[2], count)
-        now = time.monotonic()
-        if log is not None and (now - logged_at >= 10 or progress >= 1):
+        if log is not None and (passed := progress.speaks()) is not None:
             lm_sum, weight, flag_sum, flags, count = sums.tolist()
-            left = elapsed * (1 - progress) / max(progress, 1e-9)
             log(
-                f"{progress:6.1%} step {step} {tokens / 1e6:.2f}M tokens"
-                f" {count / (now - logged_at):.0f}/s lm {lm_sum / max(weight, 1e-6):.4f}"
-                f" flag {flag_sum / max(flags, 1):.4f} lr x{scale:.3f} left {left:.0f} s"
+                progress.told(
+                    f"{count / passed:.0f}/s lm {lm_sum / max(weight, 1e-6):.4f}"
+                    f" flag {flag_sum / max(flags, 1):.4f}"
+                )
             )
             sums[:] = 0
-            logged_at = now
-        if progress >= 1 or now - saved_at >= 60 * recipe.checkpoint_minutes:
+        if progress.saves():
             save()
-            saved_at = time.monotonic()
     if world > 1:
         dist.destroy_process_group()
 
