@@ -1,0 +1,185 @@
+"""Statistics that stay valid however often one looks, and the usual ones for a fixed horizon.
+
+Intervals: the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas
+(arXiv 2103.06476, theorem 2.2), a normal mixture after Robbins: at *every* sample size at once the
+mean lies within them with probability 1 - alpha, asymptotically. For two arms it is applied to the
+difference of means, whose influence function has the usual standard error (section 3 there).
+
+Proportions against a limit: the beta mixture of binomial likelihoods (Robbins 1970), exact for any
+number of units. Sample ratios: the Dirichlet mixture of multinomials (Lindon and Malek, arXiv
+2011.03567), likewise exact. Tests for a fixed horizon are scipy's and statsmodels'.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from scipy.special import betaln, gammaln, lambertw
+from scipy.stats import chisquare, ttest_1samp, ttest_ind
+from statsmodels.stats.power import tt_ind_solve_power
+from statsmodels.stats.proportion import confint_proportions_2indep, test_proportions_2indep
+
+from orchestrator.experiments.samples import Sample
+
+POWER: Final = 0.8
+CONCENTRATION: Final = 100.0
+"""How close to the intended ratio the mixture of `sample_ratio` looks for others: it has most
+power against shares that are off by about a tenth."""
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """An estimate and where the truth may lie."""
+
+    estimate: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class FixedTest:
+    """A test for one look that was planned beforehand: its name, interval and p value."""
+
+    test: str
+    low: float
+    high: float
+    p: float
+
+
+def widening(count: Any, alpha: float, tuned_for: float) -> Any:
+    """By how many standard errors the sequence at `count` units reaches to either side.
+
+    `count` is a number or an array. The mixture's width is chosen so that the sequence is tightest
+    at `tuned_for` units (there, appendix B.2). A number fixed in advance, or nothing is promised.
+    """
+    best = float(-lambertw(-(alpha**2) * np.exp(-1), -1).real - 1)
+    seen = np.asarray(count, dtype=float) * best / tuned_for  # t rho^2 of the paper
+    with np.errstate(divide="ignore", invalid="ignore"):
+        wide = np.sqrt(2 * (seen + 1) / seen * np.log(np.sqrt(seen + 1) / alpha))
+    return np.where(seen > 0, wide, np.inf) if wide.ndim else (float(wide) if seen > 0 else np.inf)
+
+
+def one_mean(sample: Sample, alpha: float, tuned_for: float) -> Interval:
+    """An always-valid interval for a mean."""
+    half = _reach(sample.error, sample.count, alpha, tuned_for)
+    return Interval(sample.mean, sample.mean - half, sample.mean + half)
+
+
+def difference(arm: Sample, control: Sample, alpha: float, tuned_for: float) -> Interval:
+    """An always-valid interval for the arm's mean minus the control's."""
+    estimate = arm.mean - control.mean
+    error = float(np.hypot(arm.error, control.error))
+    half = _reach(error, arm.count + control.count, alpha, tuned_for)
+    return Interval(estimate, estimate - half, estimate + half)
+
+
+def _reach(error: float, count: int, alpha: float, tuned_for: float) -> float:
+    return float(error * widening(count, alpha, tuned_for)) if np.isfinite(error) else float("inf")
+
+
+def exceeds(hits: int, count: int, limit: float, alpha: float) -> bool:
+    """Whether a proportion is surely above `limit`, at whatever moment one asks.
+
+    With probability 1 - alpha this is never said of one that is not.
+    """
+    if not count or hits / count <= limit:
+        return False
+    if limit <= 0:
+        return hits > 0
+    misses = count - hits
+    mixture = betaln(hits + 1, misses + 1)
+    limited = hits * np.log(limit) + (misses * np.log1p(-limit) if misses else 0.0)
+    return bool(mixture - limited >= -np.log(alpha))
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRatio:
+    """Whether arms got the units they should: a chi-square p, and one valid at every look."""
+
+    counts: Mapping[str, int]
+    expected: Mapping[str, float]
+    p: float
+    always_valid_p: float
+    ok: bool
+
+
+def sample_ratio(
+    counts: Mapping[str, int], weights: Mapping[str, float], alpha: float = 0.001
+) -> SampleRatio:
+    """Compare counted units with intended shares; `ok` goes by the p that survives peeking."""
+    total, whole = sum(counts.values()), sum(weights[name] for name in counts)
+    shares = np.array([weights[name] / whole for name in counts])
+    seen = np.array([counts[name] for name in counts], dtype=float)
+    expected = dict(zip(counts, (float(value) for value in total * shares), strict=True))
+    if total == 0 or len(seen) < 2:
+        return SampleRatio(counts, expected, 1.0, 1.0, True)
+    prior = CONCENTRATION * shares
+    mixture = gammaln(CONCENTRATION) - gammaln(CONCENTRATION + total)
+    mixture += (gammaln(prior + seen) - gammaln(prior)).sum()
+    always = float(np.exp(min(0.0, (seen * np.log(shares)).sum() - mixture)))
+    return SampleRatio(
+        counts, expected, float(chisquare(seen, total * shares).pvalue), always, always >= alpha
+    )
+
+
+def fixed_difference(arm: Sample, control: Sample, alpha: float) -> FixedTest | None:
+    """For one look at a planned end: Newcombe's interval and the score test, or Welch's t."""
+    if min(arm.count, control.count) < 2:
+        return None
+    if arm.binary and control.binary:
+        table = (int(arm.values.sum()), arm.count, int(control.values.sum()), control.count)
+        if table[0] + table[2] in (0, arm.count + control.count):
+            p = 1.0
+        else:
+            p = float(test_proportions_2indep(*table, method="score", compare="diff").pvalue)
+        low, high = confint_proportions_2indep(*table, method="newcomb", alpha=alpha)
+        return FixedTest("proportions: Newcombe, score", float(low), float(high), p)
+    if not (arm.values.std() or control.values.std()):
+        return None
+    tested = ttest_ind(arm.values, control.values, equal_var=False)
+    low, high = tested.confidence_interval(1 - alpha)
+    return FixedTest("Welch's t", float(low), float(high), float(tested.pvalue))
+
+
+def fixed_paired(sample: Sample, alpha: float) -> FixedTest | None:
+    """For one look at a planned end: Student's t on the differences of pairs."""
+    if sample.count < 2 or not sample.values.std():
+        return None
+    tested = ttest_1samp(sample.values, 0.0)
+    low, high = tested.confidence_interval(1 - alpha)
+    return FixedTest("paired t", float(low), float(high), float(tested.pvalue))
+
+
+@dataclass(frozen=True, slots=True)
+class Needed:
+    """Units in all arms compared that a wanted difference takes.
+
+    `fixed` for a test at a planned end with power 0.8, `always_valid` until the always-valid
+    interval is as narrow as the wanted difference.
+    """
+
+    difference: float
+    fixed: int
+    always_valid: int
+
+
+def needed(
+    arm: Sample, control: Sample, wanted: float, ratio: float, alpha: float, tuned_for: float
+) -> Needed | None:
+    """How many units it takes to see a difference of `wanted`; `ratio` is arm to control units."""
+    spread = float(np.sqrt((arm.variance + control.variance) / 2))
+    if min(arm.count, control.count) < 2 or not spread > 0 or not wanted > 0:
+        return None
+    each = tt_ind_solve_power(
+        effect_size=wanted / spread, alpha=alpha, power=POWER, ratio=ratio, alternative="two-sided"
+    )
+    fixed = float(np.ravel(each)[0]) * (1 + ratio)
+    share = ratio / (1 + ratio)
+    per_unit = float(np.sqrt(arm.variance / share + control.variance / (1 - share)))
+    count = np.unique(np.geomspace(4, 1e9, 4000).astype(np.int64))
+    widths = per_unit / np.sqrt(count) * widening(count, alpha, tuned_for)
+    enough = count[widths <= wanted]
+    return Needed(wanted, int(np.ceil(fixed)), int(enough[0]) if len(enough) else int(1e9))
