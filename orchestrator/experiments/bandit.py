@@ -20,11 +20,11 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-
 from numpy.typing import NDArray
 
 from orchestrator.experiments.documents import Experiment, MetricName, Prices
-from orchestrator.experiments.outcomes import METRICS, Request, parts
+from orchestrator.experiments.ledger import Request
+from orchestrator.experiments.measures import METRICS, parts
 from orchestrator.experiments.samples import Sample, Vector, sample
 
 DRAWS: Final = 4000
@@ -76,7 +76,10 @@ def allocate_samples(
     sure = np.ones(len(names), dtype=bool)
     hopeless = np.zeros(len(names), dtype=bool)
     for bound in goal.within:
-        place, drawn = names.index(bound.than or experiment.base), METRICS[bound.metric].sign * means[bound.metric]
+        place, drawn = (
+            names.index(bound.than or experiment.base),
+            METRICS[bound.metric].sign * means[bound.metric],
+        )
         holds = (drawn >= drawn[place] - bound.by).mean(axis=1)
         holds[place] = 1.0
         keeps = np.minimum(keeps, holds)
@@ -109,7 +112,8 @@ def _posterior(values: Sample, random: np.random.Generator) -> Vector:
         if values.extremes is not None:
             return random.uniform(*values.extremes, DRAWS)
         return np.asarray(random.choice([-1.0, 1.0], DRAWS) * 1e12)
-    return values.mean + values.error * random.standard_t(values.count - 1, DRAWS)
+    drawn: Vector = values.mean + values.error * random.standard_t(values.count - 1, DRAWS)
+    return drawn
 
 
 def _best(drawn: Vector, among: NDArray[np.bool_]) -> Vector:
@@ -117,7 +121,8 @@ def _best(drawn: Vector, among: NDArray[np.bool_]) -> Vector:
     if not among.any():
         among = np.ones_like(among)
     masked = np.where(among[:, None], drawn, -np.inf)
-    return np.bincount(masked.argmax(axis=0), minlength=len(drawn)) / drawn.shape[1]
+    won: Vector = np.bincount(masked.argmax(axis=0), minlength=len(drawn)) / drawn.shape[1]
+    return won
 
 
 def estimates(
@@ -144,8 +149,6 @@ def estimates(
     for name in by_arm:
         mine = names == name
         seen, total = np.cumsum(mine), np.cumsum(np.where(mine, values, 0.0))
-        before = np.append(0.0, total)[: len(told)] / np.maximum(
-            1, np.append(0, seen)[: len(told)]
-        )
+        before = np.append(0.0, total)[: len(told)] / np.maximum(1, np.append(0, seen)[: len(told)])
         found[name] = before + mine * (values - before) / chances
     return found

@@ -149,7 +149,9 @@ class Guardrail(Document):
         return self
 
     def __str__(self) -> str:
-        what = self.metric if self.quantile is None else f"p{self.quantile * 100:g} of {self.metric}"
+        what = (
+            self.metric if self.quantile is None else f"p{self.quantile * 100:g} of {self.metric}"
+        )
         if self.at_most is not None:
             return f"{what} at most {self.at_most:g}"
         if self.at_least is not None:
@@ -292,9 +294,7 @@ class Experiment(Document):
         for arm in self.all_arms:
             if arm.name == name:
                 return arm
-        raise InvalidRequest(
-            f"arm: experiment {self.name} has no arm {name[:64]!r}", param="arm"
-        )
+        raise InvalidRequest(f"arm: experiment {self.name} has no arm {name[:64]!r}", param="arm")
 
     def excludes(self, other: Experiment) -> bool:
         """Whether no unit can take part in both."""

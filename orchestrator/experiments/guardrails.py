@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from orchestrator.experiments.documents import Experiment, Guardrail, Prices, State, Stop
-from orchestrator.experiments.outcomes import METRICS, Request, parts
+from orchestrator.experiments.ledger import Request
+from orchestrator.experiments.measures import METRICS, parts
 from orchestrator.experiments.samples import Sample, sample
 from orchestrator.experiments.sequential import difference, exceeds, one_mean
 
@@ -93,9 +94,7 @@ def _crossed(
 
 def _absolute(rail: Guardrail, own: Sample, tuned_for: float) -> str | None:
     told = f"{own.mean:.4g} over {own.count} units"
-    limit, upwards = (
-        (rail.at_most, True) if rail.at_most is not None else (rail.at_least, False)
-    )
+    limit, upwards = (rail.at_most, True) if rail.at_most is not None else (rail.at_least, False)
     assert limit is not None
     if own.binary:  # one request per unit: exact, also for a handful
         hits = int(own.values.sum())

@@ -16,7 +16,8 @@ import numpy as np
 
 from orchestrator.experiments.bandit import estimates
 from orchestrator.experiments.documents import Bound, Experiment, MetricName, State
-from orchestrator.experiments.outcomes import METRICS, Analysed, Request, analysed, parts
+from orchestrator.experiments.ledger import Analysed, Request, analysed
+from orchestrator.experiments.measures import METRICS, parts
 from orchestrator.experiments.samples import Sample, paired, sample
 from orchestrator.experiments.sequential import (
     FixedTest,
@@ -93,7 +94,7 @@ class Report:
     forced_requests: int
     moved_units: int
     unreadable: int
-    arms: Mapping[str, Mapping[str, Figure]]
+    arms: Mapping[str, Mapping[MetricName, Figure]]
     comparisons: Sequence[Comparison]
     bounds: Sequence[Kept]
     stopped: Mapping[str, str]
@@ -124,9 +125,7 @@ def report(
     ]
     bounds = [apart.bound(name, bound) for name in others for bound in experiment.goal.within]
     bounds = [one for one in bounds if one.than != one.arm]
-    verdicts = {
-        name: _verdict(experiment, ratio, comparisons, bounds, name) for name in others
-    }
+    verdicts = {name: _verdict(experiment, ratio, comparisons, bounds, name) for name in others}
     return Report(
         experiment=experiment.name,
         kind=experiment.kind,
@@ -173,7 +172,9 @@ class _Apart:
         own, control = self._samples(name, base, metric)
         if not own.count or not control.count:
             return None
-        wanted = experiment.goal.detect * abs(control.mean)
+        wanted = (
+            experiment.goal.detect * abs(control.mean) if metric == experiment.goal.metric else 0
+        )
         shares = self._state.weights or experiment.weights
         ratio = shares[name] / shares[base]
         interval = self._interval(name, base, metric, self._alpha)
@@ -243,8 +244,8 @@ def _ratio(
     return sample_ratio(counts, experiment.weights)
 
 
-def _figures(experiment: Experiment, requests: Sequence[Request]) -> dict[str, Figure]:
-    found = {}
+def _figures(experiment: Experiment, requests: Sequence[Request]) -> dict[MetricName, Figure]:
+    found: dict[MetricName, Figure] = {}
     for name, metric in METRICS.items():
         told = [above / below for _, above, below in parts(requests, name, experiment.prices)]
         if told:

@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.experiments.documents import MetricName, Prices
-from orchestrator.experiments.outcomes import METRICS, Request, pairs, parts
+from orchestrator.experiments.ledger import Request
+from orchestrator.experiments.measures import METRICS, pairs, parts
 
 Vector = NDArray[np.float64]
 
@@ -55,12 +56,7 @@ class Sample:
     @property
     def binary(self) -> bool:
         """Whether every value is 0 or 1, so that tests for proportions apply."""
-        return self.extremes == (0, 1) and bool(np.isin(self.values, (0, 1)).all())
-
-    @property
-    def scale(self) -> float:
-        """The standard deviation of one unit's value."""
-        return float(np.sqrt(self.variance))
+        return self.extremes == (0.0, 1.0) and bool(np.isin(self.values, (0, 1)).all())
 
 
 def sample(requests: Iterable[Request], metric: MetricName, prices: Prices) -> Sample:
@@ -83,9 +79,7 @@ def linearised(sums: Vector, bounded: bool = False) -> Sample:
     return Sample(ratio + (above - ratio * below) / below.mean(), extremes)
 
 
-def paired(
-    requests: Iterable[Request], shadow: str, metric: MetricName, prices: Prices
-) -> Sample:
+def paired(requests: Iterable[Request], shadow: str, metric: MetricName, prices: Prices) -> Sample:
     """What a shadow arm does differently on the same requests: its value minus the served one's."""
     sums: dict[str, list[float]] = {}
     for request, difference in pairs(requests, shadow, metric, prices):

@@ -18,8 +18,7 @@ from typing import Any, Final
 
 import numpy as np
 from scipy.special import betaln, gammaln, lambertw
-from scipy.stats import chisquare, ttest_1samp, ttest_ind
-from statsmodels.stats.power import tt_ind_solve_power
+from scipy.stats import chisquare, norm, t, ttest_1samp, ttest_ind
 from statsmodels.stats.proportion import confint_proportions_2indep, test_proportions_2indep
 
 from orchestrator.experiments.samples import Sample
@@ -62,22 +61,36 @@ def widening(count: Any, alpha: float, tuned_for: float) -> Any:
     return np.where(seen > 0, wide, np.inf) if wide.ndim else (float(wide) if seen > 0 else np.inf)
 
 
+def reach(error: Any, count: Any, freedom: Any, alpha: float, tuned_for: float) -> Any:
+    """How far the interval goes to either side; numbers or arrays.
+
+    `error` is a standard error with so many degrees of freedom. The sequence is asymptotic; for a
+    spread that is estimated from a few units it is widened from the normal to Student's law.
+    """
+    multiple = t.isf(norm.sf(widening(count, alpha, tuned_for)), np.maximum(freedom, 1))
+    return np.where(np.isfinite(error) & np.isfinite(multiple), error * multiple, np.inf)
+
+
+def freedom(errors: Any, counts: Any) -> Any:
+    """The degrees of freedom of a difference (Welch and Satterthwaite); along the first axis."""
+    squares, less = np.square(errors), np.maximum(np.asarray(counts) - 1, 1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        found = squares.sum(axis=0) ** 2 / (squares**2 / less).sum(axis=0)
+    return np.where(np.isfinite(found), found, 1.0)
+
+
 def one_mean(sample: Sample, alpha: float, tuned_for: float) -> Interval:
     """An always-valid interval for a mean."""
-    half = _reach(sample.error, sample.count, alpha, tuned_for)
+    half = float(reach(sample.error, sample.count, sample.count - 1, alpha, tuned_for))
     return Interval(sample.mean, sample.mean - half, sample.mean + half)
 
 
 def difference(arm: Sample, control: Sample, alpha: float, tuned_for: float) -> Interval:
     """An always-valid interval for the arm's mean minus the control's."""
-    estimate = arm.mean - control.mean
-    error = float(np.hypot(arm.error, control.error))
-    half = _reach(error, arm.count + control.count, alpha, tuned_for)
+    errors, counts = (arm.error, control.error), (arm.count, control.count)
+    estimate, error = arm.mean - control.mean, float(np.hypot(*errors))
+    half = float(reach(error, sum(counts), freedom(errors, counts), alpha, tuned_for))
     return Interval(estimate, estimate - half, estimate + half)
-
-
-def _reach(error: float, count: int, alpha: float, tuned_for: float) -> float:
-    return float(error * widening(count, alpha, tuned_for)) if np.isfinite(error) else float("inf")
 
 
 def exceeds(hits: int, count: int, limit: float, alpha: float) -> bool:
@@ -170,16 +183,13 @@ def needed(
     arm: Sample, control: Sample, wanted: float, ratio: float, alpha: float, tuned_for: float
 ) -> Needed | None:
     """How many units it takes to see a difference of `wanted`; `ratio` is arm to control units."""
-    spread = float(np.sqrt((arm.variance + control.variance) / 2))
-    if min(arm.count, control.count) < 2 or not spread > 0 or not wanted > 0:
+    if min(arm.count, control.count) < 2 or not wanted > 0:
         return None
-    each = tt_ind_solve_power(
-        effect_size=wanted / spread, alpha=alpha, power=POWER, ratio=ratio, alternative="two-sided"
-    )
-    fixed = float(np.ravel(each)[0]) * (1 + ratio)
     share = ratio / (1 + ratio)
-    per_unit = float(np.sqrt(arm.variance / share + control.variance / (1 - share)))
+    variance = arm.variance / share + control.variance / (1 - share)  # of one unit's part in both
+    multiple = norm.isf(alpha / 2) + norm.ppf(POWER)
+    fixed = max(4.0, variance * (multiple / wanted) ** 2)
     count = np.unique(np.geomspace(4, 1e9, 4000).astype(np.int64))
-    widths = per_unit / np.sqrt(count) * widening(count, alpha, tuned_for)
+    widths = np.sqrt(variance / count) * widening(count, alpha, tuned_for)
     enough = count[widths <= wanted]
     return Needed(wanted, int(np.ceil(fixed)), int(enough[0]) if len(enough) else int(1e9))

@@ -76,9 +76,7 @@ def test_a_document_survives_the_store() -> None:
         ({"kind": "bandit", "unit": "user"}, "unit", "request"),
     ],
 )
-def test_wrong_documents_are_refused_by_name(
-    wrong: dict[str, Any], place: str, told: str
-) -> None:
+def test_wrong_documents_are_refused_by_name(wrong: dict[str, Any], place: str, told: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Experiment.parse(document(**wrong))
     assert caught.value.param == place
@@ -86,7 +84,10 @@ def test_wrong_documents_are_refused_by_name(
 
 
 def test_weights_must_add_up() -> None:
-    pair = [{"name": "a", "policy": "x", "weight": 0.5}, {"name": "b", "policy": "x", "weight": 0.4}]
+    pair = [
+        {"name": "a", "policy": "x", "weight": 0.5},
+        {"name": "b", "policy": "x", "weight": 0.4},
+    ]
     with pytest.raises(InvalidRequest, match=r"add up to 0\.9 instead of 1"):
         Experiment.parse(document(arms=pair))
 
