@@ -88,13 +88,14 @@ class RedisStore:
                 protocol=2,  # needs no greeting that an old server or an ACL might refuse
             )
             known = self._redis.connection_pool.connection_kwargs
-            self._redis.connection_pool.make_connection()
+            self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         except (ValueError, TypeError) as error:
             raise ConfigError(f"not a url of Redis's: {error}") from None
         # What is told of it holds neither user nor password.
         self._where = f"redis at {known.get('host', 'localhost')}:{known.get('port', 6379)}"
         self._prefix, self._patience_s = prefix, patience_s
         self._hints: PubSub | None = None
+        self._failed = False  # since one last began to listen: the connection may be dead, too
         self._listening = asyncio.Lock()
 
     async def commit(
@@ -116,7 +117,7 @@ class RedisStore:
             arguments += [one.pointer, _maybe(one.seen), _maybe(one.new)]
         arguments += [create[name] for name in names]
         async with self._asking():
-            verdict, what = await self._redis.eval(_COMMIT, len(keys), *keys, *arguments)  # type: ignore[misc,arg-type]
+            verdict, what = await self._redis.eval(_COMMIT, len(keys), *keys, *arguments)
         if verdict == b"conflict":
             raise Conflict(f"{what.decode()} has been changed by somebody else")
         if verdict == b"exists":
@@ -128,10 +129,10 @@ class RedisStore:
         key = self._key("pointers")
         async with self._asking():
             if known is not None:
-                revision: bytes | None = await self._redis.hget(key, _REVISION)  # type: ignore[misc,arg-type,assignment]
+                revision: Any = await self._redis.hget(key, _REVISION)
                 if (revision or b"").decode(errors="replace") == known:
                     return None
-            fields: dict[bytes, bytes] = await self._redis.hgetall(key)  # type: ignore[misc,assignment]
+            fields: Any = await self._redis.hgetall(key)
         told = fields.pop(_REVISION, b"").decode(errors="replace")
         pointers = {name.decode(errors="replace"): value for name, value in fields.items()}
         return State(told, pointers)
@@ -141,15 +142,16 @@ class RedisStore:
         if not names:
             return []
         async with self._asking():
-            found: list[bytes | None] = await self._redis.mget(
-                [self._key("document", name) for name in names]
-            )
-        return found
+            found: Any = await self._redis.mget([self._key("document", name) for name in names])
+        return list(found)
 
     async def changed(self, known: str, patience_s: float) -> None:
         async with self._listening:
             try:
+                if self._failed:
+                    await self._forget_hints()
                 if self._hints is None:
+                    self._failed = False
                     async with self._asking():
                         self._hints = self._redis.pubsub()
                         await self._hints.subscribe(self._key("changes"))
@@ -193,7 +195,7 @@ class RedisStore:
     async def totals(self, total: str) -> dict[str, float]:
         check(total)
         async with self._asking():
-            fields: dict[bytes, bytes] = await self._redis.hgetall(self._key("total", total))  # type: ignore[misc,assignment]
+            fields: Any = await self._redis.hgetall(self._key("total", total))
         try:
             return {name.decode(): float(value) for name, value in fields.items()}
         except ValueError:
@@ -231,9 +233,11 @@ class RedisStore:
             async with asyncio.timeout(self._patience_s + more_s):
                 yield
         except TimeoutError:
+            self._failed = True
             told = f"no answer within {self._patience_s:g} s"
             raise StoreUnavailable(f"{self._where}: {told}") from None
         except (RedisError, OSError) as error:
+            self._failed = True
             told = " ".join(str(error).split()) or type(error).__name__
             raise StoreUnavailable(f"{self._where}: {told}") from None
 

@@ -2,7 +2,7 @@
 
     policy/NAME/N          document  version N of a policy, its parameters complete
     policy/latest/NAME     pointer   the number of NAME's newest version
-    policy/active          pointer   what the model `baton` means; none: the deployment file's default
+    policy/active          pointer   what the model `baton` means; none: the file's default
     policy/previous        pointer   what it meant before, where a rollback leads
 
 A version carries all its parameters, also those that nobody gave: what it means may not depend on

@@ -1,4 +1,4 @@
-"""A real redis-server on a loopback port, with a folder of its own; gone at the end of the block."""
+"""A real redis-server on a loopback port, with a folder of its own, for as long as a block."""
 
 from __future__ import annotations
 
