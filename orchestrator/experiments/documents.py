@@ -37,6 +37,7 @@ MetricName = Literal[
     "reward",
     "error",
 ]
+MOST_ARMS: Final = 64  # those of grids one by one
 CERTAIN: Final = 1e-9  # how far weights may be from adding up to 1
 
 
@@ -213,12 +214,15 @@ class Experiment(Document):
     min_units: Annotated[int, Field(ge=2)] = 100  # per arm, before anything is concluded
     exploration: Annotated[float, Field(gt=0, le=0.5)] = 0.1
     note: Annotated[str, StringConstraints(max_length=1000)] = ""
+    author: Annotated[str, StringConstraints(max_length=128)] = ""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         names = [arm.name for arm in self.all_arms]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise _wrong("arms", "two arms have this name", twice[0])
+        if len(names) > MOST_ARMS:
+            raise _wrong("arms", f"{len(names)} arms are too many: {MOST_ARMS} at most")
         for arm in self.arms:
             self._check_arm(arm)
         served = [arm.name for arm in self.served]
