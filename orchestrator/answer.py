@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.events import Event
+from orchestrator.experiments.shadows import Repeat
 from orchestrator.outcomes import OUTCOMES, outcome
 from orchestrator.refusals import describe, problem
 from orchestrator.render import (
@@ -108,7 +109,7 @@ class Answer(Response):
         super().__init__()
         self._service, self._order = service, order
         self._story = Story()
-        self._started = self._ended = self._kept = False
+        self._started = self._ended = self._kept = self._exposed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
@@ -161,6 +162,9 @@ class Answer(Response):
             sampling=order.sampling,
             limits=order.limits,
         )
+        if order.choice.taken is not None:
+            service.experimenter.exposed(order.choice.taken, order.trace_id)
+            self._exposed = True
         feed = Feed(service.metrics.watch(order.choice.name, events))
         try:
             yield feed
@@ -217,7 +221,13 @@ class Answer(Response):
         service, order, story = self._service, self._order, self._story
         data = dump(record(order, story, status, error))
         service.outbox.put(trace_name(order.trace_id), data, ttl_s=service.trace_ttl_s)
-        service.outbox.event(OUTCOMES, outcome(order, story, status))
+        ended = outcome(order, story, status)
+        service.outbox.event(OUTCOMES, ended)
+        if order.choice.taken is not None and self._exposed:
+            again = Repeat(
+                order.trace_id, order.messages, order.sampling, order.limits, story.answer
+            )
+            service.experimenter.ended(order.choice.taken, ended, again)
 
     async def _part(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server stops in mid-answer: say so, if the client still listens."""

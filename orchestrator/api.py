@@ -29,6 +29,8 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.answer import Answer
 from orchestrator.body import json_body
 from orchestrator.errors import InvalidRequest, StoreError, UnknownPolicy
+from orchestrator.experiment_api import add_experiment_routes
+from orchestrator.experiments.experimenter import Facts
 from orchestrator.gate import Gate
 from orchestrator.outcomes import OUTCOMES, parse_feedback, reward
 from orchestrator.policy_api import add_policy_routes
@@ -103,7 +105,9 @@ def create_app(service: Service) -> FastAPI:
             kept = json.loads(await _record(service, given.trace_id))
         except StoreError:
             kept = {}  # what it is about shows when the store is back; the judgement is kept
-        service.outbox.event(OUTCOMES, reward(given, kept))
+        judged = reward(given, kept)
+        service.outbox.event(OUTCOMES, judged)
+        service.experimenter.rewarded(kept, judged)
         return JSONResponse({"object": "baton.feedback", **given.model_dump()})
 
     @app.get("/health")
@@ -119,6 +123,7 @@ def create_app(service: Service) -> FastAPI:
         return Response(await service.exposition(), media_type=CONTENT_TYPE_LATEST)
 
     add_policy_routes(app, service)
+    add_experiment_routes(app, service)
     return app
 
 
@@ -151,12 +156,20 @@ async def _order(service: Service, request: Request, asked: ChatRequest) -> Orde
     tokens = asked.cap or limits.max_tokens
     share = EFFORT[asked.reasoning_effort] if asked.reasoning_effort else None
     budget = None if share is None else max(1, int(share * tokens))
+    trace_id, key = secrets.token_hex(16), request.state.key
+    facts = Facts(
+        request=trace_id,
+        key=key,
+        user=asked.user,
+        session=request.headers.get("x-session-id") or None,
+        forced=request.headers.get("x-baton-arm"),
+    )
     return Order(
-        trace_id=secrets.token_hex(16),
+        trace_id=trace_id,
         request_id=request.state.request_id,
         created=int(time.time()),
         model=asked.model,
-        choice=await service.choose(asked.model, asked.policy, budget),
+        choice=await service.choose(asked.model, asked.policy, budget, facts),
         speculation=service.speculation,
         messages=asked.conversation,
         sampling=asked.sampling,
@@ -165,7 +178,7 @@ async def _order(service: Service, request: Request, asked: ChatRequest) -> Orde
         include_usage=asked.stream_options is not None and asked.stream_options.include_usage,
         user=asked.user,
         metadata=asked.metadata,
-        key=request.state.key,
+        key=key,
     )
 
 

@@ -17,6 +17,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from orchestrator.errors import StoreError, UnknownPolicy
+from orchestrator.experiments.runs import Run, Runs
 from orchestrator.store import PATIENCE_S, State, Store
 from orchestrator.versions import PolicyVersions, Published, active, latest
 
@@ -32,12 +33,14 @@ START_S: Final = 2 * PATIENCE_S
 class Configuration:
     """What one revision of the store says. `active` None: the deployment file's default.
 
-    `latest` has the number of each policy's newest version; `identity` names the store's contents.
+    `latest` has the number of each policy's newest version, `experiments` each one's newest run;
+    `identity` names the store's contents.
     """
 
     revision: str = ""
     active: Published | None = None
     latest: Mapping[str, int] = field(default_factory=dict)
+    experiments: tuple[Run, ...] = ()
 
     @property
     def identity(self) -> str:
@@ -47,8 +50,10 @@ class Configuration:
 class Follower:
     """Keeps the configuration; `trouble` says why it may be out of date, None while it is not."""
 
-    def __init__(self, store: Store, versions: PolicyVersions, registry: CollectorRegistry) -> None:
-        self._store, self._versions = store, versions
+    def __init__(
+        self, store: Store, versions: PolicyVersions, runs: Runs, registry: CollectorRegistry
+    ) -> None:
+        self._store, self._versions, self._runs = store, versions, runs
         self.current = Configuration()
         self.trouble: str | None = "the store has not been read yet"
         self._seen, self._looked = "", monotonic()
@@ -104,7 +109,8 @@ class Follower:
             published = None if target is None else await self._versions.find(target)
         except UnknownPolicy as error:
             raise StoreError(str(error)) from None
-        return Configuration(state.revision, published, latest(state))
+        experiments = await self._runs.read(state)
+        return Configuration(state.revision, published, latest(state), experiments)
 
     async def _follow(self) -> None:
         while True:

@@ -55,6 +55,7 @@ def outcome(order: Order, story: Story, status: str) -> dict[str, Any]:
         "version": choice.version,
         "overrides": list(choice.overrides),
         "experiment": choice.experiment,
+        "arm": choice.arm,
         "status": status,
         "finish_reason": None if story.ended is None else story.ended.trace.finish,
         "ms": story.ms,
@@ -69,7 +70,7 @@ def outcome(order: Order, story: Story, status: str) -> dict[str, Any]:
 
 def reward(given: Feedback, record: dict[str, Any]) -> dict[str, Any]:
     """Somebody's judgement of the answer whose trace `record` is; empty where none was at hand."""
-    about = {key: record.get(key) for key in ("policy", "version", "experiment")}
+    about = {key: record.get(key) for key in ("policy", "version", "experiment", "arm")}
     return {
         "kind": "reward",
         "trace_id": given.trace_id,

@@ -67,7 +67,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/policies")
     async def publish(request: Request) -> Response:
-        given = await _read(service, request, Publication)
+        given = await read_body(service, request, Publication)
         made = await versions.publish(given, _who(request, given.author, given.note))
         await _look(service)
         return JSONResponse(told(made), status_code=201)
@@ -80,14 +80,14 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
 
     @app.put("/v1/policies/active")
     async def activate(request: Request) -> Response:
-        given = await _read(service, request, Activation)
+        given = await read_body(service, request, Activation)
         await versions.activate(given.version, _who(request, given.author, given.note))
         await _look(service)
         return JSONResponse(await _version(service, given.version))
 
     @app.post("/v1/policies/rollback")
     async def rollback(request: Request) -> Response:
-        given = await _read(service, request, Change)
+        given = await read_body(service, request, Change)
         target = await versions.rollback(_who(request, given.author, given.note))
         await _look(service)
         return JSONResponse(await _version(service, target))
@@ -162,7 +162,7 @@ async def _version(service: Service, target: str | None) -> Json:
     }
 
 
-async def _read(service: Service, request: Request, kind: type[Body]) -> Body:
+async def read_body(service: Service, request: Request, kind: type[Body]) -> Body:
     try:
         return kind.model_validate(parse_object(await json_body(request, service.limits)))
     except ValidationError as error:

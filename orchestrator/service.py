@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,6 +16,9 @@ from orchestrator.auth import Access
 from orchestrator.configuration import Follower
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
 from orchestrator.events import Event
+from orchestrator.experiments.experimenter import Experimenter, Facts, Taken
+from orchestrator.experiments.runs import Runs
+from orchestrator.experiments.shadows import Repeat, Shadows
 from orchestrator.memory_store import MemoryStore
 from orchestrator.metrics import ServiceMetrics
 from orchestrator.outbox import Outbox
@@ -68,8 +72,20 @@ class Choice:
     name: str
     policy: Policy
     version: int = 0  # 0: the deployment file's, not a published one
-    experiment: str | None = None
     overrides: tuple[str, ...] = ()  # parameters that the request itself set
+    taken: Taken | None = None  # its part in an experiment
+
+    @property
+    def experiment(self) -> str | None:
+        return None if self.taken is None else self.taken.run.name
+
+    @property
+    def arm(self) -> str | None:
+        return None if self.taken is None else self.taken.arm
+
+    @property
+    def run(self) -> int | None:
+        return None if self.taken is None else self.taken.run.number
 
 
 async def _nothing_to_check() -> Mapping[str, bool]:
@@ -108,9 +124,12 @@ class Service:
     versions: PolicyVersions = field(init=False)
     follower: Follower = field(init=False)
     outbox: Outbox = field(init=False)
+    experimenter: Experimenter = field(init=False)
     live: int = field(init=False, default=0)
+    quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # nobody is answered
 
     def __post_init__(self) -> None:
+        self.quiet.set()
         self.metrics = ServiceMetrics(self.registry)
         self.responses = Counter(
             "baton_http_responses",
@@ -119,8 +138,19 @@ class Service:
             registry=self.registry,
         )
         self.versions = PolicyVersions(self.store, self.policies, self.defaults)
-        self.follower = Follower(self.store, self.versions, self.registry)
+        method = self.speculation.get("large", "").partition(" ")[0]
+        runs = Runs(self.store, self.versions, self.policies, self.defaults, {method} - {""})
+        self.follower = Follower(self.store, self.versions, runs, self.registry)
         self.outbox = Outbox(self.store, self.registry)
+        self.experimenter = Experimenter(
+            self.store,
+            runs,
+            self.outbox,
+            Shadows(self._repeat, self.quiet, self.outbox, self.registry),
+            lambda: self.follower.current.experiments,
+            self.follower.look,
+            self.registry,
+        )
         for name in (self.default_policy, *self.defaults):
             if name not in self.policies:
                 raise ConfigError(f"no policy is named {name!r}")
@@ -133,9 +163,11 @@ class Service:
         """Begin to follow the store; a store that is away does not hold this up for long."""
         await self.follower.start()
         await self.outbox.start()
+        await self.experimenter.start()
 
     async def stop(self) -> None:
         """Let what waits for the store go out, and hang up."""
+        await self.experimenter.stop()
         await self.follower.stop()
         await self.outbox.stop()
         await self.store.aclose()
@@ -161,11 +193,18 @@ class Service:
         except UnknownPolicy:
             return False
 
-    async def choose(self, model: str, given: Mapping[str, Any], cap: int | None = None) -> Choice:
+    async def choose(
+        self,
+        model: str,
+        given: Mapping[str, Any],
+        cap: int | None = None,
+        facts: Facts | None = None,
+    ) -> Choice:
         """The policy for a request, by the configuration of this moment.
 
         `given` is the request's `policy` object; `cap` bounds the policy's budget from above, in
-        tokens.
+        tokens. With `facts` a request for the model `baton` that says nothing of its policy may
+        take part in an experiment.
 
         Raises:
             UnknownPolicy: no such model.
@@ -173,6 +212,16 @@ class Service:
             StoreError: a pinned version cannot be read.
         """
         configuration = self.follower.current  # looked at once: all of a request goes by it
+        if facts is not None and model == DEFAULT_MODEL and not given:
+            taken = self.experimenter.take(configuration.experiments, facts)
+            if taken is not None:
+                built = taken.built
+                return Choice(built.name, _capped(built.policy, cap), built.version, taken=taken)
+        elif facts is not None and facts.forced is not None:
+            raise InvalidRequest(
+                f"x-baton-arm: goes with the model {DEFAULT_MODEL} and no policy of one's own",
+                param="x-baton-arm",
+            )
         published: Published | None = None
         if model == DEFAULT_MODEL:
             published = configuration.active
@@ -197,9 +246,7 @@ class Service:
             policy, version = published.policy, published.document.version
             if own:
                 policy = self._build(name, {**published.document.params, **own})
-        if cap is not None and (policy.budget is None or policy.budget > cap):
-            policy = policy.model_copy(update={"budget": cap})
-        return Choice(name, policy, version, overrides=tuple(sorted(own)))
+        return Choice(name, _capped(policy, cap), version, overrides=tuple(sorted(own)))
 
     async def _pinned(self, model: str) -> Published:
         configuration = self.follower.current
@@ -230,11 +277,30 @@ class Service:
                 headers={"retry-after": str(RETRY_AFTER_S)},
             )
         self.live += 1
+        self.quiet.clear()
         try:
             yield
         finally:
             self.live -= 1
+            if not self.live:
+                self.quiet.set()
 
     async def exposition(self) -> bytes:
         """The metrics as Prometheus text."""
         return generate_latest(self.registry) if self.scrape is None else await self.scrape()
+
+    def _repeat(self, policy: Policy, repeat: Repeat) -> AsyncGenerator[Event, None]:
+        return self.solve(
+            policy,
+            repeat.messages,
+            self.workers,
+            request=f"{repeat.trace_id}-shadow",
+            sampling=repeat.sampling,
+            limits=repeat.limits,
+        )
+
+
+def _capped(policy: Policy, cap: int | None) -> Policy:
+    if cap is None or (policy.budget is not None and policy.budget <= cap):
+        return policy
+    return policy.model_copy(update={"budget": cap})

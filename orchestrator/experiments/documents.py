@@ -281,6 +281,11 @@ class Experiment(Document):
         return self.control or next((arm.name for arm in self.served), "")
 
     @property
+    def steered(self) -> bool:
+        """Whether it changes by itself while it runs, by what is on record."""
+        return bool(self.guardrails) or self.ramp is not None or self.kind == "bandit"
+
+    @property
     def seed(self) -> str:
         return self.salt or self.name
 

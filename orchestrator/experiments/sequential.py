@@ -18,8 +18,8 @@ from typing import Any, Final
 
 import numpy as np
 from scipy.special import betaln, gammaln, lambertw
-from scipy.stats import chisquare, norm, t, ttest_1samp, ttest_ind
-from statsmodels.stats.proportion import confint_proportions_2indep, test_proportions_2indep
+from scipy.stats import chi2_contingency, chisquare, norm, t, ttest_1samp, ttest_ind
+from statsmodels.stats.proportion import confint_proportions_2indep
 
 from orchestrator.experiments.samples import Sample
 
@@ -139,7 +139,7 @@ def sample_ratio(
 
 
 def fixed_difference(arm: Sample, control: Sample, alpha: float) -> FixedTest | None:
-    """For one look at a planned end: Newcombe's interval and the score test, or Welch's t."""
+    """For one look at a planned end: Newcombe's interval and the chi-square test, or Welch's t."""
     if min(arm.count, control.count) < 2:
         return None
     if arm.binary and control.binary:
@@ -147,9 +147,10 @@ def fixed_difference(arm: Sample, control: Sample, alpha: float) -> FixedTest | 
         if table[0] + table[2] in (0, arm.count + control.count):
             p = 1.0
         else:
-            p = float(test_proportions_2indep(*table, method="score", compare="diff").pvalue)
+            cells = [[one.values.sum(), one.count - one.values.sum()] for one in (arm, control)]
+            p = float(chi2_contingency(cells, correction=False).pvalue)
         low, high = confint_proportions_2indep(*table, method="newcomb", alpha=alpha)
-        return FixedTest("proportions: Newcombe, score", float(low), float(high), p)
+        return FixedTest("proportions: Newcombe, chi-square", float(low), float(high), p)
     if not (arm.values.std() or control.values.std()):
         return None
     tested = ttest_ind(arm.values, control.values, equal_var=False)

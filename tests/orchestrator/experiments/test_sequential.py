@@ -205,6 +205,11 @@ def test_proportions_are_compared_as_such() -> None:
     # Newcombe (1998), table II (a): 56/70 - 48/80, method 10
     assert (found.low, found.high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
     assert 0.005 < found.p < 0.01
+    for right in (0, 1, 50):  # nothing is undefined at the ends
+        found = fixed_difference(share(50 - right, 50), share(right, 50), 0.05)
+        assert found is not None
+        assert -1 <= found.low <= found.high <= 1
+        assert found.p < 1e-9
     same = fixed_difference(share(0, 50), share(0, 60), 0.05)
     assert same is not None
     assert same.p == 1.0
