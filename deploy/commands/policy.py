@@ -32,9 +32,9 @@ def overview(url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
 
       baton policy list --url http://10.0.0.7:8000 --json
     """
-    told = call(url, "GET", "/v1/policies")
+    told = _call(url, "GET", "/v1/policies")
     if as_json:
-        dump(told)
+        _dump(told)
         return
     table = Table("policy", "versions", "active", box=None)
     active = told["active"] or f"{told['default']} (the deployment file's)"
@@ -66,16 +66,16 @@ def show(
       baton policy show specreason@3 --json
     """
     if which == "active" or "@" in which:
-        told = call(url, "GET", f"/v1/policies/{quote(which, safe='@')}")
-        dump(told) if as_json else _print_version(told)
+        told = _call(url, "GET", f"/v1/policies/{quote(which, safe='@')}")
+        _dump(told) if as_json else _print_version(told)
         return
-    told = call(url, "GET", f"/v1/policies/{quote(which, safe='@')}", count=count)
+    told = _call(url, "GET", f"/v1/policies/{quote(which, safe='@')}", count=count)
     if as_json:
-        dump(told)
+        _dump(told)
         return
     table = Table("version", "when", "author", "note", box=None)
     for row in told["data"]:
-        table.add_row(row["id"], when(row["created"]), row["author"], row["note"])
+        table.add_row(row["id"], _when(row["created"]), row["author"], row["note"])
     wide_console().print(table)
 
 
@@ -109,12 +109,12 @@ def publish(
         "policy": given.policy,
         "params": given.params,
         "note": note,
-        "author": whoami() if author is None else author,
+        "author": _author() if author is None else author,
         "activate": activate,
     }
-    told = call(url, "POST", "/v1/policies", body, admin=True)
+    told = _call(url, "POST", "/v1/policies", body, admin=True)
     if as_json:
-        dump(told)
+        _dump(told)
     else:
         print(f"{told['id']} is published{' and active' if activate else ''}")
 
@@ -160,9 +160,9 @@ def rollback(
     if to is not None:
         _activate(to, url, note, as_json)
         return
-    body = {"note": note, "author": whoami()}
-    told = call(url, "POST", "/v1/policies/rollback", body, admin=True)
-    dump(told) if as_json else print(f"{_name(told)} is active")
+    body = {"note": note, "author": _author()}
+    told = _call(url, "POST", "/v1/policies/rollback", body, admin=True)
+    _dump(told) if as_json else print(f"{_name(told)} is active")
 
 
 @policy.command("history")
@@ -173,30 +173,30 @@ def history(url: ServiceUrl = DEFAULT_URL, count: Count = 20, as_json: AsJson = 
 
       baton policy history --count 5
     """
-    told = call(url, "GET", "/v1/policies/history", count=count)
+    told = _call(url, "GET", "/v1/policies/history", count=count)
     if as_json:
-        dump(told)
+        _dump(told)
         return
     table = Table("when", "what", "version", "before", "author", "key", "note", box=None)
     for row in told["data"]:
         cells = (
             row.get(key) or "" for key in ("action", "what", "before", "author", "key", "note")
         )
-        table.add_row(when(row.get("at")), *map(str, cells))
+        table.add_row(_when(row.get("at")), *map(str, cells))
     wide_console().print(table)
 
 
 def _activate(which: str, url: str, note: str, as_json: bool) -> None:
     version = None if which == DEFAULT else which
-    body = {"version": version, "note": note, "author": whoami()}
-    told = call(url, "PUT", "/v1/policies/active", body, admin=True)
-    dump(told) if as_json else print(f"{_name(told)} is active")
+    body = {"version": version, "note": note, "author": _author()}
+    told = _call(url, "PUT", "/v1/policies/active", body, admin=True)
+    _dump(told) if as_json else print(f"{_name(told)} is active")
 
 
 def _print_version(told: dict[str, Any]) -> None:
     console = wide_console()
     console.print(_name(told), style="bold", markup=False)
-    by = [when(told["created"]), told["author"], told["note"]]
+    by = [_when(told["created"]), told["author"], told["note"]]
     console.print(", ".join(part for part in by if part), style="dim", markup=False)
     table = Table(box=None, show_header=False)
     for key, value in told["params"].items():
@@ -208,21 +208,21 @@ def _name(told: dict[str, Any]) -> str:
     return str(told["id"]) if told["version"] else f"{told['id']} (the deployment file's)"
 
 
-def when(seconds: float | None) -> str:
+def _when(seconds: float | None) -> str:
     return "" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
 
 
-def whoami() -> str:
+def _author() -> str:
     with suppress(OSError, KeyError):
         return getpass.getuser()[:128]
     return ""
 
 
-def dump(told: Any) -> None:
+def _dump(told: Any) -> None:
     print(json.dumps(told, ensure_ascii=False))
 
 
-def call(url: str, method: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
+def _call(url: str, method: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
     from deploy.service_client import call
 
     return call(url, method, path, body, **more)
