@@ -17,8 +17,8 @@ import numpy as np
 from orchestrator.experiments.bandit import estimates
 from orchestrator.experiments.documents import Bound, Experiment, MetricName, State
 from orchestrator.experiments.ledger import Analysed, Request, analysed
-from orchestrator.experiments.measures import METRICS, parts
-from orchestrator.experiments.samples import Sample, paired, sample
+from orchestrator.experiments.measures import METRICS
+from orchestrator.experiments.samples import Gathered, Sample, gather, linearised, paired
 from orchestrator.experiments.sequential import (
     FixedTest,
     Interval,
@@ -135,7 +135,7 @@ def report(
         forced_requests=usable.forced,
         moved_units=usable.moved_units,
         unreadable=unreadable,
-        arms={name: _figures(experiment, own) for name, own in usable.by_arm.items()},
+        arms={name: apart.figures(name) for name in usable.by_arm},
         comparisons=comparisons,
         bounds=bounds,
         stopped={name: stop.why for name, stop in state.stopped.items()},
@@ -152,6 +152,7 @@ class _Apart:
         self._experiment, self._state, self._usable = experiment, state, usable
         # All arms are compared with one control: together they claim falsely at rate alpha.
         self._alpha = experiment.alpha / max(1, len(experiment.all_arms) - 1)
+        self._read: dict[tuple[str, MetricName, float], Gathered] = {}
         self._scores: dict[MetricName, Mapping[str, np.ndarray[Any, Any]]] = {}
 
     def compare(self, name: str, metric: MetricName) -> Comparison | None:
@@ -166,7 +167,7 @@ class _Apart:
             if metric == "agreement":  # a share of its own, not a difference
                 return Comparison(name, base, metric, units, interval, None, None, None, True)
             tested = fixed_paired(differences, self._alpha)
-            usual = sample(self._usable.by_arm[base], metric, prices).mean
+            usual = self._sample(base, metric, float("inf")).mean
             relative = interval.estimate / usual if usual else None
             return Comparison(name, base, metric, units, interval, relative, tested, None, True)
         own, control = self._samples(name, base, metric)
@@ -217,15 +218,36 @@ class _Apart:
     def _samples(self, name: str, than: str, metric: MetricName) -> tuple[Sample, Sample]:
         ends = [stop.at for arm, stop in self._state.stopped.items() if arm in (name, than)]
         until = min(ends, default=float("inf"))
-        own, other = (
-            sample(
-                [one for one in self._usable.by_arm[arm] if one.exposure.at <= until],
-                metric,
-                self._experiment.prices,
-            )
-            for arm in (name, than)
-        )
-        return own, other
+        return self._sample(name, metric, until), self._sample(than, metric, until)
+
+    def _sample(self, name: str, metric: MetricName, until: float) -> Sample:
+        """Read once: the record may be long, and the control is in every comparison."""
+        return linearised(self._gather(name, metric, until).sums, METRICS[metric].bounded)
+
+    def _gather(self, name: str, metric: MetricName, until: float) -> Gathered:
+        key = name, metric, until
+        if key not in self._read:
+            own: Sequence[Request] = self._usable.by_arm[name]
+            if until < float("inf"):
+                own = [one for one in own if one.exposure.at <= until]
+            self._read[key] = gather(own, metric, self._experiment.prices)
+        return self._read[key]
+
+    def figures(self, name: str) -> dict[MetricName, Figure]:
+        """All that is known of an arm, also from after another was stopped."""
+        found: dict[MetricName, Figure] = {}
+        for metric, described in METRICS.items():
+            own = self._gather(name, metric, float("inf"))
+            if len(own.values):
+                above, below = own.sums.sum(axis=0)
+                timed = described.title.endswith("ms")
+                quantiles = {
+                    f"p{q * 100:g}": float(np.quantile(own.values, q)) for q in QUANTILES if timed
+                }
+                found[metric] = Figure(
+                    float(above / below), len(own.sums), len(own.values), quantiles
+                )
+        return found
 
 
 def _ratio(
@@ -242,18 +264,6 @@ def _ratio(
         for name in live
     }
     return sample_ratio(counts, experiment.weights)
-
-
-def _figures(experiment: Experiment, requests: Sequence[Request]) -> dict[MetricName, Figure]:
-    found: dict[MetricName, Figure] = {}
-    for name, metric in METRICS.items():
-        told = [above / below for _, above, below in parts(requests, name, experiment.prices)]
-        if told:
-            own = sample(requests, name, experiment.prices)
-            timed = metric.title.endswith("ms")
-            quantiles = {f"p{q * 100:g}": float(np.quantile(told, q)) for q in QUANTILES if timed}
-            found[name] = Figure(own.mean, own.count, len(told), quantiles)
-    return found
 
 
 def _verdict(

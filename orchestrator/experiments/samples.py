@@ -59,14 +59,34 @@ class Sample:
         return self.extremes == (0.0, 1.0) and bool(np.isin(self.values, (0, 1)).all())
 
 
+@dataclass(frozen=True, slots=True)
+class Gathered:
+    """An arm's requests that say something of a metric: one `values` entry each.
+
+    `sums` has shape (units, 2): numerators and denominators, units in the order they were seen.
+    """
+
+    values: Vector
+    sums: Vector
+
+
+def gather(requests: Iterable[Request], metric: MetricName, prices: Prices) -> Gathered:
+    """Read a metric from an arm's requests, once."""
+    units: dict[str, int] = {}
+    places, above, below = [], [], []
+    for request, one, other in parts(requests, metric, prices):
+        places.append(units.setdefault(request.exposure.unit, len(units)))
+        above.append(one)
+        below.append(other)
+    where = np.array(places, dtype=np.intp)
+    both = np.array([above, below], dtype=float)
+    sums = np.array([np.bincount(where, each, len(units)) for each in both], dtype=float)
+    return Gathered(both[0] / both[1], sums.T)
+
+
 def sample(requests: Iterable[Request], metric: MetricName, prices: Prices) -> Sample:
-    """An arm's values of a metric, by unit in the order in which units were first seen."""
-    sums: dict[str, list[float]] = {}
-    for request, above, below in parts(requests, metric, prices):
-        told = sums.setdefault(request.exposure.unit, [0.0, 0.0])
-        told[0] += above
-        told[1] += below
-    return linearised(np.array(list(sums.values())).reshape(-1, 2), METRICS[metric].bounded)
+    """An arm's values of a metric, by unit."""
+    return linearised(gather(requests, metric, prices).sums, METRICS[metric].bounded)
 
 
 def linearised(sums: Vector, bounded: bool = False) -> Sample:

@@ -77,6 +77,20 @@ def test_a_request_is_answered_by_its_arm_and_says_so() -> None:
         assert report["arms"]["large"]["large_share"]["mean"] == 1.0
 
 
+def test_a_comparison_ends_in_the_right_verdict() -> None:
+    made = service()
+    with serving(made) as url:
+        start(url, goal={"metric": "large_tokens", "within": [{"metric": "error", "by": 0.2}]})
+        for _ in range(260):
+            ask(url)
+        until(lambda: len(recorded(made)) == 520)
+        report = show(url, "trial/report")
+        assert report["verdicts"] == {"small": "better"}
+        assert report["sentence"].startswith("small is better than large: its tokens by large")
+        (bound,) = report["bounds"]
+        assert bound["surely"]
+
+
 def test_a_session_stays_with_its_arm() -> None:
     with serving(service()) as url:
         assert start(url, unit="session").status_code == 201
