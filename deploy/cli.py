@@ -17,6 +17,8 @@ from deploy.commands.ask import ask
 from deploy.commands.bench_decode import bench_decode
 from deploy.commands.calibrate import calibrate
 from deploy.commands.eval import evaluate
+from deploy.commands.experiment import experiment
+from deploy.commands.policy import policy
 from deploy.commands.predict import predict
 from deploy.commands.results import results
 from deploy.commands.serve import serve
@@ -57,6 +59,8 @@ app.command("calibrate")(calibrate)
 app.command("predict")(predict)
 app.command("results")(results)
 app.command("train")(train)
+app.add_typer(experiment, name="experiment")
+app.add_typer(policy, name="policy")
 app.add_typer(trace, name="trace")
 
 

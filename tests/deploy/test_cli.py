@@ -43,6 +43,7 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         *((), ("serve",), ("ask",), ("eval",), ("calibrate",), ("predict",), ("results",)),
         ("bench-decode",),
         *(("trace",), ("trace", "show")),
+        *(("experiment", name) for name in ("list", "show", "start", "stop", "report")),
     ],
 )
 def test_help(baton: Any, command: tuple[str, ...]) -> None:

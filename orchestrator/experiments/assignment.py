@@ -1,0 +1,101 @@
+"""Who gets which arm: a salted hash, so that every replica and every restart says the same.
+
+The hash, the ranges and the namespaces are GrowthBook's (docs.growthbook.io/lib/build-your-own,
+hash version 2), so its published test cases hold. Growing coverage moves nobody: an arm's range
+begins where it always did and ends later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil
+from typing import Final
+
+from orchestrator.experiments.documents import Experiment, State
+
+Range = tuple[float, float]
+BUCKETS: Final = 10_000
+_OFFSET: Final = 0x811C9DC5
+_PRIME: Final = 0x01000193
+
+
+def fnv1a(text: str) -> int:
+    """The 32-bit FNV-1a hash (draft-eastlake-fnv) of a text's UTF-8 bytes."""
+    value = _OFFSET
+    for byte in text.encode():
+        value = ((value ^ byte) * _PRIME) & 0xFFFFFFFF
+    return value
+
+
+def bucket(seed: str, unit: str) -> float:
+    """Where a unit lies in [0, 1): one of `BUCKETS` places (GrowthBook's hash version 2)."""
+    return fnv1a(str(fnv1a(seed + unit))) % BUCKETS / BUCKETS
+
+
+def in_group(unit: str, name: str, start: float, end: float) -> bool:
+    """Whether a unit lies in an exclusion group's part [start, end) (hash version 1)."""
+    return start <= fnv1a(f"{unit}__{name}") % 1000 / 1000 < end
+
+
+def ranges(coverage: float, weights: Sequence[float]) -> list[Range]:
+    """Each arm's part of [0, 1): its share begins at the sum of those before it."""
+    found: list[Range] = []
+    start = 0.0
+    for weight in weights:
+        found.append((start, start + coverage * weight))
+        start += weight
+    return found
+
+
+def choose(at: float, parts: Sequence[Range]) -> int:
+    """The index of the range that holds `at`, -1 where none does."""
+    return next((i for i, (low, high) in enumerate(parts) if low <= at < high), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """A unit's arm; `probability` is that of this arm among all buckets that take part."""
+
+    arm: str
+    bucket: float
+    probability: float
+    forced: bool = False
+
+
+def assign(experiment: Experiment, state: State, unit: str) -> Assignment | None:
+    """The arm that answers a unit's requests; None where it takes no part.
+
+    A unit whose arm was stopped takes no part any more: nobody moves to another arm, or the arms
+    could no longer be compared.
+    """
+    group = experiment.group
+    if group is not None and not in_group(unit, group.name, group.start, group.end):
+        return None
+    weights = current_weights(experiment, state)
+    names = list(weights)
+    at = bucket(experiment.seed, unit)
+    parts = ranges(state.coverage(experiment), list(weights.values()))
+    found = choose(at, parts)
+    if found < 0 or names[found] in state.stopped:
+        return None
+    held = [_held(part) for part in parts]
+    return Assignment(names[found], at, held[found] / sum(held))
+
+
+def _held(part: Range) -> int:
+    """How many of the 10,000 buckets lie in a range."""
+    low, high = (ceil(round(end * BUCKETS, 6)) for end in part)
+    return min(high, BUCKETS) - low
+
+
+def current_weights(experiment: Experiment, state: State) -> Mapping[str, float]:
+    """The served arms' shares now, in the document's order: a bandit's change."""
+    if experiment.kind == "bandit" and state.weights is not None:
+        return {name: state.weights.get(name, 0.0) for name in experiment.weights}
+    return experiment.weights
+
+
+def in_sample(experiment: Experiment, shadow: str, request: str, share: float) -> bool:
+    """Whether a shadow arm answers this request too."""
+    return bucket(f"{experiment.seed}:{shadow}", request) < share

@@ -1,0 +1,352 @@
+"""Experiments as documents: arms, who takes part, what counts as better, and when to stop.
+
+A document never changes while it runs; what does change meanwhile (the step of its ramp, arms that
+were stopped, a bandit's weights) is its `State`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.schemas import invalid
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Share = Annotated[float, Field(ge=0, le=1)]
+Unit = Literal["key", "user", "session", "request"]
+MetricName = Literal[
+    "ms",
+    "first_step_ms",
+    "small_tokens",
+    "large_tokens",
+    "large_share",
+    "cost",
+    "accepted",
+    "agreement",
+    "reward",
+    "error",
+]
+MOST_ARMS: Final = 64  # those of grids one by one
+CERTAIN: Final = 1e-9  # how far weights may be from adding up to 1
+
+
+class Document(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any]) -> Self:
+        """A document from JSON's values; where strict means that 1 is a float and "1" is not.
+
+        Raises:
+            InvalidRequest: an unknown key, a wrong value or a contradiction, by name.
+        """
+        try:
+            return cls.model_validate_json(json.dumps(given), strict=True)
+        except ValidationError as error:
+            raise invalid(error) from None
+
+
+class Arm(Document):
+    """One way to answer: a policy (or a published version of it) with parameters.
+
+    `weight` is its share of the units that take part; where no arm names one all are alike. A
+    `shadow` arm answers again what the control has answered, for comparison alone. `grid` makes
+    one arm of each value of one parameter; `speculation` is the large worker's method.
+    """
+
+    name: Name
+    policy: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    params: dict[str, Any] = Field(default_factory=dict)
+    speculation: str | None = None
+    weight: Annotated[float, Field(gt=0, le=1)] | None = None
+    shadow: bool = False
+    sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # of a shadow: share of the control's
+    grid: Annotated[dict[str, list[Any]], Field(max_length=1)] = Field(default_factory=dict)
+
+    def spread(self) -> tuple[Arm, ...]:
+        """The arms that this one stands for: itself, or one for each value of its grid."""
+        return tuple(
+            Arm(
+                name=f"{self.name}.{number}",
+                policy=self.policy,
+                params={**self.params, key: value},
+                speculation=self.speculation,
+            )
+            for key, values in self.grid.items()
+            for number, value in enumerate(values)
+        ) or (self,)
+
+
+class Group(Document):
+    """Experiments of one group exclude each other: each takes a part [start, end) of the units."""
+
+    name: Name
+    start: Share = 0.0
+    end: Share = 1.0
+
+
+class Bound(Document):
+    """What must not get worse: `metric` may lose at most `by` against arm `than`, surely enough.
+
+    `than` is the control where it is not named. `by` is in the metric's own unit: 0.01 of a reward
+    is one point.
+    """
+
+    metric: MetricName
+    by: Annotated[float, Field(ge=0)]
+    than: Name | None = None
+    confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
+
+
+class Goal(Document):
+    """What an arm is judged by: one metric, within bounds.
+
+    `detect` is the relative difference that is worth waiting for; it plans, and decides nothing.
+    """
+
+    metric: MetricName = "reward"
+    within: tuple[Bound, ...] = ()
+    detect: Annotated[float, Field(gt=0, le=1)] = 0.05
+
+
+class Guardrail(Document):
+    """A limit that stops an arm once it is surely crossed.
+
+    One of: `at_most` or `at_least` (in the metric's unit), or `worse_than_control_by` (likewise).
+    With a `quantile` (of a time) it is that quantile that may be `at_most` so many ms. `alpha`
+    bounds the probability that a sound arm is ever stopped by this rail.
+    """
+
+    metric: MetricName
+    at_most: float | None = None
+    at_least: float | None = None
+    worse_than_control_by: Annotated[float, Field(ge=0)] | None = None
+    quantile: Annotated[float, Field(gt=0, lt=1)] | None = None
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.01
+    min_units: Annotated[int, Field(ge=1)] = 20
+
+    @model_validator(mode="after")
+    def _one_limit(self) -> Self:
+        limits = (self.at_most, self.at_least, self.worse_than_control_by)
+        if sum(limit is not None for limit in limits) != 1:
+            raise _wrong(
+                "guardrails", "name one of at_most, at_least and worse_than_control_by", self.metric
+            )
+        if self.quantile is not None and (
+            self.metric not in ("ms", "first_step_ms") or self.at_most is None
+        ):
+            raise _wrong("guardrails", "a quantile goes with a time and at_most", self.metric)
+        return self
+
+    def __str__(self) -> str:
+        what = (
+            self.metric if self.quantile is None else f"p{self.quantile * 100:g} of {self.metric}"
+        )
+        if self.at_most is not None:
+            return f"{what} at most {self.at_most:g}"
+        if self.at_least is not None:
+            return f"{what} at least {self.at_least:g}"
+        return f"{what} worse than the control by at most {self.worse_than_control_by:g}"
+
+
+class Ramp(Document):
+    """Coverage in steps: the next one once a step has lasted and been seen by enough units."""
+
+    steps: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] = (
+        0.01,
+        0.05,
+        0.25,
+        1.0,
+    )
+    hold_s: Annotated[float, Field(ge=0)] = 3600.0
+    units: Annotated[int, Field(ge=0)] = 100  # per arm
+
+    @model_validator(mode="after")
+    def _rising(self) -> Self:
+        if list(self.steps) != sorted(set(self.steps)):
+            raise _wrong("ramp.steps", "must rise, or units would move between arms")
+        return self
+
+
+class Prices(Document):
+    """Money per million tokens: generated by each model, and of prompts computed."""
+
+    small: Annotated[float, Field(ge=0)] = 0.0
+    large: Annotated[float, Field(ge=0)] = 0.0
+    prompt: Annotated[float, Field(ge=0)] = 0.0
+
+
+class Experiment(Document):
+    """One experiment: requests for the model `baton` that take part are answered by its arms.
+
+    `salt` seeds the hash of units (the experiment's name where none is given), so that two
+    experiments divide them independently. `coverage` is the share of units that take part.
+    `alpha` is the rate of false claims on one metric over all arms, however often one looks;
+    `tuned_for` the number of units at which the intervals are tightest. `exploration` bounds a
+    bandit's share of requests that go to arms that are not known to keep the goal's bounds.
+    """
+
+    name: Name
+    kind: Literal["ab", "bandit"] = "ab"
+    arms: Annotated[tuple[Arm, ...], Field(min_length=1, max_length=32)]
+    control: Name | None = None
+    unit: Unit = "request"
+    coverage: Share = 1.0
+    salt: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
+    group: Group | None = None
+    goal: Goal = Goal()
+    guardrails: Annotated[tuple[Guardrail, ...], Field(max_length=32)] = ()
+    ramp: Ramp | None = None
+    prices: Prices = Prices()
+    alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
+    tuned_for: Annotated[int, Field(ge=10)] = 1000
+    min_units: Annotated[int, Field(ge=2)] = 100  # per arm, before anything is concluded
+    exploration: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    note: Annotated[str, StringConstraints(max_length=1000)] = ""
+    author: Annotated[str, StringConstraints(max_length=128)] = ""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        names = [arm.name for arm in self.all_arms]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise _wrong("arms", "two arms have this name", twice[0])
+        if len(names) > MOST_ARMS:
+            raise _wrong("arms", f"{len(names)} arms are too many: {MOST_ARMS} at most")
+        for arm in self.arms:
+            self._check_arm(arm)
+        served = [arm.name for arm in self.served]
+        if len(self.all_arms) < 2 or not served:
+            raise _wrong("arms", "an experiment needs two arms, one of them no shadow")
+        if self.base not in served:
+            raise _wrong("control", "no arm that is served has this name", self.base)
+        self._check_weights()
+        if self.group is not None and self.group.start >= self.group.end:
+            raise _wrong("group", "start must be below end")
+        for bound in self.goal.within:
+            if bound.than is not None and bound.than not in served:
+                raise _wrong("goal.within", "no arm that is served has this name", bound.than)
+        if self.kind == "bandit" and self.unit != "request":
+            raise _wrong("unit", "a bandit draws anew for every request: its unit is the request")
+        return self
+
+    def _check_arm(self, arm: Arm) -> None:
+        if arm.grid:
+            if self.kind != "bandit" or arm.shadow:
+                raise _wrong("arms", "a grid is for the arms of a bandit", arm.name)
+            values = next(iter(arm.grid.values()))
+            if not 2 <= len(values) <= 16:
+                raise _wrong("arms", "a grid holds 2 to 16 values", arm.name)
+        if arm.shadow and (arm.weight is not None or self.kind == "bandit"):
+            raise _wrong("arms", "a shadow serves nobody: no weight, and not of a bandit", arm.name)
+
+    def _check_weights(self) -> None:
+        given = [arm.weight for arm in self.served if arm.weight is not None]
+        if not given:
+            return
+        if self.kind == "bandit":
+            raise _wrong("arms", "a bandit finds its weights itself")
+        if len(given) < len(self.served):
+            raise _wrong("arms", "give every arm a weight, or none")
+        if abs(sum(given) - 1) > CERTAIN:
+            raise _wrong("arms", f"the weights add up to {sum(given):g} instead of 1")
+
+    @property
+    def all_arms(self) -> tuple[Arm, ...]:
+        """Every arm, those of a grid one by one."""
+        return tuple(one for arm in self.arms for one in arm.spread())
+
+    @property
+    def served(self) -> tuple[Arm, ...]:
+        """The arms whose answers users get."""
+        return tuple(arm for arm in self.all_arms if not arm.shadow)
+
+    @property
+    def shadows(self) -> tuple[Arm, ...]:
+        return tuple(arm for arm in self.all_arms if arm.shadow)
+
+    @property
+    def base(self) -> str:
+        """The name of the control: the first arm that is served, unless told otherwise."""
+        return self.control or next((arm.name for arm in self.served), "")
+
+    @property
+    def steered(self) -> bool:
+        """Whether it changes by itself while it runs, by what is on record."""
+        return bool(self.guardrails) or self.ramp is not None or self.kind == "bandit"
+
+    @property
+    def seed(self) -> str:
+        return self.salt or self.name
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Each served arm's share of the units that take part."""
+        return {arm.name: arm.weight or 1 / len(self.served) for arm in self.served}
+
+    def arm(self, name: str) -> Arm:
+        """The arm of that name.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        for arm in self.all_arms:
+            if arm.name == name:
+                return arm
+        raise InvalidRequest(f"arm: experiment {self.name} has no arm {name[:64]!r}", param="arm")
+
+    def excludes(self, other: Experiment) -> bool:
+        """Whether no unit can take part in both."""
+        a, b = self.group, other.group
+        if a is None or b is None or a.name != b.name or self.unit != other.unit:
+            return False
+        return a.end <= b.start or b.end <= a.start
+
+
+class Stop(Document):
+    """An arm that was stopped: when (seconds since 1970), and by what."""
+
+    at: float
+    why: str
+
+
+class State(Document):
+    """What changes while an experiment runs. Times in seconds since 1970.
+
+    `weights` are a bandit's, where it has found any; `evidence` is what it went by.
+    """
+
+    started: float
+    ended: float | None = None
+    step: int = 0
+    step_since: float
+    stopped: dict[str, Stop] = Field(default_factory=dict)
+    weights: dict[str, float] | None = None
+    evidence: dict[str, Any] = Field(default_factory=dict)
+
+    def coverage(self, experiment: Experiment) -> float:
+        """The share of units that take part now."""
+        ramp = experiment.ramp
+        if ramp is None:
+            return experiment.coverage
+        return experiment.coverage * ramp.steps[min(self.step, len(ramp.steps) - 1)]
+
+
+def begun(at: float) -> State:
+    """The state of an experiment that starts now."""
+    return State(started=at, step_since=at)
+
+
+def _wrong(place: str, message: str, which: str | None = None) -> InvalidRequest:
+    told = f"{place}: {message}" if which is None else f"{place}: {which[:64]}: {message}"
+    return InvalidRequest(told, param=place, code="invalid_value")

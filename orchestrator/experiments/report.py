@@ -1,0 +1,368 @@
+"""The readout of an experiment: can the data be trusted, what differs, and what follows from it.
+
+The order is that of the reasoning. First the sample ratio: if arms did not get the units they
+should, something chose, and no difference means anything. Then, per metric, each arm against the
+control: an interval that is valid however often one looks, and beside it what a test planned for
+one look would say. The verdict goes by the always-valid intervals alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from orchestrator.experiments.bandit import estimates
+from orchestrator.experiments.documents import Bound, Experiment, MetricName, State
+from orchestrator.experiments.ledger import Analysed, Request, analysed
+from orchestrator.experiments.measures import METRICS
+from orchestrator.experiments.samples import Gathered, Sample, gather, linearised, paired
+from orchestrator.experiments.sequential import (
+    FixedTest,
+    Interval,
+    Needed,
+    SampleRatio,
+    difference,
+    fixed_difference,
+    fixed_paired,
+    needed,
+    one_mean,
+    sample_ratio,
+)
+
+Verdict = Literal[
+    "sample_ratio_mismatch", "too_early", "better", "worse", "breaks_bounds", "no_difference"
+]
+QUANTILES: Final = (0.5, 0.95)
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """One arm's value of one metric, over `units` units and `requests` requests.
+
+    `quantiles` are of the requests, for times.
+    """
+
+    mean: float
+    units: int
+    requests: int
+    quantiles: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """An arm against the control on one metric: `always_valid` may be looked at at any time.
+
+    `units` are those of the arm that has fewer; `paired` ones are the control's own.
+    """
+
+    arm: str
+    against: str
+    metric: MetricName
+    units: int
+    always_valid: Interval
+    relative: float | None  # the difference as a share of the control's value
+    fixed_horizon: FixedTest | None
+    needed: Needed | None
+    paired: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A bound of the goal for one arm: `surely` kept, or surely `broken`, or neither yet."""
+
+    arm: str
+    metric: MetricName
+    than: str
+    by: float
+    always_valid: Interval
+    surely: bool
+    broken: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of it; `verdicts` by arm, `sentence` in words."""
+
+    experiment: str
+    kind: str
+    metric: MetricName
+    alpha: float
+    sample_ratio: SampleRatio | None
+    forced_requests: int
+    moved_units: int
+    unreadable: int
+    arms: Mapping[str, Mapping[MetricName, Figure]]
+    comparisons: Sequence[Comparison]
+    bounds: Sequence[Kept]
+    stopped: Mapping[str, str]
+    weights: Mapping[str, float]
+    verdicts: Mapping[str, Verdict]
+    sentence: str
+
+    def json(self) -> dict[str, Any]:
+        """As JSON's values; what is infinite, because nothing is known yet, as null."""
+        told: dict[str, Any] = _finite(asdict(self))
+        return told
+
+
+def report(
+    experiment: Experiment, state: State, requests: Iterable[Request], unreadable: int = 0
+) -> Report:
+    """Read an experiment's requests; may be asked for at any time and as often as one likes."""
+    served = [arm.name for arm in experiment.served]
+    usable = analysed(requests, served)
+    apart = _Apart(experiment, state, usable)
+    others = [name for name in served if name != experiment.base]
+    ratio = None if experiment.kind == "bandit" else _ratio(experiment, state, usable.by_arm)
+    comparisons = [
+        found
+        for name in [*others, *(arm.name for arm in experiment.shadows)]
+        for metric in METRICS
+        if (found := apart.compare(name, metric)) is not None
+    ]
+    bounds = [apart.bound(name, bound) for name in others for bound in experiment.goal.within]
+    bounds = [one for one in bounds if one.than != one.arm]
+    verdicts = {name: _verdict(experiment, ratio, comparisons, bounds, name) for name in others}
+    return Report(
+        experiment=experiment.name,
+        kind=experiment.kind,
+        metric=experiment.goal.metric,
+        alpha=experiment.alpha,
+        sample_ratio=ratio,
+        forced_requests=usable.forced,
+        moved_units=usable.moved_units,
+        unreadable=unreadable,
+        arms={name: apart.figures(name) for name in usable.by_arm},
+        comparisons=comparisons,
+        bounds=bounds,
+        stopped={name: stop.why for name, stop in state.stopped.items()},
+        weights=state.weights or experiment.weights,
+        verdicts=verdicts,
+        sentence=_sentence(experiment, state, ratio, comparisons, verdicts),
+    )
+
+
+class _Apart:
+    """Differences between arms of one experiment, each over the time when both were live."""
+
+    def __init__(self, experiment: Experiment, state: State, usable: Analysed) -> None:
+        self._experiment, self._state, self._usable = experiment, state, usable
+        # All arms are compared with one control: together they claim falsely at rate alpha.
+        self._alpha = experiment.alpha / max(1, len(experiment.all_arms) - 1)
+        self._read: dict[tuple[str, MetricName, float], Gathered] = {}
+        self._scores: dict[MetricName, Mapping[str, np.ndarray[Any, Any]]] = {}
+
+    def compare(self, name: str, metric: MetricName) -> Comparison | None:
+        """None where there is nothing to compare."""
+        experiment = self._experiment
+        base, prices, tuned = experiment.base, experiment.prices, experiment.tuned_for
+        if experiment.arm(name).shadow:
+            differences = paired(self._usable.by_arm[base], name, metric, prices)
+            if not differences.count:
+                return None
+            interval, units = one_mean(differences, self._alpha, tuned), differences.count
+            if metric == "agreement":  # a share of its own, not a difference
+                return Comparison(name, base, metric, units, interval, None, None, None, True)
+            tested = fixed_paired(differences, self._alpha)
+            usual = self._sample(base, metric, float("inf")).mean
+            relative = interval.estimate / usual if usual else None
+            return Comparison(name, base, metric, units, interval, relative, tested, None, True)
+        own, control = self._samples(name, base, metric)
+        if not own.count or not control.count:
+            return None
+        wanted = (
+            experiment.goal.detect * abs(control.mean) if metric == experiment.goal.metric else 0
+        )
+        shares = self._state.weights or experiment.weights
+        ratio = shares[name] / shares[base]
+        interval = self._interval(name, base, metric, self._alpha)
+        return Comparison(
+            arm=name,
+            against=base,
+            metric=metric,
+            units=min(own.count, control.count),
+            always_valid=interval,
+            relative=interval.estimate / control.mean if control.mean else None,
+            # Means of a bandit are biased, for its choices depend on them: no such test for it.
+            fixed_horizon=None
+            if experiment.kind == "bandit"
+            else fixed_difference(own, control, self._alpha),
+            needed=needed(own, control, wanted, ratio, self._alpha, tuned),
+        )
+
+    def bound(self, name: str, bound: Bound) -> Kept:
+        """Whether an arm keeps a bound of the goal."""
+        than = bound.than or self._experiment.base
+        interval = self._interval(name, than, bound.metric, 1 - bound.confidence)
+        # From where more is better.
+        low, high = interval.low, interval.high
+        if METRICS[bound.metric].sign < 0:
+            low, high = -high, -low
+        surely, broken = bool(low >= -bound.by), bool(high < -bound.by)
+        return Kept(name, bound.metric, than, bound.by, interval, surely, broken)
+
+    def _interval(self, name: str, than: str, metric: MetricName, alpha: float) -> Interval:
+        tuned = self._experiment.tuned_for
+        if self._experiment.kind == "bandit":
+            if metric not in self._scores:
+                by_arm = self._usable.by_arm
+                self._scores[metric] = estimates(by_arm, metric, self._experiment.prices)
+            scores = self._scores[metric]
+            return one_mean(Sample(scores[name] - scores[than]), alpha, tuned)
+        own, other = self._samples(name, than, metric)
+        return difference(own, other, alpha, tuned)
+
+    def _samples(self, name: str, than: str, metric: MetricName) -> tuple[Sample, Sample]:
+        ends = [stop.at for arm, stop in self._state.stopped.items() if arm in (name, than)]
+        until = min(ends, default=float("inf"))
+        return self._sample(name, metric, until), self._sample(than, metric, until)
+
+    def _sample(self, name: str, metric: MetricName, until: float) -> Sample:
+        """Read once: the record may be long, and the control is in every comparison."""
+        return linearised(self._gather(name, metric, until).sums, METRICS[metric].bounded)
+
+    def _gather(self, name: str, metric: MetricName, until: float) -> Gathered:
+        key = name, metric, until
+        if key not in self._read:
+            own: Sequence[Request] = self._usable.by_arm[name]
+            if until < float("inf"):
+                own = [one for one in own if one.exposure.at <= until]
+            self._read[key] = gather(own, metric, self._experiment.prices)
+        return self._read[key]
+
+    def figures(self, name: str) -> dict[MetricName, Figure]:
+        """All that is known of an arm, also from after another was stopped."""
+        found: dict[MetricName, Figure] = {}
+        for metric, described in METRICS.items():
+            own = self._gather(name, metric, float("inf"))
+            if len(own.values):
+                above, below = own.sums.sum(axis=0)
+                timed = described.title.endswith("ms")
+                quantiles = {
+                    f"p{q * 100:g}": float(np.quantile(own.values, q)) for q in QUANTILES if timed
+                }
+                found[metric] = Figure(
+                    float(above / below), len(own.sums), len(own.values), quantiles
+                )
+        return found
+
+
+def _ratio(
+    experiment: Experiment, state: State, by_arm: Mapping[str, Sequence[Request]]
+) -> SampleRatio:
+    """Units by arm: of the arms still live, or of all until the first was stopped."""
+    live = [name for name in by_arm if name not in state.stopped]
+    until = float("inf")
+    if len(live) < 2:
+        live = list(by_arm)
+        until = min((stop.at for stop in state.stopped.values()), default=until)
+    counts = {
+        name: len({one.exposure.unit for one in by_arm[name] if one.exposure.at <= until})
+        for name in live
+    }
+    return sample_ratio(counts, experiment.weights)
+
+
+def _verdict(
+    experiment: Experiment,
+    ratio: SampleRatio | None,
+    comparisons: Sequence[Comparison],
+    bounds: Sequence[Kept],
+    arm: str,
+) -> Verdict:
+    if ratio is not None and not ratio.ok:
+        return "sample_ratio_mismatch"
+    own = [bound for bound in bounds if bound.arm == arm]
+    found = _primary(experiment, comparisons, arm)
+    if found is None:
+        return "too_early"
+    if any(bound.broken for bound in own):
+        return "breaks_bounds"
+    interval, sign = found.always_valid, METRICS[found.metric].sign
+    low, high = sorted((sign * interval.low, sign * interval.high))
+    if high < 0:
+        return "worse"
+    if not all(bound.surely for bound in own):
+        return "too_early"
+    if low > 0:
+        return "better"
+    wanted = found.needed.difference if found.needed is not None else 0.0
+    return "no_difference" if max(-low, high) < wanted else "too_early"
+
+
+def _primary(
+    experiment: Experiment, comparisons: Sequence[Comparison], arm: str
+) -> Comparison | None:
+    """The arm's comparison on the goal's metric, once there are units enough to speak of it."""
+    for found in comparisons:
+        if (found.arm, found.metric, found.paired) == (arm, experiment.goal.metric, False):
+            return found if found.units >= experiment.min_units else None
+    return None
+
+
+def _sentence(
+    experiment: Experiment,
+    state: State,
+    ratio: SampleRatio | None,
+    comparisons: Sequence[Comparison],
+    verdicts: Mapping[str, Verdict],
+) -> str:
+    if ratio is not None and not ratio.ok:
+        seen = ", ".join(f"{name} {count}" for name, count in ratio.counts.items())
+        wanted = ", ".join(f"{name} {count:.0f}" for name, count in ratio.expected.items())
+        return (
+            f"Do not trust this experiment: the arms were given {seen} units where {wanted} were "
+            f"due (p = {ratio.always_valid_p:.1g}), so something other than chance chose."
+        )
+    title = METRICS[experiment.goal.metric].title
+    told = []
+    for arm, verdict in verdicts.items():
+        found = _primary(experiment, comparisons, arm)
+        said = _say(experiment, arm, verdict, found, title)
+        if arm in state.stopped:
+            said += f", and was stopped ({state.stopped[arm].why})"
+        told.append(said)
+    return "; ".join(told) + "." if told else "There is only one arm that is served: see its pairs."
+
+
+def _say(
+    experiment: Experiment, arm: str, verdict: Verdict, found: Comparison | None, title: str
+) -> str:
+    if found is None:
+        return (
+            f"It is too early to speak of {arm}: {experiment.min_units} units of either arm "
+            f"whose {title} is known are the least"
+        )
+    interval, base = found.always_valid, found.against
+    between = f"by {interval.low:.3g} to {interval.high:.3g}"
+    sure = f"{100 * (1 - experiment.alpha):g} % sure at any number of looks"
+    match verdict:
+        case "better" | "worse":
+            return f"{arm} is {verdict} than {base}: its {title} differs {between} ({sure})"
+        case "breaks_bounds":
+            return f"{arm} surely breaks a bound of the goal"
+        case "no_difference":
+            return (
+                f"{arm} does as well as {base}: its {title} differs {between}, less than the "
+                f"{found.needed.difference if found.needed else 0:.3g} that matter"
+            )
+        case _:
+            wait = ""
+            if found.needed is not None:
+                wait = (
+                    f"; to see a difference of {found.needed.difference:.3g} takes about "
+                    f"{found.needed.always_valid} units of the two arms"
+                )
+            known = "" if not np.isfinite(interval.low) else f", so far differing {between}"
+            return f"It is too early to tell {arm} from {base} by {title}{known}{wait}"
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not np.isfinite(value) else value

@@ -1,0 +1,250 @@
+"""Experiments in the store: started, changed and stopped, every change on record.
+
+    experiment/NAME/RUN   document   the experiment as it was started for the RUN-th time
+    experiment/NAME       pointer    which run it is, and its state
+
+Two experiments that run at the same time must exclude each other, for a request has one policy.
+Arms are built when an experiment is started and again when it is read, since a store may hold
+anything.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
+from orchestrator.experiments.documents import Arm, Experiment, State, begun
+from orchestrator.policy import Policy
+from orchestrator.schemas import invalid
+from orchestrator.store import Move, Store
+from orchestrator.store import State as StoreState
+from orchestrator.versions import PolicyVersions, Who, build
+
+POINTER: Final = "experiment/"
+_CACHED: Final = 64
+_TRIES: Final = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """An arm's policy by name and version (0: not a published one)."""
+
+    name: str
+    version: int
+    policy: Policy
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of an experiment as a revision of the store has it; `arms` are its built policies."""
+
+    number: int
+    experiment: Experiment
+    state: State
+    arms: Mapping[str, Built]
+    pointer: bytes
+
+    @property
+    def name(self) -> str:
+        return self.experiment.name
+
+    @property
+    def live(self) -> bool:
+        return self.state.ended is None
+
+    @property
+    def stream(self) -> str:
+        """Where its events are."""
+        return f"outcomes/{self.name}/{self.number}"
+
+
+class Runs:
+    """The experiments of a store. `methods` are what the large worker can decode with here."""
+
+    def __init__(
+        self,
+        store: Store,
+        versions: PolicyVersions,
+        policies: Mapping[str, type[Policy]],
+        defaults: Mapping[str, Mapping[str, Any]],
+        methods: Collection[str],
+    ) -> None:
+        self._store, self._versions = store, versions
+        self._policies, self._defaults, self._methods = policies, defaults, methods
+        self._found: OrderedDict[tuple[str, str], Run] = OrderedDict()
+
+    async def start(self, experiment: Experiment, who: Who) -> Run:
+        """Begin an experiment, or begin it anew after it was stopped.
+
+        Raises:
+            InvalidRequest, UnknownPolicy: an arm cannot be built, by name.
+            Conflict: it runs already, or one runs that would share units with it.
+        """
+        arms = await self._build(experiment)
+        for _ in range(_TRIES):
+            seen = await self._state()
+            runs = await self.read(seen)
+            for other in runs:
+                if other.live and other.name == experiment.name:
+                    raise Conflict(f"the experiment {other.name} runs already: stop it first")
+                if other.live and not experiment.excludes(other.experiment):
+                    raise Conflict(
+                        f"the experiment {other.name} runs: give both the same unit and group, "
+                        "each its own part of it"
+                    )
+            before = seen.pointers.get(POINTER + experiment.name)
+            number = next((run.number for run in runs if run.name == experiment.name), 0) + 1
+            state = begun(time.time())
+            run = Run(number, experiment, state, arms, _pointer(number, state))
+            document = experiment.model_dump_json().encode()
+            try:
+                await self._store.commit(
+                    create={_path(experiment.name, number): document},
+                    move=[Move(POINTER + experiment.name, before, run.pointer)],
+                    audit=_audit("start", run, who),
+                )
+            except Conflict:
+                continue
+            return run
+        raise Conflict("too many start experiments at the same time; try again")
+
+    async def stop(self, name: str, who: Who) -> Run:
+        """End an experiment; everybody gets the default again.
+
+        Raises:
+            UnknownPolicy: there is none of this name. Conflict: it does not run.
+        """
+        for _ in range(_TRIES):
+            run = await self.find(name)
+            if not run.live:
+                raise Conflict(f"the experiment {name} does not run")
+            ended = run.state.model_copy(update={"ended": time.time()})
+            try:
+                return await self.change(run, ended, "stop", who)
+            except Conflict:
+                continue
+        raise Conflict(f"too many change {name} at the same time; try again")
+
+    async def change(self, run: Run, state: State, action: str, who: Who) -> Run:
+        """Give a run another state.
+
+        Raises:
+            Conflict: somebody changed it since `run` was read.
+        """
+        changed = replace(run, state=state, pointer=_pointer(run.number, state))
+        move = Move(POINTER + run.name, run.pointer, changed.pointer)
+        await self._store.commit(move=[move], audit=_audit(action, changed, who))
+        return changed
+
+    async def find(self, name: str) -> Run:
+        """An experiment's newest run.
+
+        Raises:
+            UnknownPolicy: there is none of this name.
+        """
+        seen = await self._state()
+        pointers = {key: value for key, value in seen.pointers.items() if key == POINTER + name}
+        found = await self.read(StoreState(seen.revision, pointers))
+        if not found:
+            raise UnknownPolicy(
+                f"no experiment is named {name[:64]!r}", param="name", code="experiment_not_found"
+            )
+        return found[0]
+
+    async def read(self, seen: StoreState) -> tuple[Run, ...]:
+        """Every experiment's newest run, those started first in front.
+
+        Raises:
+            StoreError: one cannot be read, or not be used.
+        """
+        identity = seen.revision.partition(":")[0]
+        found = []
+        for pointer, data in seen.pointers.items():
+            if pointer.startswith(POINTER):
+                found.append(await self._run(identity, pointer.removeprefix(POINTER), data))
+        return tuple(sorted(found, key=lambda run: (run.state.started, run.name)))
+
+    async def _run(self, identity: str, name: str, data: bytes) -> Run:
+        try:
+            told = json.loads(data)
+            number, state = int(told["run"]), State.model_validate(told["state"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise StoreError(f"{POINTER}{name} cannot be read: {type(error).__name__}") from None
+        path = _path(name, number)
+        if (known := self._found.get((identity, path))) is None:
+            known = await self._load(name, number, path)
+            if identity:
+                self._found[identity, path] = known
+                while len(self._found) > _CACHED:
+                    self._found.popitem(last=False)
+        return replace(known, state=state, pointer=data)
+
+    async def _load(self, name: str, number: int, path: str) -> Run:
+        (document,) = await self._store.documents([path])
+        try:
+            experiment = Experiment.model_validate_json(document or b"")
+            if experiment.name != name:
+                raise StoreError(f"{path} holds the experiment {experiment.name} in its place")
+            return Run(number, experiment, begun(0.0), await self._build(experiment), b"")
+        except ValidationError as error:
+            raise StoreError(f"{path} cannot be used: {invalid(error).message}") from None
+        except InvalidRequest as error:
+            raise StoreError(f"{path} cannot be used: {error.message}") from None
+
+    async def _build(self, experiment: Experiment) -> dict[str, Built]:
+        return {arm.name: await self._built(arm) for arm in experiment.all_arms}
+
+    async def _built(self, arm: Arm) -> Built:
+        place = f"arms.{arm.name}"
+        if arm.speculation is not None and arm.speculation not in self._methods:
+            raise InvalidRequest(
+                f"{place}.speculation: the large worker decodes with "
+                f"{' or '.join(sorted(self._methods)) or 'a method of its own'} here",
+                param=f"{place}.speculation",
+            )
+        name, version, params = arm.policy, 0, self._defaults.get(arm.policy, {})
+        if "@" in arm.policy:
+            try:
+                document = (await self._versions.find(arm.policy)).document
+            except UnknownPolicy as error:
+                raise InvalidRequest(f"{place}.policy: {error.message}", param=place) from None
+            name, version, params = document.policy, document.version, document.params
+        if name not in self._policies:
+            raise InvalidRequest(f"{place}.policy: no policy is named {name[:64]!r}", param=place)
+        try:
+            return Built(name, version, build(self._policies, name, {**params, **arm.params}))
+        except ValidationError as error:
+            raise invalid(error, f"{place}.params") from None
+
+    async def _state(self) -> StoreState:
+        state = await self._store.state()
+        assert state is not None
+        return state
+
+
+def _path(name: str, number: int) -> str:
+    return f"{POINTER}{name}/{number}"
+
+
+def _pointer(number: int, state: State) -> bytes:
+    return json.dumps({"run": number, "state": state.model_dump()}).encode()
+
+
+def _audit(action: str, run: Run, who: Who) -> bytes:
+    entry = {
+        "at": time.time(),
+        "action": f"experiment.{action}",
+        "what": f"{run.name}/{run.number}",
+        "state": run.state.model_dump(),
+        "author": who.author,
+        "key": who.key,
+        "note": who.note,
+    }
+    return json.dumps(entry, ensure_ascii=False).encode()

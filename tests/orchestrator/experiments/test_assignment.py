@@ -1,0 +1,208 @@
+"""Assignment: GrowthBook's published cases, the law of the shares, and who stays where."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from orchestrator.experiments.assignment import (
+    Assignment,
+    Range,
+    assign,
+    bucket,
+    choose,
+    fnv1a,
+    in_group,
+    ranges,
+)
+from orchestrator.experiments.documents import Experiment, Stop, begun
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("", 0x811C9DC5), ("a", 0xE40C292C), ("b", 0xE70C2DE5), ("foobar", 0xBF9CF968)],
+)
+def test_fnv1a_gives_the_values_of_its_draft(text: str, value: int) -> None:
+    assert fnv1a(text) == value
+
+
+@pytest.mark.parametrize(
+    ("seed", "unit", "value"),
+    [
+        ("seed", "a", 0.0505),
+        ("seed", "b", 0.2696),
+        ("foo", "ab", 0.2575),
+        ("foo", "def", 0.2019),
+        ("89123klj", "8952klfjas09ujkasdf", 0.124),
+        ("90850943850283058242805", "123", 0.7516),
+        ("()**(%$##$%#$#", '___)((*":&', 0.0128),
+    ],
+)
+def test_the_hash_is_growthbooks_version_2(seed: str, unit: str, value: float) -> None:
+    assert bucket(seed, unit) == value
+
+
+@pytest.mark.parametrize(
+    ("unit", "name", "start", "end", "inside"),
+    [
+        ("1", "namespace1", 0, 0.4, False),
+        ("1", "namespace1", 0.4, 1, True),
+        ("1", "namespace2", 0, 0.4, False),
+        ("1", "namespace2", 0.4, 1, True),
+        ("2", "namespace1", 0, 0.4, False),
+        ("2", "namespace1", 0.4, 1, True),
+        ("3", "namespace1", 0.4, 1, True),
+        ("3", "namespace2", 0, 0.4, True),
+        ("3", "namespace2", 0.4, 1, False),
+        ("4", "namespace1", 0, 0.4, False),
+        ("4", "namespace2", 0, 0.4, True),
+        ("4", "namespace2", 0.4, 1, False),
+    ],
+)
+def test_groups_are_growthbooks_namespaces(
+    unit: str, name: str, start: float, end: float, inside: bool
+) -> None:
+    assert in_group(unit, name, start, end) is inside
+
+
+@pytest.mark.parametrize(
+    ("coverage", "weights", "parts"),
+    [
+        (1, [0.5, 0.5], [(0, 0.5), (0.5, 1)]),
+        (0.5, [0.5, 0.5], [(0, 0.25), (0.5, 0.75)]),
+        (0, [0.5, 0.5], [(0, 0), (0.5, 0.5)]),
+        (1, [0.25] * 4, [(0, 0.25), (0.25, 0.5), (0.5, 0.75), (0.75, 1)]),
+        (1, [0.4, 0.6], [(0, 0.4), (0.4, 1)]),
+        (1, [0.2, 0.3, 0.5], [(0, 0.2), (0.2, 0.5), (0.5, 1)]),
+        (0.2, [0.2, 0.3, 0.5], [(0, 0.04), (0.2, 0.26), (0.5, 0.6)]),
+    ],
+)
+def test_the_ranges_are_growthbooks(
+    coverage: float, weights: list[float], parts: list[Range]
+) -> None:
+    found = ranges(coverage, weights)
+    assert [end for part in found for end in part] == pytest.approx(
+        [end for part in parts for end in part]
+    )
+
+
+@pytest.mark.parametrize(
+    ("at", "parts", "index"),
+    [
+        (0.2, [(0, 0.5), (0.5, 1)], 0),
+        (0.4, [(0, 0.5), (0.5, 1)], 0),
+        (0.6, [(0, 0.5), (0.5, 1)], 1),
+        (0, [(0, 0.5), (0.5, 1)], 0),
+        (0.5, [(0, 0.5), (0.5, 1)], 1),
+        (0.2, [(0, 0.25), (0.5, 0.75)], 0),
+        (0.4, [(0, 0.25), (0.5, 0.75)], -1),
+        (0.25, [(0, 0.25), (0.5, 0.75)], -1),
+        (0.8, [(0, 0.25), (0.5, 0.75)], -1),
+        (0.5, [(0, 0.5), (0.5, 0.5), (0.5, 1)], 2),
+    ],
+)
+def test_the_choice_is_growthbooks(at: float, parts: list[Range], index: int) -> None:
+    assert choose(at, parts) == index
+
+
+def made(weights: tuple[float, ...] = (0.5, 0.5), **more: Any) -> Experiment:
+    arms = [
+        {"name": f"arm{number}", "policy": "specreason", "weight": weight}
+        for number, weight in enumerate(weights)
+    ]
+    return Experiment.parse({"name": "trial", "arms": arms, **more})
+
+
+def arm_of(found: Assignment | None) -> str | None:
+    return found.arm if found is not None else None
+
+
+@pytest.mark.parametrize("weights", [(0.5, 0.5), (0.1, 0.9), (0.2, 0.3, 0.5), (0.01, 0.99)])
+def test_100_000_units_are_divided_by_the_weights(weights: tuple[float, ...]) -> None:
+    experiment, state = made(weights), begun(0)
+    counts = Counter(arm_of(assign(experiment, state, f"user-{n}")) for n in range(100_000))
+    for number, weight in enumerate(weights):
+        assert abs(counts[f"arm{number}"] / 100_000 - weight) < 0.005
+
+
+def test_another_process_says_the_same() -> None:
+    script = (
+        "from orchestrator.experiments.assignment import assign\n"
+        "from orchestrator.experiments.documents import Experiment, begun\n"
+        "made = Experiment.parse({'name': 'trial', 'coverage': 0.7, 'arms': ["
+        "{'name': 'arm0', 'policy': 'x', 'weight': 0.5},"
+        "{'name': 'arm1', 'policy': 'x', 'weight': 0.5}]})\n"
+        "found = [assign(made, begun(0), f'u{n}') for n in range(1000)]\n"
+        "print(','.join(one.arm if one else '-' for one in found))"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
+    )
+    experiment = made(coverage=0.7)
+    here = [arm_of(assign(experiment, begun(0), f"u{n}")) or "-" for n in range(1000)]
+    assert said.stdout.strip().split(",") == here
+
+
+@given(st.text(max_size=20), st.floats(0, 1), st.floats(0, 1))
+def test_growing_coverage_moves_nobody(unit: str, one: float, other: float) -> None:
+    less, more = sorted((one, other))
+    before = assign(made((0.2, 0.3, 0.5), coverage=less), begun(0), unit)
+    if before is not None:
+        assert assign(made((0.2, 0.3, 0.5), coverage=more), begun(0), unit) == before or (
+            arm_of(assign(made((0.2, 0.3, 0.5), coverage=more), begun(0), unit)) == before.arm
+        )
+
+
+def test_salts_make_experiments_independent() -> None:
+    one, other = made(salt="x"), made(salt="y")
+    both = Counter(
+        (arm_of(assign(one, begun(0), f"u{n}")), arm_of(assign(other, begun(0), f"u{n}")))
+        for n in range(20_000)
+    )
+    # each of the four pairs is due 5,000 times, give or take 61
+    assert all(abs(count - 5000) < 4 * 61 for count in both.values())
+
+
+def test_groups_keep_experiments_apart() -> None:
+    group = {"name": "g", "start": 0.0, "end": 0.5}
+    one = made(group=group)
+    other = made(name="other", group={**group, "start": 0.5, "end": 1.0})
+    units = [f"u{n}" for n in range(2000)]
+    taken = [(assign(one, begun(0), u) is None, assign(other, begun(0), u) is None) for u in units]
+    assert all(a != b for a, b in taken)
+
+
+def test_a_stopped_arm_gives_its_units_to_nobody() -> None:
+    experiment, state = made(), begun(0)
+    stopped = state.model_copy(update={"stopped": {"arm1": Stop(at=1, why="slow")}})
+    for n in range(200):
+        before = arm_of(assign(experiment, state, f"u{n}"))
+        after = arm_of(assign(experiment, stopped, f"u{n}"))
+        assert after == (None if before == "arm1" else before)
+
+
+def test_a_bandits_weights_decide_and_their_probabilities_are_exact() -> None:
+    experiment = Experiment.parse(
+        {
+            "name": "pilot",
+            "kind": "bandit",
+            "coverage": 0.5,
+            "arms": [{"name": name, "policy": "x"} for name in ("a", "b", "c")],
+        }
+    )
+    state = begun(0).model_copy(update={"weights": {"a": 0.9, "b": 0.0995, "c": 0.0005}})
+    found = [assign(experiment, state, f"r{n}") for n in range(60_000)]
+    shown = Counter(one.arm for one in found if one is not None)
+    total = sum(shown.values())
+    assert abs(total / 60_000 - 0.5) < 0.01
+    for one in found:
+        if one is not None and one.arm == "c":
+            # 2.5 buckets cannot be had: it is 2 or 3 of about 5,000, and the record says which
+            assert one.probability == pytest.approx(2 / 5000, abs=1.1 / 5000)
+            assert abs(shown["c"] / total - one.probability) < 5 * (one.probability / total) ** 0.5

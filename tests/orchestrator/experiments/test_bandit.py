@@ -1,0 +1,176 @@
+"""The autopilot in simulation: the right arm, within its bounds, exploring within limits."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.experiments.bandit import Allocation, allocate_samples, estimates
+from orchestrator.experiments.documents import Experiment, Prices, begun
+from orchestrator.experiments.ledger import Request
+from orchestrator.experiments.report import report
+from orchestrator.experiments.samples import Sample
+from tests.orchestrator.experiments.records import request
+
+TRUTH = {  # latency in ms, reward: the embedded pair's, roughly
+    "large": (140.0, 0.95),
+    "shared.0": (62.0, 0.80),  # a threshold too low
+    "shared.1": (84.0, 0.95),
+    "shared.2": (110.0, 0.955),
+    "small": (29.0, 0.68),
+}
+BATCH = 500
+
+
+def pilot(**more: Any) -> Experiment:
+    bound = {"metric": "reward", "by": 0.03, "than": "large"}
+    return Experiment.parse(
+        {
+            "name": "pilot",
+            "kind": "bandit",
+            "arms": [
+                {"name": "large", "policy": "large-only"},
+                {"name": "shared", "policy": "specreason", "grid": {"threshold": [3, 5, 7]}},
+                {"name": "small", "policy": "small-only"},
+            ],
+            "goal": {"metric": "ms", "within": [bound]},
+            **more,
+        }
+    )
+
+
+class World:
+    """Answers to requests, by arm, and what a bandit has seen of them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = np.random.default_rng(seed)
+        self.times: dict[str, list[float]] = {name: [] for name in TRUTH}
+        self.rewards: dict[str, list[float]] = {name: [] for name in TRUTH}
+
+    def serve(self, weights: dict[str, float], count: int) -> None:
+        drawn = self.random.choice(list(weights), count, p=list(weights.values()))
+        for name, number in Counter(drawn.tolist()).items():
+            ms, right = TRUTH[name]
+            self.times[name] += (ms * self.random.lognormal(-0.18, 0.6, number)).tolist()
+            self.rewards[name] += (self.random.random(number) < right).astype(float).tolist()
+
+    def samples(self) -> dict[str, dict[Any, Sample]]:
+        return {
+            name: {
+                "ms": Sample(np.array(self.times[name])),
+                "reward": Sample(np.array(self.rewards[name]), (0.0, 1.0)),
+            }
+            for name in TRUTH
+        }
+
+    def run(self, experiment: Experiment, batches: int) -> list[Allocation]:
+        found = []
+        weights: dict[str, float] = dict(experiment.weights)
+        for _ in range(batches):
+            self.serve(weights, BATCH)
+            found.append(allocate_samples(experiment, self.samples(), self.random))
+            weights = dict(found[-1].weights)
+        return found
+
+
+def test_it_converges_to_the_fastest_arm_that_keeps_the_bound() -> None:
+    right = 0
+    for seed in range(20):
+        last = World(seed).run(pilot(), 40)[-1]
+        right += max(last.weights, key=last.weights.__getitem__) == "shared.1"
+        assert last.weights["shared.1"] < 0.95  # exploration does not end
+        assert last.weights["small"] < 0.01
+        assert last.weights["shared.0"] < 0.01
+    assert right >= 18  # 95 % sure, and a bound that it can barely tell in time
+
+
+def test_exploration_is_bounded_from_the_first_decision_on() -> None:
+    world = World(3)
+    unproven = []
+    for found in world.run(pilot(), 20):
+        proven = {n for n, b in found.beliefs.items() if b["keeps"] >= 0.95}
+        unproven.append(sum(w for n, w in found.weights.items() if n not in proven))
+        assert sum(found.weights.values()) == pytest.approx(1)
+        assert min(found.weights.values()) > 0
+    assert max(unproven) <= 0.1 + 1e-9
+
+
+def test_without_bounds_it_is_thompson_sampling() -> None:
+    last = World(4).run(pilot(goal={"metric": "ms"}), 10)[-1]
+    assert last.weights["small"] > 0.9
+    assert last.beliefs["small"]["best"] > 0.99
+
+
+def test_arms_that_nobody_has_seen_are_explored_and_not_trusted() -> None:
+    random = np.random.default_rng(5)
+    nothing = {
+        name: {"ms": Sample(np.array([])), "reward": Sample(np.array([]), (0.0, 1.0))}
+        for name in TRUTH
+    }
+    found = allocate_samples(pilot(), nothing, random)  # type: ignore[arg-type]
+    assert found.weights["large"] > 0.9  # what the bound compares with keeps it
+    assert all(found.weights[name] > 0.005 for name in TRUTH)
+
+
+def test_the_same_evidence_and_seed_give_the_same_weights() -> None:
+    world = World(6)
+    world.serve(dict(pilot().weights), 1000)
+    first, again = (
+        allocate_samples(pilot(), world.samples(), np.random.default_rng(1)) for _ in range(2)
+    )
+    assert first == again
+
+
+def adaptive(seed: int, count: int = 400) -> dict[str, list[Request]]:
+    """Two arms alike; the one that did better in the first half is drawn more in the second."""
+    random = np.random.default_rng(seed)
+    by_arm: dict[str, list[Request]] = {"a": [], "b": []}
+    chance = 0.5
+    for n in range(count):
+        if n == count // 8:
+            means = {
+                k: np.mean([r.outcome.ms for r in v if r.outcome and r.outcome.ms])
+                for k, v in by_arm.items()
+            }
+            chance = 0.95 if means["a"] < means["b"] else 0.05
+        arm = "a" if random.random() < chance else "b"
+        by_arm[arm].append(
+            request(
+                arm,
+                n,
+                ms=float(100 + 20 * random.normal()),
+                probability=chance if arm == "a" else 1 - chance,
+            )
+        )
+    return by_arm
+
+
+def test_estimates_are_unbiased_where_the_means_are_not() -> None:
+    biased, unbiased = [], []
+    for seed in range(400):
+        by_arm = adaptive(seed)
+        scores = estimates(by_arm, "ms", Prices())
+        for arm, own in by_arm.items():
+            biased.append(np.mean([r.outcome.ms for r in own if r.outcome and r.outcome.ms]))
+            unbiased.append(scores[arm].mean())
+    error = np.std(unbiased) / np.sqrt(len(unbiased))
+    assert abs(np.mean(unbiased) - 100) < 4 * error
+    assert np.mean(biased) > 100 + 4 * np.std(biased) / np.sqrt(len(biased))
+
+
+def test_the_report_of_a_bandit_goes_by_them() -> None:
+    arms = [{"name": "a", "policy": "x"}, {"name": "b", "policy": "x"}]
+    made = Experiment.parse(
+        {"name": "pilot", "kind": "bandit", "arms": arms, "goal": {"metric": "ms"}, "min_units": 10}
+    )
+    wrong = 0
+    for seed in range(40):
+        by_arm = adaptive(seed)
+        found = report(made, begun(0.0), [*by_arm["a"], *by_arm["b"]])
+        assert found.sample_ratio is None
+        assert all(one.fixed_horizon is None for one in found.comparisons)
+        wrong += found.verdicts["b"] in ("better", "worse")
+    assert wrong <= 5

@@ -1,0 +1,120 @@
+"""Experiment documents: what they say by default, and how wrong ones are refused by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.experiments.documents import Experiment, State, begun
+
+
+def document(**more: Any) -> dict[str, Any]:
+    arms = [{"name": "large", "policy": "large-only"}, {"name": "shared", "policy": "specreason"}]
+    return {"name": "trial", "arms": arms, **more}
+
+
+def arms(*given: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"name": "large", "policy": "large-only"}, *given]
+
+
+def test_what_a_short_document_means() -> None:
+    made = Experiment.parse(document())
+    assert (made.base, made.seed, made.kind, made.unit) == ("large", "trial", "ab", "request")
+    assert made.weights == {"large": 0.5, "shared": 0.5}
+    assert begun(7.0).coverage(made) == 1.0
+
+
+def test_a_document_survives_the_store() -> None:
+    made = Experiment.parse(
+        document(
+            unit="session",
+            group={"name": "policies", "end": 0.5},
+            goal={"metric": "ms", "within": [{"metric": "reward", "by": 0.01}]},
+            guardrails=[{"metric": "ms", "at_most": 500, "quantile": 0.95}],
+            ramp={"hold_s": 60},
+        )
+    )
+    assert Experiment.parse(made.model_dump(mode="json")) == made
+    state = begun(1.0)
+    assert State.parse(state.model_dump(mode="json")) == state
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place", "told"),
+    [
+        ({"colour": "red"}, "colour", "unknown parameter"),
+        ({"name": "../etc"}, "name", "pattern"),
+        ({"unit": "planet"}, "unit", "'key'"),
+        ({"coverage": 1.5}, "coverage", "less than or equal to 1"),
+        ({"coverage": "1"}, "coverage", "valid number"),
+        ({"coverage": float("nan")}, "coverage", ""),
+        ({"arms": []}, "arms", "empty"),
+        ({"arms": arms()}, "arms", "two arms"),
+        ({"arms": arms({"name": "large", "policy": "bild"})}, "arms", "two arms have this name"),
+        ({"arms": arms({"name": "b", "policy": "bild", "weight": 0.5})}, "arms", "every arm"),
+        ({"arms": arms({"name": "b"})}, "arms[1].policy", "missing"),
+        ({"arms": arms({"name": "b", "policy": "x", "shadow": 1})}, "arms[1].shadow", "boolean"),
+        (
+            {"arms": arms({"name": "b", "policy": "x", "shadow": True, "weight": 0.1})},
+            "arms",
+            "shadow",
+        ),
+        ({"arms": arms({"name": "b", "policy": "x", "grid": {"k": [1, 2]}})}, "arms", "bandit"),
+        ({"control": "nobody"}, "control", "nobody"),
+        ({"goal": {"metric": "joy"}}, "goal.metric", ""),
+        ({"goal": {"within": [{"metric": "ms", "by": 1, "than": "x"}]}}, "goal.within", "x"),
+        ({"guardrails": [{"metric": "ms"}]}, "guardrails", "at_most"),
+        (
+            {"guardrails": [{"metric": "reward", "at_most": 1, "quantile": 0.9}]},
+            "guardrails",
+            "quantile",
+        ),
+        ({"ramp": {"steps": [0.5, 0.1]}}, "ramp.steps", "rise"),
+        ({"group": {"name": "g", "start": 0.5, "end": 0.5}}, "group", "below"),
+        ({"kind": "bandit", "unit": "user"}, "unit", "request"),
+    ],
+)
+def test_wrong_documents_are_refused_by_name(wrong: dict[str, Any], place: str, told: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Experiment.parse(document(**wrong))
+    assert caught.value.param == place
+    assert told in caught.value.message
+
+
+def test_weights_must_add_up() -> None:
+    pair = [
+        {"name": "a", "policy": "x", "weight": 0.5},
+        {"name": "b", "policy": "x", "weight": 0.4},
+    ]
+    with pytest.raises(InvalidRequest, match=r"add up to 0\.9 instead of 1"):
+        Experiment.parse(document(arms=pair))
+
+
+def test_a_grid_is_an_arm_for_each_value() -> None:
+    grid = {"name": "shared", "policy": "specreason", "grid": {"threshold": [3.0, 5.0, 7.0]}}
+    made = Experiment.parse(document(kind="bandit", arms=arms(grid)))
+    assert [arm.name for arm in made.served] == ["large", "shared.0", "shared.1", "shared.2"]
+    assert made.arm("shared.2").params == {"threshold": 7.0}
+    with pytest.raises(InvalidRequest, match="no arm"):
+        made.arm("shared")
+
+
+def test_a_ramp_covers_step_by_step() -> None:
+    made = Experiment.parse(document(coverage=0.5, ramp={}))
+    state = begun(0.0)
+    covered = [state.model_copy(update={"step": step}).coverage(made) for step in range(5)]
+    assert covered == [0.005, 0.025, 0.125, 0.5, 0.5]
+
+
+def test_experiments_exclude_each_other_only_within_a_group() -> None:
+    def part(start: float, end: float, **more: Any) -> Experiment:
+        group = {"name": "g", "start": start, "end": end}
+        return Experiment.parse(document(group=group, **more))
+
+    assert part(0, 0.5).excludes(part(0.5, 1))
+    assert part(0.5, 1).excludes(part(0, 0.5))
+    assert not part(0, 0.6).excludes(part(0.5, 1))
+    assert not part(0, 0.5).excludes(part(0.5, 1, unit="user"))
+    assert not part(0, 0.5).excludes(Experiment.parse(document()))

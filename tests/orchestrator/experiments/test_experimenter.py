@@ -1,0 +1,321 @@
+"""Experiments over real HTTP: arms, exposures, shadows, guardrails, reports."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.auth import Access, Keys
+from orchestrator.errors import WorkerError
+from orchestrator.experiments import experimenter
+from orchestrator.memory_store import MemoryStore
+from orchestrator.service import Service
+from tests.orchestrator.serving import HTTP, post, service, serving, told, until
+
+ARMS = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "small-only"}]
+
+
+@pytest.fixture(autouse=True)
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experimenter, "LOOK_S", 0.05)
+
+
+def start(url: str, **more: Any) -> httpx.Response:
+    body = {"name": "trial", "arms": ARMS, "goal": {"metric": "ms"}, **more}
+    return HTTP.post(f"{url}/v1/experiments", json=body)
+
+
+def show(url: str, path: str = "trial") -> Any:
+    found = HTTP.get(f"{url}/v1/experiments/{path}")
+    assert found.status_code == 200, found.text
+    return found.json()
+
+
+def ask(url: str, body: Any = None, **headers: str) -> dict[str, Any]:
+    answered = post(url, body, headers=headers)
+    assert answered.status_code == 200, answered.text
+    made: dict[str, Any] = answered.json()["baton"]
+    return made
+
+
+def recorded(made: Service, stream: str = "outcomes/trial/1") -> list[dict[str, Any]]:
+    """What the embedded store holds; read as an observer, from the test's own thread."""
+    store = made.store
+    assert isinstance(store, MemoryStore)
+    entries = asyncio.run(store.read(stream, count=10_000))
+    return [json.loads(entry.event) for entry in entries]
+
+
+def test_a_request_is_answered_by_its_arm_and_says_so() -> None:
+    made = service()
+    with serving(made) as url:
+        assert start(url).status_code == 201
+        seen = [ask(url) for _ in range(40)]
+        assert {(one["arm"], one["policy"]) for one in seen} == {
+            ("large", "large-only"),
+            ("small", "small-only"),
+        }
+        assert {one["experiment"] for one in seen} == {"trial"}
+        until(lambda: len(recorded(made)) == 80)
+        exposed = {one["trace_id"]: one for one in recorded(made) if one["kind"] == "exposure"}
+        assert {one["trace_id"]: one["arm"] for one in seen} == {
+            trace: one["arm"] for trace, one in exposed.items()
+        }
+        assert {one["probability"] for one in exposed.values()} == {0.5}
+        report = show(url, "trial/report")
+        assert report["verdicts"] == {"small": "too_early"}
+        assert sum(report["sample_ratio"]["counts"].values()) == 40
+        assert report["arms"]["large"]["ms"]["units"] > 0
+        assert report["arms"]["large"]["large_share"]["mean"] == 1.0
+
+
+def test_a_comparison_ends_in_the_right_verdict() -> None:
+    made = service()
+    with serving(made) as url:
+        start(url, goal={"metric": "large_tokens", "within": [{"metric": "error", "by": 0.2}]})
+        for _ in range(260):
+            ask(url)
+        until(lambda: len(recorded(made)) == 520)
+        report = show(url, "trial/report")
+        assert report["verdicts"] == {"small": "better"}
+        assert report["sentence"].startswith("small is better than large: its tokens by large")
+        (bound,) = report["bounds"]
+        assert bound["surely"]
+
+
+def test_a_session_stays_with_its_arm() -> None:
+    with serving(service()) as url:
+        assert start(url, unit="session").status_code == 201
+        arms = {
+            session: {ask(url, **{"x-session-id": session})["arm"] for _ in range(5)}
+            for session in ("a", "b", "c", "d", "e", "f")
+        }
+        assert all(len(found) == 1 for found in arms.values())
+        assert len(set().union(*arms.values())) == 2
+        assert ask(url)["experiment"] is None  # it names no session
+
+
+def test_users_and_keys_are_units_too() -> None:
+    access = Access(Keys(["one", "two"]), Keys(["root"]))
+    with serving(service(access=access)) as url:
+        root = {"authorization": "Bearer root"}
+        body = {"name": "trial", "arms": ARMS, "unit": "user"}
+        refused = HTTP.post(
+            f"{url}/v1/experiments", json=body, headers={"authorization": "Bearer one"}
+        )
+        assert refused.status_code == 403
+        assert HTTP.post(f"{url}/v1/experiments", json=body, headers=root).status_code == 201
+        mine = {"authorization": "Bearer one"}
+        arms = [ask(url, {"user": "ada"}, **mine)["arm"] for _ in range(6)]
+        assert len(set(arms)) == 1
+        HTTP.post(f"{url}/v1/experiments/trial/stop", json={}, headers=root)
+        body |= {"unit": "key"}
+        assert HTTP.post(f"{url}/v1/experiments", json=body, headers=root).status_code == 201
+        assert len({ask(url, {"user": f"u{n}"}, **mine)["arm"] for n in range(6)}) == 1
+
+
+def test_who_says_what_they_want_takes_no_part() -> None:
+    with serving(service()) as url:
+        start(url)
+        assert ask(url, {"model": "specreason"})["experiment"] is None
+        assert ask(url, {"policy": {"threshold": 3}})["experiment"] is None
+        assert ask(url, {"policy": {"name": "bild"}})["experiment"] is None
+
+
+def test_an_arm_may_be_forced_and_is_not_analysed() -> None:
+    made = service()
+    with serving(made) as url:
+        start(url)
+        seen = {ask(url, **{"x-baton-arm": "trial/small"})["policy"] for _ in range(8)}
+        assert seen == {"small-only"}
+        until(lambda: len(recorded(made)) == 16)
+        report = show(url, "trial/report")
+        assert report["forced_requests"] == 8
+        assert report["arms"] == {"large": {}, "small": {}}
+        for arm in ("trial/nobody", "other/small", "small"):
+            refused = post(url, headers={"x-baton-arm": arm})
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"] == "x-baton-arm"
+        refused = post(url, {"model": "bild"}, headers={"x-baton-arm": "trial/small"})
+        assert refused.json()["error"]["param"] == "x-baton-arm"
+
+
+def test_rewards_reach_the_report() -> None:
+    made = service()
+    with serving(made) as url:
+        start(url, goal={"metric": "reward"})
+        seen = [ask(url) for _ in range(12)]
+        until(lambda: len(recorded(made)) == 24)
+        for one in seen:
+            body = {"trace_id": one["trace_id"], "reward": 1.0 if one["arm"] == "large" else 0.25}
+            assert HTTP.post(f"{url}/v1/feedback", json=body).status_code == 200
+        until(lambda: len(recorded(made)) == 36)
+        arms = show(url, "trial/report")["arms"]
+        assert {arm: found["reward"]["mean"] for arm, found in arms.items()} == {
+            "large": 1.0,
+            "small": 0.25,
+        }
+
+
+def test_a_guardrail_stops_an_arm_by_itself_and_says_why() -> None:
+    made = service(small=_Broken())
+    rails = [{"metric": "error", "at_most": 0.05}]
+    with serving(made) as url:
+        start(url, guardrails=rails)
+
+        def stopped() -> bool:
+            for _ in range(10):
+                post(url)
+            return "small" in show(url)["state"]["stopped"]
+
+        until(stopped, 20)
+        assert show(url)["state"]["stopped"]["small"]["why"].startswith("error at most 0.05: 1 ")
+        until(lambda: all(_quick(url) == 200 for _ in range(20)), 10)
+        report = show(url, "trial/report")
+        assert "was stopped (error at most 0.05" in report["sentence"]
+        assert report["stopped"].keys() == {"small"}
+        assert 'baton_experiment_arms_stopped_total{experiment="trial"} 1.0' in (
+            HTTP.get(f"{url}/metrics").text
+        )
+
+
+def _quick(url: str) -> int:
+    return post(url).status_code
+
+
+class _Broken:
+    """A worker that reads prompts and then fails, as one does that runs out of memory."""
+
+    def __init__(self) -> None:
+        self._inner = told()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    async def generate(self, call: Any, span: Any, sampling: Any, **more: Any) -> Any:
+        if span.max_tokens > 1:
+            raise WorkerError("out of memory")
+        async for item in self._inner.generate(call, span, sampling, **more):
+            yield item
+
+
+def test_a_ramp_goes_up_by_itself() -> None:
+    with serving(service()) as url:
+        start(url, ramp={"steps": [0.01, 0.5, 1.0], "hold_s": 0.0, "units": 0})
+        until(lambda: show(url)["coverage"] == 1.0, 10)
+        assert show(url)["state"]["step"] == 2
+
+
+def test_shadows_answer_again_and_are_never_returned() -> None:
+    made = service()
+    shadow = {"name": "ghost", "policy": "specreason", "shadow": True}
+    with serving(made) as url:
+        start(url, arms=[ARMS[0], shadow])
+        seen = [ask(url) for _ in range(5)]
+        assert {one["policy"] for one in seen} == {"large-only"}
+
+        def shadows() -> list[dict[str, Any]]:
+            return [one for one in recorded(made) if one.get("shadow")]
+
+        until(lambda: len(shadows()) == 5, 10)
+        assert {one["trace_id"] for one in shadows()} == {one["trace_id"] for one in seen}
+        assert {(one["arm"], one["agreement"]) for one in shadows()} == {("ghost", True)}
+        told_of = {one["metric"]: one for one in show(url, "trial/report")["comparisons"]}
+        assert told_of["agreement"]["always_valid"]["estimate"] == 1.0
+        assert told_of["small_tokens"]["paired"]
+
+
+def test_shadows_wait_until_nobody_is_being_answered() -> None:
+    made = service()
+    shadow = {"name": "ghost", "policy": "specreason", "shadow": True}
+    with serving(made) as url:
+        start(url, arms=[ARMS[0], shadow])
+        with _one_slow_request(made):
+            for _ in range(5):
+                ask(url)
+            until(lambda: len(recorded(made)) == 10)
+            threading.Event().wait(0.3)
+            assert not [one for one in recorded(made) if one.get("shadow")]
+        until(lambda: len([one for one in recorded(made) if one.get("shadow")]) == 5, 10)
+
+
+@contextmanager
+def _one_slow_request(made: Service) -> Iterator[None]:
+    """Somebody is being answered all the while."""
+    slot = made.slot()
+    slot.__enter__()
+    try:
+        yield
+    finally:
+        made.live -= 1
+        made.quiet.set()
+
+
+def test_a_bandit_finds_its_weights_and_records_what_it_went_by() -> None:
+    made = service()
+    with serving(made) as url:
+        start(url, kind="bandit", goal={"metric": "large_tokens"}, exploration=0.1)
+        weights: Counter[str] = Counter()
+
+        def settled() -> bool:
+            for _ in range(20):
+                weights[ask(url)["arm"]] += 1
+            return bool(show(url)["weights"]["small"] > 0.9)
+
+        until(settled, 30)
+        state = show(url)["state"]
+        assert state["evidence"]["beliefs"]["small"]["best"] > 0.95
+        probabilities = {one["probability"] for one in recorded(made) if one["kind"] == "exposure"}
+        assert {0.5, 0.95} <= probabilities
+        assert show(url)["weights"] == {"large": pytest.approx(0.05), "small": pytest.approx(0.95)}
+
+
+def test_experiments_are_listed_started_once_and_stopped() -> None:
+    with serving(service()) as url:
+        assert HTTP.get(f"{url}/v1/experiments").json()["data"] == []
+        assert start(url).status_code == 201
+        twice = start(url)
+        assert (twice.status_code, twice.json()["error"]["code"]) == (409, "conflict")
+        assert [one["id"] for one in HTTP.get(f"{url}/v1/experiments").json()["data"]] == ["trial"]
+        stopped = HTTP.post(f"{url}/v1/experiments/trial/stop", json={"note": "done"})
+        assert stopped.json()["status"] == "stopped"
+        assert ask(url)["experiment"] is None
+        assert show(url, "trial/report")["sentence"]
+        assert HTTP.get(f"{url}/v1/experiments/nobody").status_code == 404
+        assert HTTP.get(f"{url}/v1/experiments/nobody/report").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"arms": [{"name": "a", "policy": "x"}, {"name": "b", "policy": "x"}]}, "arms.a"),
+        ({"color": 1}, "color"),
+        ({"arms": ARMS, "control": "nobody"}, "control"),
+    ],
+)
+def test_wrong_documents_are_refused_over_http(body: dict[str, Any], param: str) -> None:
+    with serving(service()) as url:
+        refused = start(url, **body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+
+
+def test_a_request_keeps_its_arm_while_the_experiment_changes() -> None:
+    made = service()
+    with serving(made) as url:
+        start(url)
+        taken = made.experimenter.take(
+            made.follower.current.experiments, experimenter.Facts(request="r1")
+        )
+        assert taken is not None
+        HTTP.post(f"{url}/v1/experiments/trial/stop", json={})
+        assert made.follower.current.experiments[0].live is False
+        assert taken.run.live
+        assert taken.built.name in ("large-only", "small-only")

@@ -1,0 +1,146 @@
+"""Guardrails: what breaks is stopped soon, what holds is not, however often one looks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orchestrator.experiments.documents import Experiment, State, begun
+from orchestrator.experiments.guardrails import Crossed, crossed, next_step, stop
+from orchestrator.experiments.ledger import Request
+from tests.orchestrator.experiments.records import request
+
+
+def experiment(*guardrails: dict[str, Any], **more: Any) -> Experiment:
+    arms = [{"name": "large", "policy": "large-only"}, {"name": "new", "policy": "specreason"}]
+    return Experiment.parse({"name": "trial", "arms": arms, "guardrails": list(guardrails), **more})
+
+
+def requests(arm: str, count: int, **values: Any) -> list[Request]:
+    """`count` requests; a value may be a list with one for each."""
+    return [
+        request(arm, n, **{k: v[n] if isinstance(v, list) else v for k, v in values.items()})
+        for n in range(count)
+    ]
+
+
+def looked(made: Experiment, own: list[Request], control: list[Request]) -> list[Crossed]:
+    return crossed(made, begun(0.0), {"large": control, "new": own})
+
+
+BROKEN: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+    ({"metric": "error", "at_most": 0.05}, {"status": "failed"}, {"status": "finished"}),
+    ({"metric": "ms", "at_most": 200, "quantile": 0.95}, {"ms": 300.0}, {"ms": 100.0}),
+    ({"metric": "ms", "at_most": 200}, {"ms": [300.0 + n % 9 for n in range(40)]}, {"ms": 100.0}),
+    ({"metric": "large_share", "at_most": 0.6}, {"large_tokens": 90}, {"large_tokens": 10}),
+    ({"metric": "reward", "at_least": 0.8}, {"reward": 0.0}, {"reward": 1.0}),
+    ({"metric": "reward", "worse_than_control_by": 0.02}, {"reward": 0.0}, {"reward": 1.0}),
+    ({"metric": "error", "worse_than_control_by": 0.02}, {"status": "failed"}, {}),
+]
+
+
+@pytest.mark.parametrize(("rail", "bad", "good"), BROKEN)
+def test_a_broken_arm_is_stopped_within_40_requests(
+    rail: dict[str, Any], bad: dict[str, Any], good: dict[str, Any]
+) -> None:
+    made = experiment(rail)
+    (found,) = looked(made, requests("new", 40, **bad), requests("large", 40, **good))
+    assert found.arm == "new"
+    assert rail["metric"] in found.why
+    steady = {key: (value[0] if isinstance(value, list) else value) for key, value in good.items()}
+    assert looked(made, requests("new", 40, **steady), requests("large", 40, **good)) == []
+
+
+@pytest.mark.parametrize(("rail", "bad", "good"), BROKEN)
+def test_a_few_requests_and_the_control_stop_nothing(
+    rail: dict[str, Any], bad: dict[str, Any], good: dict[str, Any]
+) -> None:
+    made = experiment(rail)
+    assert looked(made, requests("new", 19, **bad), requests("large", 40, **good)) == []
+    if "worse_than_control_by" not in rail:
+        assert looked(made, requests("new", 40, **good), requests("large", 40, **bad)) == []
+
+
+def test_what_the_goal_compares_with_is_not_stopped() -> None:
+    goal = {"metric": "ms", "within": [{"metric": "reward", "by": 0.01, "than": "new"}]}
+    made = experiment({"metric": "error", "at_most": 0.05}, goal=goal)
+    assert looked(made, requests("new", 40, status="failed"), []) == []
+
+
+def test_a_stopped_arm_says_why_and_stays_stopped() -> None:
+    made = experiment({"metric": "error", "at_most": 0.05})
+    failed = requests("new", 40, status="failed")
+    found = looked(made, failed, [])
+    state = stop(begun(0.0), found, at=9.0)
+    assert state.stopped["new"].at == 9.0
+    assert state.stopped["new"].why == "error at most 0.05: 1 over 40 units"
+    assert crossed(made, state, {"large": [], "new": failed}) == []
+    assert stop(state, found, at=99.0) == state
+
+
+@pytest.mark.parametrize(
+    "rail",
+    [
+        {"metric": "error", "at_most": 0.05, "alpha": 0.05},
+        {"metric": "ms", "at_most": 250, "quantile": 0.95, "alpha": 0.05},
+        {"metric": "reward", "worse_than_control_by": 0.0, "alpha": 0.05},
+        {"metric": "ms", "worse_than_control_by": 0.0, "alpha": 0.05},
+    ],
+)
+def test_sound_arms_are_seldom_stopped_however_often_one_looks(rail: dict[str, Any]) -> None:
+    """200 experiments at the very limit, a look after every 20 requests."""
+    made, random, wrong = experiment(rail), np.random.default_rng(1), 0
+    for _ in range(200):
+        arms = {}
+        for arm in ("large", "new"):
+            slow = np.exp(np.log(250) - 0.5 * 1.645 + 0.5 * random.normal(size=200))  # p95 is 250
+            failed = np.where(random.random(200) < 0.05, "failed", "finished")
+            arms[arm] = requests(
+                arm,
+                200,
+                ms=slow.tolist(),
+                status=failed.tolist(),
+                reward=(random.random(200) < 0.9).astype(float).tolist(),
+            )
+        wrong += any(
+            looked(made, arms["new"][:count], arms["large"][:count]) for count in range(20, 201, 20)
+        )
+    assert wrong / 200 <= 0.05
+
+
+RAMP = {"hold_s": 60.0, "units": 10}
+
+
+@pytest.mark.parametrize(
+    ("at", "units", "steps"),
+    [(59, 10, False), (60, 9, False), (60, 10, True), (1e9, 0, False)],
+)
+def test_the_ramp_waits_for_time_and_units(at: float, units: int, steps: bool) -> None:
+    made, state = experiment(ramp=RAMP), begun(0.0)
+    found = next_step(made, state, {"large": 50, "new": units}, at)
+    assert (found is not None) is steps
+    if found is not None:
+        assert (found.step, found.step_since) == (1, at)
+
+
+def test_the_ramp_goes_up_to_all_and_no_further() -> None:
+    made = experiment(ramp=RAMP)
+    state: State | None = begun(0.0)
+    covered = []
+    for at in (100, 200, 300, 400):
+        assert state is not None
+        covered.append(state.coverage(made))
+        state = next_step(made, state, {"large": 99, "new": 99}, at)
+    assert covered == [0.01, 0.05, 0.25, 1.0]
+    assert state is None
+    assert next_step(experiment(), begun(0.0), {}, 1e9) is None
+
+
+def test_a_ramp_ends_with_its_experiment() -> None:
+    made = experiment({"metric": "error", "at_most": 0.05}, ramp=RAMP)
+    stopped = stop(begun(0.0), [Crossed("new", "slow")], 1.0)
+    assert next_step(made, stopped, {"large": 99}, 1e9) is None
+    ended = begun(0.0).model_copy(update={"ended": 5.0})
+    assert next_step(made, ended, {"large": 99, "new": 99}, 1e9) is None

@@ -1,0 +1,154 @@
+"""Events put together, and what they say about each metric."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from orchestrator.experiments.documents import Prices
+from orchestrator.experiments.ledger import Exposure, Ledger, Outcome, Reward, analysed, dump, load
+from orchestrator.experiments.measures import METRICS, pairs, parts
+from orchestrator.experiments.samples import paired, sample
+from tests.orchestrator.experiments.records import request
+
+EXPOSED = Exposure(trace_id="t", at=1.0, arm="a", unit="u")
+ENDED = Outcome(trace_id="t", at=2.0, arm="a", ms=90.0, large_tokens=4, small_tokens=12)
+SHADOW = Outcome(trace_id="t", at=3.0, arm="s", shadow=True, ms=50.0, agreement=True)
+JUDGED = Reward(trace_id="t", at=4.0, reward=0.5)
+
+
+@pytest.mark.parametrize("event", [EXPOSED, ENDED, SHADOW, JUDGED])
+def test_events_survive_the_store(event: Exposure | Outcome | Reward) -> None:
+    assert load(dump(event)) == event
+
+
+@pytest.mark.parametrize(
+    "line",
+    [b"", b"\xff", b"{}", b"[]", b'{"kind": "exposure"}', b'{"kind": "reward", "reward": 7}'],
+)
+def test_garbage_in_the_store_is_counted_and_passed_over(line: bytes) -> None:
+    ledger = Ledger()
+    ledger.add(line)
+    assert (ledger.unreadable, ledger.requests) == (1, [])
+
+
+@pytest.mark.parametrize("order", itertools.permutations([EXPOSED, ENDED, SHADOW, JUDGED]))
+def test_events_come_in_any_order_and_more_than_once(
+    order: tuple[Exposure | Outcome | Reward, ...],
+) -> None:
+    ledger = Ledger()
+    for event in (*order, *order):
+        ledger.add(dump(event))
+    (found,) = ledger.requests
+    assert (found.exposure, found.outcome, found.reward) == (EXPOSED, ENDED, 0.5)
+    assert found.shadows == {"s": SHADOW}
+
+
+def test_a_ledger_forgets_the_oldest() -> None:
+    ledger = Ledger()
+    for n in range(5):
+        ledger.note(EXPOSED.model_copy(update={"trace_id": f"t{n}"}))
+        ledger.note(JUDGED.model_copy(update={"trace_id": f"unknown{n}"}))
+    ledger.forget(2)
+    assert [one.exposure.trace_id for one in ledger.requests] == ["t3", "t4"]
+
+
+def test_who_is_not_analysed() -> None:
+    made = [
+        request("a", 1, unit="stays"),
+        request("a", 2, unit="moves"),
+        request("b", 3, unit="moves"),
+        request("b", 4, unit="tester", forced=True),
+        request("gone", 5),
+        request("b", 6, unit="other"),
+    ]
+    found = analysed(made, ["a", "b"])
+    assert {arm: [one.exposure.trace_id for one in own] for arm, own in found.by_arm.items()} == {
+        "a": ["trace-1"],
+        "b": ["trace-6"],
+    }
+    assert (found.forced, found.moved_units) == (1, 1)
+
+
+def test_each_metric_of_a_request() -> None:
+    one = request(
+        "a",
+        1,
+        ms=250.0,
+        first_step_ms=40.0,
+        small_tokens=30,
+        large_tokens=10,
+        prompt_tokens=100,
+        accepted=0.75,
+        reward=1.0,
+    )
+    prices = Prices(small=1.0, large=10.0, prompt=0.5)
+    told = {
+        name: above / below for name in METRICS for _, above, below in parts([one], name, prices)
+    }
+    assert told == {
+        "ms": 250.0,
+        "first_step_ms": 40.0,
+        "small_tokens": 30.0,
+        "large_tokens": 10.0,
+        "large_share": 0.25,
+        "cost": pytest.approx((30 + 100 + 50) / 1e6),
+        "accepted": 0.75,
+        "reward": 1.0,
+        "error": 0.0,
+    }
+
+
+def test_what_failed_or_was_cancelled_says_little() -> None:
+    def metrics(status: str) -> set[str]:
+        one = request("a", 1, status=status)
+        return {name for name in METRICS for _ in parts([one], name, Prices(large=1.0))}
+
+    assert metrics("failed") == {"error", "cost"}
+    assert metrics("cancelled") == {"cost"}
+
+
+def test_the_share_of_large_tokens_is_of_all_tokens() -> None:
+    made = [
+        request("a", 1, small_tokens=90, large_tokens=10),
+        request("a", 2, small_tokens=0, large_tokens=10),
+    ]
+    assert sample(made, "large_share", Prices()).mean == pytest.approx(20 / 110)
+
+
+def test_a_unit_is_counted_once() -> None:
+    made = [request("a", n, unit=f"u{n % 3}", ms=float(n)) for n in range(9)]
+    found = sample(made, "ms", Prices())
+    assert (found.count, found.mean) == (3, 4.0)
+
+
+def test_pairs_compare_a_shadow_with_what_was_served() -> None:
+    made = [request("a", n, ms=100.0 + n, large_tokens=20) for n in range(4)]
+    for n, one in enumerate(made[:3]):
+        one.shadows["s"] = Outcome(
+            trace_id=one.exposure.trace_id,
+            at=0.0,
+            arm="s",
+            shadow=True,
+            ms=60.0,
+            small_tokens=10,
+            large_tokens=0,
+            agreement=n != 1,
+        )
+    prices = Prices()
+    assert [value for _, value in pairs(made, "s", "ms", prices)] == [-40, -41, -42]
+    assert paired(made, "s", "large_share", prices).mean == pytest.approx(-2 / 3)
+    assert paired(made, "s", "agreement", prices).mean == pytest.approx(2 / 3)
+    assert paired(made, "s", "reward", prices).count == 0
+    assert paired(made, "t", "ms", prices).count == 0
+
+
+def test_events_are_plain_json() -> None:
+    assert json.loads(dump(JUDGED)) == {
+        "kind": "reward",
+        "trace_id": "t",
+        "at": 4.0,
+        "reward": 0.5,
+    }

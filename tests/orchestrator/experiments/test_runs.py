@@ -1,0 +1,166 @@
+"""Experiments in the store, in memory and in a real Redis: started, changed, stopped, on record."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from orchestrator.configuration import Follower
+from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
+from orchestrator.experiments.documents import Experiment, Stop
+from orchestrator.experiments.runs import Runs
+from orchestrator.memory_store import MemoryStore
+from orchestrator.redis_store import RedisStore
+from orchestrator.store import AUDIT, Move, Store
+from orchestrator.versions import PolicyVersions, Publication, Who
+from policies import POLICIES
+from tests.orchestrator.redis_server import redis_server
+
+ME = Who(author="ada", key="12345678", note="try it")
+
+
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    if request.param == "memory":
+        yield MemoryStore()
+        return
+    with redis_server() as server:
+        made = RedisStore(server.url)
+        yield made
+        await made.aclose()
+
+
+def runs_of(store: Store, *methods: str) -> Runs:
+    versions = PolicyVersions(store, POLICIES, {})
+    return Runs(store, versions, POLICIES, {"specreason": {"threshold": 6.0}}, methods)
+
+
+def document(**more: Any) -> Experiment:
+    arms = [
+        {"name": "large", "policy": "large-only"},
+        {"name": "shared", "policy": "specreason", "params": {"first_n": 2}},
+    ]
+    return Experiment.parse({"name": "trial", "arms": arms, **more})
+
+
+async def test_an_experiment_from_start_to_stop(store: Store) -> None:
+    runs = runs_of(store)
+    started = await runs.start(document(), ME)
+    assert started.live
+    assert (started.number, started.stream) == (1, "outcomes/trial/1")
+    built = started.arms["shared"]
+    assert (built.name, built.version) == ("specreason", 0)
+    assert built.policy.model_dump()["threshold"] == 6.0  # the deployment file's
+    assert built.policy.model_dump()["first_n"] == 2
+    assert await runs_of(store).find("trial") == started  # as another replica reads it
+    stopped = await runs.stop("trial", ME)
+    assert not stopped.live
+    with pytest.raises(Conflict, match="does not run"):
+        await runs.stop("trial", ME)
+    again = await runs.start(document(coverage=0.5), ME)
+    assert (again.number, again.experiment.coverage) == (2, 0.5)
+    audit = [json.loads(entry.event) for entry in await store.newest(AUDIT, 10)]
+    assert [(one["action"], one["what"]) for one in audit] == [
+        ("experiment.start", "trial/2"),
+        ("experiment.stop", "trial/1"),
+        ("experiment.start", "trial/1"),
+    ]
+    assert (audit[0]["author"], audit[0]["key"], audit[0]["note"]) == ("ada", "12345678", "try it")
+
+
+async def test_only_one_of_two_changes_to_the_same_state_is_made(store: Store) -> None:
+    runs = runs_of(store)
+    run = await runs.start(document(), ME)
+    stops = {"shared": Stop(at=1.0, why="slow")}
+    changed = await runs.change(
+        run, run.state.model_copy(update={"stopped": stops}), "guardrail", ME
+    )
+    with pytest.raises(Conflict):
+        await runs.change(run, run.state.model_copy(update={"step": 1}), "ramp", ME)
+    assert (await runs.find("trial")).state == changed.state
+
+
+async def test_what_runs_at_the_same_time_must_exclude_each_other(store: Store) -> None:
+    runs = runs_of(store)
+
+    def part(name: str, start: float, end: float) -> Experiment:
+        return document(name=name, group={"name": "g", "start": start, "end": end})
+
+    await runs.start(part("one", 0, 0.5), ME)
+    await runs.start(part("two", 0.5, 1), ME)
+    with pytest.raises(Conflict, match="runs already"):
+        await runs.start(part("one", 0, 0.5), ME)
+    with pytest.raises(Conflict, match="its own part"):
+        await runs.start(part("three", 0.2, 0.6), ME)
+    with pytest.raises(Conflict, match="its own part"):
+        await runs.start(document(name="four"), ME)
+    await runs.stop("one", ME)
+    await runs.stop("two", ME)
+    await runs.start(document(name="four"), ME)
+
+
+async def test_an_arm_may_be_a_published_version(store: Store) -> None:
+    runs, versions = runs_of(store), PolicyVersions(store, POLICIES, {})
+    published = Publication(policy="specreason", params={"threshold": 3.0})
+    await versions.publish(published, ME)
+    arms = [
+        {"name": "old", "policy": "specreason@1"},
+        {"name": "new", "policy": "specreason@1", "params": {"threshold": 8.0}},
+    ]
+    run = await runs.start(document(arms=arms), ME)
+    assert [run.arms[name].version for name in ("old", "new")] == [1, 1]
+    assert [run.arms[n].policy.model_dump()["threshold"] for n in ("old", "new")] == [3.0, 8.0]
+
+
+@pytest.mark.parametrize(
+    ("arm", "place", "told"),
+    [
+        ({"policy": "nothing"}, "arms.new", "no policy is named"),
+        ({"policy": "specreason@9"}, "arms.new", "no version"),
+        (
+            {"policy": "specreason", "params": {"treshold": 3}},
+            "arms.new.params.treshold",
+            "unknown",
+        ),
+        ({"policy": "bild", "speculation": "chain"}, "arms.new.speculation", "decodes with lookup"),
+    ],
+)
+async def test_an_arm_that_cannot_be_built_is_refused_by_name(
+    arm: dict[str, Any], place: str, told: str
+) -> None:
+    arms = [{"name": "large", "policy": "large-only"}, {"name": "new", **arm}]
+    with pytest.raises(InvalidRequest, match=told) as caught:
+        await runs_of(MemoryStore(), "lookup").start(document(arms=arms), ME)
+    assert caught.value.param == place
+
+
+async def test_the_method_that_the_large_worker_has_is_accepted() -> None:
+    arms = [
+        {"name": "large", "policy": "large-only", "speculation": "lookup"},
+        {"name": "new", "policy": "bild"},
+    ]
+    assert (await runs_of(MemoryStore(), "lookup").start(document(arms=arms), ME)).live
+
+
+async def test_nobody_knows_an_experiment_that_never_ran(store: Store) -> None:
+    with pytest.raises(UnknownPolicy) as caught:
+        await runs_of(store).find("nothing")
+    assert caught.value.code == "experiment_not_found"
+
+
+@pytest.mark.parametrize("garbage", [b"", b"[]", b'{"run": 1}', b'{"run": 7, "state": 3}', b"\xff"])
+async def test_garbage_in_the_store_leaves_the_last_good_configuration(garbage: bytes) -> None:
+    store = MemoryStore()
+    runs = runs_of(store)
+    follower = Follower(store, PolicyVersions(store, POLICIES, {}), runs, CollectorRegistry())
+    run = await runs.start(document(), ME)
+    await follower.look()
+    await store.commit(move=[Move("experiment/trial", run.pointer, garbage)], audit=b"{}")
+    with pytest.raises(StoreError):
+        await follower.look()
+    assert follower.current.experiments == (run,)
+    assert follower.trouble is not None
