@@ -28,7 +28,8 @@ def test_publish_show_and_roll_back(baton: Any, url: str) -> None:  # noqa: F811
     told = baton("policy", "list", *to)
     assert told.status == 0
     assert "specreason (the deployment file's)" in told.out
-    ran = baton("policy", "publish", "specreason:threshold=7:judge=short", "--note", "fewer", *to)
+    note = "fewer [red]rewrites"
+    ran = baton("policy", "publish", "specreason:threshold=7:judge=short", "--note", note, *to)
     assert (ran.status, ran.out) == (0, "specreason@1 is published and active\n")
     assert post(url).json()["baton"]["version"] == 1
     ran = baton("policy", "publish", "bild:fallback=0.4", "--no-activate", "--author", "ben", *to)

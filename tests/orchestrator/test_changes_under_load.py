@@ -55,7 +55,7 @@ def workers() -> Iterator[dict[str, Watched]]:
     made = {name: Watched(story=STORY, delay=0.0005) for name in ("small", "large")}
     for worker in made.values():
         worker.spans = defaultdict(set)
-    yield made
+    return made
 
 
 @pytest.mark.timeout(900)

@@ -277,7 +277,7 @@ async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> No
     assert (await store.totals("t"), await store.get("v")) == ({"n": 1}, b"x")
     await store.aclose()
     elsewhere = RedisStore(url, password="s3cret", prefix="others:")
-    with pytest.raises(StoreUnavailable, match="(?i)no permission"):
+    with pytest.raises(StoreUnavailable, match=r"(?i)no permission"):
         await elsewhere.state()
     await elsewhere.aclose()
 
