@@ -249,7 +249,7 @@ async def test_a_failing_commit_changes_nothing(redis: RedisServer) -> None:
     await store.aclose()
 
 
-RIGHTS = "~baton:* &baton:* +@read +@write +@pubsub +eval +@connection"
+RIGHTS = "~baton:* &baton:* +@read +@write +@pubsub +@transaction +@connection +eval"
 
 
 async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> None:
