@@ -2,6 +2,7 @@
 
     SmallWorker, LargeWorker   replicas of the two models (workers/replica.py); none where a
                                server is named instead, which the ingress asks itself
+    Store                      with `store: memory`: where replicas of the ingress meet
     Orchestrator               the ingress: policies, and the OpenAI-compatible HTTP surface
 
 `serve run deploy/local.yaml` and `baton serve` both come here.
@@ -20,9 +21,10 @@ from starlette.types import ASGIApp
 from deploy.config import Args
 from deploy.gauges import PoolMetrics
 from deploy.pair import connect_worker, load_worker
+from deploy.stores import open_store, store_deployment
 from orchestrator.actions import WorkerName
 from orchestrator.api import create_app
-from orchestrator.auth import Keys
+from orchestrator.auth import Access, Keys
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.service import Service, ServiceLimits
 from policies import POLICIES
@@ -39,7 +41,7 @@ READY_S = 1.0  # how long a look at the pools counts
 class Orchestrator:
     """One replica of the ingress."""
 
-    def __init__(self, args: Args, small: Any, large: Any) -> None:
+    def __init__(self, args: Args, small: Any, large: Any, store: Any) -> None:
         args.check_host(_host())
         pools: dict[WorkerName, Any] = {"small": small, "large": large}
         replicas = {name: ReplicaWorker(pool) for name, pool in pools.items() if pool is not None}
@@ -52,7 +54,9 @@ class Orchestrator:
             default_policy=args.policy.default,
             defaults=args.policy.params,
             speculation=args.workers.speculation(),
-            keys=Keys(args.api_keys()),
+            access=Access(Keys(args.api_keys()), Keys(args.admin_keys())),
+            store=open_store(args.store, store),
+            trace_ttl_s=args.store.trace_ttl_s,
             limits=ServiceLimits(**args.limits.model_dump()),
             ready=self._ready,
         )
@@ -93,6 +97,8 @@ def build(args: Args) -> Application:
     }
     for spec in args.workers.by_name().values():
         spec.key()  # one that is missing is told here, not by a replica that does not start
+    args.store.password()
+    store = store_deployment() if args.store.url == "memory" else None
     orchestrator = serve.deployment(
         Orchestrator,
         name="Orchestrator",
@@ -109,7 +115,7 @@ def build(args: Args) -> Application:
         max_constructor_retry_count=2,
         ray_actor_options={"num_cpus": 0.2, "label_selector": args.orchestrator.nodes},
     )
-    return orchestrator.bind(args, pools.get("small"), pools.get("large"))
+    return orchestrator.bind(args, pools.get("small"), pools.get("large"), store)
 
 
 async def _answers(worker: AnyWorker) -> bool:

@@ -18,6 +18,7 @@ from deploy.commands.bench_decode import bench_decode
 from deploy.commands.calibrate import calibrate
 from deploy.commands.check_config import check_config
 from deploy.commands.eval import evaluate
+from deploy.commands.policy import policy
 from deploy.commands.predict import predict
 from deploy.commands.results import results
 from deploy.commands.serve import serve
@@ -59,6 +60,7 @@ app.command("check-config")(check_config)
 app.command("predict")(predict)
 app.command("results")(results)
 app.command("train")(train)
+app.add_typer(policy, name="policy")
 app.add_typer(trace, name="trace")
 
 

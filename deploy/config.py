@@ -20,6 +20,7 @@ from ray.serve.schema import ServeDeploySchema
 from orchestrator.actions import WorkerName
 from orchestrator.errors import ConfigError
 from orchestrator.policy import Policy
+from orchestrator.redis_store import RedisStore
 from orchestrator.summary import SERVER
 from policies import POLICIES
 from policies.judge import Judging
@@ -39,6 +40,9 @@ OURS = {"device", "replicas", "nodes", "gpu", "dtype", "rows", "threads", "specu
 LOSSY = {"reflective"}
 """Methods of `METHODS` that change what is said; named here, since those cannot be imported
 without torch."""
+
+
+PASSWORD = "BATON_REDIS_PASSWORD"  # noqa: S105 (a name, no password)
 
 
 class Strict(BaseModel):
@@ -249,6 +253,54 @@ class Auth(Strict):
         return _keys(self.admin_key_env, self.admin_key_file)
 
 
+class StoreSpec(Strict):
+    """Where replicas meet; in a deployment file also its url alone."""
+
+    url: str = Field(default="memory", description="memory, redis://... or rediss://...")
+    password_env: str | None = Field(
+        default=None,
+        description=f"with redis: the environment's variable with its password; {PASSWORD} if set",
+    )
+    prefix: str = Field(
+        default="baton:",
+        pattern=r"^[A-Za-z0-9._:{}-]{1,64}$",
+        description="with redis: how every key begins",
+    )
+    trace_ttl_s: float = Field(default=86_400.0, gt=0, description="seconds that traces are kept")
+
+    @model_validator(mode="after")
+    def _known(self) -> StoreSpec:
+        if self.url == "memory":
+            if self.password_env is not None:
+                raise ValueError("password_env: goes with redis://")
+            return self
+        scheme = self.url.partition("://")[0]
+        if scheme not in ("redis", "rediss"):
+            raise ValueError(f"must be `memory` or redis://..., not {scheme!r}")
+        self.redis("")
+        return self
+
+    def redis(self, password: str | None) -> RedisStore:
+        """A connection to the server; nothing is asked of it yet."""
+        try:
+            return RedisStore(self.url, password=password, prefix=self.prefix)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    def password(self) -> str | None:
+        """The server's password, where the environment has one.
+
+        Raises:
+            ConfigError: it is promised and not there.
+        """
+        if self.password_env is None:
+            return os.environ.get(PASSWORD)
+        password = os.environ.get(self.password_env, "")
+        if not password:
+            raise ConfigError(f"store: ${self.password_env} holds no password")
+        return password
+
+
 class OrchestratorSpec(Strict):
     """The pool of the HTTP surface, which runs the policies and no model."""
 
@@ -272,7 +324,7 @@ class Args(Strict):
     workers: Workers
     orchestrator: OrchestratorSpec = OrchestratorSpec()
     policy: PolicyChoice = PolicyChoice()
-    store: str = "memory"
+    store: StoreSpec = StoreSpec()
     auth: Auth | Literal["none"] | None = Field(
         default=None, description="keys; none binds loopback only unless `auth: none` is written"
     )
@@ -292,14 +344,10 @@ class Args(Strict):
                     self.policy.params[name] = own | self.policy.params.get(name, {})
         return self
 
-    @field_validator("store")
+    @field_validator("store", mode="before")
     @classmethod
-    def _known_store(cls, store: str) -> str:
-        if store.startswith(("redis://", "rediss://")):
-            raise ValueError("redis is not supported yet; write `store: memory`")
-        if store != "memory":
-            raise ValueError(f"must be `memory`, not {store!r}")
-        return store
+    def _url_alone(cls, store: Any) -> Any:
+        return {"url": store} if isinstance(store, str) else store
 
     def api_keys(self) -> frozenset[str]:
         """The keys that open the API; empty where everybody may ask.
@@ -308,6 +356,14 @@ class Args(Strict):
             ConfigError: keys were promised and are not there.
         """
         return self.auth.api_keys() if isinstance(self.auth, Auth) else frozenset()
+
+    def admin_keys(self) -> frozenset[str]:
+        """The keys that may change what others get; empty where none is named.
+
+        Raises:
+            ConfigError: keys were promised and are not there.
+        """
+        return self.auth.admin_keys() if isinstance(self.auth, Auth) else frozenset()
 
     def check_host(self, host: str | None) -> None:
         """Without keys, only this machine may ask.

@@ -22,6 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.events import Event
+from orchestrator.outcomes import OUTCOMES, outcome
 from orchestrator.refusals import describe, problem
 from orchestrator.render import (
     Json,
@@ -35,6 +36,7 @@ from orchestrator.render import (
     finish_reason,
     record,
     sse,
+    trace_name,
     usage_chunk,
 )
 from orchestrator.render import baton as baton_object
@@ -42,7 +44,6 @@ from orchestrator.service import Service
 
 log = logging.getLogger(__name__)
 
-STORE_S: Final = 1.0  # seconds that keeping a record may delay an answer
 PARTING_S: Final = 1.0  # seconds for a last word to the client of a server that stops
 STREAM_HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -107,7 +108,7 @@ class Answer(Response):
         super().__init__()
         self._service, self._order = service, order
         self._story = Story()
-        self._started = self._ended = self._stored = False
+        self._started = self._ended = self._kept = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
@@ -136,13 +137,13 @@ class Answer(Response):
             async with self._feed() as feed:
                 await (self._stream(feed, send) if self._order.stream else self._whole(feed, send))
         except asyncio.CancelledError:
-            await self._keep("cancelled")
+            self._keep("cancelled")
             raise
         except _ClientGone:
-            await self._keep("cancelled")
+            self._keep("cancelled")
         except Exception as error:
             told = problem(error)
-            await self._keep("failed", told.body["error"])
+            self._keep("failed", told.body["error"])
             if not self._started:
                 raise
             log.error("trace %s broke off: %s", self._order.trace_id, describe(error))
@@ -169,7 +170,7 @@ class Answer(Response):
     async def _whole(self, feed: Feed, send: Send) -> None:
         while self._story.ended is None:
             self._learn(await feed.take())
-        await self._keep("finished")
+        self._keep("finished")
         body = dump(completion(self._order, self._story))
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, headers)
@@ -188,7 +189,7 @@ class Answer(Response):
                 await self._send(send, data)
             elif not lot:
                 await self._send(send, b": ping\n\n")
-        await self._keep("finished")
+        self._keep("finished")
         last = chunk(order, {}, finish_reason(story))
         data = sse({**last, "baton": baton_object(order, story)})
         if order.include_usage:
@@ -208,18 +209,15 @@ class Answer(Response):
         self._ended = not more
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    async def _keep(self, status: str, error: Json | None = None) -> None:
-        """Store the record; a store that is slow or down costs the record, not the answer."""
-        if self._stored:
+    def _keep(self, status: str, error: Json | None = None) -> None:
+        """Hand the record and the outcome over to the store, which may take its time."""
+        if self._kept:
             return
-        self._stored = True
-        order, story = self._order, self._story
-        try:
-            async with asyncio.timeout(STORE_S):
-                data = dump(record(order, story, status, error))
-                await self._service.traces.put(order.trace_id, data)
-        except Exception as failure:
-            log.warning("trace %s was not kept: %s", order.trace_id, type(failure).__name__)
+        self._kept = True
+        service, order, story = self._service, self._order, self._story
+        data = dump(record(order, story, status, error))
+        service.outbox.put(trace_name(order.trace_id), data, ttl_s=service.trace_ttl_s)
+        service.outbox.event(OUTCOMES, outcome(order, story, status))
 
     async def _part(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server stops in mid-answer: say so, if the client still listens."""

@@ -1,18 +1,23 @@
 """The HTTP surface that belongs to answering: OpenAI-compatible, with SSE.
 
-    POST /v1/chat/completions      GET /v1/models  /v1/models/{id}  /v1/traces/{id}
+    POST /v1/chat/completions  /v1/feedback     GET /v1/models  /v1/models/{id}  /v1/traces/{id}
     GET /health (alive)  /ready (the worker pools answer)  /metrics (Prometheus)
 
-Requests: `schemas`. Errors: `problems`. Keys and request ids: `gate`. The answering: `answer`.
+Requests: `schemas`. Errors: `refusals`. Keys and request ids: `gate`. The answering: `answer`.
+Administration: `policy_api`, which adds its routes here.
 There is no /docs and no /openapi.json: the shapes are OpenAI's.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import re
 import secrets
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -22,23 +27,41 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.answer import Answer
-from orchestrator.errors import InvalidRequest, UnknownPolicy
+from orchestrator.body import json_body
+from orchestrator.errors import InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.gate import Gate
+from orchestrator.outcomes import OUTCOMES, parse_feedback, reward
+from orchestrator.policy_api import add_policy_routes
 from orchestrator.refusals import RETRY_AFTER_S, Problem, Refused, problem
-from orchestrator.render import Order
+from orchestrator.render import Order, trace_name
 from orchestrator.schemas import EFFORT, ChatRequest, parse_chat, path
-from orchestrator.service import Service, ServiceLimits
+from orchestrator.service import Service
 from orchestrator.types import Limits
 
 log = logging.getLogger(__name__)
 
+_TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
 
 
 def create_app(service: Service) -> FastAPI:
     """The ASGI application; more routes may be added to it, all behind the same gate."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.start()
+        try:
+            yield
+        finally:
+            await service.stop()
+
     app = FastAPI(
-        title="Baton", openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False
+        title="Baton",
+        openapi_url=None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
     )
     app.add_middleware(Gate, service=service)
     app.add_exception_handler(HTTPException, _http_problem)
@@ -56,9 +79,8 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
-        _want_json(request)
-        asked = parse_chat(await _body(request, service.limits))
-        return Answer(service, _order(service, request, asked))
+        asked = parse_chat(await json_body(request, service.limits))
+        return Answer(service, await _order(service, request, asked))
 
     @app.get("/v1/models")
     async def models() -> Response:
@@ -66,16 +88,23 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
-        if model not in service.models:
+        if not await service.knows(model):
             raise UnknownPolicy(f"the model {model[:64]!r} does not exist")
         return JSONResponse(card(model))
 
     @app.get("/v1/traces/{trace_id}")
     async def trace(trace_id: str) -> Response:
-        record = await service.traces.get(trace_id)
-        if record is None:
-            raise Refused(404, "no such trace, or no longer kept", code="trace_not_found")
-        return Response(record, media_type="application/json")
+        return Response(await _record(service, trace_id), media_type="application/json")
+
+    @app.post("/v1/feedback")
+    async def feedback(request: Request) -> Response:
+        given = parse_feedback(await json_body(request, service.limits))
+        try:
+            kept = json.loads(await _record(service, given.trace_id))
+        except StoreError:
+            kept = {}  # what it is about shows when the store is back; the judgement is kept
+        service.outbox.event(OUTCOMES, reward(given, kept))
+        return JSONResponse({"object": "baton.feedback", **given.model_dump()})
 
     @app.get("/health")
     async def health() -> Response:
@@ -89,10 +118,25 @@ def create_app(service: Service) -> FastAPI:
     async def metrics() -> Response:
         return Response(await service.exposition(), media_type=CONTENT_TYPE_LATEST)
 
+    add_policy_routes(app, service)
     return app
 
 
-def _order(service: Service, request: Request, asked: ChatRequest) -> Order:
+async def _record(service: Service, trace_id: str) -> bytes:
+    """A request's record.
+
+    Raises:
+        Refused: 404, there is none, or no longer.
+    """
+    found = None
+    if _TRACE_ID.fullmatch(trace_id):
+        found = await service.outbox.get(trace_name(trace_id))
+    if found is None:
+        raise Refused(404, "no such trace, or no longer kept", code="trace_not_found")
+    return found
+
+
+async def _order(service: Service, request: Request, asked: ChatRequest) -> Order:
     """The request in Baton's words.
 
     Raises:
@@ -112,7 +156,7 @@ def _order(service: Service, request: Request, asked: ChatRequest) -> Order:
         request_id=request.state.request_id,
         created=int(time.time()),
         model=asked.model,
-        choice=service.choose(asked.model, asked.policy, budget),
+        choice=await service.choose(asked.model, asked.policy, budget),
         speculation=service.speculation,
         messages=asked.conversation,
         sampling=asked.sampling,
@@ -125,39 +169,6 @@ def _order(service: Service, request: Request, asked: ChatRequest) -> Order:
     )
 
 
-def _want_json(request: Request) -> None:
-    """Refuse what a browser would post across origins without asking: forms and plain text."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise InvalidRequest(
-            "the body must be JSON (Content-Type: application/json)", code="invalid_content_type"
-        )
-
-
-async def _body(request: Request, limits: ServiceLimits) -> bytes:
-    """The whole body.
-
-    Raises:
-        Refused: 413, it is too large; 408, it did not arrive in time.
-    """
-    too_large = Refused(
-        413, f"the body is larger than {limits.body_bytes} bytes", code="request_too_large"
-    )
-    announced = request.headers.get("content-length", "")
-    if announced.isdecimal() and int(announced[:20]) > limits.body_bytes:
-        raise too_large
-    body = bytearray()
-    try:
-        async with asyncio.timeout(limits.body_s):
-            async for piece in request.stream():
-                body += piece
-                if len(body) > limits.body_bytes:
-                    raise too_large
-    except TimeoutError:
-        raise Refused(408, "the body did not arrive in time", code="request_timeout") from None
-    return bytes(body)
-
-
 async def _readiness(service: Service) -> Response:
     try:
         async with asyncio.timeout(READY_S):
@@ -165,11 +176,15 @@ async def _readiness(service: Service) -> Response:
     except Exception as error:
         log.warning("readiness could not be told: %s", type(error).__name__)
         pools = {"workers": False}
+    # Without its store the service answers all the same, so it stays ready and says what it lacks;
+    # why is for those who have a key (/v1/policies) and for the log.
+    degraded = service.degraded is not None
+    state = {"workers": pools, "store": not degraded, "degraded": degraded}
     if all(pools.values()):
-        return JSONResponse({"ready": True, "workers": pools})
+        return JSONResponse({"ready": True, **state})
     told = Problem(503, "not ready yet", "server_error", code="not_ready")
     return JSONResponse(
-        {"ready": False, "workers": pools, **told.body},
+        {"ready": False, **state, **told.body},
         status_code=503,
         headers={"retry-after": str(RETRY_AFTER_S)},
     )

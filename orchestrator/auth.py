@@ -1,7 +1,8 @@
-"""API keys, default-deny: with keys, every path but `OPEN` wants one, also paths that don't exist.
+"""Keys, default-deny: with keys, every path but `OPEN` wants one, also paths that don't exist.
 
 A guard of prefixes forgets the routes that are added later; this one stands before the router, so
-a new route is closed until someone opens it here.
+a new route is closed until someone opens it here. In the same way whatever changes something wants
+an admin key, unless it is one of the `ASKING` paths.
 """
 
 from __future__ import annotations
@@ -10,13 +11,19 @@ import hashlib
 import hmac
 import re
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.errors import ConfigError
+from orchestrator.refusals import Refused
 
 OPEN: Final = frozenset({"/health", "/ready"})
 """What a probe may ask without a key. /metrics is not here: it tells load and policy names, and
 Prometheus can send a bearer token."""
+
+ASKING: Final = frozenset({"/v1/chat/completions", "/v1/feedback"})
+"""What an API key may post to; every other change is the administrator's."""
+READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _SENDABLE: Final = re.compile(r"[!-~]+")
 
@@ -50,3 +57,46 @@ class Keys:
 
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Who may do what: `users` may ask, `admins` may change what others get as well.
+
+    With no keys at all everything is open. With API keys and no admin key nobody may change
+    anything; with an admin key alone everybody may ask.
+    """
+
+    users: Keys = field(default_factory=Keys)
+    admins: Keys = field(default_factory=Keys)
+
+    def owner(self, method: str, path: str, authorization: str | None) -> str | None:
+        """Who may do this, as `Keys.owner` says it; None where nobody needs to say.
+
+        Raises:
+            Refused: 401, no valid key; 403, a key that does not suffice.
+        """
+        if path in OPEN or not (self.users or self.admins):
+            return None
+        user, admin = self.users.owner(authorization), self.admins.owner(authorization)
+        changes = method not in READING and path not in ASKING
+        if admin is not None:
+            return admin
+        if not changes and (user is not None or not self.users):
+            return user
+        if user is None:
+            raise Refused(
+                401,
+                "no API key, or one that is not valid here (Authorization: Bearer ...)",
+                code="invalid_api_key",
+                kind="authentication_error",
+                headers={"www-authenticate": "Bearer"},
+            )
+        raise Refused(
+            403,
+            "this needs an admin key"
+            if self.admins
+            else "this needs an admin key, and the deployment names none (auth: admin_key_env)",
+            code="admin_key_required",
+            kind="permission_error",
+        )

@@ -9,6 +9,9 @@ BatonError
 │   ├── Overloaded            no room now: HTTP 429 or 503 with Retry-After
 │   └── Unsupported           this worker cannot do what was asked (named)
 ├── DeadlineExceeded          the request's time is up
+├── StoreError                a store's fault, or something it holds that cannot be used
+│   ├── StoreUnavailable      cannot be reached, refuses to write, or answers nonsense: HTTP 503
+│   └── Conflict              somebody else changed it first: HTTP 409
 └── ConfigError               a deployment file or a checkpoint that cannot be used
 """
 
@@ -73,6 +76,18 @@ class Unsupported(WorkerError):
 
 class DeadlineExceeded(BatonError):
     """The request's time is up."""
+
+
+class StoreError(BatonError):
+    """The store failed, or holds something that cannot be used."""
+
+
+class StoreUnavailable(StoreError):
+    """The store cannot be reached, does not answer in time, or will not do what was asked."""
+
+
+class Conflict(StoreError):
+    """What was to be changed is no longer what its author saw; look again, then try again."""
 
 
 class ConfigError(BatonError):

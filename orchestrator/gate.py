@@ -16,8 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.auth import OPEN
-from orchestrator.refusals import Refused, describe, problem
+from orchestrator.refusals import describe, problem
 from orchestrator.service import Service
 
 log = logging.getLogger(__name__)
@@ -54,7 +53,9 @@ class Gate:
 
         key = None
         try:
-            key = self._owner(scope, headers)
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            authorization = headers.get("authorization")
+            key = self._service.access.owner(scope["method"], path, authorization)
             scope.setdefault("state", {}).update(request_id=request_id, key=key)
             await self._app(scope, receive, signed)
         except ClientDisconnect:
@@ -69,24 +70,3 @@ class Gate:
             ms = (perf_counter() - began) * 1000
             what = f"{scope['method']} {scope['path']!r}"
             log.info("%s %d %.0f ms request=%s key=%s", what, status, ms, request_id, key)
-
-    def _owner(self, scope: Scope, headers: Headers) -> str | None:
-        """Who asks; None where nobody needs to say.
-
-        Raises:
-            Refused: 401.
-        """
-        keys = self._service.keys
-        path = scope["path"].removeprefix(scope.get("root_path", ""))
-        if not keys or path in OPEN:
-            return None
-        owner = keys.owner(headers.get("authorization"))
-        if owner is None:
-            raise Refused(
-                401,
-                "no API key, or one that is not valid here (Authorization: Bearer ...)",
-                code="invalid_api_key",
-                kind="authentication_error",
-                headers={"www-authenticate": "Bearer"},
-            )
-        return owner

@@ -21,10 +21,12 @@ from starlette.responses import Response
 
 from orchestrator.errors import (
     BatonError,
+    Conflict,
     ContextLengthExceeded,
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
+    StoreError,
     UnknownPolicy,
     Unsupported,
     WorkerError,
@@ -35,7 +37,7 @@ RETRY_AFTER_S = 1
 
 
 class Refused(BatonError):
-    """The HTTP layer turns a request away before any work: 401, 408, 413, 429."""
+    """The HTTP layer turns a request away before any work: 401, 403, 408, 413, 429."""
 
     def __init__(
         self,
@@ -107,6 +109,10 @@ def problem(error: BaseException) -> Problem:
             )
         case WorkerError():
             return _later("a worker is not available now; try again shortly", "worker_unavailable")
+        case Conflict():
+            return Problem(409, str(error), code="conflict")
+        case StoreError():
+            return _later("the store cannot be used now; try again shortly", "store_unavailable")
         case DeadlineExceeded():
             # The work was done in vain once; a client that repeats it by itself doubles the load.
             headers = {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "false"}

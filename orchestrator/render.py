@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
+from time import perf_counter
 from typing import Any
 
 from orchestrator.events import Called, Ended, Event, Metrics, Stepped, Text
@@ -40,6 +41,8 @@ class Story:
     """What a request's events amount to; asked at any time, also when it broke off."""
 
     def __init__(self) -> None:
+        self._began = perf_counter()
+        self.first_step_ms: float | None = None  # to the first accepted step
         self.steps: list[Step] = []
         self.ended: Ended | None = None
         self._texts: list[Text] = []
@@ -52,6 +55,8 @@ class Story:
                 self._texts.append(event)
             case Stepped(step):
                 self.steps.append(step)
+                if step.accepted and self.first_step_ms is None:
+                    self.first_step_ms = self._elapsed_ms
             case Called(action, Generation(_, usage)):
                 # The first call of each worker reads the prompt alone: what it found cached is
                 # what OpenAI's cached_tokens means. Later hits are the request's own prefix.
@@ -61,6 +66,15 @@ class Story:
                 self._tally.add(event)
             case Ended():
                 self.ended = event
+
+    @property
+    def ms(self) -> float:
+        """The request's wall time, so far or altogether."""
+        return self._elapsed_ms if self.ended is None else self.ended.metrics.ms["total"]
+
+    @property
+    def _elapsed_ms(self) -> float:
+        return (perf_counter() - self._began) * 1000
 
     @property
     def thought(self) -> str:
@@ -183,6 +197,7 @@ def record(order: Order, story: Story, status: str, error: Json | None = None) -
         "created": order.created,
         "model": order.model,
         "parameters": order.choice.policy.model_dump(mode="json"),
+        "overrides": list(order.choice.overrides),
         "sampling": asdict(order.sampling),
         "limits": asdict(order.limits),
         "user": order.user,
@@ -198,6 +213,11 @@ def record(order: Order, story: Story, status: str, error: Json | None = None) -
         "status": status,
         "error": error,
     }
+
+
+def trace_name(trace_id: str) -> str:
+    """Where the store keeps a request's record."""
+    return f"trace/{trace_id}"
 
 
 def dump(value: Json) -> bytes:

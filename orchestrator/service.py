@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,20 +11,24 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
 
 from orchestrator.actions import WorkerName
-from orchestrator.auth import Keys
+from orchestrator.auth import Access
+from orchestrator.configuration import Follower
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
 from orchestrator.events import Event
+from orchestrator.memory_store import MemoryStore
 from orchestrator.metrics import ServiceMetrics
+from orchestrator.outbox import Outbox
 from orchestrator.policy import Policy
 from orchestrator.refusals import RETRY_AFTER_S, Refused
 from orchestrator.schemas import invalid
 from orchestrator.solve import solve
-from orchestrator.traces import MemoryTraces, TraceStore
+from orchestrator.store import Store
 from orchestrator.types import Limits, Message, Sampling
+from orchestrator.versions import PolicyVersions, Published, build
 from orchestrator.worker import Worker
 
 DEFAULT_MODEL = "baton"
-"""The model name that means: whatever this deployment's default policy is."""
+"""The model name that means: the active version, or the deployment file's default policy."""
 
 
 class Solve(Protocol):
@@ -66,6 +69,7 @@ class Choice:
     policy: Policy
     version: int = 0  # 0: the deployment file's, not a published one
     experiment: str | None = None
+    overrides: tuple[str, ...] = ()  # parameters that the request itself set
 
 
 async def _nothing_to_check() -> Mapping[str, bool]:
@@ -79,7 +83,8 @@ class Service:
     `defaults` are parameters per policy from the deployment file. `speculation` says what each
     worker decodes with, a lossy method marked as such. `ready` says of each worker pool
     whether it answers; cheaply, since nobody needs a key to ask. `scrape` gives the Prometheus
-    text: this process's unless replaced.
+    text: this process's unless replaced. `store` is what all replicas share; traces stay in it
+    for `trace_ttl_s` seconds.
 
     Raises:
         ConfigError: `default_policy` or a name in `defaults` is no policy, or a default is wrong.
@@ -90,15 +95,19 @@ class Service:
     default_policy: str
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     speculation: Mapping[str, str] = field(default_factory=dict)
-    keys: Keys = field(default_factory=Keys)
+    access: Access = field(default_factory=Access)
     limits: ServiceLimits = field(default_factory=ServiceLimits)
-    traces: TraceStore = field(default_factory=MemoryTraces)
+    store: Store = field(default_factory=MemoryStore)
+    trace_ttl_s: float = 24 * 3600.0
     ready: Callable[[], Awaitable[Mapping[str, bool]]] = _nothing_to_check
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     scrape: Callable[[], Awaitable[bytes]] | None = None
     solve: Solve = solve
     metrics: ServiceMetrics = field(init=False)
     responses: Counter = field(init=False)
+    versions: PolicyVersions = field(init=False)
+    follower: Follower = field(init=False)
+    outbox: Outbox = field(init=False)
     live: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -109,20 +118,51 @@ class Service:
             ("code",),
             registry=self.registry,
         )
+        self.versions = PolicyVersions(self.store, self.policies, self.defaults)
+        self.follower = Follower(self.store, self.versions, self.registry)
+        self.outbox = Outbox(self.store, self.registry)
         for name in (self.default_policy, *self.defaults):
             if name not in self.policies:
                 raise ConfigError(f"no policy is named {name!r}")
             try:
-                self.choose(name, {})
+                self._build(name, self.defaults.get(name, {}))
             except InvalidRequest as error:
                 raise ConfigError(f"the defaults of {name}: {error.message}") from None
 
+    async def start(self) -> None:
+        """Begin to follow the store; a store that is away does not hold this up for long."""
+        await self.follower.start()
+        await self.outbox.start()
+
+    async def stop(self) -> None:
+        """Let what waits for the store go out, and hang up."""
+        await self.follower.stop()
+        await self.outbox.stop()
+        await self.store.aclose()
+
+    @property
+    def degraded(self) -> str | None:
+        """Why answers may go by an old configuration or outcomes wait; None in good order."""
+        return self.follower.trouble or self.outbox.trouble
+
     @property
     def models(self) -> list[str]:
-        return [DEFAULT_MODEL, *self.policies]
+        """Every policy, and the newest version of each that has any."""
+        newest = self.follower.current.latest.items()
+        pinned = [f"{name}@{version}" for name, version in newest if name in self.policies]
+        return [DEFAULT_MODEL, *self.policies, *pinned]
 
-    def choose(self, model: str, given: Mapping[str, Any], cap: int | None = None) -> Choice:
-        """The policy for a request.
+    async def knows(self, model: str) -> bool:
+        """Whether a request may name this model."""
+        if model in self.models:
+            return True
+        try:
+            return "@" in model and await self._pinned(model) is not None
+        except UnknownPolicy:
+            return False
+
+    async def choose(self, model: str, given: Mapping[str, Any], cap: int | None = None) -> Choice:
+        """The policy for a request, by the configuration of this moment.
 
         `given` is the request's `policy` object; `cap` bounds the policy's budget from above, in
         tokens.
@@ -130,26 +170,49 @@ class Service:
         Raises:
             UnknownPolicy: no such model.
             InvalidRequest: `given` names another policy, an unknown parameter, or a wrong value.
+            StoreError: a pinned version cannot be read.
         """
-        if model not in self.models:
+        configuration = self.follower.current  # looked at once: all of a request goes by it
+        published: Published | None = None
+        if model == DEFAULT_MODEL:
+            published = configuration.active
+        elif "@" in model:
+            published = await self._pinned(model)
+        elif model not in self.policies:
             raise UnknownPolicy(f"the model {model[:64]!r} does not exist")
         name = self.default_policy if model == DEFAULT_MODEL else model
+        if published is not None:
+            name = published.document.policy
         if (asked := given.get("name")) is not None:
             if not isinstance(asked, str) or asked not in self.policies:
                 raise InvalidRequest("policy.name: no such policy", param="policy.name")
             if asked != name and model != DEFAULT_MODEL:
                 raise InvalidRequest("policy.name: contradicts model", param="policy.name")
-            name = asked
+            if asked != name:
+                name, published = asked, None
         own = {key: value for key, value in given.items() if key != "name"}
-        values = {**self.defaults.get(name, {}), **own}
-        try:
-            # By way of JSON, where strict means what a client would expect: 1 is a float, "1" not.
-            policy = self.policies[name].model_validate_json(json.dumps(values), strict=True)
-        except ValidationError as error:
-            raise invalid(error, "policy") from None
+        if published is None:
+            policy, version = self._build(name, {**self.defaults.get(name, {}), **own}), 0
+        else:
+            policy, version = published.policy, published.document.version
+            if own:
+                policy = self._build(name, {**published.document.params, **own})
         if cap is not None and (policy.budget is None or policy.budget > cap):
             policy = policy.model_copy(update={"budget": cap})
-        return Choice(name, policy)
+        return Choice(name, policy, version, overrides=tuple(sorted(own)))
+
+    async def _pinned(self, model: str) -> Published:
+        configuration = self.follower.current
+        try:
+            return await self.versions.find(model, identity=configuration.identity)
+        except UnknownPolicy:
+            raise UnknownPolicy(f"the model {model[:64]!r} does not exist") from None
+
+    def _build(self, name: str, values: Mapping[str, Any]) -> Policy:
+        try:
+            return build(self.policies, name, values)
+        except ValidationError as error:
+            raise invalid(error, "policy") from None
 
     @contextmanager
     def slot(self) -> Iterator[None]:

@@ -135,4 +135,11 @@ def test_the_command_line_starts_without_torch_and_ray() -> None:
             assert bad == [], path
 
 
-_SLOW_OURS = {"deploy.config", "deploy.app", "deploy.cluster", "deploy.askers", "deploy.pair"}
+_SLOW_OURS = {
+    "deploy.config",
+    "deploy.app",
+    "deploy.cluster",
+    "deploy.askers",
+    "deploy.pair",
+    "deploy.service_client",
+}

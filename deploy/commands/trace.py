@@ -9,17 +9,16 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.commands.shared import line_of, lossy
+from deploy.commands.shared import DEFAULT_URL, ServiceUrl, line_of, lossy
 from orchestrator.types import Step
 
 trace = typer.Typer(help="Look at what happened to a request.")
-DEFAULT_URL = "http://127.0.0.1:8000"
 
 
 @trace.command("show")
 def show(
     which: Annotated[str, typer.Argument(metavar="ID|FILE", help="Trace id, or a saved trace.")],
-    url: Annotated[str, typer.Option(help="The service that holds the trace.")] = DEFAULT_URL,
+    url: ServiceUrl = DEFAULT_URL,
     as_json: Annotated[bool, typer.Option("--json", help="The record as JSON.")] = False,
 ) -> None:
     """Show one request, step by step: who wrote what, with which score.
@@ -91,23 +90,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _fetch(trace_id: str, url: str) -> dict[str, Any]:
-    import os
     from urllib.parse import quote
 
-    import httpx
+    from deploy.service_client import call
 
-    from deploy.askers import failure, reason
-    from orchestrator.errors import WorkerUnavailable
-
-    key = os.environ.get("BATON_API_KEY")
-    headers = {"authorization": f"Bearer {key}"} if key else {}
-    address = f"{url.rstrip('/')}/v1/traces/{quote(trace_id, safe='')}"
-    try:
-        response = httpx.get(address, headers=headers, timeout=10.0, trust_env=False)
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        told = reason(error) if isinstance(error, httpx.HTTPError) else str(error)
-        raise WorkerUnavailable(f"{url}: {told}") from None
-    if response.status_code != 200:
-        raise failure(response)
-    record: dict[str, Any] = response.json()
-    return record
+    return call(url, "GET", f"/v1/traces/{quote(trace_id, safe='')}")

@@ -10,9 +10,19 @@ import openai
 import pytest
 
 from orchestrator.errors import ConfigError, WorkerUnavailable
+from orchestrator.memory_store import MemoryStore
 from orchestrator.service import ServiceLimits
-from orchestrator.traces import MemoryTraces
-from tests.orchestrator.serving import HTTP, STORY, asking, client, post, service, serving, told
+from tests.orchestrator.serving import (
+    HTTP,
+    STORY,
+    asking,
+    client,
+    post,
+    service,
+    serving,
+    told,
+    until,
+)
 
 ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
 
@@ -226,7 +236,12 @@ def test_readiness() -> None:
         assert reply.json()["error"]["code"] == "not_ready"
         assert HTTP.get(f"{url}/health").status_code == 200
         pools["large"] = True
-        assert HTTP.get(f"{url}/ready").json() == {"ready": True, "workers": pools}
+        assert HTTP.get(f"{url}/ready").json() == {
+            "ready": True,
+            "workers": pools,
+            "store": True,
+            "degraded": False,
+        }
         pools.clear()
         reply = HTTP.get(f"{url}/ready")
         assert reply.status_code == 503
@@ -234,32 +249,18 @@ def test_readiness() -> None:
 
 
 def test_traces_are_bounded() -> None:
-    made = service(traces=MemoryTraces(count=2))
+    made = service(store=MemoryStore(count=2))
     with serving(made) as url:
         ids = [post(url).json()["baton"]["trace_id"] for _ in range(3)]
+        until(lambda: HTTP.get(f"{url}/v1/traces/{ids[0]}").status_code == 404)
         codes = [HTTP.get(f"{url}/v1/traces/{trace_id}").status_code for trace_id in ids]
     assert codes == [404, 200, 200]
 
 
-async def test_traces_are_bounded_by_size() -> None:
-    traces = MemoryTraces(count=10, size=10)
-    for name in "abc":
-        await traces.put(name, b"1234")
-    await traces.put("c", b"123")
-    assert await traces.get("a") is None
-    assert await traces.get("b") == b"1234"
-    assert await traces.get("c") == b"123"
-    await traces.put("d", b"x" * 11)
-    assert await traces.get("d") is None
-
-
-def test_a_store_that_is_down_costs_the_record_only() -> None:
-    class Down(MemoryTraces):
-        async def put(self, trace_id: str, record: bytes) -> None:
-            raise ConnectionError
-
-    with serving(service(traces=Down())) as url:
-        assert post(url).status_code == 200
+@pytest.mark.parametrize("trace_id", ["nonesuch", "a%20b", "x" * 200, "%00", "a%2Fb"])
+def test_a_trace_that_is_not_there(trace_id: str) -> None:
+    with serving(service()) as url:
+        assert HTTP.get(f"{url}/v1/traces/{trace_id}").status_code == 404
 
 
 def test_deployment_defaults() -> None:

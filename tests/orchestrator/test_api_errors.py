@@ -14,7 +14,7 @@ import pytest
 from starlette.routing import Route
 
 from orchestrator.api import create_app
-from orchestrator.auth import OPEN, Keys
+from orchestrator.auth import ASKING, OPEN, READING, Access, Keys
 from orchestrator.errors import BatonError, Overloaded, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.schemas import UNSUPPORTED
 from orchestrator.service import ServiceLimits
@@ -337,17 +337,52 @@ def test_too_many_at_once() -> None:
         assert post(url, {"model": "small-only"}).status_code == 200
 
 
+def routes() -> dict[str, set[str]]:
+    """Every path of the application with its methods."""
+    found: dict[str, set[str]] = {}
+    for route in create_app(service()).routes:
+        assert isinstance(route, Route)  # one that is mounted would hide others
+        found.setdefault(route.path, set()).update(route.methods or ())
+    some = {"/v1/chat/completions", "/v1/models", "/metrics", "/v1/policies/active"}
+    assert some < found.keys() > OPEN
+    return found
+
+
+def test_every_change_wants_an_admin_key() -> None:
+    def codes(url: str, key: str) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {key}"}
+        changes = {
+            f"{method} {path}": HTTP.request(method, url + path, headers=headers)
+            for path, methods in (routes() | {"/v1/nowhere": {"DELETE"}}).items()
+            for method in methods - READING
+        }
+        return {what: reply.json()["error"]["code"] for what, reply in changes.items()}
+
+    with serving(service(access=Access(Keys(["sk-user"]), Keys(["sk-admin"])))) as url:
+        asked = codes(url, "sk-user")
+        assert {what.partition(" ")[2] for what, code in asked.items() if code != REFUSED} == ASKING
+        assert codes(url, "sk-admin")["PUT /v1/policies/active"] == "invalid_content_type"
+        assert REFUSED not in codes(url, "sk-admin").values()
+        reply = HTTP.get(f"{url}/v1/policies", headers={"authorization": "Bearer sk-user"})
+        assert reply.status_code == 200
+        reply = HTTP.post(f"{url}/v1/policies", headers={"authorization": "Bearer sk-user"})
+        assert error(reply, 403)["type"] == "permission_error"
+    with serving(service(access=Access(Keys(["sk-user"])))) as url:  # nobody is administrator
+        assert codes(url, "sk-user")["POST /v1/policies"] == REFUSED
+    with serving(service(access=Access(admins=Keys(["sk-admin"])))) as url:
+        assert post(url).status_code == 200
+        assert codes(url, "sk-user")["POST /v1/policies"] == "invalid_api_key"
+
+
+REFUSED = "admin_key_required"
+
+
 def test_every_route_wants_a_key() -> None:
-    made = service(keys=Keys(["sk-one", "sk-two"]))
-    routes = [route for route in create_app(service()).routes if isinstance(route, Route)]
-    paths = {route.path: route.methods for route in routes} | {
-        "/nowhere": {"GET"},
-        "/docs": {"GET"},
-    }
-    assert {"/v1/chat/completions", "/v1/models", "/metrics"} < paths.keys() > OPEN
+    made = service(access=Access(Keys(["sk-one", "sk-two"]), Keys(["sk-admin"])))
+    paths = routes() | {"/nowhere": {"GET"}, "/docs": {"GET"}}
     with serving(made) as url:
         for path, methods in paths.items():
-            for method in methods or ():
+            for method in methods:
                 for tried in ({}, {"authorization": "Bearer sk-on"}, {"authorization": "sk-one"}):
                     reply = HTTP.request(method, url + path, headers=tried)
                     if path in OPEN:
@@ -365,7 +400,7 @@ def test_every_route_wants_a_key() -> None:
 
 def test_logs_hold_neither_keys_nor_prompts(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG, "orchestrator")
-    with serving(service(keys=Keys(["sk-canary"]))) as url:
+    with serving(service(access=Access(Keys(["sk-canary"])))) as url:
         headers = {"authorization": "Bearer sk-canary"}
         trace_id = post(url, headers=headers).json()["baton"]["trace_id"]
         record = HTTP.get(f"{url}/v1/traces/{trace_id}", headers=headers).text
