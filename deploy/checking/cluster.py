@@ -113,15 +113,9 @@ def _together(service: Any, served: Any, deployment: Deployment) -> Iterator[Fin
     yield from _keys(service, served, deployment)
     yield from _room(service, served, deployment)
     gcs = str(at(service, (*CLUSTER, "gcsFaultToleranceOptions", "redisAddress"), ""))
-    if gcs and _host(gcs) == _host(_store(served)):
+    if gcs and _host(gcs) == _host(deployment.args.store.url):
         told = f"{_host(gcs)} holds the cluster's state too: give policies a Redis of their own"
         yield finding(served, (*inner.ARGS, "store"), told)
-
-
-def _store(served: Any) -> str:
-    """The address of the policy store."""
-    store = at(served, (*inner.ARGS, "store"), "")
-    return store if isinstance(store, str) else str(at(store, ("url",), ""))
 
 
 def _addresses(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
@@ -147,7 +141,7 @@ def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Findin
         timeout = override.graceful_shutdown_timeout_s
         if override.name == "Orchestrator" and isinstance(timeout, (int, float)):
             if timeout < drain:
-                told = f"{timeout:g} s would cut answers, which limits.deadline_s lets take {drain:g} s"
+                told = f"{timeout:g} s would cut answers that may take {drain:g} s (deadline_s)"
                 path = ("applications", 0, "deployments", index, "graceful_shutdown_timeout_s")
                 yield finding(served, path, told)
             drain = max(drain, timeout)
@@ -167,24 +161,30 @@ def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Findin
 
 
 def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
-    """Variables that the deployment promises must be in the pods of the orchestrator."""
+    """Variables that the deployment promises must be in the pods that read them.
+
+    The orchestrator reads all of them. The head puts the application together (Serve's controller
+    lives there) and wants to know that the keys of workers and store are there.
+    """
     args = deployment.args
-    wanted: dict[Path, str | None] = {
+    build: dict[Path, str | None] = {
         ("workers", name, "api_key_env"): spec.api_key_env
         for name, spec in args.workers.by_name().items()
     }
-    auth = args.auth
-    if auth is not None and auth != "none":
-        wanted |= {("auth", "api_keys_env"): auth.api_keys_env}
-        wanted |= {("auth", "admin_key_env"): auth.admin_key_env}
-    wanted |= {("store", "password_env"): at(served, (*inner.ARGS, "store", "password_env"))}
-    for path, group in _matching(service, args.orchestrator.nodes):
+    build["store", "password_env"] = args.store.password_env
+    every = dict(build)
+    if args.auth is not None and args.auth != "none":
+        every["auth", "api_keys_env"] = args.auth.api_keys_env
+        every["auth", "admin_key_env"] = args.auth.admin_key_env
+    readers = [(group, every) for _, group in _matching(service, args.orchestrator.nodes)]
+    for group, wanted in [(at(service, HEAD, {}), build), *readers]:
         container = at(group, ("template", "spec", "containers", 0), {})
         if "envFrom" in container:
             continue  # who knows what is in it
         for where, name in wanted.items():
             if name is not None and name not in environment(container):
-                told = f"{name} is not set in the pods of group {at(service, path)['groupName']}"
+                pods = f"pods of group {group['groupName']}" if "groupName" in group else "head"
+                told = f"{name} is not set in the {pods}"
                 yield finding(served, (*inner.ARGS, *where), told)
 
 
@@ -243,7 +243,9 @@ def _spread(
             continue
         nodes = sum(_most(group) for _, group in _matching(service, pool.nodes))
         if pool.most > per_node * nodes:
-            told = f"{pool.most} replicas at {per_node} a node need {math.ceil(pool.most / per_node)} nodes, there are {nodes:g} at maxReplicas"
+            need = math.ceil(pool.most / per_node)
+            told = f"{pool.most} replicas at {per_node} a node need {need} nodes, "
+            told += f"there are {nodes:g} at maxReplicas"
             path = ("applications", 0, "deployments", index, "max_replicas_per_node")
             yield finding(served, path, told)
 

@@ -20,7 +20,13 @@ from deploy.config import Args, Deployment, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
 
 BUILDER = "deploy.app:build"
-NAMES = {"SmallWorker": "workers.small", "LargeWorker": "workers.large", "Orchestrator": "orchestrator"}  # fmt: skip
+NAMES = {
+    "SmallWorker": "workers.small",
+    "LargeWorker": "workers.large",
+    "Orchestrator": "orchestrator",
+    "Store": "store",
+}
+"""Deployments, and the part of `args` that describes each."""
 ARGS = ("applications", 0, "args")
 _OURS = {"num_replicas": "replicas", "autoscaling_config": "replicas", "ray_actor_options": "nodes"}
 """What Serve's `deployments` would replace of what `args` say, and where to say it instead."""

@@ -147,12 +147,10 @@ def place_of(data: Any, path: Path) -> Place:
     """Where the deepest entry of `path` that exists was written."""
     place = getattr(data, "place", Place("", 0))
     for step in path:
-        if isinstance(data, Mapping) and step in data:
-            place, data = data.places[step], data[step]
-        elif isinstance(data, Items) and isinstance(step, int) and step < len(data):
-            place, data = data.places[step], data[step]
-        else:
+        is_item = isinstance(data, Items) and isinstance(step, int) and step < len(data)
+        if not is_item and not (isinstance(data, Mapping) and step in data):
             break
+        place, data = data.places[step], data[step]
     return place
 
 
@@ -179,14 +177,13 @@ def repeated_keys(data: Any, path: tuple[str | int, ...] = ()) -> list[Finding]:
     """Keys that a mapping has twice: YAML's readers silently take the last."""
     found = []
     if isinstance(data, Mapping):
-        found += [finding(data, (*path, key), "written twice") for key in data.repeated]
+        found += [
+            Finding(data.places[key], dotted((*path, key)), "written twice")
+            for key in data.repeated
+        ]
         for key, value in data.items():
-            found += _below(data, key, value, path)
+            found += repeated_keys(value, (*path, key))
     elif isinstance(data, Items):
         for index, value in enumerate(data):
-            found += _below(data, index, value, path)
+            found += repeated_keys(value, (*path, index))
     return found
-
-
-def _below(data: Any, step: Any, value: Any, path: tuple[str | int, ...]) -> list[Finding]:
-    return repeated_keys(value, (*path, step))

@@ -141,7 +141,7 @@ def test_a_planted_mistake_is_named(mistake: Mistake, copied: Path) -> None:
 def test_and_the_line_is_that_of_the_mistake(mistake: Mistake, copied: Path) -> None:
     """Where the field that is named is the one that was changed, in whichever file it stands."""
     checked, file, words, instead, said = mistake
-    before, found, after = (copied / file).read_text().partition(words)
+    before, _, after = (copied / file).read_text().partition(words)
     (copied / file).write_text(before + instead + after)
     line = before.count("\n") + 1
     places = {
