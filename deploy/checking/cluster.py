@@ -115,7 +115,12 @@ def _together(service: Any, served: Any, deployment: Deployment) -> Iterator[Fin
     gcs = str(at(service, (*CLUSTER, "gcsFaultToleranceOptions", "redisAddress"), ""))
     if gcs and _host(gcs) == _host(deployment.args.store.url):
         told = f"{_host(gcs)} holds the cluster's state too: give policies a Redis of their own"
-        yield finding(served, (*inner.ARGS, "store"), told)
+        path = (
+            *inner.ARGS,
+            "store",
+            *(["url"] if at(served, (*inner.ARGS, "store", "url")) else []),
+        )
+        yield finding(served, path, told)
 
 
 def _addresses(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
@@ -191,8 +196,8 @@ def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
 def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
     """Every replica has a place: a group with its labels, and a GPU with its share left."""
     pools = _pools(deployment)
-    fit: dict[str, list[float]] = {}  # group -> shares wanted there
-    names: dict[str, list[str]] = {}
+    beside: dict[str, list[Pool]] = {}  # pools that share their groups, by the groups' names
+    capacity: dict[str, float] = {}
     for pool in pools:
         found = _matching(service, pool.nodes)
         path = (*inner.ARGS, *pool.field.split("."))
@@ -200,36 +205,21 @@ def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
             labels = ", ".join(f"{key}={value}" for key, value in pool.nodes.items())
             told = f"no worker group has the labels {labels}" if labels else "no worker group"
             yield finding(served, (*path, "nodes"), told)
-            continue
-        if not pool.gpu:
-            continue
-        having = [(place, group) for place, group in found if gpus(group)]
-        if not having:
-            told = f"takes {pool.gpu:g} of a GPU, and {_named(found)} has no {GPU}"
-            yield finding(served, (*path, "gpu"), told)
-            continue
-        for _, group in having:  # where it may run in several groups, any of them may take it all
-            if len(having) == 1:
-                fit.setdefault(group["groupName"], []).extend([pool.gpu] * pool.most)
-                names.setdefault(group["groupName"], []).append(
-                    f"{pool.name} {pool.most} × {pool.gpu:g}"
-                )
-        capacity = sum(gpus(group) * _most(group) for _, group in having)
-        if _packed([pool.gpu] * pool.most) > capacity:
-            told = (
-                f"{pool.most} replicas × {pool.gpu:g} take {_packed([pool.gpu] * pool.most)} GPUs, "
-                f"{_named(having)} has {capacity:g} at maxReplicas"
-            )
-            yield finding(served, (*path, "replicas"), told)
-    for path, group in groups(service):
-        wanted, capacity = fit.get(group.get("groupName"), []), gpus(group) * _most(group)
-        alone = len(names.get(group.get("groupName"), [])) < 2
-        if wanted and not alone and _packed(wanted) > capacity:
-            told = (
-                f"{' + '.join(names[group['groupName']])} take {_packed(wanted)} GPUs, "
-                f"there are {gpus(group)} × {_most(group):g}"
-            )
-            yield finding(service, (*path, "maxReplicas"), told)
+        elif pool.gpu:
+            having = [(place, group) for place, group in found if gpus(group)]
+            if not having:
+                told = f"takes {pool.gpu:g} of a GPU, and {_named(found)} has no {GPU}"
+                yield finding(served, (*path, "gpu"), told)
+                continue
+            capacity[_named(having)] = sum(gpus(group) * _most(group) for _, group in having)
+            beside.setdefault(_named(having), []).append(pool)
+    for names, sharing in beside.items():
+        wanted = _packed([pool.gpu for pool in sharing for _ in range(pool.most)])
+        if wanted > capacity[names]:
+            told = " + ".join(f"{pool.name} {pool.most} × {pool.gpu:g}" for pool in sharing)
+            told += f" take {wanted} GPUs, {names} has {capacity[names]:g} at maxReplicas"
+            path = (*inner.ARGS, *sharing[-1].field.split("."), "replicas")
+            yield finding(served, path, told)
     yield from _spread(service, served, deployment, pools)
 
 

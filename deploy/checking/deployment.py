@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from deploy.checking.places import Finding, at, finding, repeated_keys
+from deploy.checking.places import Finding, Items, Mapping, at, finding, repeated_keys
 from deploy.checking.schema import unknown
 from deploy.config import Args, Deployment, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
@@ -80,27 +80,29 @@ def _unknown(model: type[BaseModel], data: Any, path: tuple[str | int, ...]) -> 
 
 
 def _typed(data: Any, error: ValidationError, path: tuple[str | int, ...]) -> Iterator[Finding]:
-    """A finding for each of pydantic's."""
-    for detail in error.errors(include_url=False):
+    """A finding for each of pydantic's, in the reader's words.
+
+    A union names its branches in the path, and each says what it would have liked: those that
+    wanted no mapping at all are passed over where another has something to say.
+    """
+    details = error.errors(include_url=False)
+    details = [d for d in details if not any("[" in str(p) for p in d["loc"][-1:])] or details
+    for detail in details:
         where: tuple[str | int, ...] = path
-        for part in detail["loc"]:  # a union names its branches too; the reader wrote none of them
-            is_written = at(data, (*where, part), error) is not error
-            if is_written or part == detail["loc"][-1] or not _is_branch(data, where, part):
+        for part in detail["loc"]:
+            is_last = part == detail["loc"][-1] and isinstance(at(data, where), (Mapping, Items))
+            if at(data, (*where, part), error) is not error or (is_last and "[" not in str(part)):
                 where = (*where, part)
         message = detail["msg"].removeprefix("Value error, ")
         if detail["type"] == "extra_forbidden":
             message = "unknown field"
         elif detail["type"] == "missing":
             message = "is missing"
-        told = re.fullmatch(r"([\w.-]+): (.*)", message, re.DOTALL)
+        told = re.fullmatch(r"([\w.-]+): (.*)", message, re.DOTALL)  # a validator of several fields
         inner = tuple(told[1].split(".")) if told else ()
         if told and at(data, (*where, *inner[:1]), error) is not error:
             where, message = (*where, *inner), told[2]
         yield finding(data, where, message)
-
-
-def _is_branch(data: Any, where: tuple[str | int, ...], part: str | int) -> bool:
-    return "[" in str(part) or not isinstance(at(data, where), (dict, list))
 
 
 def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:

@@ -61,8 +61,9 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> Report
 
 def _manifest(schemas: Schemas, document: Mapping) -> list[Finding]:
     findings = repeated_keys(document)
-    if "kind" not in document:
-        return [*findings, finding(document, ("kind",), "is missing")]
+    for key in ("apiVersion", "kind"):
+        if not isinstance(document.get(key), str):
+            return [*findings, finding(document, (key,), "must be a string")]
     shape = schemas.check(document)
     findings += shape
     if document["kind"] == "RayService":

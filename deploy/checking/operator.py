@@ -72,9 +72,7 @@ def _names(service: Any) -> _Rule:
     for field in _DEAD:
         if field in at(service, ("spec",), {}):
             yield ("spec", field), "is read by no operator any more: leave it out"
-    if "metadata" in at(service, (*HEAD, "headService"), {}) and at(
-        service, (*HEAD, "headService", "metadata", "name")
-    ):
+    if at(service, (*HEAD, "headService", "metadata", "name")):
         yield (*HEAD, "headService", "metadata", "name"), "must not be set"
     seen: set[Any] = set()
     for path, group in groups(service):
