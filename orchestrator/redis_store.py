@@ -1,9 +1,12 @@
 """The store in Redis: what several replicas share, and what outlives them.
 
-Every key and the one channel begin with the prefix, so an ACL user needs that alone:
-`ACL SETUSER baton on >... ~baton:* &baton:* +@read +@write +@pubsub +eval +@connection`. Redis 7
-or later. Nothing is retried in here: whoever asks knows what waiting is worth, and a call that
-hangs would be one more thing that waits.
+Every key and the one channel begin with the prefix, so an ACL user needs no other (Redis 7):
+
+    ACL SETUSER baton on >PASSWORD ~baton:* &baton:*
+        +@read +@write +@pubsub +@transaction +@connection +eval
+
+Nothing is retried in here: whoever asks knows what waiting is worth, and a call that hangs would be
+one more thing that waits.
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ from orchestrator.errors import (
     InvalidRequest,
     Overloaded,
     StoreError,
+    StoreUnavailable,
     UnknownPolicy,
     Unsupported,
     WorkerError,
@@ -111,8 +112,16 @@ def problem(error: BaseException) -> Problem:
             return _later("a worker is not available now; try again shortly", "worker_unavailable")
         case Conflict():
             return Problem(409, str(error), code="conflict")
+        case StoreUnavailable():
+            return _later("the store is not available now; try again shortly", "store_unavailable")
         case StoreError():
-            return _later("the store cannot be used now; try again shortly", "store_unavailable")
+            return Problem(
+                500,
+                "what the store holds cannot be used",
+                "server_error",
+                code="store_unusable",
+                headers={"x-should-retry": "false"},
+            )
         case DeadlineExceeded():
             # The work was done in vain once; a client that repeats it by itself doubles the load.
             headers = {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "false"}

@@ -11,6 +11,7 @@ from urllib.parse import quote
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from deploy.commands.shared import DEFAULT_URL, ServiceUrl, wide_console
 
@@ -40,7 +41,7 @@ def overview(url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
     active = told["active"] or f"{told['default']} (the deployment file's)"
     for row in told["data"]:
         mine = active if active.partition("@")[0].partition(" ")[0] == row["policy"] else ""
-        table.add_row(row["policy"], str(row["latest"] or "-"), mine)
+        _row(table, row["policy"], row["latest"] or "-", mine)
     wide_console().print(table)
     if told["degraded"]:
         print(f"the store is not in order: {told['degraded']}")
@@ -75,7 +76,7 @@ def show(
         return
     table = Table("version", "when", "author", "note", box=None)
     for row in told["data"]:
-        table.add_row(row["id"], _when(row["created"]), row["author"], row["note"])
+        _row(table, row["id"], _when(row["created"]), row["author"], row["note"])
     wide_console().print(table)
 
 
@@ -182,7 +183,7 @@ def history(url: ServiceUrl = DEFAULT_URL, count: Count = 20, as_json: AsJson = 
         cells = (
             row.get(key) or "" for key in ("action", "what", "before", "author", "key", "note")
         )
-        table.add_row(_when(row.get("at")), *map(str, cells))
+        _row(table, _when(row.get("at")), *cells)
     wide_console().print(table)
 
 
@@ -200,8 +201,12 @@ def _print_version(told: dict[str, Any]) -> None:
     console.print(", ".join(part for part in by if part), style="dim", markup=False)
     table = Table(box=None, show_header=False)
     for key, value in told["params"].items():
-        table.add_row(key, json.dumps(value, ensure_ascii=False))
+        _row(table, key, json.dumps(value, ensure_ascii=False))
     console.print(table)
+
+
+def _row(table: Table, *cells: object) -> None:
+    table.add_row(*(Text(str(cell)) for cell in cells))  # never markup: people wrote it
 
 
 def _name(told: dict[str, Any]) -> str:

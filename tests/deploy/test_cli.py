@@ -42,13 +42,14 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     [
         *((), ("serve",), ("ask",), ("eval",), ("calibrate",), ("predict",), ("results",)),
         ("bench-decode",),
-        *(("trace",), ("trace", "show")),
+        *(("trace",), ("trace", "show"), ("policy",), ("policy", "list"), ("policy", "show")),
+        *(("policy", name) for name in ("publish", "activate", "rollback", "history")),
     ],
 )
 def test_help(baton: Any, command: tuple[str, ...]) -> None:
     ran = baton(*command, "--help")
     assert (ran.status, ran.err) == (0, "")
-    assert command in ((), ("trace",)) or "Examples" in ran.out
+    assert command in ((), ("trace",), ("policy",)) or "Examples" in ran.out
 
 
 def test_version(baton: Any) -> None:
@@ -117,6 +118,9 @@ DEAD = "http://127.0.0.1:9"
         (("results", __file__), 1, "not JSON"),
         (("trace", "show", "abc", "--url", DEAD), 1, DEAD),
         (("trace", "show", __file__), 1, "line 1: cannot be read"),
+        (("policy", "list", "--url", DEAD), 1, DEAD),
+        (("policy", "publish", "specreason:threshold", "--url", DEAD), 2, "threshold"),
+        (("policy", "show"), 2, "policy show --help"),
     ],
 )
 def test_errors_are_one_line(baton: Any, args: tuple[str, ...], status: int, said: str) -> None:

@@ -89,8 +89,13 @@ def test_the_port_can_be_replaced() -> None:
         ({f"{ARGS}.workers.small.tokenizer": "t"}, "workers.small: tokenizer: goes with url"),
         ({f"{ARGS}.workers.small.silence_s": 0}, "workers.small.silence_s: "),
         ({f"{ARGS}.workers.small.speculation.methods": "x"}, "speculation.methods: unknown key"),
-        ({f"{ARGS}.store": "redis://x"}, "store: redis is not supported yet"),
         ({f"{ARGS}.store": "disk"}, "store: must be `memory`"),
+        ({f"{ARGS}.store": "redis://h:port"}, "store: not a url of Redis's"),
+        ({f"{ARGS}.store": "redis://h?nonsense=1"}, "store: not a url of Redis's"),
+        ({f"{ARGS}.store": {"url": "redis://h", "ttl": 1}}, "store.ttl: unknown key"),
+        ({f"{ARGS}.store": {"url": "redis://h", "prefix": "a b"}}, "store.prefix: "),
+        ({f"{ARGS}.store": {"url": "redis://h", "trace_ttl_s": 0}}, "store.trace_ttl_s: "),
+        ({f"{ARGS}.store": {"password_env": "X"}}, "store: password_env: goes with redis://"),
         ({f"{ARGS}.policy.default": "best"}, "args.policy: no policy 'best'"),
         ({f"{ARGS}.policy.params": {"best": {}}}, "args.policy: no policy 'best'"),
         ({f"{ARGS}.policy.params": {"specreason": {"threshold": 99}}}, "specreason.threshold: "),
@@ -195,3 +200,27 @@ def test_a_checkpoint_says_how_it_judges(tmp_path: Path) -> None:
     own = {"params": {"specreason": {"scoring": "greedy", "threshold": 5}}}
     args = Args.model_validate({"workers": workers, "policy": own})
     assert args.policy.params["specreason"] == curve["policy"] | own["params"]["specreason"]
+
+
+def test_a_store_by_its_url_or_with_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = load(write(tmp_path, {f"{ARGS}.store": "rediss://me@h:6380/2"})).args.store
+    assert (plain.url, plain.prefix, plain.password()) == ("rediss://me@h:6380/2", "baton:", None)
+    monkeypatch.setenv("BATON_REDIS_PASSWORD", "common")
+    assert plain.password() == "common"
+    given = {"url": "redis://h", "password_env": "OWN", "prefix": "staging:", "trace_ttl_s": 60}
+    more = load(write(tmp_path, {f"{ARGS}.store": given})).args.store
+    with pytest.raises(ConfigError, match=r"\$OWN holds no password"):
+        more.password()
+    monkeypatch.setenv("OWN", "secret")
+    assert more.password() == "secret"
+
+
+def test_the_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    auth = {"api_keys_env": "ASK", "admin_key_env": "ADMIN"}
+    args = Args.model_validate({**GOOD["applications"][0]["args"], "auth": auth})
+    monkeypatch.setenv("ADMIN", " sk-admin ")
+    assert args.admin_keys() == {"sk-admin"}
+    monkeypatch.delenv("ADMIN")
+    with pytest.raises(ConfigError, match=r"\$ADMIN holds no key"):
+        args.admin_keys()
+    assert Args.model_validate(GOOD["applications"][0]["args"]).admin_keys() == frozenset()
