@@ -87,7 +87,8 @@ def build(args: Args) -> Application:
         name: deployment(
             f"{name.capitalize()}Worker",
             partial(load_worker, spec),
-            replicas=spec.replicas,
+            scaling=spec.replicas.scaling(spec.rows),
+            nodes=spec.nodes,
             rows=spec.rows,
             gpu=spec.gpu if spec.device == "cuda" else 0.0,
         )
@@ -98,11 +99,10 @@ def build(args: Args) -> Application:
         spec.key()  # one that is missing is told here, not by a replica that does not start
     args.store.password()
     store = store_deployment() if args.store.url == "memory" else None
-    # One replica unless the file says more: replicas share a store, but each has its own metrics.
     orchestrator = serve.deployment(
         Orchestrator,
         name="Orchestrator",
-        num_replicas=1,
+        **args.orchestrator.replicas.scaling(args.limits.concurrent),
         # Admission is ours, with an OpenAI error; Serve's own limit answers in plain text and is
         # the outer fuse only. Probes and scrapes need room beside the requests.
         max_ongoing_requests=2 * args.limits.concurrent + 16,
@@ -113,7 +113,7 @@ def build(args: Args) -> Application:
         health_check_period_s=5,
         health_check_timeout_s=30,
         max_constructor_retry_count=2,
-        ray_actor_options={"num_cpus": 0.2},
+        ray_actor_options={"num_cpus": 0.2, "label_selector": args.orchestrator.nodes},
     )
     return orchestrator.bind(args, pools.get("small"), pools.get("large"), store)
 

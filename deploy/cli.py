@@ -16,6 +16,7 @@ import typer
 from deploy.commands.ask import ask
 from deploy.commands.bench_decode import bench_decode
 from deploy.commands.calibrate import calibrate
+from deploy.commands.check_config import check_config
 from deploy.commands.eval import evaluate
 from deploy.commands.experiment import experiment
 from deploy.commands.policy import policy
@@ -56,6 +57,7 @@ app.command("ask")(ask)
 app.command("eval")(evaluate)
 app.command("bench-decode")(bench_decode)
 app.command("calibrate")(calibrate)
+app.command("check-config")(check_config)
 app.command("predict")(predict)
 app.command("results")(results)
 app.command("train")(train)

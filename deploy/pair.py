@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from workers.remote import RemoteWorker
 
 
-def load_worker(spec: WorkerSpec) -> LocalWorker:
+def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker:
     """A worker in this process; `close()` stops it.
+
+    `share` is what the whole process may take of a GPU's memory (None: what the file says).
 
     Raises:
         ConfigError: the model or a parameter cannot be used.
@@ -35,6 +37,7 @@ def load_worker(spec: WorkerSpec) -> LocalWorker:
         rows=spec.rows,
         max_len=spec.max_len,
         threads=spec.threads,
+        share=spec.gpu if share is None else share,
     )
 
 
@@ -62,8 +65,8 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
 
 
 def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker:
-    """A worker in this process, or over the server that `spec.url` names."""
-    return load_worker(spec) if spec.url is None else connect_worker(spec)
+    """A worker in this process, which may hold another, or over the server `spec.url` names."""
+    return load_worker(spec, share=1.0) if spec.url is None else connect_worker(spec)
 
 
 def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker]:

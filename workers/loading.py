@@ -18,6 +18,7 @@ from orchestrator.errors import ConfigError
 from workers.checkpoints import resolve
 from workers.engine import Engine
 from workers.local import LocalWorker
+from workers.memory import claim, need
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
 from workers.speculation.drafter import LoadModel
@@ -41,6 +42,7 @@ def load(
     queue: int = 64,
     lease: float = 10.0,
     threads: int | None = None,
+    share: float = 1.0,
 ) -> LocalWorker:
     """A running worker; `worker.close()` stops it.
 
@@ -52,6 +54,7 @@ def load(
         rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
         max_len: longest sequence (None: the checkpoint's own, but at most 4096).
         queue, lease, threads: see `Engine`.
+        share: of the GPU's memory, which this process keeps to from here on.
 
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
@@ -59,7 +62,7 @@ def load(
     if rows < 1 or (slots is not None and slots < rows):
         raise ConfigError(f"{rows} rows need at least one row, and as many slots")
     opened = open_target(
-        model, device=device, dtype=dtype, slots=slots or 2 * rows, max_len=max_len
+        model, device=device, dtype=dtype, slots=slots or 2 * rows, max_len=max_len, share=share
     )
     options = dict(speculation or {})
     method = str(options.pop("method", "vanilla"))
@@ -67,7 +70,7 @@ def load(
         raise ConfigError(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
     try:
         decoder = Decoder(opened.target, build(method, opened.target, opened.load_draft, **options))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, torch.OutOfMemoryError) as error:
         raise ConfigError(f"speculation {method}: {error}") from error
     if threads is None and device == "cpu" and opened.is_small:
         threads = 1
@@ -98,6 +101,7 @@ def open_target(
     dtype: str | torch.dtype | None = None,
     slots: int,
     max_len: int | None = None,
+    share: float = 1.0,
 ) -> Opened:
     """A checkpoint ready for a speculation method; see `load` for the arguments.
 
@@ -106,11 +110,14 @@ def open_target(
     """
     path = str(resolve(model))
     tokenizer = load_tokenizer(path)
-    network = load_model(path, device=device, dtype=dtype)
-    longest = network.config.max_position_embeddings
+    config, chosen = load_config(path), choose_dtype(device, dtype)
+    longest = config.max_position_embeddings
     length = max_len or min(4096, longest)
     if length > longest:
         raise ConfigError(f"max_len {length} is beyond the {longest} positions of {model}")
+    if torch.device(device).type == "cuda":
+        claim(need(config, dtype=chosen, slots=slots, max_len=length), device=device, share=share)
+    network = load_model(path, device=device, dtype=dtype)
     target = Target(
         network,
         slots=slots,
@@ -136,8 +143,12 @@ def load_tokenizer(path: str) -> Tokenizer:
         raise ConfigError(f"{path} has no fast tokenizer: {_first_line(error)}") from error
 
 
-def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
-    """The network in eval mode on its device."""
+def load_config(path: str) -> Any:
+    """The checkpoint's config.
+
+    Raises:
+        ConfigError: there is none, or of an architecture that is not supported.
+    """
     try:
         config = AutoConfig.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
@@ -150,17 +161,29 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
         raise ConfigError(f"{path} uses {rope} positions; supported: {', '.join(_ROPES)}")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ConfigError(f"{path} uses sliding-window attention, which is not supported")
+    return config
+
+
+def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
+    """The type of the computation; None is float32 on the CPU, else bfloat16."""
+    if dtype is None:
+        return torch.float32 if device == "cpu" else torch.bfloat16
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype, None)
         if dtype not in (torch.float32, torch.bfloat16, torch.float16):
             raise ConfigError("dtype must be float32, bfloat16 or float16")
-    if dtype is None:
-        dtype = torch.float32 if device == "cpu" else torch.bfloat16
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
+    """The network in eval mode on its device."""
+    config, chosen = load_config(path), choose_dtype(device, dtype)
     try:
         network = AutoModelForCausalLM.from_pretrained(
             path,
             config=config,
-            dtype=dtype,
+            dtype=chosen,
             attn_implementation="sdpa",
             use_safetensors=True,
             trust_remote_code=False,
@@ -168,7 +191,7 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
         network = network.to(device).eval().requires_grad_(False)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"cannot load the model {path}: {_first_line(error)}") from error
-    if dtype is torch.float32:
+    if chosen is torch.float32:
         _fuse_norms(network)
     return network
 

@@ -20,10 +20,11 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
 from grpc import RpcError
@@ -308,20 +309,22 @@ def deployment(
     name: str,
     load: Callable[[], Backend],
     *,
-    replicas: int = 1,
+    scaling: Mapping[str, Any] = MappingProxyType({"num_replicas": 1}),
+    nodes: Mapping[str, str] = MappingProxyType({}),
     rows: int = 8,
     queue: int = 64,
     gpu: float = 0.0,
 ) -> Application:
     """A pool of replicas, ready to be bound into an application.
 
-    `rows` sequences live at once in a replica and `queue` more wait there; `gpu` is its share of
-    a GPU (Ray counts shares, it does not enforce them).
+    `scaling` holds Serve's options for how many there are, `nodes` the labels of the Ray nodes
+    where they may run. `rows` sequences live at once in a replica and `queue` more wait there;
+    `gpu` is its share of a GPU (Ray counts shares, the engine's `load` keeps to them).
     """
     return serve.deployment(
         WorkerReplica,
         name=name,
-        num_replicas=replicas,
+        **scaling,
         # The engine queues and batches by itself: Serve's limit of 5 would starve it. What it
         # would refuse goes to the next replica on the ring, or waits in the router.
         max_ongoing_requests=rows + queue,
@@ -337,7 +340,7 @@ def deployment(
         max_constructor_retry_count=2,
         # Shares are bookkeeping: three deployments and the proxy fit on two cores. How many
         # threads torch takes is the model's setting.
-        ray_actor_options={"num_cpus": 0.2, "num_gpus": gpu},
+        ray_actor_options={"num_cpus": 0.2, "num_gpus": gpu, "label_selector": dict(nodes)},
         request_router_config=RequestRouterConfig(
             request_router_class=(
                 "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"

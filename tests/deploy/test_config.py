@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
+from ray.serve.config import AutoscalingConfig
 
-from deploy.config import DEFAULT_FILE, LOSSY, Args, Workers, WorkerSpec, load
+from deploy.config import DEFAULT_FILE, LOSSY, Args, Replicas, Workers, WorkerSpec, load
 from orchestrator.errors import ConfigError
 from policies import POLICIES
 from policies.judge import Judging
@@ -72,6 +73,14 @@ def test_the_port_can_be_replaced() -> None:
     [
         ({f"{ARGS}.workers.large.rowz": 1}, "args.workers.large.rowz: unknown key"),
         ({f"{ARGS}.workers.large.rows": 0}, "args.workers.large.rows: "),
+        (
+            {f"{ARGS}.workers.large.replicas": {"min": 3, "max": 2}},
+            "workers.large.replicas: min 3 is more than max 2",
+        ),
+        ({f"{ARGS}.workers.large.replicas": 0}, "workers.large.replicas.min: "),
+        ({f"{ARGS}.workers.large.replicas": True}, "workers.large.replicas: "),
+        ({f"{ARGS}.workers.large.gpu": 1.5}, "workers.large.gpu: "),
+        ({f"{ARGS}.orchestrator": {"replica": 2}}, "orchestrator.replica: unknown key"),
         ({f"{ARGS}.workers.large.device": "tpu"}, "args.workers.large.device: "),
         ({f"{ARGS}.workers.large.model": None}, "args.workers.large: model is missing"),
         ({f"{ARGS}.workers.small.url": "http://x"}, "workers.small: device: is the server's own"),
@@ -133,6 +142,16 @@ def test_a_worker_may_be_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("K", " secret ")
     assert spec.key() == "secret"
     assert "secret" not in repr(spec)
+
+
+def test_replicas_are_a_number_or_a_range() -> None:
+    workers = load(DEFAULT_FILE).args.workers
+    assert workers.large.replicas.scaling(8) == {"num_replicas": 1}
+    told = Replicas.model_validate({"min": 1, "max": 4, "full_at": 0.5}).scaling(8)
+    config = AutoscalingConfig(**told["autoscaling_config"])
+    assert (config.min_replicas, config.max_replicas) == (1, 4)
+    assert config.target_ongoing_requests == 4
+    assert Replicas.model_validate({"min": 2, "max": 2}).scaling(8) == {"num_replicas": 2}
 
 
 def test_without_keys_only_loopback(tmp_path: Path) -> None:

@@ -1,0 +1,314 @@
+"""A RayService against the deployment inside it: versions, GPUs, replicas, time to finish."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import version as installed
+from typing import Any
+
+from deploy.checking import deployment as inner
+from deploy.checking.operator import CLUSTER, HEAD, Path, environment, groups, version
+from deploy.checking.places import Finding, Text, at, finding, place_of, read
+from deploy.config import Deployment
+from orchestrator.errors import ConfigError
+
+GPU = "nvidia.com/gpu"
+_SERVED = ("spec", "serveConfigV2")
+_GRACE_S = 30  # Kubernetes' default
+_DELAY_S = 60  # KubeRay's default
+_RAY_IN_TAG = re.compile(r"ray[-:]?v?(\d+\.\d+\.\d+)")
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """Replicas of one deployment: where they may run, how many at most, their share of a GPU."""
+
+    name: str
+    field: str
+    nodes: Mapping[str, str]
+    most: int
+    gpu: float
+
+
+def check(service: Any) -> list[Finding]:
+    """The embedded deployment, and whether the cluster fits it."""
+    findings = list(_versions(service)) + list(_control_plane(service)) + list(_mounts(service))
+    text = at(service, _SERVED)
+    if not text:
+        return [*findings, finding(service, _SERVED, "is missing: nothing would be served")]
+    place = text.place if isinstance(text, Text) else place_of(service, _SERVED)
+    try:
+        documents = read(text, place)
+    except ConfigError as error:
+        line, told = re.match(r".*?:(\d+): (.*)", str(error)).groups()  # type: ignore[union-attr]
+        wrong = Finding(place._replace(line=int(line)), "spec.serveConfigV2", told)
+        return [*findings, wrong]
+    served = documents[0] if documents else None
+    checked = inner.check(served)
+    findings += checked.findings
+    if checked.deployment is not None:
+        findings += _together(service, served, checked.deployment)
+    return findings
+
+
+def _versions(service: Any) -> Iterator[Finding]:
+    told = at(service, (*CLUSTER, "rayVersion"))
+    path: Path = (*CLUSTER, "rayVersion")
+    if told is None:
+        yield finding(service, path, "is missing")
+    elif version(told) != version(installed("ray")):
+        yield finding(service, path, f"{told}: the image is built with Ray {installed('ray')}")
+    for path, _, container in _containers(service):
+        image = str(container.get("image", ""))
+        name, colon, tag = image.partition("@")[0].rpartition(":")
+        where = (*path, "image")
+        if "@sha256:" not in image and (not colon or "/" in tag or tag == "latest"):
+            yield finding(service, where, f"{image!r} is not pinned: name a tag or a digest")
+            continue
+        found = _RAY_IN_TAG.search(tag) or (
+            re.match(r"v?(\d+\.\d+\.\d+)", tag) if name.endswith(("/ray", "/ray-ml")) else None
+        )
+        if found and told is not None and version(found[1]) != version(told):
+            yield finding(service, where, f"{image} has Ray {found[1]}, rayVersion is {told}")
+
+
+def _control_plane(service: Any) -> Iterator[Finding]:
+    """Who may reach Ray's ports may run code: that must not be everybody."""
+    options = at(service, (*CLUSTER, "authOptions"), {})
+    if options.get("mode", "token" if options else "disabled") != "token":
+        told = "must be token: Ray runs whatever is sent to its ports"
+        yield finding(service, (*CLUSTER, "authOptions", "mode"), told)
+    if groups(service) and at(service, (*HEAD, "rayStartParams", "num-cpus")) != "0":
+        told = 'must be "0": replicas on the head could take the control plane down with them'
+        yield finding(service, (*HEAD, "rayStartParams", "num-cpus"), told)
+    for path, group, container in _containers(service):
+        context = at(container, ("securityContext",), {})
+        pod = at(group, ("template", "spec", "securityContext"), {})
+        wanted = {
+            "runAsNonRoot": context.get("runAsNonRoot", pod.get("runAsNonRoot")) is True,
+            "readOnlyRootFilesystem": context.get("readOnlyRootFilesystem") is True,
+            "allowPrivilegeEscalation": context.get("allowPrivilegeEscalation") is False,
+        }
+        for key, given in wanted.items():
+            if not given:
+                must = str(key != "allowPrivilegeEscalation").lower()
+                yield finding(service, (*path, "securityContext", key), f"should be {must}", "note")
+
+
+def _mounts(service: Any) -> Iterator[Finding]:
+    for path, group, container in _containers(service):
+        volumes = {one.get("name") for one in at(group, ("template", "spec", "volumes"), [])}
+        for index, mount in enumerate(at(container, ("volumeMounts",), [])):
+            if mount.get("name") not in volumes:
+                where = (*path, "volumeMounts", index, "name")
+                yield finding(service, where, f"there is no volume {mount.get('name')!r}")
+
+
+def _together(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+    yield from _addresses(service, served, deployment)
+    yield from _times(service, served, deployment)
+    yield from _keys(service, served, deployment)
+    yield from _room(service, served, deployment)
+    gcs = str(at(service, (*CLUSTER, "gcsFaultToleranceOptions", "redisAddress"), ""))
+    if gcs and _host(gcs) == _host(deployment.args.store.url):
+        told = f"{_host(gcs)} holds the cluster's state too: give policies a Redis of their own"
+        path = (
+            *inner.ARGS,
+            "store",
+            *(["url"] if at(served, (*inner.ARGS, "store", "url")) else []),
+        )
+        yield finding(served, path, told)
+
+
+def _addresses(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+    options = deployment.serve.http_options
+    if options.host not in ("0.0.0.0", "::"):  # noqa: S104
+        told = f"{options.host}: other pods cannot reach it; write 0.0.0.0"
+        yield finding(served, ("http_options", "host"), told)
+    location = str(getattr(deployment.serve.proxy_location, "value", None))
+    if groups(service) and location != "EveryNode":
+        told = f"{location}: a worker pod is ready only with a proxy on it; write EveryNode"
+        yield finding(served, ("proxy_location",), told)
+    for path, _, container in _containers(service):
+        for index, port in enumerate(at(container, ("ports",), [])):
+            if port.get("name") == "serve" and port.get("containerPort") != options.port:
+                told = f"{port.get('containerPort')}: http_options.port is {options.port}"
+                yield finding(service, (*path, "ports", index, "containerPort"), told)
+
+
+def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+    """Drain ≤ deletion delay ≤ grace: an answer that runs may end before its pod does."""
+    drain = deployment.args.limits.deadline_s
+    for index, override in enumerate(deployment.serve.applications[0].deployments):
+        timeout = override.graceful_shutdown_timeout_s
+        if override.name == "Orchestrator" and isinstance(timeout, (int, float)):
+            if timeout < drain:
+                told = f"{timeout:g} s would cut answers that may take {drain:g} s (deadline_s)"
+                path = ("applications", 0, "deployments", index, "graceful_shutdown_timeout_s")
+                yield finding(served, path, told)
+            drain = max(drain, timeout)
+    field: Path = ("spec", "rayClusterDeletionDelaySeconds")
+    delay = at(service, field, _DELAY_S)
+    if delay < drain:
+        told = (
+            f"{delay} s are less than the {drain:g} s that an answer may take (limits.deadline_s)"
+        )
+        yield finding(service, field, told)
+    for path, group in groups(service):
+        where = (*path, "template", "spec", "terminationGracePeriodSeconds")
+        grace = at(group, where[len(path) :], _GRACE_S)
+        if grace < delay:
+            told = f"{grace} s are less than rayClusterDeletionDelaySeconds, {delay} s"
+            yield finding(service, where, told)
+
+
+def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+    """Variables that the deployment promises must be in the pods that read them.
+
+    The orchestrator reads all of them. The head puts the application together (Serve's controller
+    lives there) and wants to know that the keys of workers and store are there.
+    """
+    args = deployment.args
+    build: dict[Path, str | None] = {
+        ("workers", name, "api_key_env"): spec.api_key_env
+        for name, spec in args.workers.by_name().items()
+    }
+    build["store", "password_env"] = args.store.password_env
+    every = dict(build)
+    if args.auth is not None and args.auth != "none":
+        every["auth", "api_keys_env"] = args.auth.api_keys_env
+        every["auth", "admin_key_env"] = args.auth.admin_key_env
+    readers = [(group, every) for _, group in _matching(service, args.orchestrator.nodes)]
+    for group, wanted in [(at(service, HEAD, {}), build), *readers]:
+        container = at(group, ("template", "spec", "containers", 0), {})
+        if "envFrom" in container:
+            continue  # who knows what is in it
+        for where, name in wanted.items():
+            if name is not None and name not in environment(container):
+                pods = f"pods of group {group['groupName']}" if "groupName" in group else "head"
+                told = f"{name} is not set in the {pods}"
+                yield finding(served, (*inner.ARGS, *where), told)
+
+
+def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
+    """Every replica has a place: a group with its labels, and a GPU with its share left."""
+    pools = _pools(deployment)
+    beside: dict[str, list[Pool]] = {}  # pools that share their groups, by the groups' names
+    capacity: dict[str, float] = {}
+    for pool in pools:
+        found = _matching(service, pool.nodes)
+        path = (*inner.ARGS, *pool.field.split("."))
+        if not found:
+            labels = ", ".join(f"{key}={value}" for key, value in pool.nodes.items())
+            told = f"no worker group has the labels {labels}" if labels else "no worker group"
+            yield finding(served, (*path, "nodes"), told)
+        elif pool.gpu:
+            having = [(place, group) for place, group in found if gpus(group)]
+            if not having:
+                told = f"takes {pool.gpu:g} of a GPU, and {_named(found)} has no {GPU}"
+                yield finding(served, (*path, "gpu"), told)
+                continue
+            capacity[_named(having)] = sum(gpus(group) * _most(group) for _, group in having)
+            beside.setdefault(_named(having), []).append(pool)
+    for names, sharing in beside.items():
+        wanted = _packed([pool.gpu for pool in sharing for _ in range(pool.most)])
+        if wanted > capacity[names]:
+            told = " + ".join(f"{pool.name} {pool.most} × {pool.gpu:g}" for pool in sharing)
+            told += f" take {wanted} GPUs, {names} has {capacity[names]:g} at maxReplicas"
+            path = (*inner.ARGS, *sharing[-1].field.split("."), "replicas")
+            yield finding(served, path, told)
+    yield from _spread(service, served, deployment, pools)
+
+
+def _spread(
+    service: Any, served: Any, deployment: Deployment, pools: list[Pool]
+) -> Iterator[Finding]:
+    by_name = {pool.name: pool for pool in pools}
+    for index, override in enumerate(deployment.serve.applications[0].deployments):
+        per_node, pool = override.max_replicas_per_node, by_name.get(override.name)
+        if pool is None or not isinstance(per_node, int):
+            continue
+        nodes = sum(_most(group) for _, group in _matching(service, pool.nodes))
+        if pool.most > per_node * nodes:
+            need = math.ceil(pool.most / per_node)
+            told = f"{pool.most} replicas at {per_node} a node need {need} nodes, "
+            told += f"there are {nodes:g} at maxReplicas"
+            path = ("applications", 0, "deployments", index, "max_replicas_per_node")
+            yield finding(served, path, told)
+
+
+def gpus(group: Any) -> int:
+    """GPUs of one pod of a group, as Ray will count them."""
+    told = at(group, ("rayStartParams", "num-gpus")) or at(group, ("resources", "GPU"))
+    limits = (
+        at(container, ("resources", "limits", GPU), 0)
+        for container in at(group, ("template", "spec", "containers"), [])[:1]
+    )
+    return int(told) if told is not None else sum(int(limit) for limit in limits)
+
+
+def _most(group: Any) -> float:
+    """Pods of a group at most; without a maximum, any number."""
+    return float(group.get("maxReplicas", math.inf)) * group.get("numOfHosts", 1)
+
+
+def _pools(deployment: Deployment) -> list[Pool]:
+    args = deployment.args
+    pools = [
+        Pool(
+            f"{name.capitalize()}Worker",
+            f"workers.{name}",
+            spec.nodes,
+            spec.replicas.max,
+            spec.gpu if inner.on_gpu(spec) else 0.0,
+        )
+        for name, spec in args.workers.by_name().items()
+        if spec.url is None
+    ]
+    ours = args.orchestrator
+    return [*pools, Pool("Orchestrator", "orchestrator", ours.nodes, ours.replicas.max, 0.0)]
+
+
+def _matching(service: Any, nodes: Mapping[str, str]) -> list[tuple[Path, Any]]:
+    """Worker groups whose nodes carry all these labels."""
+    wanted = nodes.items()
+    return [
+        (path, group)
+        for path, group in groups(service)
+        if all(at(group, ("labels", key)) == value for key, value in wanted)
+    ]
+
+
+def _packed(shares: list[float]) -> int:
+    """GPUs that shares take, first fit, the largest first; none is divided."""
+    free: list[float] = []
+    for share in sorted(shares, reverse=True):
+        for index, room in enumerate(free):
+            if share <= room + 1e-9:
+                free[index] = room - share
+                break
+        else:
+            free.append(1.0 - share)
+    return len(free)
+
+
+def _named(found: list[tuple[Path, Any]]) -> str:
+    return " or ".join(f"group {group.get('groupName')}" for _, group in found)
+
+
+def _host(address: str) -> str:
+    """Host and port of `redis://user:password@host:port/0`, or of a plain `host:port`."""
+    rest = address.partition("://")[2] or address
+    host = rest.rpartition("@")[2].partition("/")[0]
+    name, _, port = host.partition(":")
+    return f"{name}:{port or 6379}"
+
+
+def _containers(service: Any) -> Iterator[tuple[Path, Any, Any]]:
+    """Every container: path, its group, itself."""
+    for path, group in [(HEAD, at(service, HEAD, {})), *groups(service)]:
+        for index, container in enumerate(at(group, ("template", "spec", "containers"), [])):
+            yield (*path, "template", "spec", "containers", index), group, container

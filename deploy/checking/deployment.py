@@ -1,0 +1,174 @@
+"""A deployment file, on its own or inside a RayService: every key, and what fits together.
+
+`deploy.config.load` stops at the first mistake; here all are found, each with its line.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from deploy.checking.places import Finding, Items, Mapping, at, finding, repeated_keys
+from deploy.checking.schema import unknown
+from deploy.config import Args, Deployment, WorkerSpec, model_of
+from orchestrator.errors import ConfigError
+
+BUILDER = "deploy.app:build"
+NAMES = {
+    "SmallWorker": "workers.small",
+    "LargeWorker": "workers.large",
+    "Orchestrator": "orchestrator",
+    "Store": "store",
+}
+"""Deployments, and the part of `args` that describes each."""
+ARGS = ("applications", 0, "args")
+_OURS = {"num_replicas": "replicas", "autoscaling_config": "replicas", "ray_actor_options": "nodes"}
+"""What Serve's `deployments` would replace of what `args` say, and where to say it instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """What was found, and the deployment where its types are right."""
+
+    findings: list[Finding]
+    deployment: Deployment | None = None
+
+
+def check(data: Any) -> Checked:
+    """Everything that is wrong with a deployment file, by `places.read`."""
+    if not isinstance(data, dict):
+        return Checked([finding(data, (), "not a mapping: neither deployment file nor manifest")])
+    findings = repeated_keys(data) + list(_unknown(ServeDeploySchema, data, ()))
+    try:
+        serve = ServeDeploySchema.model_validate(data)
+    except ValidationError as error:
+        return Checked(findings + list(_typed(data, error, ())))
+    if len(serve.applications) != 1:
+        told = f"exactly one is expected, there are {len(serve.applications)}"
+        return Checked([*findings, finding(data, ("applications",), told)])
+    if serve.applications[0].import_path != BUILDER:
+        path = ("applications", 0, "import_path")
+        return Checked([*findings, finding(data, path, f"must be {BUILDER}")])
+    try:
+        args = Args.model_validate(serve.applications[0].args)
+    except ValidationError as error:
+        return Checked(findings + list(_typed(data, error, ARGS)))
+    findings += _fits(data, serve, args)
+    return Checked(findings, Deployment(serve, args))
+
+
+def _unknown(model: type[BaseModel], data: Any, path: tuple[str | int, ...]) -> Iterator[Finding]:
+    """Keys that Ray Serve's schema would silently ignore."""
+    for key, value in data.items() if isinstance(data, dict) else ():
+        field = model.model_fields.get(key)
+        if field is None:
+            told = unknown(str(key), list(model.model_fields))
+            yield Finding(data.places[key], ".".join(map(str, (*path, key))), told)
+            continue
+        inner = model_of(field.annotation)
+        if inner is not None and isinstance(value, list):
+            for index, item in enumerate(value):
+                yield from _unknown(inner, item, (*path, key, index))
+        elif inner is not None:
+            yield from _unknown(inner, value, (*path, key))
+
+
+def _typed(data: Any, error: ValidationError, path: tuple[str | int, ...]) -> Iterator[Finding]:
+    """A finding for each of pydantic's, in the reader's words.
+
+    A union names its branches in the path, and each says what it would have liked: those that
+    wanted no mapping at all are passed over where another has something to say.
+    """
+    details = error.errors(include_url=False)
+    details = [d for d in details if not any("[" in str(p) for p in d["loc"][-1:])] or details
+    for detail in details:
+        where: tuple[str | int, ...] = path
+        for part in detail["loc"]:
+            is_last = part == detail["loc"][-1] and isinstance(at(data, where), (Mapping, Items))
+            if at(data, (*where, part), error) is not error or (is_last and "[" not in str(part)):
+                where = (*where, part)
+        message = detail["msg"].removeprefix("Value error, ")
+        if detail["type"] == "extra_forbidden":
+            message = "unknown field"
+        elif detail["type"] == "missing":
+            message = "is missing"
+        told = re.fullmatch(r"([\w.-]+): (.*)", message, re.DOTALL)  # a validator of several fields
+        inner = tuple(told[1].split(".")) if told else ()
+        if told and at(data, (*where, *inner[:1]), error) is not error:
+            where, message = (*where, *inner), told[2]
+        yield finding(data, where, message)
+
+
+def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
+    options = serve.http_options
+    try:
+        args.check_host(options.host)
+    except ConfigError as error:
+        yield finding(data, ("http_options", "host"), str(error).partition(": ")[2])
+    deadline, timeout = args.limits.deadline_s, options.request_timeout_s
+    if timeout is not None and timeout < deadline:
+        told = f"{timeout:g} s would cut answers that limits.deadline_s lets take {deadline:g} s"
+        yield finding(data, ("http_options", "request_timeout_s"), told)
+    yield from _overrides(data, serve)
+    for name, spec in args.workers.by_name().items():
+        if spec.url is None:
+            yield from _speculation(data, (*ARGS, "workers", name), spec)
+    yield from _shares(data, args)
+
+
+def _overrides(data: Any, serve: ServeDeploySchema) -> Iterator[Finding]:
+    for index, override in enumerate(serve.applications[0].deployments):
+        path = ("applications", 0, "deployments", index)
+        if override.name not in NAMES:
+            told = f"no deployment {override.name!r}; there are {', '.join(NAMES)}"
+            yield finding(data, (*path, "name"), told)
+            continue
+        for key, ours in _OURS.items():
+            if key in override.model_fields_set:
+                told = f"would replace what args say: write args.{NAMES[override.name]}.{ours}"
+                yield finding(data, (*path, key), told)
+
+
+def _speculation(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[Finding]:
+    method, params = spec.speculation.method, spec.speculation.params
+    if method == "vanilla" and not params:
+        return
+    from workers.speculation import METHODS  # it needs torch: seconds
+
+    if method not in METHODS:
+        told = f"no method {method!r}; there are {', '.join(METHODS)}"
+        yield finding(data, (*path, "speculation", "method"), told)
+        return
+    known = dict(list(inspect.signature(METHODS[method]).parameters.items())[2:])
+    where = (*path, "speculation", "params")
+    if not any(one.kind is one.VAR_KEYWORD for one in known.values()):  # another method's
+        for key in params:
+            if key not in known:
+                yield finding(data, (*where, key), f"{unknown(key, list(known))} ({method})")
+    for key, one in known.items():
+        if one.default is one.empty and one.kind is one.KEYWORD_ONLY and key not in params:
+            yield finding(data, (*where, key), f"is missing ({method})")
+
+
+def _shares(data: Any, args: Args) -> Iterator[Finding]:
+    """Workers that share a GPU: one replica of each must fit on it."""
+    specs = args.workers.by_name()
+    shares = {name: spec.gpu for name, spec in specs.items() if on_gpu(spec) and spec.gpu < 1}
+    if len(shares) < 2 or specs["small"].nodes != specs["large"].nodes:
+        return
+    total = sum(shares.values())
+    if total > 1 + 1e-9:
+        told = " + ".join(f"{name} {share:g}" for name, share in shares.items())
+        told = f"{told} = {total:g} of one GPU: lower one, or give both a whole GPU (gpu: 1)"
+        yield finding(data, (*ARGS, "workers", "large", "gpu"), told)
+
+
+def on_gpu(spec: WorkerSpec) -> bool:
+    """Whether replicas of this deployment's own take a share of a GPU."""
+    return spec.url is None and spec.device == "cuda"

@@ -1,0 +1,88 @@
+"""What `baton check-config` is given: deployment files, manifests, overlays."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path as File
+from typing import Any
+
+from deploy.checking import cluster, deployment, operator
+from deploy.checking.kustomize import NAMES, render, text_of
+from deploy.checking.places import Finding, Mapping, Place, finding, read, repeated_keys
+from deploy.checking.schema import Schemas
+from orchestrator.errors import ConfigError
+
+
+@dataclass
+class Report:
+    """What a file holds, and what is wrong with it."""
+
+    file: str
+    holds: list[str] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def ok(self) -> bool:
+        return not any(found.level == "error" for found in self.findings)
+
+
+def check(file: str, crd: File | None = None, text: str | None = None) -> Report:
+    """Everything that is wrong with a file or an overlay's folder.
+
+    Args:
+        file: its path; a folder, or its kustomization file, is rendered.
+        crd: the schema that RayServices are checked against.
+        text: what stands in the file, where it is none.
+
+    Raises:
+        ConfigError: it cannot be read; there is no schema to check a manifest against.
+    """
+    report, path = Report(file), File(file)
+    if text is None and (path.is_dir() or path.name in NAMES):
+        documents: list[Any] = [*render(path if path.is_dir() else path.parent)]
+    else:
+        documents = read(text_of(path) if text is None else text, Place(file, 1))
+    if not documents:
+        raise ConfigError(f"{file}: is empty")
+    manifests = [one for one in documents if isinstance(one, Mapping) and "apiVersion" in one]
+    schemas = Schemas(crd) if manifests else None
+    for document in documents:
+        if schemas is not None and isinstance(document, Mapping) and "apiVersion" in document:
+            report.holds.append(f"{document.get('kind')} {_name(document)}")
+            report.findings += _manifest(schemas, document)
+        else:
+            report.holds.append("deployment file")
+            report.findings += deployment.check(document).findings
+    if any(one.get("kind") == "RayService" for one in manifests) and len(manifests) > 1:
+        report.findings += _policies(manifests)
+    report.findings = list(dict.fromkeys(report.findings))
+    return report
+
+
+def _manifest(schemas: Schemas, document: Mapping) -> list[Finding]:
+    findings = repeated_keys(document)
+    for key in ("apiVersion", "kind"):
+        if not isinstance(document.get(key), str):
+            return [*findings, finding(document, (key,), "must be a string")]
+    shape = schemas.check(document)
+    findings += shape
+    if document["kind"] == "RayService":
+        try:
+            findings += operator.check(document) + cluster.check(document)
+        except (AttributeError, TypeError, ValueError, IndexError, KeyError):
+            if all(found.level == "note" for found in shape):
+                raise  # the shape is right, so this is our own mistake
+    return findings
+
+
+def _policies(manifests: list[Mapping]) -> list[Finding]:
+    """Whether a NetworkPolicy stands before Ray's ports, where a whole overlay is checked."""
+    if any(one.get("kind") == "NetworkPolicy" for one in manifests):
+        return []
+    service = next(one for one in manifests if one.get("kind") == "RayService")
+    return [finding(service, ("kind",), "no NetworkPolicy comes with it", "note")]
+
+
+def _name(document: Mapping) -> str:
+    metadata = document.get("metadata")
+    return str(metadata.get("name", "")) if isinstance(metadata, Mapping) else ""

@@ -1,0 +1,189 @@
+"""YAML that remembers where it was written: every finding names a file and a line.
+
+Mappings and lists are what PyYAML's safe loader makes of them, and know the place of each entry. A
+patch may put an entry of one file into another: it keeps its place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import yaml
+
+from orchestrator.errors import ConfigError
+
+
+class Place(NamedTuple):
+    file: str
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: where, which field (dotted), and what about it.
+
+    A `note` is worth knowing and no reason to refuse.
+    """
+
+    place: Place
+    field: str
+    message: str
+    level: str = "error"
+
+    def __str__(self) -> str:
+        note = "note: " if self.level == "note" else ""
+        field = f"{self.field}: " if self.field else ""
+        return f"{self.place.file}:{self.place.line}: {note}{field}{self.message}"
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "file": self.place.file,
+            "line": self.place.line,
+            "field": self.field,
+            "message": self.message,
+            "level": self.level,
+        }
+
+
+class Mapping(dict[Any, Any]):
+    """A mapping that knows its place, and that of each key."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+        self.places: dict[Any, Place] = {}
+        self.repeated: list[Any] = []
+
+    def put(self, key: Any, value: Any, place: Place) -> None:
+        self[key] = value
+        self.places[key] = place
+
+
+class Items(list[Any]):
+    """A list that knows its place, and that of each item."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__()
+        self.place = place
+        self.places: list[Place] = []
+
+    def put(self, index: int, value: Any, place: Place) -> None:
+        self.insert(index, value)
+        self.places.insert(index, place)
+
+
+class Text(str):
+    """A string that knows where its first line was written."""
+
+    __slots__ = ("place",)
+    place: Place
+
+
+def text_at(value: str, place: Place) -> Text:
+    text = Text(value)
+    text.place = place
+    return text
+
+
+Path = Sequence[str | int]
+
+
+def read(source: str, start: Place) -> list[Any]:
+    """The documents of a YAML text whose first line is at `start`; empty ones are left out.
+
+    Raises:
+        ConfigError: it is no YAML.
+    """
+    loader = yaml.SafeLoader(source)
+    try:
+        documents = []
+        while loader.check_node():
+            documents.append(_value(loader, loader.get_node(), start))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        mark = getattr(error, "problem_mark", None)
+        line = start.line + (mark.line if mark is not None else 0)
+        problem = getattr(error, "problem", None) or error
+        told = " ".join(str(problem).split())
+        raise ConfigError(f"{start.file}:{line}: not YAML: {told}") from None
+    finally:
+        loader.dispose()
+    return [document for document in documents if document is not None]
+
+
+def _value(loader: yaml.SafeLoader, node: yaml.Node, start: Place) -> Any:
+    place = Place(start.file, start.line + node.start_mark.line)
+    if isinstance(node, yaml.MappingNode):
+        loader.flatten_mapping(node)  # `<<: *anchor`
+        mapping = Mapping(place)
+        for key_node, value_node in node.value:
+            key = loader.construct_object(key_node, deep=True)
+            try:
+                repeated = key in mapping
+            except TypeError:
+                raise yaml.MarkedYAMLError(
+                    problem="a key that is no scalar", problem_mark=key_node.start_mark
+                ) from None
+            if repeated:
+                mapping.repeated.append(key)
+            line = start.line + key_node.start_mark.line
+            mapping.put(key, _value(loader, value_node, start), Place(start.file, line))
+        return mapping
+    if isinstance(node, yaml.SequenceNode):
+        items = Items(place)
+        for child in node.value:
+            at = Place(start.file, start.line + child.start_mark.line)
+            items.put(len(items), _value(loader, child, start), at)
+        return items
+    value = loader.construct_object(node, deep=True)
+    if isinstance(value, str) and isinstance(node, yaml.ScalarNode):
+        below = 1 if node.style in ("|", ">") else 0
+        return text_at(value, Place(place.file, place.line + below))
+    return value
+
+
+def place_of(data: Any, path: Path) -> Place:
+    """Where the deepest entry of `path` that exists was written."""
+    place = getattr(data, "place", Place("", 0))
+    for step in path:
+        is_item = isinstance(data, Items) and isinstance(step, int) and step < len(data)
+        if not is_item and not (isinstance(data, Mapping) and step in data):
+            break
+        place, data = data.places[step], data[step]
+    return place
+
+
+def at(data: Any, path: Path, default: Any = None) -> Any:
+    """The entry at `path`, or `default` where there is none."""
+    for step in path:
+        try:
+            data = data[step]
+        except (KeyError, IndexError, TypeError):
+            return default
+    return default if data is None else data
+
+
+def dotted(path: Path) -> str:
+    return ".".join(map(str, path))
+
+
+def finding(data: Any, path: Path, message: str, level: str = "error") -> Finding:
+    """What is wrong with the entry at `path`."""
+    return Finding(place_of(data, path), dotted(path), " ".join(message.split()), level)
+
+
+def repeated_keys(data: Any, path: tuple[str | int, ...] = ()) -> list[Finding]:
+    """Keys that a mapping has twice: YAML's readers silently take the last."""
+    found = []
+    if isinstance(data, Mapping):
+        found += [
+            Finding(data.places[key], dotted((*path, key)), "written twice")
+            for key in data.repeated
+        ]
+        for key, value in data.items():
+            found += repeated_keys(value, (*path, key))
+    elif isinstance(data, Items):
+        for index, value in enumerate(data):
+            found += repeated_keys(value, (*path, index))
+    return found

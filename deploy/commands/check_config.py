@@ -1,0 +1,71 @@
+"""`baton check-config`: deployment files and Kubernetes manifests, strictly, without a cluster."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from orchestrator.errors import ConfigError
+
+
+def check_config(
+    files: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="FILE...", help="Deployment files, manifests, overlay folders; - is stdin."
+        ),
+    ],
+    schema: Annotated[
+        Path | None,
+        typer.Option(envvar="KUBERAY_SCHEMA", help="Your operator's RayService CRD."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+) -> None:
+    """Say what is wrong with a deployment before anything is started.
+
+    One line per finding: file, line, field, what about it. Exit status 1 where there is one; notes
+    alone are no reason. Overlays are rendered first, findings name the file an entry came from.
+
+    [bold]Examples[/]
+
+      baton check-config deploy/local.yaml deploy/gpu.yaml
+
+      baton check-config deploy/kubernetes/overlays/gpu
+
+      kustomize build my/overlay | baton check-config -
+
+      kubectl get crd rayservices.ray.io -o yaml > crd.yaml
+      baton check-config --schema crd.yaml deploy/kubernetes/overlays/high-availability
+    """
+    from deploy.checking.files import Report, check
+
+    reports, unread = [], []
+    for file in files:
+        try:
+            text = sys.stdin.read() if file == "-" else None
+            reports.append(check("<stdin>" if file == "-" else file, schema, text))
+        except ConfigError as error:
+            unread.append((file, str(error)))
+            reports.append(Report(file))
+    failed = bool(unread) or not all(report.ok for report in reports)
+    if as_json:
+        rows = [found.row() for report in reports for found in report.findings]
+        rows += [
+            {"file": file, "line": 0, "field": "", "message": told, "level": "error"}
+            for file, told in unread
+        ]
+        print(json.dumps({"ok": not failed, "findings": rows}, indent=2))
+    else:
+        for report in reports:
+            for found in report.findings:
+                print(found)
+            if report.ok and report.holds:
+                print(f"{report.file}: ok ({', '.join(report.holds)})")
+        for _, told in unread:
+            print(told)
+    if failed:
+        raise typer.Exit(1)

@@ -1,0 +1,225 @@
+"""`baton check-config`: what is right passes, and each planted mistake is named where it stands."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from deploy.checking.files import check
+from orchestrator.errors import ConfigError
+from tests.deploy.conftest import BATON, ROOT
+
+OVERLAYS = ("cpu-demo", "gpu", "high-availability")
+FILES = ("local.yaml", "gpu.yaml", "remote.yaml")
+
+BASE = "kubernetes/base/rayservice.yaml"
+GPU = "kubernetes/overlays/gpu"
+HA = "kubernetes/overlays/high-availability"
+
+Mistake = tuple[str, str, str, str, str]
+"""What is checked, the file with the mistake, the words it is about, what stands there instead,
+and what must be said, beginning with the field."""
+
+MISTAKES: list[Mistake] = [
+    # Deployment files.
+    ("gpu.yaml", "gpu.yaml", "          rows: 4 ", "          rowz: 4 ",
+     "workers.small.rowz: unknown field"),
+    ("gpu.yaml", "gpu.yaml", "proxy_location", "proxy_locations",
+     "proxy_locations: unknown field; did you mean proxy_location?"),
+    ("gpu.yaml", "gpu.yaml", "          gpu: 0.72", "          gpu: 0.8",
+     "workers.large.gpu: small 0.25 + large 0.8 = 1.05 of one GPU"),
+    ("gpu.yaml", "gpu.yaml", "method: vanilla", "method: chian",
+     "workers.large.speculation.method: no method 'chian'"),
+    ("gpu.yaml", "gpu.yaml", "method: vanilla", "method: chain",
+     "workers.large.speculation.params.draft: is missing (chain)"),
+    ("gpu.yaml", "gpu.yaml", "threshold: 7", "treshold: 7",
+     "policy.params.specreason.treshold: unknown key"),
+    ("gpu.yaml", "gpu.yaml", "host: 127.0.0.1", "host: 0.0.0.0",
+     "http_options.host: 0.0.0.0 is open to the network"),
+    ("gpu.yaml", "gpu.yaml", "keep_alive_timeout_s: 65", "request_timeout_s: 60",
+     "http_options.request_timeout_s: 60 s would cut answers"),
+    ("gpu.yaml", "gpu.yaml", "        deadline_s: 600", "        max_tokens: 600",
+     "limits.max_tokens: written twice"),
+    ("remote.yaml", "remote.yaml", "retries: 2", "replicas: 2",
+     "workers.large.replicas: is the server's own"),
+    (HA, f"{HA}/serve.yaml", "- name: SmallWorker", "- name: LittleWorker",
+     "deployments.1.name: no deployment 'LittleWorker'"),
+    # The shape of manifests.
+    (GPU, BASE, "rayClusterDeletionDelaySeconds", "rayClusterDeletionDelay",
+     "spec.rayClusterDeletionDelay: unknown field; did you mean rayClusterDeletionDelaySeconds?"),
+    (GPU, f"{GPU}/gpu-groups.yaml", "    maxReplicas: 6", "    maxReplica: 6",
+     "workerGroupSpecs.1.maxReplica: unknown field; did you mean maxReplicas?"),
+    (GPU, BASE, "terminationGracePeriodSeconds: 720", "terminationGracePeriod: 720",
+     "template.spec.terminationGracePeriod: unknown field"),
+    (GPU, BASE, "readOnlyRootFilesystem: true", 'readOnlyRootFilesystem: "yes"',
+     "securityContext.readOnlyRootFilesystem: 'yes' is not of type"),
+    (GPU, "kubernetes/base/network-policies.yaml", "policyTypes: [Ingress, Egress]",
+     "policyType: [Ingress, Egress]", "spec.policyType: unknown field"),
+    # What the operator refuses.
+    ("kubernetes/overlays/cpu-demo", BASE, "  name: baton\n", "  name: Baton_1\n",
+     "metadata.name: 'Baton_1' is no DNS-1035"),
+    (GPU, BASE, "  excludeHeadPodFromServeSvc: true", "  serviceUnhealthySecondThreshold: 300",
+     "spec.serviceUnhealthySecondThreshold: is read by no operator any more"),
+    (GPU, BASE, "        minReplicas: 1", "        minReplicas: 4",
+     "workerGroupSpecs.0.minReplicas: 4 is more than maxReplicas 3"),
+    (HA, f"{HA}/availability.yaml", "stepSizePercent: 10", "stepSizePercent: 60",
+     "clusterUpgradeOptions.stepSizePercent: 60 is more than maxSurgePercent 50"),
+    (HA, BASE, "- {name: HOME, value: /tmp}", "- {name: REDIS_PASSWORD, value: x}",
+     "containers.0.env: REDIS_PASSWORD: conflicts with gcsFaultToleranceOptions"),
+    # The cluster against the deployment in it.
+    (GPU, BASE, "rayVersion: 2.60.0", "rayVersion: 2.51.0",
+     "spec.rayClusterConfig.rayVersion: 2.51.0: the image is built with Ray 2.60.0"),
+    (GPU, f"{GPU}/kustomization.yaml", "newTag: 0.1.0-ray2.60.0-cuda",
+     "newTag: 0.1.0-ray2.58.0-cuda", "containers.0.image: "),
+    (GPU, f"{GPU}/kustomization.yaml", "newTag: 0.1.0-ray2.60.0-cuda", "newTag: latest",
+     "is not pinned: name a tag or a digest"),
+    (GPU, BASE, "      mode: token", "      mode: disabled",
+     "authOptions.mode: must be token: Ray runs whatever"),
+    (GPU, f"{GPU}/gpu-groups.yaml", "limits: {cpu: \"4\", memory: 16Gi, nvidia.com/gpu: \"1\"}",
+     "limits: {cpu: \"4\", memory: 16Gi}",
+     "workers.small.gpu: takes 1 of a GPU, and group small-gpu has no nvidia.com/gpu"),
+    (GPU, f"{GPU}/serve.yaml", "replicas: {min: 1, max: 4}", "replicas: {min: 1, max: 5}",
+     "workers.large.replicas: LargeWorker 5 × 1 take 5 GPUs, group large-gpu has 4"),
+    (HA, f"{HA}/serve.yaml", "replicas: {min: 2, max: 6}\n        nodes: {baton/pool: orch",
+     "replicas: {min: 2, max: 9}\n        nodes: {baton/pool: orch",
+     "max_replicas_per_node: 9 replicas at 1 a node need 9 nodes, there are 6"),
+    (GPU, f"{GPU}/serve.yaml", "nodes: {baton/pool: large}", "nodes: {baton/pool: big}",
+     "workers.large.nodes: no worker group has the labels baton/pool=big"),
+    (GPU, f"{GPU}/serve.yaml", "deadline_s: 600", "deadline_s: 900",
+     "rayClusterDeletionDelaySeconds: 660 s are less than the 900 s that an answer may take"),
+    (GPU, BASE, "rayClusterDeletionDelaySeconds: 660", "rayClusterDeletionDelaySeconds: 800",
+     "terminationGracePeriodSeconds: 720 s are less than rayClusterDeletionDelaySeconds, 800 s"),
+    (GPU, f"{GPU}/serve.yaml", "api_keys_env: BATON_API_KEYS", "api_keys_env: BATON_KEYS",
+     "auth.api_keys_env: BATON_KEYS is not set in the pods of group orchestrator"),
+    (GPU, f"{GPU}/serve.yaml", "proxy_location: EveryNode", "proxy_location: HeadOnly",
+     "proxy_location: HeadOnly: a worker pod is ready only with a proxy on it"),
+    (HA, f"{HA}/serve.yaml", "redis://policy-redis:6379/0", "redis://gcs-redis:6379/1",
+     "args.store.url: gcs-redis:6379 holds the cluster's state too"),
+    (GPU, f"{GPU}/gpu-groups.yaml", "{name: models, mountPath: /models}",
+     "{name: model, mountPath: /models}", "volumeMounts.2.name: there is no volume 'model'"),
+]  # fmt: skip
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of deploy/, which is the working directory."""
+    for name in FILES:
+        shutil.copy(ROOT / "deploy" / name, tmp_path / name)
+    shutil.copytree(ROOT / "deploy" / "kubernetes", tmp_path / "kubernetes")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", [*FILES, *(f"kubernetes/overlays/{name}" for name in OVERLAYS)])
+def test_what_is_shipped_is_right(name: str, copied: Path) -> None:
+    report = check(name)
+    assert report.ok, list(map(str, report.findings))
+    assert report.holds
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda mistake: mistake[4][:40])
+def test_a_planted_mistake_is_named(mistake: Mistake, copied: Path) -> None:
+    checked, file, words, instead, said = mistake
+    text = (copied / file).read_text()
+    assert words in text
+    (copied / file).write_text(text.replace(words, instead, 1))
+    errors = [found for found in check(checked).findings if found.level == "error"]
+    told = [found for found in errors if said in f"{found.field}: {found.message}"]
+    assert told, list(map(str, errors))
+    assert all(found.place.file and found.place.line > 0 for found in errors)
+    assert all("\n" not in str(found) for found in errors)
+
+
+def names_what_was_changed(mistake: Mistake) -> bool:
+    """Whether the field that is named is the one with the mistake, not another it clashes with."""
+    return mistake[4].partition(": ")[0].endswith("." + mistake[3].strip().partition(":")[0])
+
+
+@pytest.mark.parametrize(
+    "mistake", filter(names_what_was_changed, MISTAKES), ids=lambda mistake: mistake[4][:40]
+)
+def test_and_the_line_is_that_of_the_mistake(mistake: Mistake, copied: Path) -> None:
+    """Where the field that is named is the one that was changed, in whichever file it stands."""
+    checked, file, words, instead, said = mistake
+    before, _, after = (copied / file).read_text().partition(words)
+    (copied / file).write_text(before + instead + after)
+    line = before.count("\n") + 1
+    places = {
+        found.place
+        for found in check(checked).findings
+        if said in f"{found.field}: {found.message}"
+    }
+    assert (file, line) in {(place.file.removeprefix("./"), place.line) for place in places}
+
+
+def baton(*args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*BATON, "check-config", *args], cwd=ROOT, capture_output=True, text=True, input=text
+    )
+
+
+def test_the_command_says_what_is_right_and_what_is_wrong(tmp_path: Path) -> None:
+    good = baton("deploy/local.yaml", "deploy/kubernetes/overlays/cpu-demo")
+    assert (good.returncode, good.stderr) == (0, "")
+    assert "deploy/local.yaml: ok (deployment file)" in good.stdout
+    assert "overlays/cpu-demo: ok (RayService baton" in good.stdout
+    bad = tmp_path / "bad.yaml"
+    bad.write_text((ROOT / "deploy" / "local.yaml").read_text().replace("port:", "prt:"))
+    wrong = baton("deploy/local.yaml", str(bad), "--json")
+    assert wrong.returncode == 1
+    told = json.loads(wrong.stdout)
+    assert told["ok"] is False
+    (row,) = told["findings"]
+    assert row == {
+        "file": str(bad),
+        "line": row["line"],
+        "field": "http_options.prt",
+        "message": "unknown field; did you mean port?",
+        "level": "error",
+    }
+    assert bad.read_text().splitlines()[row["line"] - 1].strip().startswith("prt:")
+
+
+def test_stdin_and_what_is_no_file(tmp_path: Path) -> None:
+    text = (ROOT / "deploy" / "local.yaml").read_text()
+    assert baton("-", text=text).stdout == "<stdin>: ok (deployment file)\n"
+    for name, content in (("a.yaml", "a: ["), ("b.yaml", ""), ("c.yaml", "- a"), ("d.yaml", None)):
+        if content is not None:
+            (tmp_path / name).write_text(content)
+        run = baton(str(tmp_path / name))
+        assert run.returncode == 1
+        assert "Traceback" not in run.stdout + run.stderr
+        (line,) = run.stdout.splitlines()
+        assert line.startswith(str(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "apiVersion: ray.io/v1\nkind: RayService\n",
+        "apiVersion: ray.io/v1\nkind: RayService\nspec: {rayClusterConfig: 7}\n",
+        "apiVersion: ray.io/v1\nkind: RayService\nspec: {rayClusterConfig: {headGroupSpec: []}}\n",
+        "apiVersion: ray.io/v1\nkind: RayService\nmetadata: x\nspec:\n  rayClusterConfig:\n"
+        "    workerGroupSpecs: [1, {labels: 3}]\n",
+        "apiVersion: ray.io/v1\nkind: RayService\nspec: {serveConfigV2: 'applications: [{'}\n",
+        "apiVersion: v1\nkind: [Secret]\n",
+        "apiVersion: 3\n",
+    ],
+)
+def test_a_manifest_of_any_shape_is_refused_without_a_crash(text: str) -> None:
+    report = check("m.yaml", text=text)
+    assert not report.ok
+    assert all(found.place.line > 0 for found in report.findings)
+
+
+def test_a_schema_that_is_none(tmp_path: Path) -> None:
+    file = tmp_path / "crd.yaml"
+    manifest = "apiVersion: v1\nkind: Secret\nmetadata: {name: a}\n"
+    for content in ("a: 1", "a: ["):
+        file.write_text(content)
+        with pytest.raises(ConfigError, match=r"crd\.yaml"):
+            check("m.yaml", file, manifest)

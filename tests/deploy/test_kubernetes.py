@@ -1,0 +1,208 @@
+"""The overlays: what kustomize makes of them, what their schema says, and how they guard."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.checking import schema
+from deploy.checking.files import check
+from deploy.checking.kustomize import render
+from deploy.checking.operator import groups
+from orchestrator.errors import ConfigError
+from tests.deploy.conftest import ROOT
+
+FOLDER = ROOT / "deploy" / "kubernetes"
+OVERLAYS = ("cpu-demo", "gpu", "high-availability")
+CRD = os.environ.get("KUBERAY_SCHEMA")
+needs_crd = pytest.mark.skipif(CRD is None, reason="KUBERAY_SCHEMA names no RayService schema")
+
+
+def kustomize() -> list[str] | None:
+    """The command that renders an overlay here, if there is one."""
+    if shutil.which("kustomize"):
+        return ["kustomize", "build"]
+    return ["kubectl", "kustomize"] if shutil.which("kubectl") else None
+
+
+def by_name(documents: list[Any]) -> dict[tuple[str, str], Any]:
+    return {(one["kind"], one["metadata"]["name"]): one for one in documents}
+
+
+@pytest.mark.skipif(kustomize() is None, reason="neither kustomize nor kubectl is here")
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_our_reading_of_an_overlay_is_kustomizes(name: str) -> None:
+    command = [*(kustomize() or ()), str(FOLDER / "overlays" / name)]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    theirs = by_name(list(yaml.safe_load_all(text)))
+    assert by_name(render(FOLDER / "overlays" / name)) == theirs
+
+
+@needs_crd
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_an_overlay_passes_the_operators_own_schema(name: str) -> None:
+    assert CRD is not None
+    report = check(str(FOLDER / "overlays" / name), Path(CRD))
+    assert report.ok, list(map(str, report.findings))
+
+
+@needs_crd
+def test_our_fields_are_those_of_the_operators_schema() -> None:
+    """Every one of them, down to where Kubernetes' own types begin."""
+    assert CRD is not None
+    theirs = json.loads(Path(CRD).read_text())
+
+    def differ(ours: Any, other: Any, path: str) -> Iterator[str]:
+        if "$ref" in ours or not ours.get("properties"):
+            return
+        names = ours["properties"].keys() ^ other.get("properties", {}).keys()
+        yield from (f"{path}.{name}" for name in names)
+        for name in ours["properties"].keys() & other.get("properties", {}).keys():
+            mine, its = ours["properties"][name], other["properties"][name]
+            if "enum" in its:
+                assert mine.get("enum") == its["enum"], f"{path}.{name}"
+            while mine.get("type") == "array":
+                mine, its = mine["items"], its["items"]
+            yield from differ(mine, its, f"{path}.{name}")
+
+    ours = schema.strict(schema._own_schema())
+    assert set(differ(ours, theirs, "")) == set()
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_every_container_is_locked_in(name: str) -> None:
+    notes = [str(f) for f in check(str(FOLDER / "overlays" / name)).findings if f.level == "note"]
+    assert [note for note in notes if "securityContext" in note or "NetworkPolicy" in note] == []
+    for document in render(FOLDER / "overlays" / name):
+        for pod in _pods(document):
+            context = pod["securityContext"]
+            assert context["runAsNonRoot"] is True
+            assert context["seccompProfile"] == {"type": "RuntimeDefault"}
+            for container in pod["containers"]:
+                locked = container["securityContext"]
+                assert locked["readOnlyRootFilesystem"] is True
+                assert locked["allowPrivilegeEscalation"] is False
+                assert locked["capabilities"] == {"drop": ["ALL"]}
+                assert all("limits" in c["resources"] for c in pod["containers"])
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_no_secret_stands_in_a_manifest_and_the_guide_names_them_all(name: str) -> None:
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    documents = render(FOLDER / "overlays" / name)
+    assert all(one["kind"] != "Secret" for one in documents)
+    keys = {ref["key"] for one in documents for ref in _references(one)}
+    assert {"api-keys", "admin-key", "policy-redis-password"} <= keys
+    for key in keys:
+        assert f"--from-literal={key}=" in guide, key
+    assert all(ref["name"] == "baton" for one in documents for ref in _references(one))
+
+
+@pytest.mark.parametrize("name", OVERLAYS)
+def test_redis_and_ray_are_behind_policies(name: str) -> None:
+    documents = render(FOLDER / "overlays" / name)
+    guarded = [
+        tuple(sorted(one["spec"]["podSelector"]["matchLabels"].items()))
+        for one in documents
+        if one["kind"] == "NetworkPolicy"
+    ]
+    pods = [one["spec"]["template"] for one in documents if one["kind"] == "StatefulSet"]
+    for one in documents:
+        if one["kind"] == "RayService":
+            cluster = one["spec"]["rayClusterConfig"]
+            pods += [cluster["headGroupSpec"]["template"]]
+            pods += [group["template"] for _, group in groups(one)]
+    for pod in pods:
+        labels = pod["metadata"]["labels"].items()
+        assert any(set(selector) <= set(labels) for selector in guarded), labels
+    for one in documents:
+        if one["kind"] == "Service":
+            assert one["spec"].get("type", "ClusterIP") == "ClusterIP"
+
+
+def test_the_highly_available_deployment_is_the_other_with_more_replicas() -> None:
+    plain, more = (
+        yaml.safe_load((FOLDER / "overlays" / name / "serve.yaml").read_text())
+        for name in ("gpu", "high-availability")
+    )
+    application = more["applications"][0]
+    assert {one["name"] for one in application.pop("deployments")} == {
+        "SmallWorker", "LargeWorker", "Orchestrator",
+    }  # fmt: skip
+    for data in (plain, more):
+        args = data["applications"][0]["args"]
+        for pool in (args["workers"]["small"], args["workers"]["large"], args["orchestrator"]):
+            least = pool.pop("replicas")["min"]
+            assert least == (2 if data is more else 1)
+    assert plain == more
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("resources: [nothing.yaml]", "resources.0: there is no nothing.yaml"),
+        ("helmCharts: []", "helmCharts: not read here"),
+        ("resources: pods.yaml", "resources: must be a list"),
+        ("patches: [{target: {kind: A}, patch: '- {op: add, path: /a, value: 1}'}]", "matches"),
+        ("configMapGenerator: [{name: a, files: [x]}]", "local-config annotation"),
+        ("resources: [a", "not YAML"),
+    ],
+)
+def test_what_is_not_read_of_kustomize_is_refused(text: str, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "kustomization.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as info:
+        render(tmp_path)
+    assert str(info.value).startswith(f"{file}:1: ")
+    assert said in str(info.value)
+
+
+@pytest.mark.parametrize(
+    ("operation", "said"),
+    [
+        ("{op: replace, path: /spec/a, value: 1}", "/spec/a: there is no a"),
+        ("{op: add, path: /spec/b/c/d, value: 1}", "there is no b"),
+        ("{op: remove, path: /items/7}", "there is no item 7"),
+        ("{op: move, path: /items/0}", "op: 'move' is not read here"),
+    ],
+)
+def test_a_patch_that_fits_nothing_is_refused(operation: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text("kind: A\nmetadata: {name: a}\nspec: {}\nitems: [1]\n")
+    file = tmp_path / "kustomization.yaml"
+    file.write_text(
+        f"resources: [a.yaml]\npatches:\n- target: {{kind: A}}\n  patch: |\n    - {operation}\n"
+    )
+    with pytest.raises(ConfigError) as info:
+        render(tmp_path)
+    assert str(info.value).startswith(f"{file}:5: ")
+    assert said in str(info.value)
+
+
+def _pods(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict):
+        if "containers" in data:
+            yield data
+        for value in data.values():
+            yield from _pods(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _pods(value)
+
+
+def _references(data: Any) -> Iterator[Any]:
+    if isinstance(data, dict):
+        if "secretKeyRef" in data:
+            yield data["secretKeyRef"]
+        for value in data.values():
+            yield from _references(value)
+    elif isinstance(data, list):
+        for value in data:
+            yield from _references(value)
