@@ -17,10 +17,10 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from ray.serve.schema import ServeDeploySchema
 
+from deploy.store_spec import StoreSpec
 from orchestrator.actions import WorkerName
 from orchestrator.errors import ConfigError
 from orchestrator.policy import Policy
-from orchestrator.redis_store import RedisStore
 from orchestrator.summary import SERVER
 from policies import POLICIES
 from policies.judge import Judging
@@ -40,9 +40,6 @@ OURS = {"device", "replicas", "nodes", "gpu", "dtype", "rows", "threads", "specu
 LOSSY = {"reflective"}
 """Methods of `METHODS` that change what is said; named here, since those cannot be imported
 without torch."""
-
-
-PASSWORD = "BATON_REDIS_PASSWORD"  # noqa: S105 (a name, no password)
 
 
 class Strict(BaseModel):
@@ -251,54 +248,6 @@ class Auth(Strict):
         if self.admin_key_env is None and self.admin_key_file is None:
             return frozenset()
         return _keys(self.admin_key_env, self.admin_key_file)
-
-
-class StoreSpec(Strict):
-    """Where replicas meet; in a deployment file also its url alone."""
-
-    url: str = Field(default="memory", description="memory, redis://... or rediss://...")
-    password_env: str | None = Field(
-        default=None,
-        description=f"with redis: the environment's variable with its password; {PASSWORD} if set",
-    )
-    prefix: str = Field(
-        default="baton:",
-        pattern=r"^[A-Za-z0-9._:{}-]{1,64}$",
-        description="with redis: how every key begins",
-    )
-    trace_ttl_s: float = Field(default=86_400.0, gt=0, description="seconds that traces are kept")
-
-    @model_validator(mode="after")
-    def _known(self) -> StoreSpec:
-        if self.url == "memory":
-            if self.password_env is not None:
-                raise ValueError("password_env: goes with redis://")
-            return self
-        scheme = self.url.partition("://")[0]
-        if scheme not in ("redis", "rediss"):
-            raise ValueError(f"must be `memory` or redis://..., not {scheme!r}")
-        self.redis("")
-        return self
-
-    def redis(self, password: str | None) -> RedisStore:
-        """A connection to the server; nothing is asked of it yet."""
-        try:
-            return RedisStore(self.url, password=password, prefix=self.prefix)
-        except ConfigError as error:
-            raise ValueError(str(error)) from None
-
-    def password(self) -> str | None:
-        """The server's password, where the environment has one.
-
-        Raises:
-            ConfigError: it is promised and not there.
-        """
-        if self.password_env is None:
-            return os.environ.get(PASSWORD)
-        password = os.environ.get(self.password_env, "")
-        if not password:
-            raise ConfigError(f"store: ${self.password_env} holds no password")
-        return password
 
 
 class OrchestratorSpec(Strict):

@@ -11,7 +11,7 @@ from ray.exceptions import RayError
 from ray.serve import Application
 from ray.serve.exceptions import RayServeException
 
-from deploy.config import StoreSpec
+from deploy.store_spec import StoreSpec
 from orchestrator.errors import BatonError, StoreUnavailable
 from orchestrator.memory_store import MemoryStore
 from orchestrator.store import PATIENCE_S, Entry, Move, State, Store
