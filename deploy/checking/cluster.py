@@ -115,12 +115,8 @@ def _together(service: Any, served: Any, deployment: Deployment) -> Iterator[Fin
     gcs = str(at(service, (*CLUSTER, "gcsFaultToleranceOptions", "redisAddress"), ""))
     if gcs and _host(gcs) == _host(deployment.args.store.url):
         told = f"{_host(gcs)} holds the cluster's state too: give policies a Redis of their own"
-        path = (
-            *inner.ARGS,
-            "store",
-            *(["url"] if at(served, (*inner.ARGS, "store", "url")) else []),
-        )
-        yield finding(served, path, told)
+        path: Path = (*inner.ARGS, "store", "url")
+        yield finding(served, path if at(served, path) else path[:-1], told)
 
 
 def _addresses(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
@@ -147,8 +143,8 @@ def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Findin
         if override.name == "Orchestrator" and isinstance(timeout, (int, float)):
             if timeout < drain:
                 told = f"{timeout:g} s would cut answers that may take {drain:g} s (deadline_s)"
-                path = ("applications", 0, "deployments", index, "graceful_shutdown_timeout_s")
-                yield finding(served, path, told)
+                override_path = ("applications", 0, "deployments", index)
+                yield finding(served, (*override_path, "graceful_shutdown_timeout_s"), told)
             drain = max(drain, timeout)
     field: Path = ("spec", "rayClusterDeletionDelaySeconds")
     delay = at(service, field, _DELAY_S)
@@ -200,7 +196,7 @@ def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
     capacity: dict[str, float] = {}
     for pool in pools:
         found = _matching(service, pool.nodes)
-        path = (*inner.ARGS, *pool.field.split("."))
+        path: Path = (*inner.ARGS, *pool.field.split("."))
         if not found:
             labels = ", ".join(f"{key}={value}" for key, value in pool.nodes.items())
             told = f"no worker group has the labels {labels}" if labels else "no worker group"
@@ -252,7 +248,7 @@ def gpus(group: Any) -> int:
 
 def _most(group: Any) -> float:
     """Pods of a group at most; without a maximum, any number."""
-    return float(group.get("maxReplicas", math.inf)) * group.get("numOfHosts", 1)
+    return float(group.get("maxReplicas", math.inf) * group.get("numOfHosts", 1))
 
 
 def _pools(deployment: Deployment) -> list[Pool]:

@@ -9,9 +9,10 @@ an overlay with kustomize, and check what comes out. The tests hold the two to b
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator
 from pathlib import Path as File
-from typing import Any
+from typing import Any, NoReturn
 
 from deploy.checking.places import Items, Mapping, Place, at, dotted, place_of, read, text_at
 from orchestrator.errors import ConfigError
@@ -80,7 +81,7 @@ class _Build:
             self._image(("images", index))
         self._namespace()
 
-    def _fail(self, path: tuple[str | int, ...], message: str) -> None:
+    def _fail(self, path: tuple[str | int, ...], message: str) -> NoReturn:
         place = place_of(self._data, path)
         raise ConfigError(f"{place.file}:{place.line}: {dotted(path)}: {message}")
 
@@ -223,30 +224,34 @@ def _put(data: Any, steps: list[str], value: Any, place: Place) -> None:
 def _operate(document: Mapping, operation: Any, place: Place) -> None:
     """One JSON 6902 operation (RFC 6902, section 4); pointers as in RFC 6901."""
 
-    def fail(message: str) -> None:
+    def fail(message: str) -> NoReturn:
         raise ConfigError(f"{place.file}:{place.line}: {message}")
 
     pointer = str(at(operation, ("path",), ""))
     steps = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
     kind = at(operation, ("op",))
+    if not steps:
+        fail("path: is missing")
     parent: Any = document
     for step in steps[:-1]:
-        parent = at(parent, (int(step) if isinstance(parent, list) else step,))
+        is_item = isinstance(parent, list) and step.isdecimal()
+        parent = at(parent, (int(step) if is_item else step,))
         if parent is None:
             fail(f"{pointer}: there is no {step}")
-    last: Any = steps[-1] if steps else fail("path: is missing")
+    last = steps[-1]
     value = copy.deepcopy(at(operation, ("value",)))
     where = place_of(operation, ("value",))
     if isinstance(parent, Items):
-        index = len(parent) if last == "-" else int(last)
+        index = len(parent) if last == "-" else int(last) if last.isdecimal() else math.inf
         if index > len(parent) - (kind != "add"):
             fail(f"{pointer}: there is no item {last}")
+        index = int(index)
         if kind in ("remove", "replace"):
             del parent[index], parent.places[index]
         if kind in ("add", "replace"):
             parent.put(index, value, where)
     else:
-        if kind != "add" and last not in parent:
+        if not isinstance(parent, Mapping) or (kind != "add" and last not in parent):
             fail(f"{pointer}: there is no {last}")
         if kind in ("add", "replace"):
             parent.put(last, value, where)

@@ -100,7 +100,9 @@ def read(source: str, start: Place) -> list[Any]:
     try:
         documents = []
         while loader.check_node():
-            documents.append(_value(loader, loader.get_node(), start))
+            node = loader.get_node()
+            assert node is not None  # check_node has seen it
+            documents.append(_value(loader, node, start))
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         line = start.line + (mark.line if mark is not None else 0)

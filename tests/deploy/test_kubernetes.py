@@ -171,6 +171,9 @@ def test_what_is_not_read_of_kustomize_is_refused(text: str, said: str, tmp_path
         ("{op: replace, path: /spec/a, value: 1}", "/spec/a: there is no a"),
         ("{op: add, path: /spec/b/c/d, value: 1}", "there is no b"),
         ("{op: remove, path: /items/7}", "there is no item 7"),
+        ("{op: remove, path: /items/x}", "there is no item x"),
+        ("{op: add, path: /items/x/y, value: 1}", "there is no x"),
+        ("{op: add, value: 1}", "path: is missing"),
         ("{op: move, path: /items/0}", "op: 'move' is not read here"),
     ],
 )
