@@ -11,7 +11,7 @@ import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -32,7 +32,7 @@ DEFAULT_FILE = HERE / "local.yaml"
 
 SERVERS = {"tokenizer", "api_key_env", "connect_s", "silence_s", "retries"}
 """Settings of a worker that go with a url."""
-OURS = {"device", "replicas", "gpu", "dtype", "rows", "threads", "speculation"}
+OURS = {"device", "replicas", "nodes", "gpu", "dtype", "rows", "threads", "speculation"}
 """Settings of a model that this deployment runs itself."""
 
 
@@ -57,6 +57,55 @@ class Speculation(Strict):
         return f"{self.method} (lossy)" if self.method in LOSSY else self.method
 
 
+class Replicas(Strict):
+    """How many replicas: a number, or the fewest and the most of them (`{min: 1, max: 4}`).
+
+    Between the two, replicas come and go with the load: one of a worker's is full when its rows
+    are taken (live sequences, and with them the cache, are what limits), one of the orchestrator's
+    when it has `limits.concurrent` requests.
+    """
+
+    min: int = Field(ge=1)
+    max: int = Field(ge=1)
+    full_at: float = Field(
+        default=0.8, gt=0, le=1, description="share of a replica's room in use; above it, one more"
+    )
+    up_after_s: float = Field(default=20.0, ge=0, description="so long above it")
+    down_after_s: float = Field(default=600.0, ge=0, description="so long below it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return {"min": value, "max": value} if is_number else value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Replicas:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is more than max {self.max}")
+        return self
+
+    def scaling(self, room: int) -> dict[str, Any]:
+        """Options of `serve.deployment` for replicas that hold `room` calls or requests each."""
+        if self.min == self.max:
+            return {"num_replicas": self.min}
+        return {
+            "autoscaling_config": {
+                "min_replicas": self.min,
+                "max_replicas": self.max,
+                "target_ongoing_requests": self.full_at * room,
+                "upscale_delay_s": self.up_after_s,
+                "downscale_delay_s": self.down_after_s,
+            }
+        }
+
+
+ONE = Replicas(min=1, max=1)
+Nodes = Annotated[
+    dict[str, str], Field(description="labels of the Ray nodes where replicas may run; {}: any")
+]
+
+
 class WorkerSpec(Strict):
     """One pool of replicas of one model."""
 
@@ -79,9 +128,13 @@ class WorkerSpec(Strict):
     )
     retries: int = Field(default=2, ge=0, le=10, description="with url: tries after the first")
     device: Literal["cpu", "cuda"] = "cpu"
-    replicas: int = Field(default=1, ge=1)
+    replicas: Replicas = ONE
+    nodes: Nodes = {}
     gpu: float = Field(
-        default=1.0, gt=0, description="share of a GPU per replica, where device is cuda"
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of a GPU and its memory per replica, where device is cuda",
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     rows: int = Field(default=8, ge=1, description="live sequences per replica")
@@ -196,6 +249,13 @@ class Auth(Strict):
         return _keys(self.admin_key_env, self.admin_key_file)
 
 
+class OrchestratorSpec(Strict):
+    """The pool of the HTTP surface, which runs the policies and no model."""
+
+    replicas: Replicas = ONE
+    nodes: Nodes = {}
+
+
 class ServiceLimits(Strict):
     """What one replica of the orchestrator takes on (`orchestrator.service.ServiceLimits`)."""
 
@@ -210,6 +270,7 @@ class Args(Strict):
     """The application's `args`: everything that is Baton's own."""
 
     workers: Workers
+    orchestrator: OrchestratorSpec = OrchestratorSpec()
     policy: PolicyChoice = PolicyChoice()
     store: str = "memory"
     auth: Auth | Literal["none"] | None = Field(

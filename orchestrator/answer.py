@@ -21,8 +21,10 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from orchestrator.errors import describe
 from orchestrator.events import Event
-from orchestrator.refusals import describe, problem
+from orchestrator.logs import about
+from orchestrator.refusals import problem
 from orchestrator.render import (
     Json,
     Order,
@@ -117,7 +119,7 @@ class Answer(Response):
             except (TimeoutError, OSError):
                 raise _ClientGone from None
 
-        with self._service.slot():
+        with self._service.slot(), about(trace_id=self._order.trace_id):
             writer = asyncio.create_task(self._answer(bounded))
             watch = asyncio.create_task(_gone(receive))
             try:

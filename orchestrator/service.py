@@ -105,7 +105,7 @@ class Service:
         self.metrics = ServiceMetrics(self.registry)
         self.responses = Counter(
             "baton_http_responses",
-            "HTTP responses begun, by status code.",
+            "HTTP responses begun, by status code, refusals and probes included.",
             ("code",),
             registry=self.registry,
         )
