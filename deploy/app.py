@@ -25,6 +25,7 @@ from deploy.logs import join_serve
 from deploy.pair import connect_worker, load_worker
 from deploy.reporter import Reporter
 from deploy.scaling import by_load
+from deploy.tracing import headers, open_spans
 from orchestrator.actions import WorkerName
 from orchestrator.api import create_app
 from orchestrator.auth import Keys
@@ -68,6 +69,9 @@ class Orchestrator:
             limits=ServiceLimits(**args.limits.model_dump()),
             ready=self._ready,
         )
+        self._end_spans = None
+        if args.tracing is not None:
+            self._service.spans, self._end_spans = open_spans(args.tracing)
         self._looking, self._looked = asyncio.Lock(), -READY_S
         self._seen: dict[str, bool] = {}
         self._reporter = Reporter(self._service.registry.collect)
@@ -103,6 +107,8 @@ class Orchestrator:
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never started
             self._reporter.try_report()
+            if self._end_spans is not None:
+                self._end_spans()
 
     async def _ready(self) -> dict[str, bool]:
         """Whether each pool has a replica that answers.
@@ -134,6 +140,8 @@ def build(args: Args) -> Application:
     }
     for spec in args.workers.by_name().values():
         spec.key()  # one that is missing is told here, not by a replica that does not start
+    if args.tracing is not None:
+        headers(args.tracing)
     orchestrator = serve.deployment(
         Orchestrator,
         name="Orchestrator",

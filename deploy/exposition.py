@@ -2,13 +2,14 @@
 
 Whoever is asked tells the same. Counters and histograms come from the ledger, into which every
 replica writes first, so that the answer holds all that was counted until now; gauges are asked of
-the replicas, and one that does not answer is not alive.
+the replicas, and one that does not answer is not alive. Gauges are summed, but ages
+(`..._age_seconds`): there the oldest counts.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import Final
 
@@ -51,6 +52,7 @@ GAUGES: Final = {
 }
 REPLICAS: Final = "Replicas of the pool that answer within a second."
 ORCHESTRATORS: Final = "Replicas of the HTTP surface that answer within a second."
+AGE: Final = "_age_seconds"
 
 
 def worker_families(name: WorkerName, stats: Mapping[str, int]) -> list[Metric]:
@@ -102,18 +104,17 @@ class Exposition:
         Raises:
             Exception: the ledger cannot be reached. (A part of the sum would be a wrong sum.)
         """
-        peers, *answers = await asyncio.gather(
-            self._peers(), *(_everyone(pool) for pool in self._pools.values())
+        peers, answers = await asyncio.gather(
+            self._peers(), asyncio.gather(*map(_everyone, self._pools.values()))
         )
         await asyncio.to_thread(self._reporter.report)
-        values = Counter(await asyncio.to_thread(self._reporter.ledger.total))
-        for gauges in peers:
-            values.update(gauges)
+        values = await asyncio.to_thread(self._reporter.ledger.total)
         values["baton_orchestrator_replicas", ()] = len(peers)
+        told = list(peers)
         for name, facts in zip(self._pools, answers, strict=True):
             values["baton_worker_replicas", (("worker", name),)] = len(facts)
-            for fact in facts:
-                values.update(gauges_of(worker_families(name, fact.stats)))
+            told += [gauges_of(worker_families(name, fact.stats)) for fact in facts]
+        values |= together(told)
         return expose(described(self._registry.collect(), self._pools), values)
 
 
@@ -155,6 +156,16 @@ class _Families(Collector):
 
     def collect(self) -> Iterator[Metric]:
         yield from self._families.values()
+
+
+def together(told: Iterable[Counts]) -> dict[Series, float]:
+    """The gauges of several replicas as those of one service."""
+    values: dict[Series, float] = {}
+    for gauges in told:
+        for key, value in gauges.items():
+            before = values.get(key, 0.0)
+            values[key] = max(before, value) if key[0].endswith(AGE) else before + value
+    return values
 
 
 def gauges_of(families: Iterable[Metric]) -> dict[Series, float]:

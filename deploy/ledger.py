@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, Protocol
 from urllib.parse import quote
@@ -90,13 +89,13 @@ class Ledger:
         # Read last: a page that is folded in between is found there, and named there.
         gone = self._read_gone()
         left = [name for name in gone["folded"] if pages.pop(name, None) is not None]
-        total: Counter[Series] = Counter()
-        for page in (gone, *pages.values()):
-            total.update(_counts(page))
+        total: dict[Series, float] = {}
+        for counted in (gone, *pages.values()):
+            _add(total, counted)
         dead = [name for name, page in pages.items() if page["at"] < self._now() - DEAD_S]
         if dead or left:
             self._fold(dead)
-        return dict(total)
+        return total
 
     def _fold(self, dead: Iterable[str]) -> None:
         """Add the pages of replicas long gone to one page, and drop them.
@@ -113,10 +112,12 @@ class Ledger:
             gone = self._read_gone()
             for replica in gone["folded"]:
                 self._store.delete(self._live + replica)
-            sums, folded = Counter(_counts(gone)), []
+            sums: dict[Series, float] = {}
+            folded = []
+            _add(sums, gone)
             for replica in set(dead) - set(gone["folded"]):
                 if (page := self._store.get(self._live + replica)) is not None:
-                    sums.update(_counts(json.loads(page)))
+                    _add(sums, json.loads(page))
                     folded.append(replica)
             self._store.put(self._gone, _page(sums, folded=folded))
             for replica in folded:
@@ -134,8 +135,7 @@ def _page(counts: Counts, **more: Any) -> bytes:
     return json.dumps({"counts": rows, **more}, separators=(",", ":")).encode()
 
 
-def _counts(page: Mapping[str, Any]) -> dict[Series, float]:
-    return {
-        (name, tuple((key, value) for key, value in labels)): value
-        for name, labels, value in page["counts"]
-    }
+def _add(total: dict[Series, float], page: Mapping[str, Any]) -> None:
+    for name, labels, value in page["counts"]:
+        key = name, tuple((label, text) for label, text in labels)
+        total[key] = total.get(key, 0.0) + value

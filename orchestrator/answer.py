@@ -162,7 +162,11 @@ class Answer(Response):
             sampling=order.sampling,
             limits=order.limits,
         )
-        feed = Feed(service.metrics.watch(order.choice.name, events))
+        events = service.metrics.watch(order.choice.name, events)
+        if service.spans is not None:
+            told = {"trace_id": order.trace_id, "policy": order.choice.name}
+            events = service.spans.watch(order.caller, told, events)
+        feed = Feed(events)
         try:
             yield feed
         finally:

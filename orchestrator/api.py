@@ -32,6 +32,7 @@ from orchestrator.types import Limits
 
 log = logging.getLogger(__name__)
 
+TRACE: Final = ("traceparent", "tracestate")
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
 
 
@@ -122,6 +123,7 @@ def _order(service: Service, request: Request, asked: ChatRequest) -> Order:
         user=asked.user,
         metadata=asked.metadata,
         key=request.state.key,
+        caller={name: value for name, value in request.headers.items() if name in TRACE},
     )
 
 

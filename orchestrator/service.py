@@ -6,7 +6,7 @@ import json
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
@@ -23,6 +23,9 @@ from orchestrator.solve import solve
 from orchestrator.traces import MemoryTraces, TraceStore
 from orchestrator.types import Limits, Message, Sampling
 from orchestrator.worker import Worker
+
+if TYPE_CHECKING:  # most services make no spans, and load nothing of it
+    from orchestrator.spans import Spans
 
 DEFAULT_MODEL = "baton"
 """The model name that means: whatever this deployment's default policy is."""
@@ -79,7 +82,7 @@ class Service:
     `defaults` are parameters per policy from the deployment file. `speculation` says what each
     worker decodes with, a lossy method marked as such. `ready` says of each worker pool
     whether it answers; cheaply, since nobody needs a key to ask. `scrape` gives the Prometheus
-    text: this process's unless replaced.
+    text: this process's unless replaced. `spans`, where there are any, tells requests as spans.
 
     Raises:
         ConfigError: `default_policy` or a name in `defaults` is no policy, or a default is wrong.
@@ -96,6 +99,7 @@ class Service:
     ready: Callable[[], Awaitable[Mapping[str, bool]]] = _nothing_to_check
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     scrape: Callable[[], Awaitable[bytes]] | None = None
+    spans: Spans | None = None
     solve: Solve = solve
     metrics: ServiceMetrics = field(init=False)
     responses: Counter = field(init=False)

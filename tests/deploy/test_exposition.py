@@ -7,7 +7,7 @@ from collections import Counter as Sums
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from deploy.exposition import expose, gauges_of, worker_families
+from deploy.exposition import expose, gauges_of, together, worker_families
 from deploy.reporter import counts_of
 
 
@@ -59,11 +59,16 @@ def test_a_count_of_another_version_is_left_out() -> None:
 
 
 def test_a_pool_with_a_lossy_method_says_so() -> None:
-    values = Sums(gauges_of(worker_families("small", {"lossy": 0})))
-    for _ in range(2):
-        values.update(gauges_of(worker_families("large", {"lossy": 1})))
+    pools = [("small", 0), ("large", 1), ("large", 1)]
+    values = together(gauges_of(worker_families(name, {"lossy": lossy})) for name, lossy in pools)  # type: ignore[arg-type]
     families = [*worker_families("small", {}), *worker_families("large", {})]
     text = parsed(expose(families, values))
     assert text["baton_worker_lossy{'worker': 'small'}"] == 0
     assert text["baton_worker_lossy{'worker': 'large'}"] == 2
     assert text["baton_worker_passes_total{'worker': 'large'}"] == 0
+
+
+def test_of_ages_the_oldest_counts() -> None:
+    states = [{("waiting", ()): 2.0, ("config_age_seconds", ()): age} for age in (3.0, 9.0, 1.0)]
+    assert together(states) == {("waiting", ()): 6.0, ("config_age_seconds", ()): 9.0}
+    assert together([]) == {}

@@ -1,4 +1,4 @@
-"""A service on several Ray nodes: nodes and replicas die, load and versions change, none is lost."""
+"""A service on several Ray nodes: nodes die, load and versions change, no request is lost."""
 
 from __future__ import annotations
 
@@ -24,13 +24,16 @@ import yaml
 
 from deploy.cluster import descendants
 from tests.deploy.conftest import ROOT, alive, free_port
+from tests.deploy.test_tracing import Collector, collector
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
 
 SECRET = "xyzzy"  # stands in every question, and in no log
 QUESTIONS = [f"{number} + 34, {SECRET}, step by step" for number in range(20)]
 KEY = "sk-plugh-0123456789"
-PROXIES = ["ray", "haproxy"]
+BOTH = pytest.mark.parametrize("nodes", ["ray", "haproxy"], indirect=True, scope="module")
+RAY = pytest.mark.parametrize("nodes", ["ray"], indirect=True, scope="module")
+"""Which proxies stand before the service; what has nothing to do with them is tested behind one."""
 
 
 class Nodes:
@@ -117,8 +120,11 @@ class Nodes:
 
     def replicas(self, deployment: str) -> list[dict[str, Any]]:
         """The running replicas of a deployment."""
-        found = self.application()["deployments"][deployment]["replicas"]
-        return [one for one in found if one["state"] == "RUNNING"]
+        found = self.application().get("deployments", {}).get(deployment, {"replicas": []})
+        return [one for one in found["replicas"] if one["state"] == "RUNNING"]
+
+    def client(self) -> openai.AsyncOpenAI:
+        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics."""
@@ -183,7 +189,7 @@ class Nodes:
         return json.loads(line)
 
 
-@pytest.fixture(scope="module", params=PROXIES)
+@pytest.fixture(scope="module")
 def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
     """A head that runs no replica of a model, and two nodes that may run the large one."""
     folder = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))  # sockets want short paths
@@ -198,12 +204,19 @@ def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
 
 
 @pytest.fixture(scope="module")
-def data(nodes: Nodes, tiny_file: Path) -> dict[str, Any]:
+def spans() -> Iterator[Collector]:
+    with collector() as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def data(nodes: Nodes, tiny_file: Path, spans: Collector) -> dict[str, Any]:
     """Two orchestrators, one small worker, one or two large ones, each pool where it belongs."""
     data: dict[str, Any] = yaml.safe_load(tiny_file.read_text())
     data["http_options"]["port"] = nodes.port
     data["logging_config"] = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
     args = data["applications"][0]["args"]
+    args["tracing"] = {"endpoint": spans.url, "sample": 0.0}
     args["auth"] = {"api_keys_env": "BATON_KEYS"}
     args["orchestrator"] = {"replicas": 2, "nodes": {"pool": "head"}}
     args["workers"]["small"] |= {"replicas": 1, "nodes": {"pool": "head"}}
@@ -219,17 +232,17 @@ def data(nodes: Nodes, tiny_file: Path) -> dict[str, Any]:
 
 async def answer(nodes: Nodes, question: str, **more: Any) -> str:
     """Thought and answer of a stream that ended as it should."""
-    client = openai.AsyncOpenAI(base_url=f"{nodes.url}/v1", api_key=KEY, max_retries=0)
     text, finish = "", None
-    chunks = await client.chat.completions.create(
-        **{"model": "large-only", "max_tokens": 300, **more},
-        messages=[{"role": "user", "content": question}],
-        stream=True,
-    )
-    async for chunk in chunks:
-        delta = chunk.choices[0].delta
-        text += (getattr(delta, "reasoning", None) or "") + (delta.content or "")
-        finish = chunk.choices[0].finish_reason or finish
+    async with nodes.client() as client:
+        chunks = await client.chat.completions.create(
+            **{"model": "large-only", "max_tokens": 300, **more},
+            messages=[{"role": "user", "content": question}],
+            stream=True,
+        )
+        async for chunk in chunks:
+            delta = chunk.choices[0].delta
+            text += (getattr(delta, "reasoning", None) or "") + (delta.content or "")
+            finish = chunk.choices[0].finish_reason or finish
     assert finish in ("stop", "length")
     return text
 
@@ -295,6 +308,7 @@ def expected() -> dict[str, str]:
     return {}
 
 
+@BOTH
 async def test_deploy_and_status(
     nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -317,6 +331,7 @@ async def test_deploy_and_status(
     assert len(set(answers)) > 10
 
 
+@RAY
 async def test_replicas_come_with_the_load_and_go_after_it(
     nodes: Nodes, expected: dict[str, str]
 ) -> None:
@@ -330,6 +345,7 @@ async def test_replicas_come_with_the_load_and_go_after_it(
         await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 60)
 
 
+@BOTH
 async def test_the_node_with_the_large_worker_dies_during_streams(
     nodes: Nodes, expected: dict[str, str]
 ) -> None:
@@ -345,6 +361,7 @@ async def test_the_node_with_the_large_worker_dies_during_streams(
     nodes.add(pool="models")
 
 
+@RAY
 async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
     async with Watch(nodes) as watch:
         for question in QUESTIONS[:4]:
@@ -357,6 +374,7 @@ async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
         await until(lambda: watch.last["baton_orchestrator_replicas"] == 2, 10)
 
 
+@BOTH
 async def test_a_rolling_update_loses_no_request(
     nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -381,15 +399,16 @@ async def test_a_rolling_update_loses_no_request(
     assert watch.last[answered] >= 60
 
 
+@RAY
 async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
     """After all that has gone wrong above."""
-    client = openai.AsyncOpenAI(base_url=f"{nodes.url}/v1", api_key=KEY, max_retries=0)
-    reply = await client.chat.completions.with_raw_response.create(
-        model="small-only",
-        max_tokens=20,
-        messages=[{"role": "user", "content": QUESTIONS[0]}],
-        extra_headers={"x-request-id": "asked-by-me"},
-    )
+    async with nodes.client() as client:
+        reply = await client.chat.completions.with_raw_response.create(
+            model="small-only",
+            max_tokens=20,
+            messages=[{"role": "user", "content": QUESTIONS[0]}],
+            extra_headers={"x-request-id": "asked-by-me"},
+        )
     assert reply.headers.get_list("x-request-id") == ["asked-by-me"]
     logs = nodes.folder / "session_latest" / "logs"
     lines = [
@@ -411,6 +430,20 @@ async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
             assert KEY.encode() not in text, file
 
 
+@BOTH
+async def test_a_clients_trace_reaches_the_collector(nodes: Nodes, spans: Collector) -> None:
+    trace = secrets.token_hex(16)
+    parent = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
+    await answer(nodes, QUESTIONS[0], model="specreason", max_tokens=60, extra_headers=parent)
+
+    def arrived() -> set[str]:
+        names = {span.name for span in spans.spans if span.trace_id.hex() == trace}
+        return names if "request" in names else set()
+
+    assert await until(arrived, 20) >= {"request", "step", "generate", "classify"}
+
+
+@RAY
 def test_replicas_apart_on_rays_own_port(nodes: Nodes) -> None:
     text = nodes.exported()
     found = [line for line in text.splitlines() if line.startswith("ray_baton_requests_total{")]
