@@ -68,6 +68,7 @@ class Orchestrator:
             keys=Keys(args.api_keys()),
             limits=ServiceLimits(**args.limits.model_dump()),
             ready=self._ready,
+            signed=True,
         )
         self._end_spans = None
         if args.tracing is not None:

@@ -55,7 +55,8 @@ class Gate:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._service.responses.labels(str(status)).inc()
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if not self._service.signed:
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         key = None

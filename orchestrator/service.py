@@ -83,6 +83,7 @@ class Service:
     worker decodes with, a lossy method marked as such. `ready` says of each worker pool
     whether it answers; cheaply, since nobody needs a key to ask. `scrape` gives the Prometheus
     text: this process's unless replaced. `spans`, where there are any, tells requests as spans.
+    `signed`: whoever stands before the service adds `x-request-id` to responses, as Serve does.
 
     Raises:
         ConfigError: `default_policy` or a name in `defaults` is no policy, or a default is wrong.
@@ -100,6 +101,7 @@ class Service:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     scrape: Callable[[], Awaitable[bytes]] | None = None
     spans: Spans | None = None
+    signed: bool = False
     solve: Solve = solve
     metrics: ServiceMetrics = field(init=False)
     responses: Counter = field(init=False)

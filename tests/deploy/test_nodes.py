@@ -326,6 +326,8 @@ async def test_deploy_and_status(
     (large,) = nodes.replicas("LargeWorker")
     assert large["node_id"] not in {one["node_id"] for one in nodes.replicas("SmallWorker")}
     assert len(nodes.replicas("Orchestrator")) == 2
+    ids = nodes.get("/v1/models").headers.get_list("x-request-id")
+    assert len(ids) == 1
     answers = await asyncio.gather(*(answer(nodes, question) for question in QUESTIONS))
     expected.update(zip(QUESTIONS, answers, strict=True))
     assert len(set(answers)) > 10
