@@ -33,7 +33,8 @@ def main(temp_dir: str, dashboard_port: int) -> None:
     cluster = Cluster()
 
     def add(labels: dict[str, str], **more: Any) -> int:
-        resources = {"num_cpus": 4, "object_store_memory": OBJECTS_BYTES, "labels": labels}
+        # Few, because Ray starts a process for each beforehand; replicas take a fifth of one.
+        resources = {"num_cpus": 2, "object_store_memory": OBJECTS_BYTES, "labels": labels}
         nodes.append(cluster.add_node(**resources, **more))
         return len(nodes) - 1
 
