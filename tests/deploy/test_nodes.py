@@ -42,9 +42,11 @@ class Nodes:
     def __init__(self, folder: Path, *, haproxy: bool) -> None:
         self.folder, self.port, self._api = folder, free_port(), free_port()
         self.url, self._token = f"http://127.0.0.1:{self.port}", secrets.token_hex(32)
+        (folder / "ray").mkdir()  # where Ray notes which cluster is the machine's
         self._env = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
+            "RAY_TMPDIR": str(folder),  # other Rays of this machine stay undisturbed
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": self._token,
             "RAY_USAGE_STATS_ENABLED": "0",
