@@ -11,6 +11,7 @@
 
 import asyncio
 import time
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
@@ -18,10 +19,15 @@ from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp
 
-from deploy.config import Args
-from deploy.gauges import PoolMetrics
+from deploy.config import Args, WorkerSpec
+from deploy.exposition import Exposition, WorkerReport, gauges_of
+from deploy.ledger import Counts
+from deploy.logs import join_serve
 from deploy.pair import connect_worker, load_worker
+from deploy.reporter import Reporter
+from deploy.scaling import by_load
 from deploy.stores import open_store, store_deployment
+from deploy.tracing import headers, open_spans
 from orchestrator.actions import WorkerName
 from orchestrator.api import create_app
 from orchestrator.auth import Access, Keys
@@ -31,10 +37,12 @@ from policies import POLICIES
 from workers.replica import ReplicaWorker, deployment
 
 if TYPE_CHECKING:  # it needs torch, and only some deployments need it
+    from workers.local import LocalWorker
     from workers.remote import RemoteWorker
 
 AnyWorker = Union[ReplicaWorker, "RemoteWorker"]
 READY_S = 1.0  # how long a look at the pools counts
+PEERS_S = 1.0  # within which a replica answers, or counts as gone
 
 
 @serve.ingress()
@@ -42,9 +50,14 @@ class Orchestrator:
     """One replica of the ingress."""
 
     def __init__(self, args: Args, small: Any, large: Any, store: Any) -> None:
+        join_serve()
         args.check_host(_host())
         pools: dict[WorkerName, Any] = {"small": small, "large": large}
-        replicas = {name: ReplicaWorker(pool) for name, pool in pools.items() if pool is not None}
+        replicas = {
+            name: ReplicaWorker(pool, on_lost=partial(self._lost, name))
+            for name, pool in pools.items()
+            if pool is not None
+        }
         specs = args.workers.by_name().items()
         remote = {name: connect_worker(spec) for name, spec in specs if spec.url is not None}
         self._workers: dict[WorkerName, AnyWorker] = {**replicas, **remote}
@@ -59,14 +72,48 @@ class Orchestrator:
             trace_ttl_s=args.store.trace_ttl_s,
             limits=ServiceLimits(**args.limits.model_dump()),
             ready=self._ready,
+            signed=True,
         )
+        self._end_spans = None
+        if args.tracing is not None:
+            self._service.spans, self._end_spans = open_spans(args.tracing)
         self._looking, self._looked = asyncio.Lock(), -READY_S
         self._seen: dict[str, bool] = {}
-        self._pools = PoolMetrics(replicas, self._service.registry)
-        self._service.scrape = self._pools.exposition
+        self._reporter = Reporter(self._service.registry.collect)
+        self._reporting: asyncio.Task[None] | None = None
+        exposition = Exposition(self._service.registry, self._reporter, replicas, self._peers)
+        self._service.scrape = exposition.text
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return create_app(self._service)
+
+    async def check_health(self) -> None:
+        """Serve asks every few seconds: time to write down what was counted."""
+        if self._reporting is None or self._reporting.done():  # not awaited: it may take its time
+            self._reporting = asyncio.create_task(asyncio.to_thread(self._reporter.try_report))
+
+    async def reported_gauges(self) -> Counts:
+        """This replica's gauges, after its counters have been reported."""
+        await asyncio.to_thread(self._reporter.report)
+        return gauges_of(self._service.registry.collect())
+
+    async def _peers(self) -> list[Counts]:
+        """The gauges of all replicas of this deployment that answer."""
+        context = serve.get_replica_context()
+        handle = serve.get_deployment_handle(context.deployment, context.app_name)
+        answers = await handle.broadcast("reported_gauges").results_async(
+            timeout_s=PEERS_S, return_exceptions=True
+        )
+        return [answer for answer in answers if not isinstance(answer, BaseException)]
+
+    def _lost(self, name: WorkerName) -> None:
+        self._service.metrics.lost.labels(name).inc()
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it never started
+            self._reporter.try_report()
+            if self._end_spans is not None:
+                self._end_spans()
 
     async def _ready(self) -> dict[str, bool]:
         """Whether each pool has a replica that answers.
@@ -86,11 +133,12 @@ def build(args: Args) -> Application:
     pools = {
         name: deployment(
             f"{name.capitalize()}Worker",
-            partial(load_worker, spec),
-            scaling=spec.replicas.scaling(spec.rows),
+            partial(_load, spec),
+            scaling=by_load(spec.replicas, spec.rows),
             nodes=spec.nodes,
             rows=spec.rows,
             gpu=spec.gpu if spec.device == "cuda" else 0.0,
+            reporter=partial(WorkerReport, name),
         )
         for name, spec in args.workers.by_name().items()
         if spec.url is None
@@ -99,6 +147,8 @@ def build(args: Args) -> Application:
         spec.key()  # one that is missing is told here, not by a replica that does not start
     args.store.password()
     store = store_deployment() if args.store.url == "memory" else None
+    if args.tracing is not None:
+        headers(args.tracing)
     orchestrator = serve.deployment(
         Orchestrator,
         name="Orchestrator",
@@ -110,12 +160,20 @@ def build(args: Args) -> Application:
         # An update lets running requests finish (Serve's 20 s would cut a long thought).
         graceful_shutdown_timeout_s=args.limits.deadline_s,
         graceful_shutdown_wait_loop_s=0.1,
-        health_check_period_s=5,
+        # An update starts new replicas first: they need no GPU, and nobody waits for the only one.
+        max_surge_percent=100,
+        health_check_period_s=2,  # also how often counts are written down
         health_check_timeout_s=30,
         max_constructor_retry_count=2,
         ray_actor_options={"num_cpus": 0.2, "label_selector": args.orchestrator.nodes},
     )
     return orchestrator.bind(args, pools.get("small"), pools.get("large"), store)
+
+
+def _load(spec: WorkerSpec) -> "LocalWorker":
+    """The worker of a replica, in the replica's process."""
+    join_serve()
+    return load_worker(spec)
 
 
 async def _answers(worker: AnyWorker) -> bool:

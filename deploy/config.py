@@ -267,6 +267,35 @@ class ServiceLimits(Strict):
     body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body is 413")
 
 
+class Tracing(Strict):
+    """Spans of every request, by OpenTelemetry; none are made where this is not written."""
+
+    exporter: Literal["otlp", "console"] = "otlp"
+    endpoint: str | None = Field(
+        default=None, description="with otlp: the collector's address for spans over HTTP"
+    )
+    headers_env: str | None = Field(
+        default=None, description="with otlp: the variable with name=value,... sent along"
+    )
+    sample: float = Field(
+        default=1.0, ge=0, le=1, description="share of requests, where the client does not decide"
+    )
+    service: str = Field(default="baton", min_length=1, description="service.name of the spans")
+
+    @model_validator(mode="after")
+    def _an_address(self) -> Tracing:
+        if self.exporter == "otlp" and not (self.endpoint or "").startswith(
+            ("http://", "https://")
+        ):
+            raise ValueError(
+                "endpoint: an http(s) address is wanted, as http://HOST:4318/v1/traces"
+            )
+        if self.exporter != "otlp":
+            for name in sorted(self.model_fields_set & {"endpoint", "headers_env"}):
+                raise ValueError(f"{name}: goes with exporter otlp")
+        return self
+
+
 class Args(Strict):
     """The application's `args`: everything that is Baton's own."""
 
@@ -278,6 +307,7 @@ class Args(Strict):
         default=None, description="keys; none binds loopback only unless `auth: none` is written"
     )
     limits: ServiceLimits = ServiceLimits()
+    tracing: Tracing | None = None
 
     @model_validator(mode="after")
     def _judge_of_the_checkpoint(self) -> Args:

@@ -21,10 +21,12 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from orchestrator.errors import describe
 from orchestrator.events import Event
 from orchestrator.experiments.shadows import Repeat
+from orchestrator.logs import about
 from orchestrator.outcomes import OUTCOMES, outcome
-from orchestrator.refusals import describe, problem
+from orchestrator.refusals import problem
 from orchestrator.render import (
     Json,
     Order,
@@ -119,7 +121,7 @@ class Answer(Response):
             except (TimeoutError, OSError):
                 raise _ClientGone from None
 
-        with self._service.slot():
+        with self._service.slot(), about(trace_id=self._order.trace_id):
             writer = asyncio.create_task(self._answer(bounded))
             watch = asyncio.create_task(_gone(receive))
             try:
@@ -165,7 +167,11 @@ class Answer(Response):
         if order.choice.taken is not None:
             service.experimenter.exposed(order.choice.taken, order.trace_id)
             self._exposed = True
-        feed = Feed(service.metrics.watch(order.choice.name, events))
+        events = service.metrics.watch(order.choice.name, events)
+        if service.spans is not None:
+            told = {"trace_id": order.trace_id, "policy": order.choice.name}
+            events = service.spans.watch(order.caller, told, events)
+        feed = Feed(events)
         try:
             yield feed
         finally:

@@ -43,6 +43,7 @@ from orchestrator.types import Limits
 log = logging.getLogger(__name__)
 
 _TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+TRACE: Final = ("traceparent", "tracestate")
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
 
 
@@ -179,6 +180,7 @@ async def _order(service: Service, request: Request, asked: ChatRequest) -> Orde
         user=asked.user,
         metadata=asked.metadata,
         key=key,
+        caller={name: value for name, value in request.headers.items() if name in TRACE},
     )
 
 

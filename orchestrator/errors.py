@@ -17,6 +17,8 @@ BatonError
 
 from __future__ import annotations
 
+import traceback
+
 
 class BatonError(Exception):
     """Root of the tree; its message is one line that a user can act on."""
@@ -92,3 +94,13 @@ class Conflict(StoreError):
 
 class ConfigError(BatonError):
     """A deployment file, policy document or checkpoint that cannot be used."""
+
+
+def describe(error: BaseException) -> str:
+    """An error for the log: Baton's own words, or for any other its kind and where it was raised.
+
+    The message of an unknown error stays out, because it may quote a prompt.
+    """
+    if isinstance(error, BatonError):
+        return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"

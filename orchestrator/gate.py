@@ -16,7 +16,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from orchestrator.refusals import describe, problem
+from orchestrator.errors import describe
+from orchestrator.logs import about
+from orchestrator.refusals import problem
 from orchestrator.service import Service
 
 log = logging.getLogger(__name__)
@@ -39,16 +41,21 @@ class Gate:
             await send({"type": "websocket.close", "code": 1008})
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers, began, status = Headers(scope=scope), perf_counter(), 0
-        given = headers.get("x-request-id", "")
+        given = Headers(scope=scope).get("x-request-id", "")
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        with about(request_id=request_id):
+            await self._answer(scope, receive, send, request_id)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        headers, began, status = Headers(scope=scope), perf_counter(), 0
 
         async def signed(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._service.responses.labels(str(status)).inc()
-                MutableHeaders(scope=message)["x-request-id"] = request_id
+                if not self._service.signed:
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
         key = None
@@ -68,5 +75,7 @@ class Gate:
                 await told.response()(scope, receive, signed)
         finally:
             ms = (perf_counter() - began) * 1000
-            what = f"{scope['method']} {scope['path']!r}"
-            log.info("%s %d %.0f ms request=%s key=%s", what, status, ms, request_id, key)
+            method, path = scope["method"], scope["path"]
+            fields = {"method": method, "path": path, "status": status, "ms": round(ms, 1)}
+            line = "%s %r %d %.0f ms request=%s key=%s"
+            log.info(line, method, path, status, ms, request_id, key, extra=fields)

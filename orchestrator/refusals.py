@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -138,16 +137,6 @@ def problem(error: BaseException) -> Problem:
             return _http(error)
         case _:
             return Problem(500, "internal error", "server_error", code="internal_error")
-
-
-def describe(error: BaseException) -> str:
-    """An error for the log: Baton's own words, or for any other its kind and where it was raised.
-
-    The message of an unknown error stays out, because it may quote a prompt.
-    """
-    if isinstance(error, BatonError):
-        return f"{type(error).__name__}: {error}"
-    return f"{type(error).__name__}\n{''.join(traceback.format_tb(error.__traceback__))}"
 
 
 def _later(message: str, code: str, after_s: float | None = None) -> Problem:

@@ -35,6 +35,7 @@ class Order:
     user: str | None = None
     metadata: dict[str, str] = field(default_factory=dict)
     key: str | None = None  # 8 hex digits of the API key's digest
+    caller: Mapping[str, str] = field(default_factory=dict)  # W3C headers of the client's own trace
 
 
 class Story:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
@@ -30,6 +30,9 @@ from orchestrator.store import Store
 from orchestrator.types import Limits, Message, Sampling
 from orchestrator.versions import PolicyVersions, Published, build
 from orchestrator.worker import Worker
+
+if TYPE_CHECKING:  # most services make no spans, and load nothing of it
+    from orchestrator.spans import Spans
 
 DEFAULT_MODEL = "baton"
 """The model name that means: the active version, or the deployment file's default policy."""
@@ -100,7 +103,8 @@ class Service:
     worker decodes with, a lossy method marked as such. `ready` says of each worker pool
     whether it answers; cheaply, since nobody needs a key to ask. `scrape` gives the Prometheus
     text: this process's unless replaced. `store` is what all replicas share; traces stay in it
-    for `trace_ttl_s` seconds.
+    for `trace_ttl_s` seconds. `spans`, where there are any, tells requests as spans. `signed`:
+    whoever stands before the service adds `x-request-id` to responses, as Serve does.
 
     Raises:
         ConfigError: `default_policy` or a name in `defaults` is no policy, or a default is wrong.
@@ -118,6 +122,8 @@ class Service:
     ready: Callable[[], Awaitable[Mapping[str, bool]]] = _nothing_to_check
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     scrape: Callable[[], Awaitable[bytes]] | None = None
+    spans: Spans | None = None
+    signed: bool = False
     solve: Solve = solve
     metrics: ServiceMetrics = field(init=False)
     responses: Counter = field(init=False)
@@ -133,7 +139,7 @@ class Service:
         self.metrics = ServiceMetrics(self.registry)
         self.responses = Counter(
             "baton_http_responses",
-            "HTTP responses begun, by status code.",
+            "HTTP responses begun, by status code, refusals and probes included.",
             ("code",),
             registry=self.registry,
         )

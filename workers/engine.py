@@ -17,7 +17,13 @@ from typing import Any
 
 import torch
 
-from orchestrator.errors import BatonError, Overloaded, WorkerError, WorkerUnavailable
+from orchestrator.errors import (
+    BatonError,
+    Overloaded,
+    WorkerError,
+    WorkerUnavailable,
+    describe,
+)
 from workers.calls import GenerateJob, Job, expired
 from workers.speculation.cache import common_prefix
 from workers.speculation.decode import Decoder
@@ -102,6 +108,8 @@ class Engine:
         now = {
             "live_rows": len(self._reading) + len(self._decoding),
             "queued": len(self._waiting),
+            "rows": self.rows,
+            "slots": self.cache.slots,
             "held_tokens": sum(self.cache.lengths),
             "passes": self.decoder.target.passes,
             "lossy": int(not self.decoder.method.lossless),
@@ -131,8 +139,8 @@ class Engine:
                         self._work.wait()
                     self._work.clear()
                     self._iterate()
-        except BaseException:
-            log.exception("the engine has stopped by an error")
+        except BaseException as error:
+            log.error("the engine has stopped by an error: %s", describe(error))
         finally:  # whatever ended the loop, nobody waits for ever
             self._closing = True
             stopped = WorkerUnavailable("the engine has stopped")
@@ -269,6 +277,6 @@ class Engine:
             self._release(job)
         self.cache.clear(job.slot)
         if not isinstance(error, BatonError):
-            log.exception("a call failed in the engine", exc_info=error)
+            log.error("a call failed in the engine: %s", describe(error))
             error = WorkerError(f"{type(error).__name__}: {error}")
         job.ticket.put(error)

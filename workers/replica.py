@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from contextvars import Context
 from dataclasses import dataclass, field
+from itertools import takewhile
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -34,7 +35,13 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from orchestrator.errors import BatonError, Overloaded, WorkerError, WorkerUnavailable
+from orchestrator.errors import (
+    BatonError,
+    Overloaded,
+    WorkerError,
+    WorkerUnavailable,
+    describe,
+)
 from orchestrator.types import (
     Classification,
     Generation,
@@ -51,7 +58,10 @@ log = logging.getLogger(__name__)
 
 SILENCE_S = 10.0  # a call that says nothing for so long is lost
 STUCK_S = 30.0  # an engine at work takes a step at least this often
+RECENT_S = 10.0  # a request that called so long ago may call again: its prefix is worth its place
+REMEMBERED = 4096  # requests, of each of which is known that it called
 Verb = Literal["generate", "classify", "verify", "facts"]
+Report = Callable[[Mapping[str, int]], None]
 
 
 class Tokenized(Protocol):
@@ -72,46 +82,111 @@ class Backend(Worker, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a replica says of itself: its process id, and its engine's counters and gauges."""
+    """What a replica says of itself: its process id, and its counters and gauges."""
 
     pid: int
     stats: dict[str, int]
 
 
-class WorkerReplica:
-    """One replica; deployed as `SmallWorker` and as `LargeWorker` (see `deployment`)."""
+class Callers:
+    """The requests that called lately: who comes again, and how many may."""
 
-    def __init__(self, load: Callable[[], Backend]) -> None:
-        self._backend = load()
+    def __init__(self) -> None:
+        self._last: dict[str, float] = {}  # the latest is last
+
+    def note(self, request: str) -> bool:
+        """Take note of a call; whether this request had called before."""
+        known = self._last.pop(request, None) is not None
+        self._last[request] = time.monotonic()
+        if len(self._last) > REMEMBERED:
+            del self._last[next(iter(self._last))]
+        return known
+
+    def recent(self) -> int:
+        """How many have called within `RECENT_S`."""
+        since = time.monotonic() - RECENT_S
+        return sum(1 for _ in takewhile(since.__lt__, reversed(self._last.values())))
+
+
+class WorkerReplica:
+    """One replica; deployed as `SmallWorker` and as `LargeWorker` (see `deployment`).
+
+    `reporter` makes what takes its counters to where metrics are gathered: with every check of its
+    health, and when somebody asks for them.
+    """
+
+    def __init__(
+        self, load: Callable[[], Backend], reporter: Callable[[], Report] | None = None
+    ) -> None:
+        self._backend, self._report = load(), reporter and reporter()
+        self._reporting: asyncio.Task[None] | None = None
         self._stats: dict[str, int] = {}
         self._moved = time.monotonic()
+        self._callers = Callers()
+        self._calls = dict.fromkeys(("calls", "later_calls", "affine_calls"), 0)
 
-    def check_health(self) -> None:
+    async def check_health(self) -> None:
         """Serve replaces the replica when this raises three times in a row.
 
         An engine that has work and makes no progress is dead or stuck: a lost thread, a GPU that
         does not come back.
         """
+        if self._reporting is None or self._reporting.done():  # not awaited: it may take its time
+            self._reporting = asyncio.create_task(self._take_down())
         stats, now = self._backend.stats(), time.monotonic()
         if stats != self._stats or not (stats["live_rows"] or stats["queued"]):
             self._stats, self._moved = stats, now
         if now - self._moved > STUCK_S:
             raise WorkerUnavailable(f"the engine has made no progress for {STUCK_S:g} s")
 
-    def facts(self) -> Facts:
-        return Facts(os.getpid(), self._backend.stats())
+    def stats(self) -> dict[str, int]:
+        """The engine's counters and gauges, and those of who called."""
+        return {**self._backend.stats(), **self._calls, "prefixes": self._callers.recent()}
 
-    async def exchange(self, verb: Verb, *args: Any) -> AsyncGenerator[Any, None]:
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """How full the replica is, for whoever decides how many there should be.
+
+        1 where as many sequences are worked on or waiting as there are rows, or where as many
+        requests want their prefixes kept as the cache has slots; more where more are.
+        """
+        stats = self.stats()
+        live = (stats["live_rows"] + stats["queued"]) / stats["rows"]
+        return {"load": max(live, stats["prefixes"] / stats["slots"])}
+
+    def facts(self) -> Facts:
+        return Facts(os.getpid(), self.stats())
+
+    async def reported_facts(self) -> Facts:
+        """What the replica says of itself, after its counters have been reported."""
+        await self._take_down()
+        return self.facts()
+
+    async def _take_down(self) -> None:
+        if self._report is not None:
+            await asyncio.to_thread(self._report, self.stats())
+
+    async def exchange(
+        self, verb: Verb, request: str, again: bool, *args: Any
+    ) -> AsyncGenerator[Any, None]:
         """One call: beats (None), deltas, and at last the answer, or the BatonError it met.
 
-        Errors travel as values: Serve would wrap what is raised, and log a traceback for each.
+        `again`: the request has called this pool before. Errors travel as values: Serve would wrap
+        what is raised, and log a traceback for each.
         """
+        if verb != "facts":
+            known = self._callers.note(request)
+            self._calls["calls"] += 1
+            self._calls["later_calls"] += again
+            self._calls["affine_calls"] += again and known
         async with aclosing(gathered(self._perform(verb, *args))) as items:
             try:
                 async for item in items:
                     yield item
             except BatonError as error:
                 yield error
+            except Exception as error:
+                log.error("%s failed: %s", verb, describe(error), extra={"trace_id": request})
+                yield WorkerError(f"{verb} failed on the replica: {type(error).__name__}")
 
     async def _perform(self, verb: Verb, *args: Any) -> AsyncGenerator[Any, None]:
         if verb == "facts":
@@ -130,17 +205,23 @@ class WorkerReplica:
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never loaded
+            if self._report is not None:
+                self._report(self.stats())
             self._backend.close()
 
 
 class ReplicaWorker:
     """The `Worker` port over a pool of replicas.
 
-    `patience_s`: how long a call waits for a pool in which nobody answers, in seconds.
+    `patience_s`: how long a call waits for a pool in which nobody answers, in seconds. `on_lost` is
+    told of every call that was lost with its replica.
     """
 
-    def __init__(self, handle: Any, *, patience_s: float = 60.0) -> None:
-        self._handle, self._patience_s = handle, patience_s
+    def __init__(
+        self, handle: Any, *, patience_s: float = 60.0, on_lost: Callable[[], object] = lambda: None
+    ) -> None:
+        self._handle, self._patience_s, self._on_lost = handle, patience_s, on_lost
+        self._callers = Callers()
 
     async def generate(
         self, call: Call, span: Span, sampling: Sampling, *, stream: bool = True
@@ -161,6 +242,7 @@ class ReplicaWorker:
                         if isinstance(item, Generation):
                             return
             except _Lost as lost:
+                self._on_lost()
                 await patience.wait(lost)
 
     async def classify(
@@ -183,8 +265,11 @@ class ReplicaWorker:
         return answer
 
     async def everyone(self, patience_s: float = 1.0) -> list[Facts]:
-        """What each replica of the pool says of itself; those that do not answer are left out."""
-        answers = await self._handle.broadcast("facts").results_async(
+        """What each replica of the pool says of itself, its counters now being reported.
+
+        Those that do not answer are left out.
+        """
+        answers = await self._handle.broadcast("reported_facts").results_async(
             timeout_s=patience_s, return_exceptions=True
         )
         return [answer for answer in answers if isinstance(answer, Facts)]
@@ -213,6 +298,7 @@ class ReplicaWorker:
                 async with aclosing(self._try(patience, request, verb, *args)) as items:
                     return await anext(items)
             except _Lost as lost:
+                self._on_lost()
                 await patience.wait(lost)
 
     async def _try(
@@ -233,7 +319,8 @@ class ReplicaWorker:
         )
         # Outside of the request's context: Serve would give all calls of a request its id, and of
         # two that wait under one id in the router only one is ever sent.
-        response = Context().run(handle.remote, verb, *args)
+        again = self._callers.note(request)
+        response = Context().run(handle.remote, verb, request, again, *args)
         waiting = patience.left()  # the router waits for a replica, the replica may be loading
         try:
             while True:
@@ -252,7 +339,7 @@ class ReplicaWorker:
             raise Overloaded("too many calls are waiting for a replica") from None
         except RayTaskError as error:  # the replica's code failed, and would again
             cause = type(error.cause).__name__
-            log.error("%s on a replica failed: %s", verb, error)
+            log.error("%s on a replica failed: %s", verb, cause)
             raise WorkerError(f"{verb} failed on the replica: {cause}") from None
         except (RayError, RayServeException, RpcError, OSError, RuntimeError) as error:
             raise _Lost(f"a replica was lost: {type(error).__name__}") from None
@@ -314,12 +401,14 @@ def deployment(
     rows: int = 8,
     queue: int = 64,
     gpu: float = 0.0,
+    reporter: Callable[[], Report] | None = None,
 ) -> Application:
     """A pool of replicas, ready to be bound into an application.
 
     `scaling` holds Serve's options for how many there are, `nodes` the labels of the Ray nodes
     where they may run. `rows` sequences live at once in a replica and `queue` more wait there;
-    `gpu` is its share of a GPU (Ray counts shares, the engine's `load` keeps to them).
+    `gpu` is its share of a GPU (Ray counts shares, the engine's `load` keeps to them). `reporter`:
+    see `WorkerReplica`.
     """
     return serve.deployment(
         WorkerReplica,
@@ -346,4 +435,4 @@ def deployment(
                 "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
             ),
         ),
-    ).bind(load)
+    ).bind(load, reporter)

@@ -199,7 +199,7 @@ async def test_the_processes_series() -> None:
     assert value("request_seconds_count", policy="specreason") == 1
     assert value("first_text_seconds_count", policy="specreason") == 1
     text = generate_latest(registry).decode()
-    assert "# HELP baton_live_requests Requests running now.\n" in text
+    assert "# HELP baton_live_requests Requests whose policy is running now.\n" in text
 
 
 @pytest.mark.asyncio

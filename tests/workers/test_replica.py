@@ -32,7 +32,7 @@ class ScriptedBackend(Scripted):
     tokenizer = SimpleNamespace(hash="words")
 
     def stats(self) -> dict[str, int]:
-        return {"live_rows": self.live, "queued": 0}
+        return {"live_rows": self.live, "queued": 0, "rows": 4, "slots": 8}
 
     def close(self) -> None: ...
 
@@ -266,7 +266,7 @@ async def test_closing_the_iterator_cancels_the_call() -> None:
 async def test_closing_an_exchange_frees_the_worker() -> None:
     backend = story(delay=0.01)
     exchange = WorkerReplica(lambda: backend).exchange(
-        "generate", Delta("", ()), call(), SPAN, GREEDY, True
+        "generate", "r1", False, Delta("", ()), call(), SPAN, GREEDY, True
     )
     await anext(exchange)
     assert backend.live == 1
@@ -275,25 +275,125 @@ async def test_closing_an_exchange_frees_the_worker() -> None:
 
 
 async def test_facts() -> None:
-    assert (await ReplicaWorker(Handle(story())).facts()).stats == {"live_rows": 0, "queued": 0}
+    stats = (await ReplicaWorker(Handle(story())).facts()).stats
+    assert stats == {
+        "live_rows": 0,
+        "queued": 0,
+        "rows": 4,
+        "slots": 8,
+        "calls": 0,
+        "later_calls": 0,
+        "affine_calls": 0,
+        "prefixes": 0,
+    }
     with pytest.raises(WorkerUnavailable):
         await ReplicaWorker(Handle(story(), deaths=[(0, dead())])).facts(0.1)
 
 
-def test_an_engine_that_makes_no_progress_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_that_makes_no_progress_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr("workers.replica.time.monotonic", lambda: now)
     backend = story()
     one = WorkerReplica(lambda: backend)
     for _ in range(3):  # idle is healthy
-        one.check_health()
+        await one.check_health()
         now += replica.STUCK_S
     backend.live = 1
-    one.check_health()
+    await one.check_health()
     now += replica.STUCK_S - 1
-    one.check_health()
+    await one.check_health()
     now += 2
     with pytest.raises(WorkerUnavailable):
-        one.check_health()
+        await one.check_health()
     backend.live = 2  # it moves again
-    one.check_health()
+    await one.check_health()
+
+
+@dataclass
+class Pool(Handle):
+    """Several replicas, each for the requests that `home` names; retries go to the next."""
+
+    replicas: list[WorkerReplica] = field(default_factory=list)
+    home: dict[str, int] = field(default_factory=dict)
+
+    def options(self, *, session_id: str, **_: Any) -> Pool:
+        request, _, tries = session_id.partition("/")
+        self.chosen = (self.home[request] + int(tries or 0)) % len(self.replicas)
+        return self
+
+    def remote(self, *args: Any) -> Response:
+        dies = self.deaths.pop(0) if self.deaths else None
+        return Response(self.replicas[self.chosen].exchange(*args), dies)
+
+    def counted(self, name: str) -> int:
+        return sum(one.stats()[name] for one in self.replicas)
+
+
+async def test_how_often_a_request_found_the_replica_that_knew_it() -> None:
+    backends = [story(), story()]
+    pool = Pool(
+        backends[0],
+        replicas=[WorkerReplica(lambda one=one: one) for one in backends],  # type: ignore[misc]
+        home={"a": 0, "b": 1},
+    )
+    lost = []
+    worker = ReplicaWorker(pool, on_lost=lambda: lost.append(1))
+    trace = Trace((Message("user", "How many?"),))
+
+    async def ask(request: str) -> None:
+        await worker.classify(Call(request, trace, "large"), (), "", ("9",))
+
+    for request in ("a", "b", "a", "a"):
+        await ask(request)
+    assert (pool.counted("calls"), pool.counted("later_calls")) == (4, 2)
+    assert pool.counted("affine_calls") == 2
+    pool.home["a"] = 1  # another replica, which has not seen it
+    await ask("a")
+    assert (pool.counted("later_calls"), pool.counted("affine_calls")) == (3, 2)
+    pool.deaths = [(0, dead())]
+    await ask("b")  # lost with its replica, and asked of one that does not know it
+    assert (pool.counted("calls"), len(lost)) == (6, 1)
+    assert (pool.counted("later_calls"), pool.counted("affine_calls")) == (4, 2)
+
+
+def test_who_called_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("workers.replica.time.monotonic", lambda: now)
+    monkeypatch.setattr(replica, "REMEMBERED", 3)
+    callers = replica.Callers()
+    assert [callers.note(request) for request in "aba"] == [False, False, True]
+    assert callers.recent() == 2
+    now += replica.RECENT_S - 1
+    assert not callers.note("c")
+    assert callers.recent() == 3
+    now += 1.0
+    assert callers.recent() == 1
+    assert not callers.note("d")  # and b, the longest silent, is forgotten
+    assert not callers.note("b")
+    assert callers.note("c")
+
+
+def test_how_full_a_replica_is() -> None:
+    backend = story()
+    one = WorkerReplica(lambda: backend)
+    assert one.record_autoscaling_stats() == {"load": 0.0}
+    backend.live = 2  # of four rows
+    assert one.record_autoscaling_stats() == {"load": 0.5}
+    for request in "abcdefgh":  # eight prefixes for eight slots
+        one._callers.note(request)
+    assert one.record_autoscaling_stats() == {"load": 1.0}
+    backend.live = 6
+    assert one.record_autoscaling_stats() == {"load": 1.5}
+
+
+async def test_counters_are_reported_with_every_check_and_every_question() -> None:
+    told: list[Any] = []
+    backend = story()
+    one = WorkerReplica(lambda: backend, lambda: told.append)
+    await one.check_health()
+    assert one._reporting is not None
+    await one._reporting
+    assert [stats["calls"] for stats in told] == [0]
+    _ = [item async for item in one.exchange("classify", "r", False, call(), (), "", ("9",))]
+    assert (await one.reported_facts()).stats == told[-1]
+    assert told[-1]["calls"] == 1
