@@ -30,16 +30,24 @@ check: $(STAMP) ## lint and type-check
 RESULTS := build/results
 PROBLEMS ?= 1000
 
-results: $(STAMP) ## measure every policy on held-out problems and write docs/results.md (hours)
+results: $(STAMP) ## measure every policy on held-out problems, write docs/results.md (an hour; URL= adds a service)
 	@$(BIN)/baton eval --problems builtin:heldout --limit $(PROBLEMS) --policies all \
 	  --recordings $(RESULTS)/vanilla --json $(RESULTS)/vanilla.json
-	@$(BIN)/baton eval --problems builtin:heldout --limit $(PROBLEMS) --policies small-only,specreason \
+	@$(BIN)/baton eval --problems builtin:heldout --limit $(PROBLEMS) \
+	  --policies small-only,specreason,surprise-takeover,bild \
 	  --speculation chain --rows $(RESULTS)/chain.jsonl --json $(RESULTS)/chain.json
+	@$(BIN)/baton eval --problems builtin:heldout --limit $$(($(PROBLEMS) / 4)) --budget 16,48 \
+	  --policies small-only,specreason,bild \
+	  --rows $(RESULTS)/budgets.jsonl --json $(RESULTS)/budgets.json
+	@test -z "$(URL)" || $(BIN)/baton eval --problems builtin:heldout --limit $(PROBLEMS) --url $(URL) \
+	  --policies small-only,specreason,bild \
+	  --rows $(RESULTS)/http.jsonl --json $(RESULTS)/http.json
 	@for costs in deploy/costs/*.yaml; do \
 	  name=$$(basename $$costs .yaml); \
 	  $(BIN)/baton predict $(RESULTS)/vanilla --costs $$costs --json $(RESULTS)/$$name.json || exit 1; \
 	done
-	@$(BIN)/baton results $(RESULTS)/vanilla.json $(RESULTS)/chain.json \
+	@$(BIN)/baton results $(RESULTS)/vanilla.json $(RESULTS)/chain.json $(RESULTS)/budgets.json \
+	  $$(ls $(RESULTS)/http.json 2>/dev/null) \
 	  $$(for costs in deploy/costs/*.yaml; do echo --predicted $(RESULTS)/$$(basename $$costs) \
 	    | sed 's/yaml$$/json/'; done)
 

@@ -113,4 +113,6 @@ def _ahead(table: Sequence[Row]) -> str:
 
 
 def _short(about: Mapping[str, Any]) -> str:
-    return f"{about['transport']}, {about['speculation']}"
+    budgets = sorted({row["budget"] for row in about["rows"]} - {None})
+    capped = f", at most {' or '.join(map(str, budgets))} thinking tokens" if budgets else ""
+    return f"{about['transport']}, {about['speculation']}{capped}"
