@@ -213,6 +213,7 @@ class HttpAsker:
             usage.get("completion_tokens", 0),
             made(Metrics, told),
             tuple(made(Step, step) for step in steps),
+            trace_id=finished["trace_id"],
         )
         for step in answered.steps:
             yield Stepped(step)
@@ -238,6 +239,20 @@ class HttpAsker:
             raise ConfigError(f"{self._url}: {error}") from None
         except httpx.HTTPError as error:
             raise WorkerUnavailable(f"{self._url}: {reason(error)}") from None
+
+    async def judge(self, trace_id: str, reward: float) -> None:
+        """Tell the service what an answer was worth, from 0 to 1.
+
+        Raises:
+            BatonError: it could not be told, or did not take it.
+        """
+        body = {"trace_id": trace_id, "reward": reward}
+        try:
+            response = await self._client.post(f"{self._url}/v1/feedback", json=body)
+        except httpx.HTTPError as error:
+            raise WorkerUnavailable(f"{self._url}: {reason(error)}") from None
+        if response.status_code != 200:
+            raise failure(response)
 
     def forget(self) -> None:
         """A service's cache is its own affair."""

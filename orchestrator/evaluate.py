@@ -85,7 +85,8 @@ class Contender:
 class Answered:
     """What one request came to; `output_tokens` are those OpenAI would bill.
 
-    `recording` is the request on paper, where its asker keeps one.
+    `recording` is the request on paper, where its asker keeps one; `trace_id` is its name where a
+    service answered.
     """
 
     text: str
@@ -93,6 +94,7 @@ class Answered:
     metrics: Metrics = field(default_factory=Metrics)
     steps: tuple[Step, ...] = ()
     recording: Recording | None = None
+    trace_id: str = ""
 
     def kept(self, author: str | None = None) -> int:
         """Thinking steps that stayed, of one author or of all."""

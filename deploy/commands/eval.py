@@ -55,6 +55,12 @@ def evaluate(
         str | None, typer.Option(help="Another small model: a folder or a Hugging Face id.")
     ] = None,
     url: Url = None,
+    feedback: Annotated[
+        bool,
+        typer.Option(
+            "--feedback", help="Tell the service whether each answer was right (with --url)."
+        ),
+    ] = False,
     config: Config = None,
     rows: Annotated[
         Path | None,
@@ -92,6 +98,8 @@ def evaluate(
       baton eval --problems builtin:heldout --limit 1000 --policies all --rows run.jsonl
 
       baton eval --problems builtin:heldout --url http://127.0.0.1:8000
+
+      baton eval --problems builtin:dev --policies baton --feedback --url http://127.0.0.1:8000
     """
     from deploy.problems import load_problems
     from deploy.tables import MAIN, WORK, by_level, notes, report, show
@@ -102,6 +110,8 @@ def evaluate(
         raise InvalidRequest("--speculation is the service's own choice; leave it out with --url")
     if url is not None and small is not None:
         raise InvalidRequest("--small is the service's own choice; leave it out with --url")
+    if feedback and url is None:
+        raise InvalidRequest("--feedback is for a service; name it with --url")
     if recordings is not None and (url is not None or rows is not None):
         raise InvalidRequest(
             "--recordings holds its own rows and works in-process: no --url, --rows"
@@ -130,6 +140,7 @@ def evaluate(
             config,
             speculation,
             recording=recordings is not None,
+            feedback=feedback,
         )
     )
     table = summarise(
@@ -169,8 +180,9 @@ async def _run(
     speculation: str | None,
     *,
     recording: bool,
+    feedback: bool,
 ) -> list[Turn]:
-    from deploy.askers import Options, ask
+    from deploy.askers import HttpAsker, Options, ask
     from deploy.grading import Grader
     from orchestrator.evaluate import run
 
@@ -198,17 +210,28 @@ async def _run(
 
         shown = stack.enter_context(progress(Console(stderr=True, highlight=False)))
         task = shown.add_task("", total=lots, completed=past)
+        graded: list[Outcome] = []  # what the service has not been told yet
 
         def keep(index: int, turn: Sequence[Outcome]) -> None:
             if journal is not None:
                 journal.add(index, problems[index], turn)
+            if feedback:
+                graded.extend(outcome for outcome in turn if outcome.error is None)
+
+        async def tell() -> None:
+            assert isinstance(asker, HttpAsker)
+            while graded:
+                outcome = graded.pop()
+                await asker.judge(outcome.answered.trace_id, float(outcome.correct))
 
         async def fairly(question: str, contender: Contender) -> Answered:
             """Who comes second must not find the prompt, or the first one's words, read."""
+            if graded:
+                await tell()
             asker.forget()
             return await ask(asker, question, contender)
 
-        return await run(
+        turns = await run(
             problems,
             contenders,
             fairly,
@@ -218,6 +241,9 @@ async def _run(
             keep=keep,
             progress=lambda contender: shown.update(task, advance=1, description=contender.label),
         )
+        if graded:
+            await tell()
+        return turns
 
 
 def _journal(

@@ -85,6 +85,7 @@ DEAD = "http://127.0.0.1:9"
             "--speculation",
         ),
         (("eval", "--problems", "builtin:dev", "--url", DEAD, "--small", "x"), 2, "--small"),
+        (("eval", "--problems", "builtin:dev", "--feedback"), 2, "--feedback"),
         (("eval", "--problems", "builtin:dev", "--small", "/nowhere"), 1, "/nowhere is no model"),
         (("train", "allign"), 2, "no such stage: allign"),
         (("eval", "--problems", "builtin:dev", "--rows", "/proc/x/y"), 1, "/proc/x/y"),

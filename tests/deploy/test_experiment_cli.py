@@ -63,6 +63,31 @@ def test_an_experiment_from_start_to_stop(baton: Any, url: str, tmp_path: Path) 
     assert again.out == "thresholds runs, for the 2nd time\n"
 
 
+def test_an_evaluation_tells_the_experiment_what_its_answers_were_worth(
+    baton: Any,  # noqa: F811
+    url: str,
+    tmp_path: Path,
+) -> None:
+    file, problems = tmp_path / "thresholds.yaml", tmp_path / "problems.jsonl"
+    file.write_text(DOCUMENT)
+    assert baton("experiment", "start", str(file), "--url", url).status == 0
+    problems.write_text(
+        '{"question": "2+2?", "answer": "8"}\n{"question": "?", "answer": "9"}\n' * 4
+    )
+    ran = baton(
+        *("eval", "--problems", str(problems), "--policies", "baton", "--feedback"), "--url", url
+    )
+    assert ran.status == 0, ran.err
+
+    def rewards() -> list[float]:
+        told = baton("experiment", "report", "thresholds", "--json", "--url", url).out
+        arms = [one["reward"] for one in json.loads(told)["arms"].values() if "reward" in one]
+        units = sum(arm["units"] for arm in arms)
+        return [units, sum(arm["units"] * arm["mean"] for arm in arms)]
+
+    until(lambda: rewards() == [8, 4.0])
+
+
 def test_what_goes_wrong_is_told_in_a_line(
     baton: Any,  # noqa: F811
     url: str,
