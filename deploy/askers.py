@@ -165,13 +165,18 @@ class LocalAsker:
                 worker.forget()
 
 
+def home(url: str) -> str:
+    """A service's address, also from the base URL that OpenAI's clients are given."""
+    return url.rstrip("/").removesuffix("/v1").rstrip("/")
+
+
 class HttpAsker:
     """A running service, over its OpenAI-compatible API; the key is `$BATON_API_KEY`."""
 
     transport: Literal["in-process", "http"] = "http"
 
     def __init__(self, url: str, options: Options | None = None) -> None:
-        self._url, self._options = url.rstrip("/"), options or Options()
+        self._url, self._options = home(url), options or Options()
         key = os.environ.get("BATON_API_KEY")
         # A thought may be silent for long, but the service pings; a connection is quick or dead.
         self._client = httpx.AsyncClient(

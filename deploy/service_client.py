@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from deploy.askers import failure, reason
+from deploy.askers import failure, home, reason
 from orchestrator.errors import WorkerUnavailable
 
 PATIENCE_S = 15.0
@@ -26,7 +26,7 @@ def call(
     try:
         response = httpx.request(
             method,
-            f"{url.rstrip('/')}{path}",
+            f"{home(url)}{path}",
             json=body,
             params=query or None,
             headers={"authorization": f"Bearer {key}"} if key else {},
@@ -35,7 +35,7 @@ def call(
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         told = reason(error) if isinstance(error, httpx.HTTPError) else str(error)
-        raise WorkerUnavailable(f"{url}: {told}") from None
+        raise WorkerUnavailable(f"{url}: {told} (another service: --url)") from None
     if not response.is_success:
         raise failure(response)
     try:

@@ -35,7 +35,7 @@ from orchestrator.gate import Gate
 from orchestrator.outcomes import OUTCOMES, parse_feedback, reward
 from orchestrator.policy_api import add_policy_routes
 from orchestrator.refusals import RETRY_AFTER_S, Problem, Refused, problem
-from orchestrator.render import Order, trace_name
+from orchestrator.render import COMPLETION, Order, trace_name
 from orchestrator.schemas import EFFORT, ChatRequest, parse_chat, path
 from orchestrator.service import Service
 from orchestrator.types import Limits
@@ -134,7 +134,7 @@ async def _record(service: Service, trace_id: str) -> bytes:
     Raises:
         Refused: 404, there is none, or no longer.
     """
-    found = None
+    trace_id, found = trace_id.removeprefix(COMPLETION), None
     if _TRACE_ID.fullmatch(trace_id):
         found = await service.outbox.get(trace_name(trace_id))
     if found is None:

@@ -56,7 +56,9 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
     @app.get("/v1/experiments/{name}/report")
     async def readout(name: str) -> Response:
         run, found = await experimenter.report(name)
-        return JSONResponse({"object": "baton.report", "run": run.number, **found.json()})
+        coverage = run.state.coverage(run.experiment) if run.live else 0.0
+        about = {"object": "baton.report", "run": run.number, "coverage": coverage}
+        return JSONResponse({**about, **found.json()})
 
     @app.post("/v1/experiments/{name}/stop")
     async def stop(name: str, request: Request) -> Response:

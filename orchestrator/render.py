@@ -7,12 +7,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from time import perf_counter
-from typing import Any
+from typing import Any, Final
 
 from orchestrator.events import Called, Ended, Event, Metrics, Stepped, Text
 from orchestrator.metrics import Tally
 from orchestrator.service import Choice
 from orchestrator.types import Generation, Limits, Message, Sampling, Step
+
+COMPLETION: Final = "chatcmpl-"
+"""Before a trace id it is the id of the answer, as OpenAI's clients show it."""
 
 Json = dict[str, Any]
 
@@ -234,7 +237,7 @@ def sse(value: Json) -> bytes:
 
 def _head(order: Order, kind: str) -> Json:
     return {
-        "id": f"chatcmpl-{order.trace_id}",
+        "id": COMPLETION + order.trace_id,
         "object": kind,
         "created": order.created,
         "model": order.model,

@@ -135,6 +135,8 @@ def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False
         counts = ", ".join(f"{arm} {count}" for arm, count in ratio["counts"].items())
         sound = "as intended" if ratio["ok"] else "NOT as intended"
         console.print(f"sample ratio {sound}: {counts} (p {ratio['p']:.2g})", markup=False)
+    if 0 < told["coverage"] < 1:
+        console.print(f"{told['coverage']:.0%} of the units take part by now", markup=False)
     table = Table(
         "arm", "metric", "value", "against", "difference", "always valid", "fixed horizon"
     )

@@ -27,7 +27,7 @@ Url = Annotated[
     str | None, typer.Option(help="A running service; without it everything runs in-process.")
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
-ServiceUrl = Annotated[str, typer.Option("--url", help="The running service.")]
+ServiceUrl = Annotated[str, typer.Option("--url", envvar="BATON_URL", help="The running service.")]
 Config = Annotated[
     Path | None, typer.Option(help="Deployment file that names the two models (in-process).")
 ]

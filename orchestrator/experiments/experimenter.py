@@ -256,10 +256,10 @@ class _Reader:
 def _forced(live: Sequence[Run], forced: str, request: str) -> Taken:
     name, _, arm = forced.partition("/")
     for run in live:
-        if run.name == name and arm in run.arms:
+        if run.name == name and arm in {one.name for one in run.experiment.served}:
             return Taken(run, request, Assignment(arm, 0.0, 1.0, forced=True))
     raise InvalidRequest(
-        "x-baton-arm: no experiment that runs has this arm (write EXPERIMENT/ARM)",
+        "x-baton-arm: no experiment that runs serves this arm (write EXPERIMENT/ARM)",
         param="x-baton-arm",
     )
 

@@ -130,6 +130,14 @@ def test_who_says_what_they_want_takes_no_part() -> None:
         assert ask(url, {"policy": {"name": "bild"}})["experiment"] is None
 
 
+def test_a_shadow_is_never_returned() -> None:
+    ghost = {"name": "ghost", "policy": "bild", "shadow": True}
+    with serving(service()) as url:
+        assert start(url, arms=[*ARMS, ghost]).status_code == 201
+        assert post(url, headers={"x-baton-arm": "trial/small"}).status_code == 200
+        assert post(url, headers={"x-baton-arm": "trial/ghost"}).status_code == 400
+
+
 def test_an_arm_may_be_forced_and_is_not_analysed() -> None:
     made = service()
     with serving(made) as url:
