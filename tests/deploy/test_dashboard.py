@@ -218,6 +218,9 @@ SERIES = {  # one that makes each alert fire, as promtool writes series
         'baton_steps_total{author="small",accepted="true"} 0+10x90',
         'baton_steps_total{author="small",accepted="false"} 0+90x90',
     ],
+    "BatonConfigurationOld": ["baton_config_age_seconds 0+60x90"],
+    "BatonOutcomesLost": ['baton_store_lost_total{kind="event"} 0x70 1x20'],
+    "BatonArmStopped": ['baton_experiment_arms_stopped_total{experiment="trial"} 0x70 1x20'],
 }
 
 
@@ -231,8 +234,7 @@ def test_every_alert_fires_when_it_should(rule: dict[str, Any], tmp_path: Path) 
     lines = SERIES[rule["alert"]]
     if rule["alert"] != "BatonDown":
         lines = ["baton_orchestrator_replicas 1x90", *lines]
-    worker = re.search(r'worker="(\w+)"', str(lines))
-    labels = {**rule["labels"], **({"worker": worker[1]} if worker else {})}
+    labels = rule["labels"] | dict(re.findall(r'(worker|kind|experiment)="(\w+)"', str(lines)))
     quiet = tmp_path / "rules.yaml"  # without annotations, which would have to be spelled out here
     groups = {"groups": [{"name": "x", "rules": [
         {key: value for key, value in one.items() if key != "annotations"} for one in RULES
