@@ -16,8 +16,11 @@ import yaml
 
 from deploy.exposition import described, expose
 from deploy.reporter import counts_of
+from orchestrator.experiments.documents import Experiment
+from orchestrator.experiments.experimenter import Facts
 from orchestrator.solve import solve
 from orchestrator.types import Limits, Message, Sampling
+from orchestrator.versions import Who
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import service
 
@@ -35,7 +38,7 @@ promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs pr
 
 @pytest.fixture(scope="module")
 async def text() -> bytes:
-    """What a service says that has answered one request."""
+    """What a service says that has answered one request, by an arm of an experiment."""
     made = service()
     events = solve(
         SpecReason(),
@@ -48,6 +51,12 @@ async def text() -> bytes:
     async for _ in made.metrics.watch("specreason", events):
         pass
     made.responses.labels("200").inc()
+    arms = [{"name": "one", "policy": "specreason"}, {"name": "two", "policy": "bild"}]
+    trial = Experiment.parse({"name": "trial", "arms": arms})
+    run = await made.experimenter.runs.start(trial, Who())
+    taken = made.experimenter.take([run], Facts(request="r"))
+    assert taken is not None
+    made.experimenter.exposed(taken, "r")
     families = described(made.registry.collect(), ("small", "large"))
     return expose(families, counts_of(made.registry.collect()))
 
