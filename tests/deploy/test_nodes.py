@@ -1,4 +1,8 @@
-"""A service on several Ray nodes: nodes die, load and versions change, no request is lost."""
+"""A service on several Ray nodes: nodes die, load and versions change, no request is lost.
+
+Each law is shown once, behind the proxy that it depends on most, and the loss of a node behind
+both. `BATON_NODES=all` in the environment shows all of them behind Ray's proxy and behind HAProxy.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +35,13 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
 SECRET = "xyzzy"  # stands in every question, and in no log
 QUESTIONS = [f"{number} + 34, {SECRET}, step by step" for number in range(20)]
 KEY = "sk-plugh-0123456789"
-BOTH = pytest.mark.parametrize("nodes", ["ray", "haproxy"], indirect=True, scope="module")
-RAY = pytest.mark.parametrize("nodes", ["ray"], indirect=True, scope="module")
-"""Which proxies stand before the service; what has nothing to do with them is tested behind one."""
+ALL = os.environ.get("BATON_NODES") == "all"
+
+
+def behind(*proxies: str) -> pytest.MarkDecorator:
+    """Which proxies stand before the service in a test."""
+    chosen = ["ray", "haproxy"] if ALL else proxies
+    return pytest.mark.parametrize("nodes", chosen, indirect=True, scope="module")
 
 
 class Nodes:
@@ -320,7 +328,7 @@ def expected() -> dict[str, str]:
     return {}
 
 
-@BOTH
+@behind("ray", "haproxy")
 async def test_deploy_and_status(
     nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -333,6 +341,7 @@ async def test_deploy_and_status(
         "Orchestrator": "HEALTHY",
         "SmallWorker": "HEALTHY",
         "LargeWorker": "HEALTHY",
+        "Store": "HEALTHY",
     }
     # Replicas are where their labels say: the large model is not on the head.
     (large,) = nodes.replicas("LargeWorker")
@@ -345,21 +354,7 @@ async def test_deploy_and_status(
     assert len(set(answers)) > 10
 
 
-@RAY
-async def test_replicas_come_with_the_load_and_go_after_it(
-    nodes: Nodes, expected: dict[str, str]
-) -> None:
-    over = asyncio.Event()
-    async with Watch(nodes):
-        running = asyncio.create_task(load(nodes, expected, over, 12))
-        await until(lambda: len(nodes.replicas("LargeWorker")) == 2, 120)
-        assert len({one["node_id"] for one in nodes.replicas("LargeWorker")}) == 2
-        over.set()
-        assert await running >= 12
-        await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 120)
-
-
-@BOTH
+@behind("ray", "haproxy")
 async def test_the_node_with_the_large_worker_dies_during_streams(
     nodes: Nodes, expected: dict[str, str]
 ) -> None:
@@ -372,10 +367,24 @@ async def test_the_node_with_the_large_worker_dies_during_streams(
         assert await asyncio.gather(*streams) == list(expected.values())
     assert watch.last['baton_lost_calls_total{worker="large"}'] > before
     await asyncio.to_thread(nodes.wait)
-    nodes.add(pool="models")
 
 
-@RAY
+@behind("ray")
+async def test_replicas_come_with_the_load_and_go_after_it(
+    nodes: Nodes, expected: dict[str, str]
+) -> None:
+    nodes.add(pool="models")  # in place of the lost one
+    over = asyncio.Event()
+    async with Watch(nodes):
+        running = asyncio.create_task(load(nodes, expected, over, 12))
+        await until(lambda: len(nodes.replicas("LargeWorker")) == 2, 120)
+        assert len({one["node_id"] for one in nodes.replicas("LargeWorker")}) == 2
+        over.set()
+        assert await running >= 12
+        await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 120)
+
+
+@behind("ray")
 async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
     async with Watch(nodes) as watch:
         for question in QUESTIONS[:4]:
@@ -388,7 +397,7 @@ async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
         await until(lambda: watch.last["baton_orchestrator_replicas"] == 2, 10)
 
 
-@BOTH
+@behind("haproxy")
 async def test_a_rolling_update_loses_no_request(
     nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -413,7 +422,7 @@ async def test_a_rolling_update_loses_no_request(
     assert sum(told(watch.last, "baton_requests_total", policy="large-only")) >= before + 8
 
 
-@RAY
+@behind("ray")
 async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
     """After all that has gone wrong above."""
     async with nodes.client() as client:
@@ -444,7 +453,7 @@ async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
             assert KEY.encode() not in text, file
 
 
-@BOTH
+@behind("ray")
 async def test_a_clients_trace_reaches_the_collector(nodes: Nodes, spans: Collector) -> None:
     trace = secrets.token_hex(16)
     parent = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
@@ -457,7 +466,7 @@ async def test_a_clients_trace_reaches_the_collector(nodes: Nodes, spans: Collec
     assert await until(arrived, 20) >= {"request", "step", "generate", "classify"}
 
 
-@RAY
+@behind("ray")
 def test_replicas_apart_on_rays_own_port(nodes: Nodes) -> None:
     text = nodes.exported()
     found = [line for line in text.splitlines() if line.startswith("ray_baton_requests_total{")]
