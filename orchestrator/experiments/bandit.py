@@ -70,7 +70,8 @@ def allocate_samples(
     names, goal = list(samples), experiment.goal
     means = {
         metric: np.stack([_posterior(samples[name][metric], random) for name in names])
-        for metric in {goal.metric, *(bound.metric for bound in goal.within)}
+        # In an order that is the same in every process: they share one stream of random numbers.
+        for metric in sorted({goal.metric, *(bound.metric for bound in goal.within)})
     }
     keeps = np.ones(len(names))
     sure = np.ones(len(names), dtype=bool)

@@ -149,6 +149,7 @@ class Experimenter:
             forced=found.forced,
         )
         self._exposures.labels(run.name, found.arm).inc()
+        self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
         self._outbox.event(run.stream, exposure.model_dump())
 
     def ended(self, taken: Taken, outcome: Mapping[str, Any], repeat: Repeat) -> None:

@@ -187,14 +187,16 @@ def test_the_command_says_what_is_right_and_what_is_wrong(tmp_path: Path) -> Non
 def test_stdin_and_what_is_no_file(tmp_path: Path) -> None:
     text = (ROOT / "deploy" / "local.yaml").read_text()
     assert baton("-", text=text).stdout == "<stdin>: ok (deployment file)\n"
-    for name, content in (("a.yaml", "a: ["), ("b.yaml", ""), ("c.yaml", "- a"), ("d.yaml", None)):
-        if content is not None:
-            (tmp_path / name).write_text(content)
-        run = baton(str(tmp_path / name))
-        assert run.returncode == 1
-        assert "Traceback" not in run.stdout + run.stderr
-        (line,) = run.stdout.splitlines()
-        assert line.startswith(str(tmp_path / name))
+    contents = {"a.yaml": "a: [", "b.yaml": "", "c.yaml": "- a"}
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    files = [str(tmp_path / name) for name in (*contents, "d.yaml")]  # the last is not there
+    run = baton(*files)
+    assert run.returncode == 1
+    assert "Traceback" not in run.stdout + run.stderr
+    lines = sorted(run.stdout.splitlines())
+    assert len(lines) == len(files)
+    assert all(line.startswith(file) for line, file in zip(lines, files, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,11 @@ import yaml
 
 from deploy.exposition import described, expose
 from deploy.reporter import counts_of
+from orchestrator.experiments.documents import Experiment
+from orchestrator.experiments.experimenter import Facts
 from orchestrator.solve import solve
 from orchestrator.types import Limits, Message, Sampling
+from orchestrator.versions import Who
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import service
 
@@ -35,7 +38,7 @@ promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs pr
 
 @pytest.fixture(scope="module")
 async def text() -> bytes:
-    """What a service says that has answered one request."""
+    """What a service says that has answered one request, by an arm of an experiment."""
     made = service()
     events = solve(
         SpecReason(),
@@ -48,6 +51,12 @@ async def text() -> bytes:
     async for _ in made.metrics.watch("specreason", events):
         pass
     made.responses.labels("200").inc()
+    arms = [{"name": "one", "policy": "specreason"}, {"name": "two", "policy": "bild"}]
+    trial = Experiment.parse({"name": "trial", "arms": arms})
+    run = await made.experimenter.runs.start(trial, Who())
+    taken = made.experimenter.take([run], Facts(request="r"))
+    assert taken is not None
+    made.experimenter.exposed(taken, "r")
     families = described(made.registry.collect(), ("small", "large"))
     return expose(families, counts_of(made.registry.collect()))
 
@@ -218,6 +227,9 @@ SERIES = {  # one that makes each alert fire, as promtool writes series
         'baton_steps_total{author="small",accepted="true"} 0+10x90',
         'baton_steps_total{author="small",accepted="false"} 0+90x90',
     ],
+    "BatonConfigurationOld": ["baton_config_age_seconds 0+60x90"],
+    "BatonOutcomesLost": ['baton_store_lost_total{kind="event"} 0x70 1x20'],
+    "BatonArmStopped": ['baton_experiment_arms_stopped_total{experiment="trial"} 0x70 1x20'],
 }
 
 
@@ -231,8 +243,7 @@ def test_every_alert_fires_when_it_should(rule: dict[str, Any], tmp_path: Path) 
     lines = SERIES[rule["alert"]]
     if rule["alert"] != "BatonDown":
         lines = ["baton_orchestrator_replicas 1x90", *lines]
-    worker = re.search(r'worker="(\w+)"', str(lines))
-    labels = {**rule["labels"], **({"worker": worker[1]} if worker else {})}
+    labels = rule["labels"] | dict(re.findall(r'(worker|kind|experiment)="(\w+)"', str(lines)))
     quiet = tmp_path / "rules.yaml"  # without annotations, which would have to be spelled out here
     groups = {"groups": [{"name": "x", "rules": [
         {key: value for key, value in one.items() if key != "annotations"} for one in RULES

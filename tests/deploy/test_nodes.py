@@ -1,4 +1,8 @@
-"""A service on several Ray nodes: nodes die, load and versions change, no request is lost."""
+"""A service on several Ray nodes: nodes die, load and versions change, no request is lost.
+
+Each law is shown once, behind the proxy that it depends on most, and the loss of a node behind
+both. `BATON_NODES=all` in the environment shows all of them behind Ray's proxy and behind HAProxy.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,6 @@ import json
 import os
 import secrets
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -18,177 +20,23 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import openai
 import pytest
 import yaml
 
-from deploy.cluster import descendants
-from tests.deploy.conftest import ROOT, alive, free_port
+from tests.deploy.nodes import KEY, Nodes
 from tests.deploy.test_tracing import Collector, collector
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
 
 SECRET = "xyzzy"  # stands in every question, and in no log
 QUESTIONS = [f"{number} + 34, {SECRET}, step by step" for number in range(20)]
-KEY = "sk-plugh-0123456789"
-BOTH = pytest.mark.parametrize("nodes", ["ray", "haproxy"], indirect=True, scope="module")
-RAY = pytest.mark.parametrize("nodes", ["ray"], indirect=True, scope="module")
-"""Which proxies stand before the service; what has nothing to do with them is tested behind one."""
+ALL = os.environ.get("BATON_NODES") == "all"
 
 
-class Nodes:
-    """Ray nodes on this machine, and `serve deploy` on them."""
-
-    def __init__(self, folder: Path, *, haproxy: bool) -> None:
-        self.folder, self.port, self._api = folder, free_port(), free_port()
-        self.url, self._token = f"http://127.0.0.1:{self.port}", secrets.token_hex(32)
-        (folder / "ray").mkdir()  # where Ray notes which cluster is the machine's
-        self._env = {
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "RAY_TMPDIR": str(folder),  # other Rays of this machine stay undisturbed
-            "RAY_AUTH_MODE": "token",
-            "RAY_AUTH_TOKEN": self._token,
-            "RAY_USAGE_STATS_ENABLED": "0",
-            "RAY_worker_niceness": "0",
-            "RAY_SERVE_LOG_TO_STDERR": "0",
-            "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-            "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
-            "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
-            "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self._api}",
-            "OMP_NUM_THREADS": "1",
-            "BATON_KEYS": KEY,
-        }
-        if haproxy:
-            self._env |= {
-                "RAY_SERVE_ENABLE_HA_PROXY": "1",
-                "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
-                "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
-                "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
-                "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(folder / "state"),
-                "RAY_SERVE_HAPROXY_METRICS_PORT": str(free_port()),
-                "RAY_SERVE_HAPROXY_STATS_PORT": str(free_port()),
-            }
-        self._host = subprocess.Popen(
-            [sys.executable, "-m", "tests.deploy.ray_nodes", str(folder), str(self._api)],
-            cwd=ROOT,
-            env=self._env,
-            text=True,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=(folder / "nodes.log").open("w"),
-        )
-        self._read()
-
-    def add(self, **labels: str) -> int:
-        """Another node."""
-        return int(self._tell(add=labels))
-
-    def kill(self, number: int) -> None:
-        assert self._tell(kill=number) > 1
-
-    def deploy(self, data: dict[str, Any]) -> None:
-        """`serve deploy`, and then until it is healthy and ready."""
-        file = self.folder / "deployment.yaml"
-        file.write_text(yaml.safe_dump(data))
-        self.serve("deploy", str(file))
-
-    def serve(self, *words: str) -> str:
-        command = [str(Path(sys.executable).with_name("serve")), *words]
-        done = subprocess.run(command, env=self._env, cwd=ROOT, text=True, capture_output=True)
-        assert done.returncode == 0, done.stderr
-        return done.stdout
-
-    def wait(self, seconds: float = 240.0) -> None:
-        """Until Serve says that everything runs, and the service that it is ready."""
-        end = time.monotonic() + seconds
-        while True:
-            status = self.application()
-            if status["status"] == "RUNNING" and self._ready():
-                return
-            assert time.monotonic() < end, status
-            time.sleep(0.3)
-
-    def application(self) -> dict[str, Any]:
-        """What Serve says of the application, replica by replica."""
-        response = httpx.get(
-            f"http://127.0.0.1:{self._api}/api/serve/applications/",
-            headers={"Authorization": f"Bearer {self._token}"},
-            timeout=30.0,
-        )
-        assert response.status_code == 200, response.text
-        found: dict[str, Any] = response.json()["applications"].get("baton", {"status": "NONE"})
-        return found
-
-    def replicas(self, deployment: str) -> list[dict[str, Any]]:
-        """The running replicas of a deployment."""
-        found = self.application().get("deployments", {}).get(deployment, {"replicas": []})
-        return [one for one in found["replicas"] if one["state"] == "RUNNING"]
-
-    def client(self) -> openai.AsyncOpenAI:
-        return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key=KEY, max_retries=0)
-
-    def metrics(self) -> dict[str, float]:
-        """Every sample of /metrics."""
-        text = self.get("/metrics").text
-        pairs = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in pairs}
-
-    def get(self, path: str) -> httpx.Response:
-        """What the service answers to somebody with a key.
-
-        Raises:
-            httpx.HTTPError: nothing, or an error.
-        """
-        headers = {"Authorization": f"Bearer {KEY}"}
-        return httpx.get(self.url + path, headers=headers, timeout=20.0).raise_for_status()
-
-    def exported(self) -> str:
-        """What Ray's own metrics ports say, all nodes together."""
-        found = json.loads((self.folder / "prom_metrics_service_discovery.json").read_text())
-        ports = {target for group in found for target in group["targets"]}
-        return "".join(httpx.get(f"http://{port}/metrics", timeout=20.0).text for port in ports)
-
-    def pids(self, deployment: str) -> set[int]:
-        """The processes of a deployment's running replicas."""
-        return {one["pid"] for one in self.replicas(deployment)}
-
-    def number(self, pid: int) -> int:
-        """Which node a process runs on."""
-        return int(self._tell(find=pid))
-
-    def processes(self) -> dict[int, str]:
-        found = {}
-        for pid in descendants(self._host.pid):
-            with suppress(OSError):
-                found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().decode().replace("\0", " ")
-        return found
-
-    def close(self) -> None:
-        started = self.processes()
-        assert self._host.stdin is not None
-        self._host.stdin.close()
-        self._host.wait(30)
-        for pid in alive(started):
-            with suppress(ProcessLookupError):
-                os.kill(pid, 9)
-
-    def _ready(self) -> bool:
-        with suppress(httpx.HTTPError):
-            return httpx.get(f"{self.url}/ready", timeout=10.0).status_code == 200
-        return False
-
-    def _tell(self, **command: Any) -> Any:
-        assert self._host.stdin is not None
-        self._host.stdin.write(json.dumps(command) + "\n")
-        self._host.stdin.flush()
-        return self._read()
-
-    def _read(self) -> Any:
-        assert self._host.stdout is not None
-        line = self._host.stdout.readline()
-        assert line, (self.folder / "nodes.log").read_text()[-3000:]
-        return json.loads(line)
+def behind(*proxies: str) -> pytest.MarkDecorator:
+    """Which proxies stand before the service in a test."""
+    chosen = ["ray", "haproxy"] if ALL else proxies
+    return pytest.mark.parametrize("nodes", chosen, indirect=True, scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -320,7 +168,7 @@ def expected() -> dict[str, str]:
     return {}
 
 
-@BOTH
+@behind("ray", "haproxy")
 async def test_deploy_and_status(
     nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -333,6 +181,7 @@ async def test_deploy_and_status(
         "Orchestrator": "HEALTHY",
         "SmallWorker": "HEALTHY",
         "LargeWorker": "HEALTHY",
+        "Store": "HEALTHY",
     }
     # Replicas are where their labels say: the large model is not on the head.
     (large,) = nodes.replicas("LargeWorker")
@@ -345,21 +194,7 @@ async def test_deploy_and_status(
     assert len(set(answers)) > 10
 
 
-@RAY
-async def test_replicas_come_with_the_load_and_go_after_it(
-    nodes: Nodes, expected: dict[str, str]
-) -> None:
-    over = asyncio.Event()
-    async with Watch(nodes):
-        running = asyncio.create_task(load(nodes, expected, over, 12))
-        await until(lambda: len(nodes.replicas("LargeWorker")) == 2, 120)
-        assert len({one["node_id"] for one in nodes.replicas("LargeWorker")}) == 2
-        over.set()
-        assert await running >= 12
-        await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 120)
-
-
-@BOTH
+@behind("ray", "haproxy")
 async def test_the_node_with_the_large_worker_dies_during_streams(
     nodes: Nodes, expected: dict[str, str]
 ) -> None:
@@ -372,10 +207,24 @@ async def test_the_node_with_the_large_worker_dies_during_streams(
         assert await asyncio.gather(*streams) == list(expected.values())
     assert watch.last['baton_lost_calls_total{worker="large"}'] > before
     await asyncio.to_thread(nodes.wait)
-    nodes.add(pool="models")
 
 
-@RAY
+@behind("ray")
+async def test_replicas_come_with_the_load_and_go_after_it(
+    nodes: Nodes, expected: dict[str, str]
+) -> None:
+    nodes.add(pool="models")  # in place of the lost one
+    over = asyncio.Event()
+    async with Watch(nodes):
+        running = asyncio.create_task(load(nodes, expected, over, 12))
+        await until(lambda: len(nodes.replicas("LargeWorker")) == 2, 120)
+        assert len({one["node_id"] for one in nodes.replicas("LargeWorker")}) == 2
+        over.set()
+        assert await running >= 12
+        await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 120)
+
+
+@behind("ray")
 async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
     async with Watch(nodes) as watch:
         for question in QUESTIONS[:4]:
@@ -388,7 +237,7 @@ async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
         await until(lambda: watch.last["baton_orchestrator_replicas"] == 2, 10)
 
 
-@BOTH
+@behind("haproxy")
 async def test_a_rolling_update_loses_no_request(
     nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -396,6 +245,7 @@ async def test_a_rolling_update_loses_no_request(
     newer["applications"][0]["args"]["limits"]["max_tokens"] = 2000
     names = ("Orchestrator", "SmallWorker", "LargeWorker")
     old = {pid for name in names for pid in nodes.pids(name)}
+    nodes.add(pool="models")  # for a second large worker: so much load asks for one
     over = asyncio.Event()
     async with Watch(nodes) as watch:
         running = asyncio.create_task(load(nodes, expected, over, 4))
@@ -413,7 +263,7 @@ async def test_a_rolling_update_loses_no_request(
     assert sum(told(watch.last, "baton_requests_total", policy="large-only")) >= before + 8
 
 
-@RAY
+@behind("ray")
 async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
     """After all that has gone wrong above."""
     async with nodes.client() as client:
@@ -444,7 +294,7 @@ async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
             assert KEY.encode() not in text, file
 
 
-@BOTH
+@behind("ray")
 async def test_a_clients_trace_reaches_the_collector(nodes: Nodes, spans: Collector) -> None:
     trace = secrets.token_hex(16)
     parent = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
@@ -457,7 +307,7 @@ async def test_a_clients_trace_reaches_the_collector(nodes: Nodes, spans: Collec
     assert await until(arrived, 20) >= {"request", "step", "generate", "classify"}
 
 
-@RAY
+@behind("ray")
 def test_replicas_apart_on_rays_own_port(nodes: Nodes) -> None:
     text = nodes.exported()
     found = [line for line in text.splitlines() if line.startswith("ray_baton_requests_total{")]

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.auth import Keys
+from orchestrator.auth import Access, Keys
 from orchestrator.logs import Fields, about
 from tests.orchestrator.serving import HTTP, service, serving, told
 
@@ -83,7 +83,7 @@ def post(url: str, key: str, *, model: str = "specreason", **more: Any) -> httpx
 
 
 def test_a_line_for_every_request_with_its_id(log: Kept) -> None:
-    with serving(service(keys=Keys({KEY}))) as url:
+    with serving(service(access=Access(Keys({KEY})))) as url:
         assert post(url, KEY).status_code == 200
     (line,) = [record for record in log.records if record["name"] == "orchestrator.gate"]
     assert line["request_id"] == "asked-by-me"
@@ -95,7 +95,7 @@ def test_a_line_for_every_request_with_its_id(log: Kept) -> None:
 def test_no_prompt_no_answer_and_no_key_whatever_goes_wrong(log: Kept) -> None:
     bug = ValueError(f"cannot encode {SECRET!r}")
     large = told(failures={0: bug, 1: bug})
-    with serving(service(keys=Keys({KEY}), large=large)) as url:
+    with serving(service(access=Access(Keys({KEY})), large=large)) as url:
         statuses = [
             post(url, KEY, model="small-only").status_code,
             post(url, KEY, model="large-only").status_code,
