@@ -75,6 +75,9 @@ class Backend(Worker, Protocol):
     @property
     def tokenizer(self) -> Tokenized: ...
 
+    @property
+    def alive(self) -> bool: ...
+
     def stats(self) -> dict[str, int]: ...
 
     def close(self) -> None: ...
@@ -128,11 +131,13 @@ class WorkerReplica:
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises three times in a row.
 
-        An engine that has work and makes no progress is dead or stuck: a lost thread, a GPU that
-        does not come back.
+        An engine that has stopped is ill at once. One that has work and makes no progress is stuck:
+        a GPU that does not come back.
         """
         if self._reporting is None or self._reporting.done():  # not awaited: it may take its time
             self._reporting = asyncio.create_task(self._take_down())
+        if not self._backend.alive:
+            raise WorkerUnavailable("the engine has stopped")
         stats, now = self._backend.stats(), time.monotonic()
         if stats != self._stats or not (stats["live_rows"] or stats["queued"]):
             self._stats, self._moved = stats, now

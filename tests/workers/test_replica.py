@@ -30,6 +30,7 @@ GREEDY = Sampling()
 
 class ScriptedBackend(Scripted):
     tokenizer = SimpleNamespace(hash="words")
+    alive = True
 
     def stats(self) -> dict[str, int]:
         return {"live_rows": self.live, "queued": 0, "rows": 4, "slots": 8}
