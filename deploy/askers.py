@@ -30,6 +30,7 @@ from orchestrator.policy import Policy
 from orchestrator.record import Asked, Recording
 from orchestrator.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Step
+from orchestrator.versions import build
 from orchestrator.worker import Worker
 from policies import POLICIES
 
@@ -95,7 +96,7 @@ def policy_of(args: Args, contender: Contender) -> Policy:
         raise UnknownPolicy(f"no policy {name!r}; there are {', '.join(POLICIES)}")
     given = {**args.policy.params.get(name, {}), **contender.params}
     try:
-        return POLICIES[name](**given)
+        return build(POLICIES, name, given)
     except ValidationError as error:
         raise InvalidRequest(f"{name}: {explain(error)}", param="policy") from None
 

@@ -22,6 +22,7 @@ from orchestrator.actions import WorkerName
 from orchestrator.errors import ConfigError
 from orchestrator.policy import Policy
 from orchestrator.summary import SERVER
+from orchestrator.versions import build
 from policies import POLICIES
 from policies.judge import Judging
 from workers.address import base
@@ -215,7 +216,7 @@ class PolicyChoice(Strict):
 
     def policy(self, name: str) -> Policy:
         """The policy of that name with the file's parameters."""
-        return POLICIES[name](**self.params.get(name, {}))
+        return build(POLICIES, name, self.params.get(name, {}))
 
 
 class Auth(Strict):

@@ -145,7 +145,7 @@ class Answer(Response):
         except _ClientGone:
             self._keep("cancelled")
         except Exception as error:
-            told = problem(error)
+            told = problem(error, policy=self._order.choice.name)
             self._keep("failed", told.body["error"])
             if not self._started:
                 raise

@@ -6,7 +6,7 @@ BatonError
 │   └── UnknownPolicy         no such policy or model name: HTTP 404
 ├── WorkerError               a worker's fault
 │   ├── WorkerUnavailable     cannot be reached or died: worth a retry elsewhere
-│   ├── Overloaded            no room now: HTTP 429 or 503 with Retry-After
+│   ├── Overloaded            no room now: HTTP 503 with Retry-After
 │   └── Unsupported           this worker cannot do what was asked (named)
 ├── DeadlineExceeded          the request's time is up
 ├── StoreError                a store's fault, or something it holds that cannot be used
@@ -73,7 +73,11 @@ class Overloaded(WorkerError):
 
 
 class Unsupported(WorkerError):
-    """The worker lacks the capability that was asked for."""
+    """The worker lacks the capability that was asked for.
+
+    The message names the capability, and clients see it: no host, no file, nothing that a server
+    said.
+    """
 
 
 class DeadlineExceeded(BatonError):

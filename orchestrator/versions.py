@@ -99,8 +99,9 @@ def build(policies: Mapping[str, type[Policy]], name: str, params: Mapping[str, 
     Raises:
         ValidationError: a parameter is unknown or has a wrong value.
     """
-    # By way of JSON, where strict means what a client would expect: 1 is a float, "1" not.
-    return policies[name].model_validate_json(json.dumps(params), strict=True)
+    # By way of JSON, where strict means what a client would expect: 1 is a float, "1" not. What
+    # only YAML knows (a date) is no parameter of any policy, and refused as the text it was.
+    return policies[name].model_validate_json(json.dumps(params, default=str), strict=True)
 
 
 class PolicyVersions:

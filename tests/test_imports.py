@@ -94,7 +94,6 @@ def test_policies_are_pure() -> None:
 
 def test_workers_know_the_port_alone() -> None:
     ours = [case for case in cases("workers") if top(case[1]) in OURS and top(case[1]) != "workers"]
-    # The trainer and its problems never serve a request.
     assert [case for case in ours if case[1] not in WORKER_MAY] == []
 
 

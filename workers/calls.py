@@ -29,7 +29,8 @@ from workers.writer import Writer
 class Ticket:
     """A caller's end of a call: items come in, and its lease is renewed while it waits.
 
-    A lease that runs out frees the row even when a cancellation was lost on its way.
+    A lease that runs out frees the row even when a cancellation was lost on its way within this
+    process; over Ray it is the replica itself that waits (`workers.wire.gathered`).
     """
 
     def __init__(self, lease: float, *, stream: bool = False) -> None:

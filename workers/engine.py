@@ -72,7 +72,7 @@ class Engine:
 
     def submit(self, job: Job) -> None:
         """Queue a call; its answer comes through its ticket."""
-        if self._closing or not self._thread.is_alive():
+        if not self.alive:
             raise WorkerUnavailable("the engine has stopped")
         present = len(self._waiting) + len(self._reading) + len(self._decoding)
         if present >= self.rows + self.queue:  # a burst may wait in rows not yet taken
@@ -98,6 +98,11 @@ class Engine:
                     yield item
         finally:
             job.ticket.cancelled = True
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can still be answered."""
+        return not self._closing and self._thread.is_alive()
 
     def stats(self) -> dict[str, int]:
         """Counters since the start (`*_tokens`, `passes`, `rounds`) and gauges of now.
@@ -162,8 +167,10 @@ class Engine:
             try:
                 self._read(job)
             except Exception as error:
+                self.cache.clear(job.slot)
                 self._reading.remove(job)
                 self.decoder.rows = [row for row in self.decoder.rows if row.slot != job.slot]
+                self._release(job)
                 self._fail(job, error)
         if self._decoding:
             self._decode()
@@ -233,8 +240,7 @@ class Engine:
             walked = self.decoder.step()
         except Exception as error:
             for job in list(self._decoding.values()):
-                self._retire(job)
-                self._fail(job, error, release=False)
+                self._discard(job, error)
             return
         self._counts["rounds"] += len(walked)
         for row, accepted in walked:
@@ -248,13 +254,13 @@ class Engine:
         self._counts["generated_tokens"] += len(accepted.tokens)
         try:
             finish = job.take(accepted)
+            delta = job.delta(ended=finish is not None)
         except Exception as error:
-            self._retire(job)
-            self._fail(job, error, release=False)
+            self._discard(job, error)
             return
         if finish is not None:
             self._retire(job)
-        if delta := job.delta(ended=finish is not None):
+        if delta is not None:
             job.ticket.put(delta)
         if finish is not None:
             job.ticket.put(job.finish(finish))
@@ -271,11 +277,17 @@ class Engine:
             self.cache.lengths[job.slot] = min(self.cache.lengths[job.slot], job.keep)
         self._idle[job.slot] = None
 
-    def _fail(self, job: Job, error: Exception, *, release: bool = True) -> None:
-        """Report a failure and forget the slot, which may hold NaNs."""
-        if release:
-            self._release(job)
+    def _discard(self, job: GenerateJob, error: Exception) -> None:
+        """End a failed row and forget its slot, which may hold NaNs.
+
+        The slot is forgotten first: an accelerator that is past use fails there again, the thread
+        ends, and what is still listed as live then is told so and made again elsewhere.
+        """
         self.cache.clear(job.slot)
+        self._retire(job)
+        self._fail(job, error)
+
+    def _fail(self, job: Job, error: Exception) -> None:
         if not isinstance(error, BatonError):
             log.error("a call failed in the engine: %s", describe(error))
             error = WorkerError(f"{type(error).__name__}: {error}")

@@ -1,4 +1,8 @@
-"""What a server's error responses stand for, among the errors of `orchestrator.errors`."""
+"""What a server's error responses stand for, among the errors of `orchestrator.errors`.
+
+A client is only blamed for a text that is too long. Whatever else a server refuses was asked by
+this deployment, and what it says stays between the two.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,7 @@ from typing import Any
 from orchestrator.errors import (
     BatonError,
     ContextLengthExceeded,
-    InvalidRequest,
     Overloaded,
-    Unsupported,
     WorkerError,
     WorkerUnavailable,
 )
@@ -21,9 +23,17 @@ from orchestrator.errors import (
 _TOO_LONG = re.compile(r"context.?(length|window)|maximum context|longer than the|too long", re.I)
 
 
+class Declined(WorkerError):
+    """The server will not do what was asked of it; it might do less."""
+
+
+class Absent(Declined):
+    """The server has nothing at this path, or no model of this name."""
+
+
 def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> BatonError:
     """An error response as the error it stands for. `body` is what its JSON was, or None."""
-    message, param, code = _said(body)
+    message, code = _said(body)
     told = f"{name}: {message or 'HTTP'} ({status})"
     if 300 <= status < 400:
         return WorkerError(f"{name} answers with a redirect ({status}), which is not followed")
@@ -32,12 +42,12 @@ def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> Ba
     if status in (429, 503):
         return Overloaded(told, retry_after_s=_retry_after(headers.get("retry-after")))
     if status in (404, 405, 501):
-        return Unsupported(told)
+        return Absent(told)
     if status == 408 or status >= 500:
         return WorkerUnavailable(told)
     if code == "context_length_exceeded" or _TOO_LONG.search(message):
         return ContextLengthExceeded(message, param="messages", code="context_length_exceeded")
-    return InvalidRequest(message or f"the model's server says {status}", param=param, code=code)
+    return Declined(told)
 
 
 def stream_failure(data: Mapping[str, Any], name: str) -> BatonError:
@@ -47,20 +57,14 @@ def stream_failure(data: Mapping[str, Any], name: str) -> BatonError:
     return failure(status if isinstance(status, int) and status >= 400 else 500, {}, data, name)
 
 
-def _said(body: Any) -> tuple[str, str | None, str | None]:
-    """(message, param, code) of the several shapes that errors come in."""
+def _said(body: Any) -> tuple[str, Any]:
+    """(message, code) of the several shapes that errors come in."""
     if isinstance(body, dict):
         error = body.get("error", body.get("detail", body))
         if isinstance(error, dict):
-            text, param, code = (error.get(key) for key in ("message", "param", "code"))
-            line = " ".join(str(text or "").split())[:300]
-            return (
-                line,
-                param if isinstance(param, str) else None,
-                (code if isinstance(code, str) else None),
-            )
-        return " ".join(str(error).split())[:300], None, None
-    return "", None, None
+            return " ".join(str(error.get("message") or "").split())[:300], error.get("code")
+        return " ".join(str(error).split())[:300], None
+    return "", None
 
 
 def _retry_after(value: str | None) -> float | None:

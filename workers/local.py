@@ -152,6 +152,11 @@ class LocalWorker:
         finish = "until" if segment is None else segment.finish
         return endings(self.tokenizer, self._ends, finish, thinking=not call.trace.closed)
 
+    @property
+    def alive(self) -> bool:
+        """Whether calls can still be answered."""
+        return self.engine.alive
+
     def stats(self) -> dict[str, int]:
         return self.engine.stats()
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from orchestrator.errors import InvalidRequest, Unsupported, WorkerUnavailable
+from orchestrator.errors import Unsupported, WorkerUnavailable
 from orchestrator.types import Message, Segment, Trace
 from workers.dialect import (
     EXTRAS,
@@ -20,8 +21,11 @@ from workers.dialect import (
     read,
     sense,
 )
+from workers.failures import Absent, Declined
 from workers.outgoing import Outgoing
 from workers.prompt import Prompts
+
+log = logging.getLogger(__name__)
 
 Ask = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 """(path, body) to the answer's JSON; raises the errors of `orchestrator.errors`."""
@@ -35,10 +39,11 @@ async def probe(ask: Ask, prompts: Prompts, vocabulary: Vocabulary) -> Abilities
 
     Raises:
         Unsupported: it cannot continue a text in any way that we know.
-        WorkerError: it could not be asked.
+        WorkerError: it could not be asked, or has no such model.
     """
     outgoing, ids = Outgoing(prompts), prompts.trace(TRACE)
     refused: Exception | None = None
+    absent: Absent | None = None
     for form in ("ids", "text", "chat"):
         able = Abilities(form)
         try:
@@ -49,12 +54,12 @@ async def probe(ask: Ask, prompts: Prompts, vocabulary: Vocabulary) -> Abilities
         for wish in _wishes(form):
             try:
                 answer = await ask(able.path, {**prompt, **ONE, **wish})
-            except InvalidRequest as error:  # perhaps it takes less
+            except Absent as error:  # nothing of that kind here
+                absent = error
+                break
+            except Declined as error:  # perhaps it takes less
                 refused = error
                 continue
-            except Unsupported as error:  # nothing of that kind here
-                refused = error
-                break
             if form == "chat" and (answer.get("usage") or {}).get("prompt_tokens") != len(ids):
                 refused = Unsupported("it does not continue the last message of a chat")
                 break
@@ -62,7 +67,11 @@ async def probe(ask: Ask, prompts: Prompts, vocabulary: Vocabulary) -> Abilities
             told = piece is not None and piece.tokens is not None
             able = replace(able, ids=told, top=_asked(wish) if law else 0)
             return await _more(ask, able, ids, vocabulary)
-    raise Unsupported(f"the server cannot continue a text: {refused}")
+    if refused is None and absent is not None:
+        raise absent
+    why = refused if isinstance(refused, Unsupported) else "it declines all that was tried"
+    log.error("the server cannot continue a text: %s", refused)
+    raise Unsupported(f"the model's server cannot continue a text: {why}")
 
 
 def _wishes(form: str) -> list[dict[str, Any]]:
@@ -107,5 +116,5 @@ def _verifies(answer: Mapping[str, Any], ids: list[int], vocabulary: Vocabulary)
 async def _tried(ask: Ask, able: Abilities, body: dict[str, Any]) -> Mapping[str, Any] | None:
     try:
         return await ask(able.path, body)
-    except (InvalidRequest, Unsupported):
+    except Declined:
         return None

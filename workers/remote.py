@@ -34,7 +34,6 @@ from httpx_sse import SSEError, aconnect_sse
 
 from orchestrator.errors import (
     BatonError,
-    InvalidRequest,
     Overloaded,
     Unsupported,
     WorkerError,
@@ -331,7 +330,7 @@ class RemoteWorker:
 
         Raises:
             Unsupported: it cannot continue a text.
-            WorkerError: it could not be asked.
+            WorkerError: it could not be asked, or has no such model.
         """
         if self._able is None:
             home, probing = asyncio.get_running_loop(), self._probing
@@ -360,7 +359,7 @@ class RemoteWorker:
         with sense(self.server.name):
             able = await probe(ask, self.prompts, self.vocabulary)
         if self.context is None:
-            with suppress(WorkerError, InvalidRequest):
+            with suppress(WorkerError):
                 self.context = dialect.context(await self.server.get("/models"), self.model)
         log.info("%s, %s: %s, context %s", self.server.name, self.model, able, self.context)
         return able
@@ -429,7 +428,8 @@ class RemoteWorker:
         return {able.prompt_logprobs: top if able.prompt_logprobs == "prompt_logprobs" else True}
 
     def _lacks(self, what: str) -> Unsupported:
-        return Unsupported(f"{self.server.name} does not give {what}")
+        log.error("%s does not give %s", self.server.name, what)
+        return Unsupported(f"the model's server does not give {what}")
 
 
 def _ms_since(began: float) -> float:

@@ -12,6 +12,8 @@ Four things here are deliberate, each against a Serve default that bites:
 - **A lost call is made again** within `patience_s`, on another replica or on the replacement of
   the only one. A generation that had begun goes on where it broke off: the new call carries what
   was already made as `made`. Sampling is keyed by absolute position, so the text is the same.
+  Once a call has waited so long in vain, others are refused at once and policies do without the
+  pool, until one of those that still try it now and then is answered.
 """
 
 from __future__ import annotations
@@ -52,11 +54,13 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta, Worker
+from workers.patience import Breaker
 from workers.wire import gathered, joined, resumed
 
 log = logging.getLogger(__name__)
 
 SILENCE_S = 10.0  # a call that says nothing for so long is lost
+TRY_S = 2.0  # for one of the calls that try a pool in which nobody answered
 STUCK_S = 30.0  # an engine at work takes a step at least this often
 RECENT_S = 10.0  # a request that called so long ago may call again: its prefix is worth its place
 REMEMBERED = 4096  # requests, of each of which is known that it called
@@ -74,6 +78,9 @@ class Backend(Worker, Protocol):
 
     @property
     def tokenizer(self) -> Tokenized: ...
+
+    @property
+    def alive(self) -> bool: ...
 
     def stats(self) -> dict[str, int]: ...
 
@@ -128,11 +135,13 @@ class WorkerReplica:
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises three times in a row.
 
-        An engine that has work and makes no progress is dead or stuck: a lost thread, a GPU that
-        does not come back.
+        An engine that has stopped is ill at once. One that has work and makes no progress is stuck:
+        a GPU that does not come back.
         """
         if self._reporting is None or self._reporting.done():  # not awaited: it may take its time
             self._reporting = asyncio.create_task(self._take_down())
+        if not self._backend.alive:
+            raise WorkerUnavailable("the engine has stopped")
         stats, now = self._backend.stats(), time.monotonic()
         if stats != self._stats or not (stats["live_rows"] or stats["queued"]):
             self._stats, self._moved = stats, now
@@ -222,12 +231,21 @@ class ReplicaWorker:
     ) -> None:
         self._handle, self._patience_s, self._on_lost = handle, patience_s, on_lost
         self._callers = Callers()
+        self._breaker = Breaker("the pool", limit=1)
+
+    def _patience(self) -> _Patience:
+        """What a call has for the pool.
+
+        Raises:
+            WorkerUnavailable: none: it was in vain lately.
+        """
+        self._breaker.enter()
+        return _Patience(TRY_S if self._breaker.open else self._patience_s, self._breaker)
 
     async def generate(
         self, call: Call, span: Span, sampling: Sampling, *, stream: bool = True
     ) -> AsyncGenerator[Delta | Generation, None]:
-        made = Delta("", ())
-        patience = _Patience(self._patience_s)
+        made, patience = Delta("", ()), self._patience()
         while True:
             tries = self._try(
                 patience, call.request, "generate", made, call, span, sampling, stream
@@ -280,8 +298,7 @@ class ReplicaWorker:
         Raises:
             WorkerUnavailable: none answers within `patience_s` seconds.
         """
-        patience = _Patience(patience_s)
-        tries = self._try(patience, "", "facts")
+        tries = self._try(_Patience(patience_s, self._breaker), "", "facts")
         try:
             async with aclosing(tries) as items:
                 async for item in items:
@@ -292,7 +309,7 @@ class ReplicaWorker:
         raise WorkerUnavailable("no answer")
 
     async def _answer(self, request: str, verb: Verb, *args: Any) -> Any:
-        patience = _Patience(self._patience_s)
+        patience = self._patience()
         while True:
             try:
                 async with aclosing(self._try(patience, request, verb, *args)) as items:
@@ -331,6 +348,7 @@ class ReplicaWorker:
                     raise _Lost("the exchange ended without an answer")
                 if isinstance(item, WorkerUnavailable):
                     raise _Lost(str(item))
+                self._breaker.succeeded()
                 if isinstance(item, BatonError):
                     raise item
                 if item is not None:
@@ -361,6 +379,7 @@ class _Patience:
     """How often and how long one call is tried again."""
 
     patience_s: float
+    breaker: Breaker
     tries: int = 0
     until: float = field(init=False)
 
@@ -387,6 +406,7 @@ class _Patience:
         pause = min(0.05 * 2**self.tries, 1.0)
         self.tries += 1
         if self.left() <= pause:
+            self.breaker.failed()
             raise WorkerUnavailable(str(lost)) from None
         log.warning("trying again: %s", lost)
         await asyncio.sleep(pause)

@@ -91,7 +91,13 @@ def _ended(span: Span, text: str) -> bool:
 
 
 async def gathered(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """The items; deltas that come close together as one, and None where there is a long silence."""
+    """The items; deltas that come close together as one, and None where there is a long silence.
+
+    Serve takes them as fast as they come, whether or not the caller still listens: as long as this
+    runs, the call has somebody who waits, and its lease is renewed. What ends a call early is the
+    caller's cancelling, or Serve noticing that the caller's process is gone; where both are lost,
+    the row is held until the span ends.
+    """
     lot: list[Any] = []
     news, over = asyncio.Event(), asyncio.Event()
 

@@ -70,13 +70,16 @@ class _Stopped(KeyboardInterrupt):
 
 @contextmanager
 def _stopping() -> Iterator[Event]:
-    """An event that SIGINT and SIGTERM set; before anybody waits for it, they interrupt."""
+    """An event that SIGINT and SIGTERM set; before anybody waits for it, the first interrupts.
+
+    Further ones change nothing: what was started is being cleared away.
+    """
     stop = _Waitable()
 
     def on_signal(*_: Any) -> None:
-        if stop.awaited:
-            stop.set()
-        else:
+        first = not stop.is_set()
+        stop.set()
+        if first and not stop.awaited:
             raise _Stopped
 
     names = (signal.SIGINT, signal.SIGTERM)

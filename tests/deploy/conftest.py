@@ -19,7 +19,7 @@ import pytest
 import yaml
 
 from deploy.cluster import descendants
-from tests.workers.conftest import make_model, make_tokenizer, save
+from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
 
 ROOT = Path(__file__).parents[2]
 BATON = [sys.executable, "-m", "deploy.cli"]
@@ -28,12 +28,23 @@ BATON = [sys.executable, "-m", "deploy.cli"]
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a `small` and a `large` checkpoint of random weights, one vocabulary."""
-    folder = tmp_path_factory.mktemp("pair")
+    return save_pair(tmp_path_factory.mktemp("pair"))
+
+
+def save_pair(folder: Path, *, positions: int = 512, endless: bool = False) -> Path:
+    """`endless`: what the models write, where nothing is drawn, does not end by itself."""
     tokenizer = make_tokenizer()
     for name, layers, width, seed in (("small", 1, 16, 1), ("large", 6, 128, 0)):
         model = make_model(
-            "qwen3", layers=layers, width=width, vocabulary=len(tokenizer), seed=seed
+            "qwen3",
+            layers=layers,
+            width=width,
+            vocabulary=len(tokenizer),
+            positions=positions,
+            seed=seed,
         )
+        if endless:
+            model.lm_head.weight[-len(CONTROLS) :] *= 0
         save(folder / name, tokenizer, model)
     return folder
 
@@ -41,13 +52,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def tiny_file(tiny: Path) -> Path:
     """A deployment file: one small replica, two large ones."""
+    return write_file(tiny)
+
+
+@pytest.fixture(scope="session")
+def endless_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """As `tiny_file`, with models that write for as long as they are let."""
+    folder = tmp_path_factory.mktemp("endless")
+    return write_file(save_pair(folder, positions=4096, endless=True))
+
+
+def write_file(pair: Path) -> Path:
     data: dict[str, Any] = yaml.safe_load((ROOT / "deploy" / "local.yaml").read_text())
     data["http_options"]["port"] = free_port()
     args = data["applications"][0]["args"]
     for name, replicas in (("small", 1), ("large", 2)):
-        args["workers"][name] |= {"model": str(tiny / name), "replicas": replicas}
+        args["workers"][name] |= {"model": str(pair / name), "replicas": replicas}
     args["policy"] = {"default": "specreason"}
-    path = tiny / "tiny.yaml"
+    path = pair / "tiny.yaml"
     path.write_text(yaml.safe_dump(data))
     return path
 
@@ -147,6 +169,6 @@ def running(file: Path) -> Iterator[Served]:
 
 
 @pytest.fixture(scope="session")
-def served(tiny_file: Path) -> Iterator[Served]:
-    with running(tiny_file) as service:
+def served(endless_file: Path) -> Iterator[Served]:
+    with running(endless_file) as service:
         yield service

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import yaml
 
 from deploy import cli
+from deploy.commands import serve
 from orchestrator import record
 from orchestrator.events import Ended, Metrics, Stepped
 from orchestrator.types import Message, Segment, Step, Trace
@@ -296,3 +298,23 @@ def test_trace_show_reads_a_recording(baton: Any, tmp_path: Path) -> None:
     again = tmp_path / "saved.json"
     again.write_text(baton("trace", "show", str(file), "--json").out)
     assert baton("trace", "show", str(again)).out == ran.out
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_while_starting_leaves_the_clearing_away_alone(
+    sign: signal.Signals,
+) -> None:
+    cleared = False
+
+    def start() -> None:
+        nonlocal cleared
+        with serve._stopping():
+            try:
+                signal.raise_signal(sign)
+            finally:
+                signal.raise_signal(sign)
+                cleared = True
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert cleared

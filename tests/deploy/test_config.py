@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +101,12 @@ def test_the_port_can_be_replaced() -> None:
         ({f"{ARGS}.policy.params": {"best": {}}}, "args.policy: no policy 'best'"),
         ({f"{ARGS}.policy.params": {"specreason": {"threshold": 99}}}, "specreason.threshold: "),
         ({f"{ARGS}.policy.params": {"specreason": {"thresh": 9}}}, "specreason.thresh: unknown"),
+        ({f"{ARGS}.policy.params": {"specreason": {"threshold": "7"}}}, "specreason.threshold: "),
+        ({f"{ARGS}.policy.params": {"specreason": {"budget": True}}}, "specreason.budget: "),
+        (
+            {f"{ARGS}.policy.params": {"specreason": {"threshold": date(2026, 1, 1)}}},
+            "specreason.threshold: ",
+        ),
         ({f"{ARGS}.limits.deadline": 1}, "args.limits.deadline: unknown key"),
         ({f"{ARGS}.auth": {"api_key": "x"}}, "args.auth.api_key: unknown key"),
         ({f"{ARGS}.auth": {"admin_key_env": "X"}}, "args.auth: name api_keys_env"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,27 +41,21 @@ class Heard:
     content: str = ""
     finish: str | None = None
     baton: dict[str, Any] = field(default_factory=dict)
-    first_s: float = 0.0  # seconds to the first text
-    total_s: float = 0.0
 
 
 async def listen(served: Served, question: str, model: str = "specreason", **more: Any) -> Heard:
-    heard, begun = Heard(), time.perf_counter()
+    heard = Heard()
     chunks = await served.client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": question}], stream=True, **more
     )
     async for chunk in chunks:
         choice = chunk.choices[0]
-        reasoning = getattr(choice.delta, "reasoning", None) or ""
-        if (reasoning or choice.delta.content) and not heard.first_s:
-            heard.first_s = time.perf_counter() - begun
-        heard.thought += reasoning
+        heard.thought += getattr(choice.delta, "reasoning", None) or ""
         heard.content += choice.delta.content or ""
         if choice.finish_reason:
             assert heard.finish is None, "a stream ends once"
             heard.finish = choice.finish_reason
             heard.baton = (chunk.model_extra or {})["baton"]
-    heard.total_s = time.perf_counter() - begun
     return heard
 
 
@@ -98,12 +91,6 @@ async def test_every_policy_is_served(shipped: Served, model: str) -> None:
     assert "boxed" in heard.content
 
 
-async def test_large_only_streams_as_it_writes(shipped: Served) -> None:
-    heard = await listen(shipped, "What is 37*46+12?", "large-only")
-    assert len(heard.thought) > 20
-    assert heard.first_s < 0.5 * heard.total_s
-
-
 async def test_the_only_large_replica_dies_under_twenty_streams(shipped: Served) -> None:
     asked = [problem.question for problem in PROBLEMS[:20]]
     undisturbed = await asyncio.gather(*(listen(shipped, question) for question in asked))
@@ -114,29 +101,3 @@ async def test_the_only_large_replica_dies_under_twenty_streams(shipped: Served)
         assert (after.thought, after.content) == (before.thought, before.content)
         assert after.finish == "stop"
     await until(lambda: len(shipped.replicas("LargeWorker")) == 1, 60)
-
-
-async def test_a_hundred_hang_ups_leave_nothing_running(shipped: Served) -> None:
-    """Clients go while queued, while the small one drafts, while judged, while it streams."""
-    streams = []
-    for number in range(100):
-        question = f"{number + 10} + {number + 11} + 25 + 31 + 46 + 57"
-        phase = (0.0, 0.05, 0.15, 0.4)[number % 4]
-        streams.append(asyncio.create_task(_leave(shipped, question, phase)))
-    await asyncio.gather(*streams)
-    for worker in ("small", "large"):
-        rows = lambda name=worker: shipped.metric("baton_worker_live_rows", name)  # noqa: E731
-        queued = lambda name=worker: shipped.metric("baton_worker_queued", name)  # noqa: E731
-        await until(lambda rows=rows, queued=queued: rows() == queued() == 0, 5)
-    assert (await listen(shipped, "What is 2+3?")).finish == "stop"
-
-
-async def _leave(served: Served, question: str, after_s: float) -> None:
-    """Ask, and hang up after a while whatever has been heard."""
-    try:
-        async with asyncio.timeout(0.02 + after_s):
-            await listen(served, question, temperature=1.0)
-    except TimeoutError:
-        pass
-    except Exception as error:
-        assert "429" in str(error), error  # noqa: PT017 (one of many clients)

@@ -29,6 +29,7 @@ from tests.orchestrator.serving import (
     told,
     until,
 )
+from workers.failures import Absent, Declined
 from workers.scripted import Scripted
 
 FORM = {"message", "type", "param", "code"}
@@ -263,7 +264,8 @@ def test_context_length(stream: bool) -> None:
         (WorkerUnavailable("http://10.0.0.7:8001 refused"), 503, "worker_unavailable"),
         (Overloaded("http://10.0.0.7:8001 is full"), 503, "overloaded"),
         (WorkerError("10.0.0.7"), 503, "worker_unavailable"),
-        (Unsupported("10.0.0.7"), 400, "unsupported_policy"),
+        (Absent("10.0.0.7: the model `x` does not exist"), 503, "worker_unavailable"),
+        (Declined("10.0.0.7: `seed` must be a number"), 503, "worker_unavailable"),
         (BatonError("10.0.0.7"), 500, "internal_error"),
         (RuntimeError("secret 10.0.0.7"), 500, "internal_error"),
         (TimeoutError("10.0.0.7"), 500, "internal_error"),
@@ -279,6 +281,16 @@ def test_workers_that_fail(
     assert "10.0.0.7" not in reply.text
     assert ("retry-after" in reply.headers) == (status == 503)
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_pair_cannot_do_is_named_with_the_policy(stream: bool) -> None:
+    lacking = Unsupported("the model's server does not give log-probabilities")
+    with serving(service(told(down=lacking), told(down=lacking))) as url:
+        found = error(post(url, {"stream": stream, "model": "specreason"}), 400)
+    assert (found["code"], found["param"]) == ("unsupported_policy", "model")
+    for name in ("specreason", "does not give log-probabilities"):
+        assert name in found["message"]
 
 
 def test_deadline() -> None:

@@ -69,7 +69,13 @@ def make_tokenizer(
 
 
 def make_model(
-    family: str = "llama", *, layers: int = 2, width: int = 32, vocabulary: int = 400, seed: int = 0
+    family: str = "llama",
+    *,
+    layers: int = 2,
+    width: int = 32,
+    vocabulary: int = 400,
+    positions: int = 512,
+    seed: int = 0,
 ) -> Any:
     """Random weights, scaled up so that the laws are not flat."""
     config_class, model_class = FAMILIES[family]
@@ -82,7 +88,7 @@ def make_model(
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=width // 4,
-        max_position_embeddings=512,
+        max_position_embeddings=positions,
         eos_token_id=None,
         bos_token_id=None,
         pad_token_id=None,

@@ -18,9 +18,11 @@ import pytest
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from orchestrator.types import Generation, Message, Sampling, Segment, Span, Trace
 from orchestrator.worker import Call, Delta, Worker
+from tests.workers.handles import Handle
 from tests.workers.vllm_like import MODEL, VllmLike, serving
 from workers.loading import load
 from workers.remote import RemoteWorker, Server
+from workers.replica import ReplicaWorker
 from workers.scripted import Scripted, words
 
 QUESTION = Trace((Message("user", "What is 12 + 34?"),))
@@ -68,11 +70,18 @@ def remote(folder: Path, draft: Path) -> Iterator[Subject]:
         yield Subject(RemoteWorker(Server(url), MODEL, behind.worker.tokenizer), lambda: app.live)
 
 
+@contextmanager
+def replica(folder: Path, draft: Path) -> Iterator[Subject]:
+    with local(folder, draft) as behind:
+        yield Subject(ReplicaWorker(Handle(behind.worker)), behind.live)
+
+
 BACKENDS: dict[str, Any] = {
     "scripted": scripted,
     "local": local,
     "local-chain": speculating,
     "remote": remote,
+    "replica": replica,
 }
 
 

@@ -23,6 +23,7 @@ from policies.specreason import SpecReason
 from tests.workers.conftest import make_model, make_tokenizer, save
 from workers.loading import load
 from workers.local import LocalWorker
+from workers.replica import WorkerReplica
 from workers.writer import Writer
 
 pytestmark = pytest.mark.asyncio
@@ -369,6 +370,33 @@ async def test_an_engine_that_dies_leaves_nobody_waiting(
     assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
     with pytest.raises(WorkerUnavailable):
         await asyncio.wait_for(run(worker, ask(), Span(1)), 5)
+
+
+@pytest.mark.parametrize("working", [0, 3])
+async def test_an_accelerator_past_use_fails_its_calls_and_the_health_check(
+    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch, working: int
+) -> None:
+    """Every operation on it fails, from the first prompt on or amid decoding."""
+    target = worker.engine.decoder.target
+    forward, passes = target.forward, 0
+
+    def sticky(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    def breaking(*args: Any, **options: Any) -> Any:
+        nonlocal passes
+        passes += 1
+        return forward(*args, **options) if passes <= working else sticky()
+
+    monkeypatch.setattr(target, "forward", breaking)
+    monkeypatch.setattr(worker.engine.cache, "clear", sticky)
+    replica = WorkerReplica(lambda: worker)
+    await replica.check_health()
+    calls = (run(worker, ask(str(i)), Span(50)) for i in range(2))
+    answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
+    assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
+    with pytest.raises(WorkerUnavailable, match="stopped"):
+        await replica.check_health()
 
 
 async def test_a_call_that_comes_while_the_engine_stops_is_refused(worker: LocalWorker) -> None:

@@ -25,6 +25,7 @@ from policies import POLICIES
 from policies.specreason import SpecReason
 from tests.workers.vllm_like import MODEL, Manners, VllmLike, serving
 from workers.dialect import Abilities, Piece, Token, ending, entropy
+from workers.failures import Absent
 from workers.incoming import Asked, Incoming
 from workers.loading import load
 from workers.local import LocalWorker
@@ -457,7 +458,7 @@ async def test_a_key_is_sent_and_a_wrong_one_told(pair: dict[Any, LocalWorker]) 
 async def test_a_server_without_the_model(pair: dict[Any, LocalWorker]) -> None:
     with Servers(pair, Manners()) as workers:
         stranger = RemoteWorker(workers["small"].server, "another", pair["small"].tokenizer)
-        with pytest.raises(Unsupported, match="`another` does not exist"):
+        with pytest.raises(Absent, match="`another` does not exist"):
             await write(stranger, ask("1+1?"), Span(4))
 
 

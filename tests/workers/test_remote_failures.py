@@ -13,7 +13,6 @@ import pytest
 from orchestrator.errors import (
     ConfigError,
     ContextLengthExceeded,
-    InvalidRequest,
     Overloaded,
     WorkerError,
     WorkerUnavailable,
@@ -22,6 +21,7 @@ from orchestrator.refusals import problem
 from orchestrator.types import Generation, Message, Sampling, Span, Trace
 from orchestrator.worker import Call, Delta
 from workers.dialect import Abilities
+from workers.failures import Absent, Declined
 from workers.loading import load_tokenizer, resolve
 from workers.patience import Breaker
 from workers.remote import RemoteWorker, Server
@@ -306,10 +306,11 @@ async def test_what_the_server_refuses() -> None:
     too_long = "This model's maximum context length is 100 tokens. However, you requested 2000"
     for reply, kind in (
         (refusal(400, too_long), ContextLengthExceeded),
-        (refusal(400, "temperature must be below 3"), InvalidRequest),
-        (http(422, '{"detail": "Unexpected fields"}'), InvalidRequest),
-        (http(400, '{"message": "old vLLM", "object": "error"}'), InvalidRequest),
-        (http(413, "no JSON"), InvalidRequest),
+        (refusal(400, "temperature must be below 3"), Declined),
+        (http(422, '{"detail": "Unexpected fields"}'), Declined),
+        (http(400, '{"message": "old vLLM", "object": "error"}'), Declined),
+        (http(413, "no JSON"), Declined),
+        (refusal(404, "The model `x` does not exist"), Absent),
         (refusal(401, "no"), WorkerError),
     ):
         async with odd(reply) as (behind, worker):
@@ -383,7 +384,7 @@ async def test_refusals_do_not_open_the_breaker() -> None:
     breaker = Breaker("it", limit=2)
     async with odd(refusal(400, "no"), retries=0, breaker=breaker) as (_, worker):
         for _ in range(5):
-            with pytest.raises(InvalidRequest):
+            with pytest.raises(Declined):
                 await write(worker)
         assert not breaker.open
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,9 @@ from orchestrator.errors import (
 )
 from orchestrator.types import Generation, Message, Sampling, Segment, Span, Trace
 from orchestrator.worker import Call, Delta
+from tests.workers.handles import Handle, Response
 from workers import replica, wire
+from workers.patience import Breaker
 from workers.replica import ReplicaWorker, WorkerReplica
 from workers.scripted import Say, Scripted, segment
 
@@ -30,50 +32,12 @@ GREEDY = Sampling()
 
 class ScriptedBackend(Scripted):
     tokenizer = SimpleNamespace(hash="words")
+    alive = True
 
     def stats(self) -> dict[str, int]:
         return {"live_rows": self.live, "queued": 0, "rows": 4, "slots": 8}
 
     def close(self) -> None: ...
-
-
-class Response:
-    """What a streaming handle call returns; `dies` fails after that many items."""
-
-    def __init__(
-        self, items: AsyncGenerator[Any, None], dies: tuple[int, BaseException] | None
-    ) -> None:
-        self._items, self._dies, self._given = items, dies, 0
-        self.cancelled: asyncio.Future[Any] | None = None
-
-    async def __anext__(self) -> Any:
-        if self._dies is not None and self._given == self._dies[0]:
-            raise self._dies[1]
-        self._given += 1
-        return await self._items.__anext__()
-
-    def cancel(self) -> None:
-        self.cancelled = asyncio.ensure_future(self._items.aclose())
-
-
-@dataclass
-class Handle:
-    """A Serve handle on one replica in this process. `deaths`: one a call, in order."""
-
-    backend: Scripted
-    deaths: list[tuple[int, BaseException] | None] = field(default_factory=list)
-    sessions: list[str] = field(default_factory=list)
-    responses: list[Response] = field(default_factory=list)
-
-    def options(self, *, session_id: str, **_: Any) -> Handle:
-        self.sessions.append(session_id)
-        return self
-
-    def remote(self, *args: Any) -> Response:
-        dies = self.deaths.pop(0) if self.deaths else None
-        items = WorkerReplica(lambda: self.backend).exchange(*args)  # type: ignore[arg-type,return-value]
-        self.responses.append(Response(items, dies))
-        return self.responses[-1]
 
 
 def dead() -> ActorDiedError:
@@ -207,6 +171,46 @@ async def test_patience_ends() -> None:
     handle = Handle(story(), deaths=[(0, dead())] * 100)
     with pytest.raises(WorkerUnavailable, match="lost"):
         await ReplicaWorker(handle, patience_s=0.2).classify(call(), (), "", ("9",))
+
+
+async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replica, "TRY_S", 0.1)
+    now = 0.0
+    handle = Handle(story(), deaths=[(0, dead())] * 100)
+    worker = ReplicaWorker(handle, patience_s=0.2)
+    worker._breaker = Breaker("the pool", limit=1, rest_s=5.0, clock=lambda: now)
+
+    async def asked() -> int:
+        """How often the pool was asked for one call."""
+        before = len(handle.sessions)
+        with suppress(WorkerUnavailable):
+            await worker.classify(call(), (), "", ("9",))
+        return len(handle.sessions) - before
+
+    assert await asked() > 1
+    for _ in range(3):
+        assert await asked() == 0
+    with pytest.raises(WorkerUnavailable, match="in a row"):
+        await collect(worker, SPAN)
+    now = 5.0
+    assert await asked() > 0  # one of many tries
+    assert await asked() == 0
+    handle.deaths.clear()
+    assert await asked() == 0
+    now = 10.0
+    assert await asked() == 1
+    assert (await collect(worker, SPAN))[1].segment.text  # it is there again for all
+    assert await asked() == 1
+
+
+async def test_facts_tell_that_a_pool_is_there_again() -> None:
+    handle = Handle(story(), deaths=[(0, dead())] * 100)
+    worker = ReplicaWorker(handle, patience_s=0.1)
+    with pytest.raises(WorkerUnavailable, match="lost"):
+        await collect(worker, SPAN)
+    handle.deaths.clear()
+    await worker.facts()
+    assert (await collect(worker, SPAN))[1].segment.text
 
 
 async def test_an_engine_that_is_dead_is_left_for_another() -> None:
