@@ -54,15 +54,19 @@ class Claims(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """A claim and what was measured: `value` in the claim's unit, None where nothing fits it."""
+    """A claim and what was measured: `value` in the claim's unit, None where nothing fits it.
+
+    `lossy`: all that was measured loses more accuracy than the claim allows.
+    """
 
     claim: Claim
     row: Row | None = None
     value: float | None = None
+    lossy: bool = False
 
     @property
     def holds(self) -> bool | None:
-        return None if self.value is None else self.value >= self.claim.low
+        return None if self.value is None else self.value >= self.claim.low and not self.lossy
 
     @property
     def told(self) -> str:
@@ -95,8 +99,10 @@ def verdict(policy: str, claim: Claim, table: Sequence[Row]) -> Verdict:
     measured so, or loses more than the claim allows.
     """
     own = [row for row in table if name_of(row) == policy and _method(row) == claim.speculation]
+    lossy = False
     if claim.loss is not None:
-        own = [row for row in own if _within(row, claim.loss)]
+        within = [row for row in own if _within(row, claim.loss)]
+        own, lossy = within or own, not within
     own = [row for row in own if row["policy"] == policy] or own
     own = [row for row in own if row["budget"] is None] or own
     own = [row for row in own if row["transport"] == "in-process"] or own
@@ -104,7 +110,7 @@ def verdict(policy: str, claim: Claim, table: Sequence[Row]) -> Verdict:
     if not values:
         return Verdict(claim)
     value, row = max(values, key=lambda pair: pair[0])
-    return Verdict(claim, row, value)
+    return Verdict(claim, row, value, lossy)
 
 
 def _within(row: Row, loss: float) -> bool:
