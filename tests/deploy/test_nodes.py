@@ -1,7 +1,6 @@
 """A service on several Ray nodes: nodes die, load and versions change, no request is lost.
 
-Each law is shown once, behind the proxy that it depends on most, and the loss of a node behind
-both. `BATON_NODES=all` in the environment shows all of them behind Ray's proxy and behind HAProxy.
+`BATON_NODES=all` in the environment shows it behind HAProxy as well as behind Ray's own proxy.
 """
 
 from __future__ import annotations
@@ -30,16 +29,10 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
 
 SECRET = "xyzzy"  # stands in every question, and in no log
 QUESTIONS = [f"{number} + 34, {SECRET}, step by step" for number in range(20)]
-ALL = os.environ.get("BATON_NODES") == "all"
+PROXIES = ["ray", "haproxy"] if os.environ.get("BATON_NODES") == "all" else ["ray"]
 
 
-def behind(*proxies: str) -> pytest.MarkDecorator:
-    """Which proxies stand before the service in a test."""
-    chosen = ["ray", "haproxy"] if ALL else proxies
-    return pytest.mark.parametrize("nodes", chosen, indirect=True, scope="module")
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", params=PROXIES)
 def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
     """A head that runs no replica of a model, and two nodes that may run the large one."""
     folder = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))  # sockets want short paths
@@ -168,7 +161,6 @@ def expected() -> dict[str, str]:
     return {}
 
 
-@behind("ray", "haproxy")
 async def test_deploy_and_status(
     nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -194,7 +186,6 @@ async def test_deploy_and_status(
     assert len(set(answers)) > 10
 
 
-@behind("ray", "haproxy")
 async def test_the_node_with_the_large_worker_dies_during_streams(
     nodes: Nodes, expected: dict[str, str]
 ) -> None:
@@ -209,7 +200,6 @@ async def test_the_node_with_the_large_worker_dies_during_streams(
     await asyncio.to_thread(nodes.wait)
 
 
-@behind("ray")
 async def test_replicas_come_with_the_load_and_go_after_it(
     nodes: Nodes, expected: dict[str, str]
 ) -> None:
@@ -224,7 +214,6 @@ async def test_replicas_come_with_the_load_and_go_after_it(
         await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 120)
 
 
-@behind("ray")
 async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
     async with Watch(nodes) as watch:
         for question in QUESTIONS[:4]:
@@ -237,7 +226,6 @@ async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
         await until(lambda: watch.last["baton_orchestrator_replicas"] == 2, 10)
 
 
-@behind("haproxy")
 async def test_a_rolling_update_loses_no_request(
     nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
 ) -> None:
@@ -263,7 +251,6 @@ async def test_a_rolling_update_loses_no_request(
     assert sum(told(watch.last, "baton_requests_total", policy="large-only")) >= before + 8
 
 
-@behind("ray")
 async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
     """After all that has gone wrong above."""
     async with nodes.client() as client:
@@ -294,7 +281,6 @@ async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
             assert KEY.encode() not in text, file
 
 
-@behind("ray")
 async def test_a_clients_trace_reaches_the_collector(nodes: Nodes, spans: Collector) -> None:
     trace = secrets.token_hex(16)
     parent = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
@@ -307,7 +293,6 @@ async def test_a_clients_trace_reaches_the_collector(nodes: Nodes, spans: Collec
     assert await until(arrived, 20) >= {"request", "step", "generate", "classify"}
 
 
-@behind("ray")
 def test_replicas_apart_on_rays_own_port(nodes: Nodes) -> None:
     text = nodes.exported()
     found = [line for line in text.splitlines() if line.startswith("ray_baton_requests_total{")]
