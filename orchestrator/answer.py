@@ -21,7 +21,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from orchestrator.errors import describe
+from orchestrator.errors import Unsupported, describe
 from orchestrator.events import Event
 from orchestrator.experiments.shadows import Repeat
 from orchestrator.logs import about
@@ -145,7 +145,9 @@ class Answer(Response):
         except _ClientGone:
             self._keep("cancelled")
         except Exception as error:
-            told = problem(error, policy=self._order.choice.name)
+            if isinstance(error, Unsupported):
+                error.policy = self._order.choice.name
+            told = problem(error)
             self._keep("failed", told.body["error"])
             if not self._started:
                 raise

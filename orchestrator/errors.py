@@ -76,8 +76,10 @@ class Unsupported(WorkerError):
     """The worker lacks the capability that was asked for.
 
     The message names the capability, and clients see it: no host, no file, nothing that a server
-    said.
+    said. `policy` is the one that asked, once that is known.
     """
+
+    policy: str | None = None
 
 
 class DeadlineExceeded(BatonError):

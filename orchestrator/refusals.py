@@ -78,8 +78,8 @@ class Problem:
         )
 
 
-def problem(error: BaseException, *, policy: str | None = None) -> Problem:
-    """What to tell the client about `error`, which met the policy of that name."""
+def problem(error: BaseException) -> Problem:
+    """What to tell the client about `error`."""
     match error:
         case Refused():
             return Problem(
@@ -99,8 +99,8 @@ def problem(error: BaseException, *, policy: str | None = None) -> Problem:
             # Retrying cannot help, so this is no 5xx: clients retry those.
             return Problem(
                 400,
-                f"{f'policy {policy}' if policy else 'this policy'} asks for what this deployment "
-                f"does not have: {error}",
+                f"{f'policy {error.policy}' if error.policy else 'this policy'} asks for what this "
+                f"deployment does not have: {error}",
                 param="model",
                 code="unsupported_policy",
             )
