@@ -281,8 +281,12 @@ def test_a_bandit_finds_its_weights_and_records_what_it_went_by() -> None:
         until(settled, 30)
         state = show(url)["state"]
         assert state["evidence"]["beliefs"]["small"]["best"] > 0.95
-        probabilities = {one["probability"] for one in recorded(made) if one["kind"] == "exposure"}
-        assert {0.5, 0.95} <= probabilities
+
+        def went_by() -> set[float]:
+            ask(url)
+            return {one["probability"] for one in recorded(made) if one["kind"] == "exposure"}
+
+        until(lambda: {0.5, 0.95} <= went_by())
         assert show(url)["weights"] == {"large": pytest.approx(0.05), "small": pytest.approx(0.95)}
 
 
