@@ -15,7 +15,7 @@ from itertools import islice
 from time import monotonic
 
 from orchestrator.errors import Conflict
-from orchestrator.store import AUDIT, AUDITED, Entry, Move, State, check
+from orchestrator.store import AUDIT, AUDITED, Entry, Move, State, check, check_commit
 
 
 class MemoryStore:
@@ -47,8 +47,7 @@ class MemoryStore:
         audit: bytes,
     ) -> str:
         create = create or {}
-        given = (*create.values(), *(one.new or b"" for one in move), audit)
-        check(*create, *(one.pointer for one in move), values=given)
+        check_commit(create, move, audit)
         for name in create:
             if name in self._documents:
                 raise Conflict(f"{name} exists")

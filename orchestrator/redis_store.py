@@ -24,7 +24,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from orchestrator.errors import ConfigError, Conflict, StoreUnavailable
-from orchestrator.store import AUDIT, AUDITED, PATIENCE_S, Entry, Move, State, check
+from orchestrator.store import AUDIT, AUDITED, PATIENCE_S, Entry, Move, State, check, check_commit
 
 _REVISION: Final = b""  # a field that no pointer can be named
 _EVENT: Final = b"e"
@@ -109,8 +109,7 @@ class RedisStore:
         audit: bytes,
     ) -> str:
         create = create or {}
-        given = (*create.values(), *(one.new or b"" for one in move), audit)
-        check(*create, *(one.pointer for one in move), values=given)
+        check_commit(create, move, audit)
         names = list(create)
         keys = [self._key("pointers"), self._key("stream", AUDIT)]
         keys += [self._key("document", name) for name in names]

@@ -153,3 +153,13 @@ def check(*names: str, values: Sequence[bytes] = ()) -> None:
     for value in values:
         if len(value) > DOCUMENT_BYTES:
             raise InvalidRequest(f"{len(value)} bytes are too many: {DOCUMENT_BYTES} at most")
+
+
+def check_commit(create: Mapping[str, bytes], move: Sequence[Move], audit: bytes) -> None:
+    """Refuse a commit that holds what no store shall hold.
+
+    Raises:
+        InvalidRequest: as `check`.
+    """
+    values = (*create.values(), *(one.new or b"" for one in move), audit)
+    check(*create, *(one.pointer for one in move), values=values)

@@ -120,7 +120,7 @@ class LocalWorker:
             keep=len(prefix),
             labels=chosen,
             verified=len(verified) if surprise else None,
-            ends=self._endings(call, judged),
+            ends=endings(self.tokenizer, self._ends, call.trace, judged),
         )
         probabilities, outside, *told = await self.engine.answer(job)
         law = Classification(labels, tuple(probabilities), outside, job.usage, job.ms)
@@ -143,14 +143,10 @@ class LocalWorker:
             last=len(tokens) + 1,
             sampling=sampling,
             seed=_seed(sampling),
-            ends=self._endings(call, segment),
+            ends=endings(self.tokenizer, self._ends, call.trace, segment),
         )
         verdict: Verdict = await self.engine.answer(job)
         return verification(verdict, call, segment, self.prompts, self._ends, job.usage, job.ms)
-
-    def _endings(self, call: Call, segment: Segment | None) -> frozenset[int]:
-        finish = "until" if segment is None else segment.finish
-        return endings(self.tokenizer, self._ends, finish, thinking=not call.trace.closed)
 
     @property
     def alive(self) -> bool:

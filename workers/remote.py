@@ -284,7 +284,7 @@ class RemoteWorker:
         if able.labels:
             body["logprob_token_ids"] = list(chosen)
         if surprise:
-            ends = self._endings(call, judged)
+            ends = endings(self.tokenizer, self._ends, call.trace, judged)
             body |= self._prompt_laws(able, able.top if ends else 1)
         answer = await self.server.ask(able.path, body, call.request)
         usage = dialect.usage(answer, len(ids), 1)
@@ -309,7 +309,7 @@ class RemoteWorker:
         tokens, able = self.prompts.verified(segment), await self.abilities()
         ids = self.prompts.trace(call.trace) + list(tokens)
         check_length(len(ids) + 1, self.context)
-        ends = self._endings(call, segment)
+        ends = endings(self.tokenizer, self._ends, call.trace, segment)
         top = 1 if is_greedy(sampling) else able.top
         body: dict[str, Any] = {"prompt": ids}
         body |= dialect.wanted(self.model, sampling, able, 1, top=able.top if ends else top)
@@ -416,10 +416,6 @@ class RemoteWorker:
         if asked.room <= 0 or incoming.withheld:
             usage = replace(usage, generated=0)  # it only read, or did not even do that
         yield Generation(segment, usage, _ms_since(began), incoming.entropy)
-
-    def _endings(self, call: Call, segment: Segment | None) -> frozenset[int]:
-        finish = "until" if segment is None else segment.finish
-        return endings(self.tokenizer, self._ends, finish, thinking=not call.trace.closed)
 
     def _prompt_laws(self, able: Abilities, top: int) -> dict[str, Any]:
         """The field that asks for the laws of the prompt, `top` tokens of each."""

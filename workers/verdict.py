@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import cast
 
-from orchestrator.types import Author, Finish, Segment, Usage, Verification
+from orchestrator.types import Author, Finish, Segment, Trace, Usage, Verification
 from orchestrator.worker import Call
 from workers.prompt import Prompts
 from workers.tokenizer import Tokenizer
@@ -30,10 +30,14 @@ class Verdict:
 
 
 def endings(
-    tokenizer: Tokenizer, ends: Collection[int], finish: Finish, *, thinking: bool
+    tokenizer: Tokenizer, ends: Collection[int], trace: Trace, segment: Segment | None
 ) -> frozenset[int]:
-    """Those of `ends`, a model's ids that are never text, which end a text in this way."""
-    closes = {tokenizer.close_id} if thinking else set()
+    """Those of `ends`, a model's ids that are never text, by which `segment` claims to end.
+
+    None where it claims no end, or where there is no segment.
+    """
+    closes = set() if trace.closed else {tokenizer.close_id}
+    finish = None if segment is None else segment.finish
     if finish == "think_end":
         return frozenset(i for i in ends if i in closes)
     return frozenset(i for i in ends if i not in closes) if finish == "eos" else frozenset()

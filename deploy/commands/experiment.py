@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from deploy.commands.policy import AsJson, Note
-from deploy.commands.shared import DEFAULT_URL, ServiceUrl, wide_console
+from deploy.commands.shared import (
+    DEFAULT_URL,
+    AsJson,
+    Note,
+    ServiceUrl,
+    add_row,
+    ask_service,
+    default_author,
+    dump,
+    moment,
+    wide_console,
+)
 
 experiment = typer.Typer(help="Compare policies in production: start, watch, read, stop.")
 
@@ -32,19 +39,19 @@ def overview(url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
 
       baton experiment list --url http://10.0.0.7:8000 --json
     """
-    told = _call(url, "GET", "/v1/experiments")
+    told = ask_service(url, "GET", "/v1/experiments")
     if as_json:
-        _dump(told)
+        dump(told)
         return
     table = Table("experiment", "status", "since", "coverage", "arms", "stopped", box=None)
     for row in told["data"]:
         arms = ", ".join(f"{name} {share:.0%}" for name, share in row["weights"].items())
         stopped = ", ".join(row["state"]["stopped"])
-        _row(
+        add_row(
             table,
             row["id"],
             row["status"],
-            _when(row["state"]["started"]),
+            moment(row["state"]["started"]),
             f"{row['coverage']:.0%}",
             arms,
             stopped,
@@ -62,8 +69,8 @@ def show(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -
 
       baton experiment show thresholds --json
     """
-    told = _call(url, "GET", f"/v1/experiments/{quote(which, safe='')}")
-    _dump(told) if as_json else _print(told)
+    told = ask_service(url, "GET", f"/v1/experiments/{quote(which, safe='')}")
+    dump(told) if as_json else _print(told)
 
 
 @experiment.command("start")
@@ -91,9 +98,9 @@ def start(
     given = _read(document)
     if note:
         given["note"] = note
-    given.setdefault("author", _author())
-    told = _call(url, "POST", "/v1/experiments", given, admin=True)
-    _dump(told) if as_json else print(f"{told['id']} runs, for the {_th(told['run'])} time")
+    given.setdefault("author", default_author())
+    told = ask_service(url, "POST", "/v1/experiments", given, admin=True)
+    dump(told) if as_json else print(f"{told['id']} runs, for the {_th(told['run'])} time")
 
 
 @experiment.command("stop")
@@ -106,10 +113,10 @@ def stop(
 
       baton experiment stop thresholds --note "seven it is"
     """
-    body = {"note": note, "author": _author()}
+    body = {"note": note, "author": default_author()}
     path = f"/v1/experiments/{quote(which, safe='')}/stop"
-    told = _call(url, "POST", path, body, admin=True)
-    _dump(told) if as_json else print(f"{told['id']} is stopped")
+    told = ask_service(url, "POST", path, body, admin=True)
+    dump(told) if as_json else print(f"{told['id']} is stopped")
 
 
 @experiment.command("report")
@@ -125,9 +132,9 @@ def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False
 
       baton experiment report thresholds --json
     """
-    told = _call(url, "GET", f"/v1/experiments/{quote(which, safe='')}/report")
+    told = ask_service(url, "GET", f"/v1/experiments/{quote(which, safe='')}/report")
     if as_json:
-        _dump(told)
+        dump(told)
         return
     console = wide_console()
     console.print(told["sentence"], style="bold", markup=False)
@@ -144,7 +151,7 @@ def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False
     for row in told["comparisons"]:
         value = told["arms"].get(row["arm"], {}).get(row["metric"], {}).get("mean")
         test = row["fixed_horizon"]
-        _row(
+        add_row(
             table,
             row["arm"],
             row["metric"],
@@ -165,14 +172,14 @@ def _print(told: dict[str, Any]) -> None:
     console = wide_console()
     console.print(f"{told['id']}, {told['status']}", style="bold", markup=False)
     document, state = told["experiment"], told["state"]
-    by = [_when(state["started"]), document["author"], document["note"]]
+    by = [moment(state["started"]), document["author"], document["note"]]
     console.print(", ".join(part for part in by if part), style="dim", markup=False)
     table = Table("arm", "weight", "policy", "parameters", "stopped", box=None)
     for name, arm in told["arms"].items():
         policy = f"{arm['policy']}@{arm['version']}" if arm["version"] else arm["policy"]
         share = f"{told['weights'][name]:.1%}" if name in told["weights"] else "shadow"
         why = state["stopped"].get(name, {}).get("why", "")
-        _row(table, name, share, policy, json.dumps(arm["params"], ensure_ascii=False), why)
+        add_row(table, name, share, policy, json.dumps(arm["params"], ensure_ascii=False), why)
     console.print(table)
 
 
@@ -191,28 +198,6 @@ def _read(path: Path) -> dict[str, Any]:
     if not isinstance(given, dict):
         raise ConfigError(f"{path}: an experiment is a mapping of names to values")
     return given
-
-
-def _call(url: str, method: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
-    from deploy.service_client import call
-
-    return call(url, method, path, body, **more)
-
-
-def _dump(told: Any) -> None:
-    print(json.dumps(told, ensure_ascii=False))
-
-
-def _author() -> str:
-    return os.environ.get("USER", "")[:128]
-
-
-def _when(seconds: float) -> str:
-    return f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
-
-
-def _row(table: Table, *cells: object) -> None:
-    table.add_row(*(Text(str(cell)) for cell in cells))  # never markup: people wrote it
 
 
 def _interval(told: dict[str, Any]) -> str:

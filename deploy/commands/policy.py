@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-import getpass
 import json
-from contextlib import suppress
-from datetime import datetime
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
-from deploy.commands.shared import DEFAULT_URL, ServiceUrl, wide_console
+from deploy.commands.shared import (
+    DEFAULT_URL,
+    AsJson,
+    Note,
+    ServiceUrl,
+    add_row,
+    ask_service,
+    default_author,
+    dump,
+    moment,
+    wide_console,
+)
 
 policy = typer.Typer(help="Publish policies, see which is active, roll back.")
 
-AsJson = Annotated[bool, typer.Option("--json", help="The service's answer as JSON.")]
-Note = Annotated[str, typer.Option(help="Why, for those who read it later.")]
 Count = Annotated[int, typer.Option(min=1, max=1000, help="How many at most, newest first.")]
 DEFAULT = "default"
 
@@ -33,15 +38,15 @@ def overview(url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
 
       baton policy list --url http://10.0.0.7:8000 --json
     """
-    told = _call(url, "GET", "/v1/policies")
+    told = ask_service(url, "GET", "/v1/policies")
     if as_json:
-        _dump(told)
+        dump(told)
         return
     table = Table("policy", "versions", "active", box=None)
     active = told["active"] or f"{told['default']} (the deployment file's)"
     for row in told["data"]:
         mine = active if active.partition("@")[0].partition(" ")[0] == row["policy"] else ""
-        _row(table, row["policy"], row["latest"] or "-", mine)
+        add_row(table, row["policy"], row["latest"] or "-", mine)
     wide_console().print(table)
     if told["degraded"]:
         print(f"the store is not in order: {told['degraded']}")
@@ -67,16 +72,16 @@ def show(
       baton policy show specreason@3 --json
     """
     if which == "active" or "@" in which:
-        told = _call(url, "GET", f"/v1/policies/{quote(which, safe='@')}")
-        _dump(told) if as_json else _print_version(told)
+        told = ask_service(url, "GET", f"/v1/policies/{quote(which, safe='@')}")
+        dump(told) if as_json else _print_version(told)
         return
-    told = _call(url, "GET", f"/v1/policies/{quote(which, safe='@')}", count=count)
+    told = ask_service(url, "GET", f"/v1/policies/{quote(which, safe='@')}", count=count)
     if as_json:
-        _dump(told)
+        dump(told)
         return
     table = Table("version", "when", "author", "note", box=None)
     for row in told["data"]:
-        _row(table, row["id"], _when(row["created"]), row["author"], row["note"])
+        add_row(table, row["id"], moment(row["created"]), row["author"], row["note"])
     wide_console().print(table)
 
 
@@ -110,12 +115,12 @@ def publish(
         "policy": given.policy,
         "params": given.params,
         "note": note,
-        "author": _author() if author is None else author,
+        "author": default_author() if author is None else author,
         "activate": activate,
     }
-    told = _call(url, "POST", "/v1/policies", body, admin=True)
+    told = ask_service(url, "POST", "/v1/policies", body, admin=True)
     if as_json:
-        _dump(told)
+        dump(told)
     else:
         print(f"{told['id']} is published{' and active' if activate else ''}")
 
@@ -161,9 +166,9 @@ def rollback(
     if to is not None:
         _activate(to, url, note, as_json)
         return
-    body = {"note": note, "author": _author()}
-    told = _call(url, "POST", "/v1/policies/rollback", body, admin=True)
-    _dump(told) if as_json else print(f"{_name(told)} is active")
+    body = {"note": note, "author": default_author()}
+    told = ask_service(url, "POST", "/v1/policies/rollback", body, admin=True)
+    dump(told) if as_json else print(f"{_name(told)} is active")
 
 
 @policy.command("history")
@@ -174,60 +179,36 @@ def history(url: ServiceUrl = DEFAULT_URL, count: Count = 20, as_json: AsJson = 
 
       baton policy history --count 5
     """
-    told = _call(url, "GET", "/v1/policies/history", count=count)
+    told = ask_service(url, "GET", "/v1/policies/history", count=count)
     if as_json:
-        _dump(told)
+        dump(told)
         return
     table = Table("when", "what", "version", "before", "author", "key", "note", box=None)
     for row in told["data"]:
         cells = (
             row.get(key) or "" for key in ("action", "what", "before", "author", "key", "note")
         )
-        _row(table, _when(row.get("at")), *cells)
+        add_row(table, moment(row.get("at")), *cells)
     wide_console().print(table)
 
 
 def _activate(which: str, url: str, note: str, as_json: bool) -> None:
     version = None if which == DEFAULT else which
-    body = {"version": version, "note": note, "author": _author()}
-    told = _call(url, "PUT", "/v1/policies/active", body, admin=True)
-    _dump(told) if as_json else print(f"{_name(told)} is active")
+    body = {"version": version, "note": note, "author": default_author()}
+    told = ask_service(url, "PUT", "/v1/policies/active", body, admin=True)
+    dump(told) if as_json else print(f"{_name(told)} is active")
 
 
 def _print_version(told: dict[str, Any]) -> None:
     console = wide_console()
     console.print(_name(told), style="bold", markup=False)
-    by = [_when(told["created"]), told["author"], told["note"]]
+    by = [moment(told["created"]), told["author"], told["note"]]
     console.print(", ".join(part for part in by if part), style="dim", markup=False)
     table = Table(box=None, show_header=False)
     for key, value in told["params"].items():
-        _row(table, key, json.dumps(value, ensure_ascii=False))
+        add_row(table, key, json.dumps(value, ensure_ascii=False))
     console.print(table)
-
-
-def _row(table: Table, *cells: object) -> None:
-    table.add_row(*(Text(str(cell)) for cell in cells))  # never markup: people wrote it
 
 
 def _name(told: dict[str, Any]) -> str:
     return str(told["id"]) if told["version"] else f"{told['id']} (the deployment file's)"
-
-
-def _when(seconds: float | None) -> str:
-    return "" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
-
-
-def _author() -> str:
-    with suppress(OSError, KeyError):
-        return getpass.getuser()[:128]
-    return ""
-
-
-def _dump(told: Any) -> None:
-    print(json.dumps(told, ensure_ascii=False))
-
-
-def _call(url: str, method: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
-    from deploy.service_client import call
-
-    return call(url, method, path, body, **more)

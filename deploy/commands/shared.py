@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import getpass
+import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import datetime
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 from rich.text import Text as Styled
 
 from orchestrator.errors import ConfigError
@@ -28,6 +32,8 @@ Url = Annotated[
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
 ServiceUrl = Annotated[str, typer.Option("--url", envvar="BATON_URL", help="The running service.")]
+AsJson = Annotated[bool, typer.Option("--json", help="The service's answer as JSON.")]
+Note = Annotated[str, typer.Option(help="Why, for those who read it later.")]
 Config = Annotated[
     Path | None, typer.Option(help="Deployment file that names the two models (in-process).")
 ]
@@ -169,3 +175,32 @@ def line_of(step: Step) -> Styled:
     told = Styled(f"{step.author:>6} {mark}{score:>5} ", style=f"bold {colour}")
     text = " ".join(step.text.split()) or "(nothing)"
     return told.append(text, style="" if step.accepted else "dim strike")
+
+
+def ask_service(url: str, method: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
+    """What a service answers; see `deploy.service_client.call`."""
+    from deploy.service_client import call  # not above: most commands ask no service
+
+    return call(url, method, path, body, **more)
+
+
+def dump(told: Any) -> None:
+    """A service's answer as one line of JSON."""
+    print(json.dumps(told, ensure_ascii=False))
+
+
+def add_row(table: Table, *cells: object) -> None:
+    """Cells as they are, never as markup: people wrote them."""
+    table.add_row(*(Styled(str(cell)) for cell in cells))
+
+
+def moment(seconds: float | None) -> str:
+    """A time in seconds since 1970, in words."""
+    return "" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
+
+def default_author() -> str:
+    """Who changes something, where nobody says; the user's name."""
+    with suppress(OSError, KeyError):
+        return getpass.getuser()[:128]
+    return ""
