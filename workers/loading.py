@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -191,26 +190,7 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
         network = network.to(device).eval().requires_grad_(False)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"cannot load the model {path}: {_first_line(error)}") from error
-    if chosen is torch.float32:
-        _fuse_norms(network)
     return network
-
-
-def _fuse_norms(network: Any) -> None:
-    """Let each RMSNorm run as the one kernel torch has for it instead of six operations.
-
-    Equal to the last bits in float32 (in half precision the rounding would differ), and a tenth
-    of a step of the small models.
-    """
-    for module in network.modules():
-        if type(module).__name__ in ("LlamaRMSNorm", "Qwen2RMSNorm", "Qwen3RMSNorm"):
-            weight = module.weight
-            module.forward = partial(
-                torch.rms_norm,
-                normalized_shape=weight.shape,
-                weight=weight,
-                eps=module.variance_epsilon,
-            )
 
 
 def end_ids(network: Any, tokenizer: Tokenizer) -> set[int]:

@@ -15,14 +15,21 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from orchestrator.types import Sampling
 from workers.models.batches import Document
 from workers.models.harvest import Author
 from workers.models.noise import disturb
 from workers.models.problems import stream
+from workers.speculation.decode import Decoder, generate
+from workers.speculation.target import Target
+from workers.speculation.vanilla import Vanilla
 
 CHAIN_TOKENS = 256
 """A thought and its answer are shorter; what is not has run away and is left out."""
-BATCH = 64
+PROMPT_TOKENS = 256
+BATCH = 48
+LOT = 960
+"""Chains are written out so many at a time, of which a batch is being decoded."""
 
 
 def write_chains(
@@ -35,19 +42,21 @@ def write_chains(
     """
     author, source = Author(large), stream("train", seed)
     rng = random.Random(f"align/{seed}")
+    target = Target(author.model, slots=BATCH, max_len=PROMPT_TOKENS + CHAIN_TOKENS)
+    decoder = Decoder(target, Vanilla(target))
     out.parent.mkdir(parents=True, exist_ok=True)
     growing = out.with_name(out.name + ".new")
     with gzip.open(growing, "wt") as file:
-        for done in range(0, count, BATCH):
-            problems = islice(source, min(BATCH, count - done))
-            questions = [disturb(problem.question, rng) for problem in problems]
-            prompts = [author.opening(question) for question in questions]
-            replies = author.continued(prompts, CHAIN_TOKENS, to_end=True, temperature=temperature)
+        for done in range(0, count, LOT):
+            log(f"chains: {done} of {count}")
+            problems = islice(source, min(LOT, count - done))
+            prompts = [author.opening(disturb(problem.question, rng)) for problem in problems]
+            prompts = [prompt for prompt in prompts if len(prompt) <= PROMPT_TOKENS]
+            sampling = Sampling(temperature, seed=seed * count + done)
+            replies = generate(decoder, prompts, CHAIN_TOKENS, sampling=sampling, ends=[author.end])
             for prompt, reply in zip(prompts, replies, strict=True):
                 if reply[-1:] == [author.end]:
                     file.write(json.dumps([prompt, reply]) + "\n")
-            if done % (20 * BATCH) == 0:
-                log(f"chains: {done} of {count}")
     growing.replace(out)
     return out
 

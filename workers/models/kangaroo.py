@@ -25,6 +25,7 @@ from workers.models.align import Chains, read_chains
 from workers.models.batches import LENGTHS, Buckets, Document, collate
 from workers.models.progress import Progress, load_state, save_state
 from workers.speculation.adapter import CONFIG, WEIGHTS, Adapter, Shape
+from workers.speculation.layer import half_split
 
 EXIT_LAYER = 2
 """Of the embedded model's twelve."""
@@ -96,7 +97,7 @@ class Lesson:
             out = self.model.model(batch.tokens, output_hidden_states=True, use_cache=False)
             states = out.hidden_states[self.exit_layer]
             places = torch.arange(length, device=states.device)[None]
-            rotary = self.model.model.rotary_emb(states, places)
+            rotary = half_split(*self.model.model.rotary_emb(states, places))
             final = out.last_hidden_state.flatten(0, 1)[batch.at]
             target = self.model.lm_head(final).log_softmax(-1)
         read = self.adapter(states, rotary).flatten(0, 1)[batch.at]

@@ -16,17 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from workers.speculation.cache import Cache
+from workers.speculation.layer import Rotary, attend, rotate
 
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
-
-Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines [1 or rows, n, head size] of the target's rotary positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +79,7 @@ class Adapter(nn.Module):
         inner = self.before(states)
         query = rotate(self._heads(self.query(inner)), rotary)
         keys, values = self._keys(inner, rotary, cache)
-        mixed = F.scaled_dot_product_attention(
-            query,
-            keys,
-            values,
-            attn_mask=mask,
-            is_causal=mask is None and states.shape[1] > 1,
-            enable_gqa=self.shape.heads != self.shape.key_heads,
-        )
+        mixed = attend(query, keys, values, mask)
         read: Tensor = self.after(states + self.out(mixed.transpose(1, 2).flatten(2)))
         return read
 
@@ -146,10 +136,3 @@ class Adapter(nn.Module):
         except RuntimeError as error:
             raise ValueError(f"cannot read the adapter in {folder}: {error}") from error
         return adapter.to(model.device, model.dtype).eval().requires_grad_(False)
-
-
-def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary positions on [rows, heads, n, size], in the half-split form of Llama and Qwen."""
-    cos, sin = rotary[0].unsqueeze(1), rotary[1].unsqueeze(1)
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat((-right, left), -1) * sin

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from bisect import insort
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -81,9 +82,13 @@ def generate(
     sampling: Sampling | None = None,
     ends: Sequence[int] = (),
 ) -> list[list[int]]:
-    """Decode a batch of prompts to the end, for benchmarks and tests; `ends` are kept."""
+    """Decode prompts to the end, as many at once as there are slots; `ends` are kept.
+
+    For benchmarks, tests and training texts: one call, no neighbours that come and go.
+    """
     sampling = sampling or Sampling()
     outputs: list[list[int]] = [[] for _ in prompts]
+    waiting, free = deque(enumerate(prompts)), list(range(decoder.target.cache.slots))
     owners: dict[int, int] = {}
 
     def take(row: Row, tokens: list[int]) -> None:
@@ -92,17 +97,21 @@ def generate(
             output.append(token)
             if token in ends or len(output) == max_new:
                 decoder.leave(row)
+                insort(free, row.slot)
                 return
 
-    for slot, prompt in enumerate(prompts):
-        owners[slot] = slot
-        row = Row(slot, list(prompt), sampling, (sampling.seed or 0) + slot, max_new)
-        decoder.target.cache.claim(slot, row.ids, len(prompt) - 1)
-        result = None
-        while result is None:
-            result = decoder.read(slot, row.ids)
-        take(row, decoder.join(row, result).tokens)
-    while decoder.rows:
-        for row, accepted in decoder.step():
-            take(row, accepted.tokens)
+    while waiting or decoder.rows:
+        while waiting and free:
+            number, prompt = waiting.popleft()
+            slot = free.pop(0)
+            owners[slot] = number
+            row = Row(slot, list(prompt), sampling, (sampling.seed or 0) + number, max_new)
+            decoder.target.cache.claim(slot, row.ids, len(prompt) - 1)
+            result = None
+            while result is None:
+                result = decoder.read(slot, row.ids)
+            take(row, decoder.join(row, result).tokens)
+        if decoder.rows:
+            for row, accepted in decoder.step():
+                take(row, accepted.tokens)
     return outputs

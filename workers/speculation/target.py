@@ -1,8 +1,8 @@
-"""A stock transformers model under a tree mask and a preallocated cache.
+"""A transformers model under a tree mask and a preallocated cache.
 
-The pass calls the model's own decoder layers, norm and head directly: what `forward` of the
-whole model adds around them (mask making, cache wrappers, output classes) costs more than the
-arithmetic of a small model. Nothing of the model is copied or rewritten.
+The pass runs the model's decoder layers by operations of our own (`layer.py`), on its weights, and
+its own head: what transformers' modules and `forward` add around the arithmetic (mask making, cache
+wrappers, output classes, launches) costs more than the arithmetic of a small model.
 
 Layout follows Miao et al. (SpecInfer, 2305.09781): node i of a tree attends to the committed
 prefix, its ancestors and itself; its position is the length of the prefix plus its *depth*.
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from workers.speculation.adapter import Adapter
 from workers.speculation.cache import Cache
+from workers.speculation.layer import Layer, Norm, half_split
 from workers.speculation.tree import Tree
 
 CHUNK = 512  # most tokens of one row in one pass
@@ -38,8 +39,7 @@ class Target:
     """The model that verifies; drafters wrap their models in it too.
 
     Args:
-        model: `LlamaForCausalLM`, `Qwen2ForCausalLM` or `Qwen3ForCausalLM` in eval mode with
-            sdpa attention, on its device.
+        model: `LlamaForCausalLM`, `Qwen2ForCausalLM` or `Qwen3ForCausalLM`, on its device.
         slots: how many sequences the cache holds.
         max_len: longest sequence.
         vocabulary: real size of the tokenizer; padded rows of the head are never seen.
@@ -61,10 +61,9 @@ class Target:
         self.model, self.embed, self.norm, self.head = (
             model,
             base.embed_tokens,
-            base.norm,
+            Norm(base.norm),
             model.lm_head,
         )
-        self.layers = list(base.layers)
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
         self.exit: Adapter | None = None
@@ -72,6 +71,7 @@ class Target:
         head_size = getattr(config, "head_dim", None)
         head_size = head_size or config.hidden_size // config.num_attention_heads
         with torch.no_grad():
+            self.layers = [Layer(layer) for layer in base.layers]
             capacity = max_len + SPARE
             self.cache = Cache(
                 len(self.layers),
@@ -84,7 +84,7 @@ class Target:
             )
             everywhere = torch.arange(capacity, device=self.device)
             probe = torch.zeros(1, device=self.device, dtype=self.dtype)
-            self._cos, self._sin = base.rotary_emb(probe, everywhere[None])  # [1, capacity, size]
+            self._rotary = half_split(*base.rotary_emb(probe, everywhere[None]))
             self._columns = everywhere
             # Row i of the strip is the causal mask of the i-th of n new tokens; moving the left
             # edge moves the length of the prefix, so a chain's mask is a view.
@@ -152,13 +152,14 @@ class Target:
         if rows == 1 and chains and n <= len(self._strip):
             start, end = starts[0], starts[0] + n
             positions = self._columns[start:end][None]
-            rotary = self._cos[:, start:end], self._sin[:, start:end]
+            rotary = self._rotary[0][:, :, start:end], self._rotary[1][:, :, start:end]
             # Without a mask, sdpa takes n > 1 queries as the causal square from position 0.
             mask = None if n == 1 or start == 0 else self._view(start, n)
             places = positions
         else:
             positions, places, mask = self._plan(starts, skips, trees, n, chains)
-            rotary = self._cos[0][positions], self._sin[0][positions]
+            cosines, sines = (table[0, 0][positions] for table in self._rotary)
+            rotary = cosines.unsqueeze(1), sines.unsqueeze(1)
         self.cache.open(slots, starts, places, n)
         x = states
         if x is None:
@@ -172,9 +173,7 @@ class Target:
                 self.exit.note(x, rotary, self.cache)
             if index == self._remembered:
                 self.cache.note(x)
-            x = self.layers[index](
-                x, attention_mask=mask, past_key_values=self.cache, position_embeddings=rotary
-            )
+            x = self.layers[index](x, rotary, mask, self.cache)
         if stop < len(self.layers):
             taken[stop] = x
             return Result(self._early(x, stop, rotary, mask, n if last is None else last), taken)

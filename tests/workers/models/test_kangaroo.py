@@ -18,6 +18,7 @@ from workers.models.align import document
 from workers.models.kangaroo import Lesson, belongs, measure
 from workers.speculation.adapter import Adapter
 from workers.speculation.kangaroo import FOLDER
+from workers.speculation.layer import half_split
 
 LARGE = MODELS / "large"
 
@@ -36,9 +37,8 @@ def test_rates_are_those_of_token_by_token_laws() -> None:
         ids = torch.tensor([prompt + reply[:-1]])
         with torch.no_grad():
             out = lesson.model.model(ids, output_hidden_states=True)
-            rotary = lesson.model.model.rotary_emb(
-                out.hidden_states[1], torch.arange(9)[None, : ids.shape[1]]
-            )
+            places = torch.arange(ids.shape[1])[None]
+            rotary = half_split(*lesson.model.model.rotary_emb(out.hidden_states[1], places))
             draft = lesson.model.lm_head(lesson.adapter(out.hidden_states[1], rotary))[0].softmax(
                 -1
             )

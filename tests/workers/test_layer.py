@@ -1,0 +1,111 @@
+"""The lean decoder layer says what transformers' own says, on the same weights."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from workers.speculation.layer import Layer, attend
+from workers.speculation.target import Target
+from workers.speculation.tree import Tree
+
+SIZES = {
+    "vocab_size": 97, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
+    "num_attention_heads": 4, "head_dim": 6, "max_position_embeddings": 64,
+}  # fmt: skip
+FAMILIES: dict[str, Any] = {
+    "llama": (LlamaForCausalLM, LlamaConfig, {}),
+    "llama with biases": (
+        LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True}
+    ),
+    "llama gelu": (LlamaForCausalLM, LlamaConfig, {"hidden_act": "gelu"}),
+    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
+    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
+}  # fmt: skip
+
+
+def network(family: str, key_heads: int) -> Any:
+    """A random model of which no weight is what an initializer leaves (norms of one, no bias)."""
+    kind, config, more = FAMILIES[family]
+    torch.manual_seed(3)
+    model = kind(config(**SIZES, **more, num_key_value_heads=key_heads)).double().eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.5)
+    return model.requires_grad_(False)
+
+
+def stock_logits(model: Any, ids: list[int]) -> torch.Tensor:
+    with torch.inference_mode():
+        return model(torch.tensor([ids])).logits[0]  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("key_heads", [4, 2, 1])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_are_those_of_the_stock_model(family: str, key_heads: int) -> None:
+    model = network(family, key_heads)
+    first, second = [5, 9, 33, 2, 71, 8], [60, 61, 5]
+    wanted = stock_logits(model, first), stock_logits(model, second)
+    target = Target(model, slots=3, max_len=32)
+    with torch.inference_mode():
+        whole = target.read(0, first, last=6).logits[0]  # no mask: causal
+        target.read(2, first[:2], last=0)
+        rest = target.read(2, first[2:5], last=3).logits[0]  # under a mask
+        one = target.forward([2], [Tree([first[5]], [-1])]).logits[0]  # a single query
+        trees = [Tree([first[5]], [-1]), Tree.chain(second)]
+        target.cache.lengths[1] = 0
+        batch = target.forward([1, 2], [trees[1], trees[0]]).logits  # ragged rows
+    for found, known in (
+        (whole, wanted[0]),
+        (rest, wanted[0][2:5]),
+        (one, wanted[0][5:]),
+        (batch[0], wanted[1]),
+        (batch[1, :1], wanted[0][5:]),
+    ):  # the stock norms compute in float32 even here
+        torch.testing.assert_close(found, known, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_stock_model_stays_whole(family: str) -> None:
+    model = network(family, 2)
+    ids, before = [4, 8, 15], copy.deepcopy(model.state_dict())
+    wanted = stock_logits(model, ids)
+    Target(model, slots=1, max_len=16)
+    assert torch.equal(stock_logits(model, ids), wanted)
+    after = model.state_dict()
+    assert list(after) == list(before)
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+def test_weights_are_held_once_however_many_targets_there_are() -> None:
+    model = network("qwen2", 2)
+    layers = [Layer(model.model.layers[0]) for _ in range(2)]
+    stock = model.model.layers[0].self_attn.k_proj
+    for layer in layers:
+        weight, bias = layer.project
+        assert weight.untyped_storage().data_ptr() == stock.weight.untyped_storage().data_ptr()
+        assert bias is not None
+        assert bias.untyped_storage().data_ptr() == stock.bias.untyped_storage().data_ptr()
+        assert torch.equal(weight[24:36], stock.weight)
+    stock.weight[0, 0] = 7.0
+    assert layers[1].project[0][24, 0] == 7.0
+
+
+def test_heads_that_share_keys_attend_as_if_each_had_its_own() -> None:
+    torch.manual_seed(1)
+    queries = torch.randn(2, 6, 3, 8, dtype=torch.float64)
+    keys, values = torch.randn(2, 2, 2, 5, 8, dtype=torch.float64)
+    mask = torch.zeros(2, 1, 3, 5, dtype=torch.float64)
+    mask[0, 0, 1, 2:] = mask[1, 0, 0, 3] = -torch.inf
+    apart = [one.repeat_interleave(3, dim=1) for one in (keys, values)]
+    torch.testing.assert_close(attend(queries, keys, values, mask), attend(queries, *apart, mask))
