@@ -80,6 +80,17 @@ def test_sampling_depends_on_the_seed_and_not_on_the_batch(method: str) -> None:
     assert generate(last, PROMPTS[3:], 20, sampling=other)[0] != together[3]
 
 
+@pytest.mark.parametrize("method", ["vanilla", "chain"])
+def test_more_prompts_than_slots_are_decoded_as_slots_become_free(method: str) -> None:
+    warm = Sampling(temperature=1.0, seed=4)
+    wide, narrow = decoder(method=method, slots=8), decoder(method=method, slots=2)
+    prompts = [*PROMPTS, *PROMPTS]
+    assert generate(narrow, prompts, 9, sampling=warm) == generate(
+        wide, prompts, 9, sampling=warm
+    )
+    assert not narrow.rows
+
+
 def test_a_plain_call_resumed_half_way_draws_the_same_tokens() -> None:
     warm = Sampling(temperature=1.0, seed=5)
     whole = generate(decoder(), [PROMPTS[0]], 20, sampling=warm)[0]
