@@ -67,6 +67,7 @@ class Orchestrator:
             default_policy=args.policy.default,
             defaults=args.policy.params,
             speculation=args.workers.speculation(),
+            methods=args.workers.methods(),
             access=Access(Keys(args.api_keys()), Keys(args.admin_keys())),
             store=open_store(args.store, store),
             trace_ttl_s=args.store.trace_ttl_s,

@@ -223,7 +223,7 @@ class HttpAsker:
         )
         for step in answered.steps:
             yield Stepped(step)
-        told_too = ("policy", "forced", "speculation", "trace_id")
+        told_too = ("policy", "forced", "speculation", "trace_id", "experiment", "arm")
         summary = {key: finished[key] for key in told_too}
         yield Told(answered, {**summary, **told})
 

@@ -47,16 +47,37 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Speculation(Strict):
-    """A token-level method inside one worker, by its name in `METHODS`."""
+class Method(Strict):
+    """A token-level method by its name in `METHODS`, with its parameters."""
 
-    method: str = "vanilla"
+    method: str
     params: dict[str, Any] = {}
 
     @property
     def told(self) -> str:
         """The method as users read it, marked where it is lossy."""
         return f"{self.method} (lossy)" if self.method in LOSSY else self.method
+
+
+class Speculation(Method):
+    """What one worker decodes with, and the methods that requests may name instead."""
+
+    method: str = "vanilla"
+    also: tuple[Method, ...] = Field(
+        default=(), description="the large worker's: further methods, for arms and requests"
+    )
+
+    @model_validator(mode="after")
+    def _once(self) -> Speculation:
+        names = [one.method for one in self.offered]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"also: {twice} is named twice")
+        return self
+
+    @property
+    def offered(self) -> tuple[Method, ...]:
+        """Every method that a request may have, the default first."""
+        return (Method(method=self.method, params=self.params), *self.also)
 
 
 class Replicas(Strict):
@@ -185,6 +206,12 @@ class Workers(Strict):
     small: WorkerSpec
     large: WorkerSpec
 
+    @model_validator(mode="after")
+    def _chosen_for_the_large(self) -> Workers:
+        if self.small.speculation.also:
+            raise ValueError("small.speculation.also: requests choose for the large worker alone")
+        return self
+
     def by_name(self) -> dict[WorkerName, WorkerSpec]:
         return {"small": self.small, "large": self.large}
 
@@ -194,6 +221,12 @@ class Workers(Strict):
             name: spec.speculation.told if spec.url is None else SERVER
             for name, spec in self.by_name().items()
         }
+
+    def methods(self) -> dict[str, str]:
+        """What a request may ask of the large worker, by name and as users read it."""
+        if self.large.url is not None:
+            return {}
+        return {one.method: one.told for one in self.large.speculation.offered}
 
 
 class PolicyChoice(Strict):

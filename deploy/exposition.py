@@ -48,7 +48,7 @@ GAUGES: Final = {
     "prefix is therefore worth its place in the cache.",
     "slots": "Prefixes that the pool's replicas can keep in their caches.",
     "held_tokens": "Tokens in the caches of the pool's replicas, of calls now and of ended ones.",
-    "lossy": "Replicas whose speculation method is lossy.",
+    "lossy": "Replicas with a lossy speculation method, as the default or on request.",
 }
 REPLICAS: Final = "Replicas of the pool that answer within a second."
 ORCHESTRATORS: Final = "Replicas of the HTTP surface that answer within a second."

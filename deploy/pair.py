@@ -29,11 +29,13 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker:
 
     disable_progress_bar()
     assert spec.model is not None
+    methods = [{"method": one.method, **one.params} for one in spec.speculation.offered]
     return load(
         spec.model,
         device=spec.device,
         dtype=None if spec.dtype == "auto" else spec.dtype,
-        speculation={"method": spec.speculation.method, **spec.speculation.params},
+        speculation=methods[0],
+        also=methods[1:],
         rows=spec.rows,
         max_len=spec.max_len,
         threads=spec.threads,

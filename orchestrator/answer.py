@@ -165,6 +165,7 @@ class Answer(Response):
             request=order.trace_id,
             sampling=order.sampling,
             limits=order.limits,
+            speculation=order.choice.speculation,
         )
         if order.choice.taken is not None:
             service.experimenter.exposed(order.choice.taken, order.trace_id)

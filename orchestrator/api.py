@@ -78,6 +78,7 @@ def create_app(service: Service) -> FastAPI:
             "created": born,
             "owned_by": "baton",
             "speculation": dict(service.speculation),
+            "methods": list(service.methods.values()),
         }
 
     @app.post("/v1/chat/completions")
@@ -165,13 +166,14 @@ async def _order(service: Service, request: Request, asked: ChatRequest) -> Orde
         session=request.headers.get("x-session-id") or None,
         forced=request.headers.get("x-baton-arm"),
     )
+    choice = await service.choose(asked.model, asked.policy, budget, facts, asked.speculation)
     return Order(
         trace_id=trace_id,
         request_id=request.state.request_id,
         created=int(time.time()),
         model=asked.model,
-        choice=await service.choose(asked.model, asked.policy, budget, facts),
-        speculation=service.speculation,
+        choice=choice,
+        speculation=service.decoding(choice),
         messages=asked.conversation,
         sampling=asked.sampling,
         limits=Limits(tokens, None, limits.deadline_s, tuple(asked.stop)),

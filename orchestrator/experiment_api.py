@@ -79,8 +79,12 @@ def told(run: Run) -> Json:
         "coverage": state.coverage(experiment) if run.live else 0.0,
         "weights": dict(current_weights(experiment, state)),
         "arms": {
-            name: {"policy": arm.name, "version": arm.version}
-            | {"params": arm.policy.model_dump(mode="json")}
+            name: {
+                "policy": arm.name,
+                "version": arm.version,
+                "params": arm.policy.model_dump(mode="json"),
+                "speculation": arm.speculation,
+            }
             for name, arm in run.arms.items()
         },
         "state": state.model_dump(mode="json"),

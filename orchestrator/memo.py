@@ -50,7 +50,7 @@ class Memo:
         self, call: Call, span: Span, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
         """Continue the trace; a remembered generation comes in one piece."""
-        key = _span_key(call.trace, span, sampling)
+        key = _span_key(call.trace, span, sampling, call.speculation)
         known = self._known(key, span.max_tokens)
         if known is not None:
             self.replayed += 1
@@ -184,8 +184,10 @@ def _prefix(trace: Trace) -> Hashable:
     return (trace.messages, *seen, trace.closed)
 
 
-def _span_key(trace: Trace, span: Span, sampling: Sampling) -> Hashable:
+def _span_key(
+    trace: Trace, span: Span, sampling: Sampling, speculation: str | None = None
+) -> Hashable:
     law = _law(sampling)
     if law is None:
         return None
-    return ("generate", _prefix(trace), replace(span, max_tokens=0), law)
+    return ("generate", _prefix(trace), replace(span, max_tokens=0), law, speculation)

@@ -44,7 +44,8 @@ def outcome(order: Order, story: Story, status: str) -> dict[str, Any]:
 
     `status` is finished, failed or cancelled. `overrides` names the parameters that the request
     set itself: where there are any, it says little about the version. `accepted` is the share of
-    judged drafts that stayed, `prompt_tokens` are those computed.
+    judged drafts that stayed, `prompt_tokens` are those computed. `speculation` is what the large
+    worker decoded with, marked where it is lossy.
     """
     choice, metrics = order.choice, story.metrics
     return {
@@ -53,6 +54,7 @@ def outcome(order: Order, story: Story, status: str) -> dict[str, Any]:
         "at": time.time(),
         "policy": choice.name,
         "version": choice.version,
+        "speculation": order.speculation.get("large"),
         "overrides": list(choice.overrides),
         "experiment": choice.experiment,
         "arm": choice.arm,

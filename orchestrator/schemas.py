@@ -162,6 +162,7 @@ class ChatRequest(BaseModel):
         Field(default_factory=dict, max_length=16)
     )
     policy: dict[str, Any] = Field(default_factory=dict)
+    speculation: str | None = None  # the large worker's token-level method; None: its default
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:

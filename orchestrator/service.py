@@ -29,7 +29,7 @@ from orchestrator.solve import solve
 from orchestrator.store import Store
 from orchestrator.types import Limits, Message, Sampling
 from orchestrator.versions import PolicyVersions, Published, build
-from orchestrator.worker import Worker
+from orchestrator.worker import Worker, check_method
 
 if TYPE_CHECKING:  # most services make no spans, and load nothing of it
     from orchestrator.spans import Spans
@@ -50,6 +50,7 @@ class Solve(Protocol):
         request: str,
         sampling: Sampling,
         limits: Limits,
+        speculation: str | None = None,
     ) -> AsyncGenerator[Event, None]: ...
 
 
@@ -77,6 +78,7 @@ class Choice:
     version: int = 0  # 0: the deployment file's, not a published one
     overrides: tuple[str, ...] = ()  # parameters that the request itself set
     taken: Taken | None = None  # its part in an experiment
+    speculation: str | None = None  # the large worker's method; None: its default
 
     @property
     def experiment(self) -> str | None:
@@ -100,7 +102,8 @@ class Service:
     """One replica's state and settings.
 
     `defaults` are parameters per policy from the deployment file. `speculation` says what each
-    worker decodes with, a lossy method marked as such. `ready` says of each worker pool
+    worker decodes with, a lossy method marked as such; `methods` what a request may ask of the
+    large one, by name and as users read it. `ready` says of each worker pool
     whether it answers; cheaply, since nobody needs a key to ask. `scrape` gives the Prometheus
     text: this process's unless replaced. `store` is what all replicas share; traces stay in it
     for `trace_ttl_s` seconds. `spans`, where there are any, tells requests as spans. `signed`:
@@ -115,6 +118,7 @@ class Service:
     default_policy: str
     defaults: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     speculation: Mapping[str, str] = field(default_factory=dict)
+    methods: Mapping[str, str] = field(default_factory=dict)
     access: Access = field(default_factory=Access)
     limits: ServiceLimits = field(default_factory=ServiceLimits)
     store: Store = field(default_factory=MemoryStore)
@@ -144,8 +148,7 @@ class Service:
             registry=self.registry,
         )
         self.versions = PolicyVersions(self.store, self.policies, self.defaults)
-        method = self.speculation.get("large", "").partition(" ")[0]
-        runs = Runs(self.store, self.versions, self.policies, self.defaults, {method} - {""})
+        runs = Runs(self.store, self.versions, self.policies, self.defaults, self.methods)
         self.follower = Follower(self.store, self.versions, runs, self.registry)
         self.outbox = Outbox(self.store, self.registry)
         self.experimenter = Experimenter(
@@ -205,27 +208,39 @@ class Service:
         given: Mapping[str, Any],
         cap: int | None = None,
         facts: Facts | None = None,
+        speculation: str | None = None,
     ) -> Choice:
         """The policy for a request, by the configuration of this moment.
 
         `given` is the request's `policy` object; `cap` bounds the policy's budget from above, in
-        tokens. With `facts` a request for the model `baton` that says nothing of its policy may
-        take part in an experiment.
+        tokens. `speculation` is the large worker's method, where the request names one. With
+        `facts` a request for the model `baton` that says nothing of either may take part in an
+        experiment.
 
         Raises:
             UnknownPolicy: no such model.
-            InvalidRequest: `given` names another policy, an unknown parameter, or a wrong value.
+            InvalidRequest: `given` names another policy, an unknown parameter, or a wrong value;
+                or the method cannot be had.
             StoreError: a pinned version cannot be read.
         """
+        check_method(speculation, self.methods)
+        plain = model == DEFAULT_MODEL and not given and speculation is None
         configuration = self.follower.current  # looked at once: all of a request goes by it
-        if facts is not None and model == DEFAULT_MODEL and not given:
+        if facts is not None and plain:
             taken = self.experimenter.take(configuration.experiments, facts)
             if taken is not None:
                 built = taken.built
-                return Choice(built.name, _capped(built.policy, cap), built.version, taken=taken)
+                return Choice(
+                    built.name,
+                    _capped(built.policy, cap),
+                    built.version,
+                    taken=taken,
+                    speculation=built.speculation,
+                )
         elif facts is not None and facts.forced is not None:
             raise InvalidRequest(
-                f"x-baton-arm: goes with the model {DEFAULT_MODEL} and no policy of one's own",
+                f"x-baton-arm: goes with the model {DEFAULT_MODEL} and no policy or speculation "
+                "of one's own",
                 param="x-baton-arm",
             )
         published: Published | None = None
@@ -252,7 +267,14 @@ class Service:
             policy, version = published.policy, published.document.version
             if own:
                 policy = self._build(name, {**published.document.params, **own})
-        return Choice(name, _capped(policy, cap), version, overrides=tuple(sorted(own)))
+        overrides = (*sorted(own), *(("speculation",) if speculation is not None else ()))
+        return Choice(name, _capped(policy, cap), version, overrides, speculation=speculation)
+
+    def decoding(self, choice: Choice) -> Mapping[str, str]:
+        """What each worker decodes a request with, as users read it."""
+        if choice.speculation is None:
+            return self.speculation
+        return {**self.speculation, "large": self.methods[choice.speculation]}
 
     async def _pinned(self, model: str) -> Published:
         configuration = self.follower.current
@@ -303,6 +325,7 @@ class Service:
             request=f"{repeat.trace_id}-shadow",
             sampling=repeat.sampling,
             limits=repeat.limits,
+            speculation=repeat.speculation,
         )
 
 

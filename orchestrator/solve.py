@@ -45,7 +45,7 @@ from orchestrator.errors import (
 )
 from orchestrator.events import Called, Event, Text
 from orchestrator.policy import Policy
-from orchestrator.types import Generation, Limits, Message, Sampling, Segment, Usage
+from orchestrator.types import Generation, Limits, Message, Sampling, Segment, Trace, Usage
 from orchestrator.worker import Call, Worker
 
 log = logging.getLogger(__name__)
@@ -59,13 +59,16 @@ async def solve(
     request: str,
     sampling: Sampling,
     limits: Limits,
+    speculation: str | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Answer `messages` by `policy`: events as they happen, the last of them one `Ended`.
 
+    `speculation` names the token-level method of the large worker, of which a policy knows nothing.
     Closing the generator, or cancelling the task that reads it, stops everything it started.
 
     Raises:
-        InvalidRequest: limits that make no sense; ContextLengthExceeded for too long a prompt.
+        InvalidRequest: limits that make no sense, a method that the worker does not offer;
+            ContextLengthExceeded for too long a prompt.
         Unsupported: a worker lacks what the policy needs.
         WorkerError: a worker failed and the policy knew no way around it.
         DeadlineExceeded: `limits.deadline_s` seconds are over.
@@ -75,7 +78,7 @@ async def solve(
         raise ConfigError(f"the policy needs a worker that is not there: {', '.join(missing)}")
     began = perf_counter()
     dialogue = Dialogue(policy, messages, limits)
-    desk = _Desk(workers, request, sampling, dialogue.budget, limits.deadline_s)
+    desk = _Desk(workers, request, sampling, dialogue.budget, limits.deadline_s, speculation)
     try:
         heard = await desk.preflight(dialogue.preflight())
         if policy.one_vocabulary:
@@ -116,8 +119,9 @@ class _Desk:
         sampling: Sampling,
         budget: Budget,
         deadline_s: float | None,
+        speculation: str | None,
     ) -> None:
-        self._workers, self._request = workers, request
+        self._workers, self._request, self._speculation = workers, request, speculation
         self._sampling, self._budget = sampling, budget
         self._limit_s, now = deadline_s, asyncio.get_running_loop().time()
         self._deadline = None if deadline_s is None else now + deadline_s
@@ -205,7 +209,7 @@ class _Desk:
         name, trace = action.worker, action.trace
         phase: Literal["thought", "answer"] = "answer" if trace.closed else "thought"
         span, sampling = self._budget.clip(trace, action.span), self._sampled(self._next_seed())
-        stream = self._workers[name].generate(Call(self._request, trace, name), span, sampling)
+        stream = self._workers[name].generate(self._carried(name, trace), span, sampling)
         shown, ms = "", 0.0
         tokens: list[int] = []
         logprobs: list[float] = []
@@ -263,7 +267,7 @@ class _Desk:
         self, action: Generate | Classify | Verify, seed: int, running: _Running | None = None
     ) -> Any:
         worker = self._workers[action.worker]
-        call = Call(self._request, action.trace, action.worker)
+        call = self._carried(action.worker, action.trace)
         if isinstance(action, Classify):
             return await worker.classify(
                 call,
@@ -288,6 +292,9 @@ class _Desk:
         finally:
             await _shut(stream)
         raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
+
+    def _carried(self, name: WorkerName, trace: Trace) -> Call:
+        return Call(self._request, trace, name, self._speculation if name == "large" else None)
 
     def _next_seed(self) -> int:
         self._calls += 1

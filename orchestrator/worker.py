@@ -7,10 +7,11 @@ iteration. Errors are those of `orchestrator.errors`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Protocol
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.types import (
     Classification,
     Generation,
@@ -37,12 +38,14 @@ class Call:
     """What every call carries: whose it is, and what it continues.
 
     `request` identifies the user's request: calls of one request prefer one replica, for its
-    cache. `author` is the name under which the worker signs segments.
+    cache. `author` is the name under which the worker signs segments. `speculation` names the
+    token-level method by which the worker is to generate; None: its default.
     """
 
     request: str
     trace: Trace
     author: str = "large"
+    speculation: str | None = None
 
 
 class Worker(Protocol):
@@ -57,6 +60,7 @@ class Worker(Protocol):
 
         Raises:
             ContextLengthExceeded: the prefix does not fit.
+            InvalidRequest: the worker does not offer the method that the call names.
             Overloaded, WorkerUnavailable: try again later, or elsewhere.
         """
         ...
@@ -90,3 +94,14 @@ class Worker(Protocol):
             Unsupported: the segment's tokens belong to another vocabulary.
         """
         ...
+
+
+def check_method(method: str | None, offered: Collection[str], place: str = "speculation") -> None:
+    """Refuse a token-level method that a worker does not offer; None is its default.
+
+    Raises:
+        InvalidRequest: names `place`, and what there is (nothing, where a server decides).
+    """
+    if method is not None and method not in offered:
+        told = f"the large worker offers {', '.join(offered)}" if offered else "its server decides"
+        raise InvalidRequest(f"{place}: {method[:64]!r} cannot be had; {told}", param=place)

@@ -193,6 +193,7 @@ class GenerateJob(Job):
     think_end: int | None = None  # the id that ends the thought, while in it
     ends: Collection[int] = ()  # all ids that end the text
     room: int = 0  # tokens that fit both the span and the context; none if not above 0
+    method: str | None = None  # by which it is decoded; None: the decoder's default
     row: Row | None = None
     entropy: float | None = None  # of the first token's law, in nats, where the span asks
 

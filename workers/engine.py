@@ -27,7 +27,7 @@ from orchestrator.errors import (
 from workers.calls import GenerateJob, Job, expired
 from workers.speculation.cache import common_prefix
 from workers.speculation.decode import Decoder
-from workers.speculation.tree import Row
+from workers.speculation.tree import Accepted, Row
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Engine:
     """One model, its cache and its thread.
 
     Args:
-        decoder: target and method; its cache has at least `rows` slots, the more the longer
+        decoder: target and methods; its cache has at least `rows` slots, the more the longer
             prefixes stay cached.
         rows: most calls served at once; `queue` more may wait, then `Overloaded`.
         lease: seconds after which a call that nobody waits for is dropped.
@@ -117,9 +117,9 @@ class Engine:
             "slots": self.cache.slots,
             "held_tokens": sum(self.cache.lengths),
             "passes": self.decoder.target.passes,
-            "lossy": int(not self.decoder.method.lossless),
+            "lossy": int(not self.decoder.lossless),
         }
-        return self._counts | self.decoder.method.stats() | now
+        return self._counts | self.decoder.stats() | now
 
     def forget(self) -> None:
         """Forget the texts of all calls that have ended, before any call that comes after this."""
@@ -205,8 +205,7 @@ class Engine:
         if best not in self._idle or lengths[best] > 2 * held[best]:
             slot = next(iter(self._idle))
             if held[best] > held[slot]:
-                cache.copy(best, slot, held[best])
-                self.decoder.method.copy(best, slot, held[best])
+                self.decoder.copy(best, slot, held[best])
         del self._idle[slot]
         job.slot = slot
         job.cached = cache.claim(slot, job.ids, len(job.ids) - job.last)
@@ -224,7 +223,7 @@ class Engine:
         if isinstance(job, GenerateJob) and job.room > 0:
             assert result is not None
             if not job.doubts(result):
-                job.row = Row(job.slot, job.ids, job.sampling, job.seed, job.room)
+                job.row = Row(job.slot, job.ids, job.sampling, job.seed, job.room, job.method)
                 accepted = self.decoder.join(job.row, result)
                 self._reading.remove(job)
                 self._decoding[job.slot] = job
@@ -236,12 +235,17 @@ class Engine:
         job.ticket.put(answer)
 
     def _decode(self) -> None:
-        try:
-            walked = self.decoder.step()
-        except Exception as error:
-            for job in list(self._decoding.values()):
-                self._discard(job, error)
-            return
+        """Run the token loop once; where a method fails, the rows of the others go on."""
+        for rows in self.decoder.parties():
+            try:
+                walked = self.decoder.round(rows)
+            except Exception as error:
+                for row in rows:
+                    self._discard(self._decoding[row.slot], error)
+            else:
+                self._hand_out(walked)
+
+    def _hand_out(self, walked: list[tuple[Row, Accepted]]) -> None:
         self._counts["rounds"] += len(walked)
         for row, accepted in walked:
             self._counts["emitted_tokens"] += len(accepted.tokens)
@@ -249,7 +253,7 @@ class Engine:
             job.passes += 1
             self._take(job, accepted)
 
-    def _take(self, job: GenerateJob, accepted: Any) -> None:
+    def _take(self, job: GenerateJob, accepted: Accepted) -> None:
         """Hand a round's tokens to their call and end it where they say so."""
         self._counts["generated_tokens"] += len(accepted.tokens)
         try:

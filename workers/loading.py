@@ -5,8 +5,9 @@ Only safetensors are read and no code of a checkpoint is ever run.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from workers.memory import claim, need
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
 from workers.speculation.drafter import LoadModel
+from workers.speculation.method import Method
 from workers.speculation.target import Target
 from workers.tokenizer import Tokenizer
 
@@ -35,6 +37,7 @@ def load(
     device: str = "cpu",
     dtype: str | torch.dtype | None = None,
     speculation: Mapping[str, Any] | None = None,
+    also: Sequence[Mapping[str, Any]] = (),
     rows: int = 8,
     slots: int | None = None,
     max_len: int | None = None,
@@ -50,6 +53,7 @@ def load(
         device: a torch device.
         dtype: of the computation; None is float32 on the CPU whatever is stored, else bfloat16.
         speculation: `{"method": NAME, **parameters}` of `METHODS`; None is plain decoding.
+        also: further methods in the same form, one of a name; a call may name any of them.
         rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
         max_len: longest sequence (None: the checkpoint's own, but at most 4096).
         queue, lease, threads: see `Engine`.
@@ -63,14 +67,19 @@ def load(
     opened = open_target(
         model, device=device, dtype=dtype, slots=slots or 2 * rows, max_len=max_len, share=share
     )
-    options = dict(speculation or {})
-    method = str(options.pop("method", "vanilla"))
-    if method not in METHODS:
-        raise ConfigError(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
-    try:
-        decoder = Decoder(opened.target, build(method, opened.target, opened.load_draft, **options))
-    except (TypeError, ValueError, torch.OutOfMemoryError) as error:
-        raise ConfigError(f"speculation {method}: {error}") from error
+    named: dict[str, Method] = {}
+    for one in (speculation or {}, *also):
+        options = dict(one)
+        method = str(options.pop("method", "vanilla"))
+        if method not in METHODS:
+            raise ConfigError(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
+        if method in named:
+            raise ConfigError(f"speculation {method}: named twice")
+        try:
+            named[method] = build(method, opened.target, opened.load_draft, **options)
+        except (TypeError, ValueError, torch.OutOfMemoryError) as error:
+            raise ConfigError(f"speculation {method}: {error}") from error
+    decoder = Decoder(opened.target, next(iter(named.values())), named)
     if threads is None and device == "cpu" and opened.is_small:
         threads = 1
     engine = Engine(decoder, rows=rows, queue=queue, lease=lease, threads=threads)
@@ -79,7 +88,7 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A checkpoint with its cache, and what a method drafts with is loaded by `load_draft`."""
+    """A checkpoint with its cache, and what methods draft with is loaded, once, by `load_draft`."""
 
     tokenizer: Tokenizer
     target: Target
@@ -125,6 +134,7 @@ def open_target(
         encode=tokenizer.encode,
     )
 
+    @cache
     def load_draft(name: str) -> Any:
         folder = str(resolve(name))
         if load_tokenizer(folder).hash != tokenizer.hash:

@@ -18,7 +18,7 @@ from orchestrator.types import (
     Span,
     Verification,
 )
-from orchestrator.worker import Call, Delta
+from orchestrator.worker import Call, Delta, check_method
 from workers.calls import ClassifyJob, GenerateJob, Ticket, VerifyJob
 from workers.engine import Engine
 from workers.inputs import answer_room, check_length, check_sampling, label_ids
@@ -52,6 +52,7 @@ class LocalWorker:
         """Continue the trace; see `orchestrator.worker.Worker.generate`."""
         thinking, tokenizer = not call.trace.closed, self.tokenizer
         check_sampling(sampling)
+        check_method(call.speculation, self.engine.decoder.named)
         ids = self.prompts.trace(call.trace)
         check_length(len(ids) + (span.max_tokens > 0), self.context)
         stops: list[tuple[str, Finish]] = [(stop, "stop") for stop in span.stop]
@@ -75,6 +76,7 @@ class LocalWorker:
             think_end=tokenizer.close_id if thinking else None,
             ends=self._ends,
             room=min(span.max_tokens, self.context - len(ids) - thinking * self._reserve),
+            method=call.speculation,
         )
         answers = self.engine.stream(job)
         try:

@@ -48,7 +48,7 @@ from orchestrator.types import (
     Span,
     Verification,
 )
-from orchestrator.worker import Call, Delta
+from orchestrator.worker import Call, Delta, check_method
 from workers import dialect, failures
 from workers.address import base
 from workers.dialect import Abilities, Vocabulary, sense
@@ -238,6 +238,7 @@ class RemoteWorker:
     ) -> AsyncGenerator[Delta | Generation, None]:
         """Continue the trace; see `orchestrator.worker.Worker.generate`."""
         check_sampling(sampling)
+        check_method(call.speculation, ())
         made, retries = Delta("", ()), self.server.tries()
         while True:
             rest = resumed(self._once, self.tokenizer.hash, made, call, span, sampling, True)

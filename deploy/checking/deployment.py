@@ -16,7 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deploy.checking.places import Finding, Items, Mapping, at, finding, repeated_keys
 from deploy.checking.schema import unknown
-from deploy.config import Args, Deployment, WorkerSpec, model_of
+from deploy.config import Args, Deployment, Method, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
 
 BUILDER = "deploy.app:build"
@@ -118,7 +118,10 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
     yield from _overrides(data, serve)
     for name, spec in args.workers.by_name().items():
         if spec.url is None:
-            yield from _speculation(data, (*ARGS, "workers", name), spec)
+            path = (*ARGS, "workers", name, "speculation")
+            yield from _method(data, path, spec.speculation)
+            for index, also in enumerate(spec.speculation.also):
+                yield from _method(data, (*path, "also", index), also)
     yield from _shares(data, args)
 
 
@@ -135,18 +138,18 @@ def _overrides(data: Any, serve: ServeDeploySchema) -> Iterator[Finding]:
                 yield finding(data, (*path, key), told)
 
 
-def _speculation(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[Finding]:
-    method, params = spec.speculation.method, spec.speculation.params
+def _method(data: Any, path: tuple[str | int, ...], given: Method) -> Iterator[Finding]:
+    method, params = given.method, given.params
     if method == "vanilla" and not params:
         return
     from workers.speculation import METHODS  # it needs torch: seconds
 
     if method not in METHODS:
         told = f"no method {method!r}; there are {', '.join(METHODS)}"
-        yield finding(data, (*path, "speculation", "method"), told)
+        yield finding(data, (*path, "method"), told)
         return
     known = dict(list(inspect.signature(METHODS[method]).parameters.items())[2:])
-    where = (*path, "speculation", "params")
+    where = (*path, "params")
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):  # another method's
         for key in params:
             if key not in known:

@@ -220,9 +220,10 @@ async def _run(
 
         async def tell() -> None:
             assert isinstance(asker, HttpAsker)
-            while graded:
-                outcome = graded.pop()
-                await asker.judge(outcome.answered.trace_id, float(outcome.correct))
+            told, graded[:] = graded[:], []
+            await asyncio.gather(
+                *(asker.judge(one.answered.trace_id, float(one.correct)) for one in told)
+            )
 
         async def fairly(question: str, contender: Contender) -> Answered:
             """Who comes second must not find the prompt, or the first one's words, read."""

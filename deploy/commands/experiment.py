@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
+from rich.console import Console
 from rich.table import Table
 
 from deploy.commands.shared import (
@@ -23,6 +25,7 @@ from deploy.commands.shared import (
     moment,
     wide_console,
 )
+from orchestrator.errors import WorkerUnavailable
 
 experiment = typer.Typer(help="Compare policies in production: start, watch, read, stop.")
 
@@ -168,6 +171,76 @@ def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False
         console.print(f"{bound}: {sure}, {_interval(row['always_valid'])}", markup=False)
 
 
+@experiment.command("drive")
+def drive(
+    problems: Annotated[
+        str,
+        typer.Option(
+            help="FILE.jsonl with question and answer a line, or builtin:heldout|dev|strangers."
+        ),
+    ],
+    limit: Annotated[int | None, typer.Option(min=1, help="How many problems.")] = None,
+    seed: Annotated[int, typer.Option(help="Which problems a builtin set draws.")] = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 4,
+    every: Annotated[int, typer.Option(min=1, help="Answers in a line of the table.")] = 250,
+    url: ServiceUrl = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Ask questions of the model baton, judge each answer, and tell which arms gave them.
+
+    The service hears of every answer whether it was right (its reward), as it would from users.
+    `baton eval` compares policies side by side; this feeds an experiment, which does so itself.
+
+    [bold]Examples[/]
+
+      baton experiment drive --problems builtin:dev --limit 500
+
+      baton experiment drive --problems mine.jsonl --concurrency 8 --json
+    """
+    import asyncio
+
+    from deploy.askers import HttpAsker
+    from deploy.commands.shared import bar
+    from deploy.grading import Grader
+    from deploy.problems import load_problems
+    from deploy.traffic import Answered, lots
+    from deploy.traffic import drive as send
+
+    chosen = load_problems(problems, limit, seed)
+    answers: list[Answered] = []
+
+    async def run() -> None:
+        asker = HttpAsker(url)
+        with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
+            shown.total(len(chosen))
+
+            def heard(answer: Answered) -> None:
+                answers.append(answer)
+                shown.turn(answer.arm)
+
+            try:
+                await send(asker, chosen, grader.same, concurrency=concurrency, heard=heard)
+            finally:
+                await asker.aclose()
+
+    asyncio.run(run())
+    told = lots(answers, every)
+    if as_json:
+        dump({"lots": told})
+    else:
+        names = sorted({name for lot in told for name in lot["arms"]})
+        table = Table("answers until", *names, box=None)
+        for lot in told:
+            count = sum(arm["requests"] for arm in lot["arms"].values())
+            shares = (
+                lot["arms"].get(name, {}).get("requests", 0) / max(1, count) for name in names
+            )
+            add_row(table, lot["until"], *(f"{share:.0%}" for share in shares))
+        wide_console().print(table)
+    if failed := [answer.error for answer in answers if answer.error is not None]:
+        raise WorkerUnavailable(f"{len(failed)} requests failed; the first: {failed[0]}")
+
+
 def _print(told: dict[str, Any]) -> None:
     console = wide_console()
     console.print(f"{told['id']}, {told['status']}", style="bold", markup=False)
@@ -178,6 +251,8 @@ def _print(told: dict[str, Any]) -> None:
     for name, arm in told["arms"].items():
         policy = f"{arm['policy']}@{arm['version']}" if arm["version"] else arm["policy"]
         share = f"{told['weights'][name]:.1%}" if name in told["weights"] else "shadow"
+        if arm["speculation"] is not None:
+            policy += f", {arm['speculation']}"
         why = state["stopped"].get(name, {}).get("why", "")
         add_row(table, name, share, policy, json.dumps(arm["params"], ensure_ascii=False), why)
     console.print(table)

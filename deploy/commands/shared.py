@@ -79,9 +79,11 @@ async def asking(
     if speculation is None and workers.large.url is None:
         speculation = default_speculation
     if speculation is not None:
-        chosen = workers.large.speculation
-        if speculation != chosen.method:
-            chosen = Speculation(method=speculation, params=_draft(speculation, workers.small))
+        known = {one.method: one.params for one in workers.large.speculation.offered}
+        params = known.get(speculation)
+        if params is None:
+            params = _draft(speculation, workers.small)
+        chosen = Speculation(method=speculation, params=params)
         large = workers.large.model_copy(update={"speculation": chosen})
         workers = workers.model_copy(update={"large": large})
     if small is not None:

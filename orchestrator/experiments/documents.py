@@ -62,7 +62,8 @@ class Arm(Document):
 
     `weight` is its share of the units that take part; where no arm names one all are alike. A
     `shadow` arm answers again what the control has answered, for comparison alone. `grid` makes
-    one arm of each value of one parameter; `speculation` is the large worker's method.
+    one arm of each value of one parameter; `speculation` is one of the methods that the large
+    worker offers (None: its default).
     """
 
     name: Name

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
 
@@ -163,8 +163,9 @@ class Experimenter:
         if served and taken.arm == run.experiment.base:
             for arm in run.experiment.shadows:
                 if in_sample(run.experiment, arm.name, repeat.trace_id, arm.sample):
-                    policy = run.arms[arm.name].policy
-                    self._shadows.add(run.stream, arm.name, policy, repeat)
+                    built = run.arms[arm.name]
+                    again = replace(repeat, speculation=built.speculation)
+                    self._shadows.add(run.stream, arm.name, built.policy, again)
 
     def rewarded(self, record: Mapping[str, Any], reward: Mapping[str, Any]) -> None:
         """Somebody judged an answer, of which `record` is the trace."""

@@ -26,6 +26,7 @@ from orchestrator.schemas import invalid
 from orchestrator.store import Move, Store
 from orchestrator.store import State as StoreState
 from orchestrator.versions import PolicyVersions, Who, build
+from orchestrator.worker import check_method
 
 POINTER: Final = "experiment/"
 _CACHED: Final = 64
@@ -34,11 +35,12 @@ _TRIES: Final = 20
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """An arm's policy by name and version (0: not a published one)."""
+    """An arm's policy by name and version (0: not a published one), and the large's method."""
 
     name: str
     version: int
     policy: Policy
+    speculation: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,7 @@ class Run:
 
 
 class Runs:
-    """The experiments of a store. `methods` are what the large worker can decode with here."""
+    """The experiments of a store. `methods` are what the large worker offers here."""
 
     def __init__(
         self,
@@ -203,12 +205,7 @@ class Runs:
 
     async def _built(self, arm: Arm) -> Built:
         place = f"arms.{arm.name}"
-        if arm.speculation is not None and arm.speculation not in self._methods:
-            raise InvalidRequest(
-                f"{place}.speculation: the large worker decodes with "
-                f"{' or '.join(sorted(self._methods)) or 'a method of its own'} here",
-                param=f"{place}.speculation",
-            )
+        check_method(arm.speculation, self._methods, f"{place}.speculation")
         name, version, params = arm.policy, 0, self._defaults.get(arm.policy, {})
         if "@" in arm.policy:
             try:
@@ -219,9 +216,10 @@ class Runs:
         if name not in self._policies:
             raise InvalidRequest(f"{place}.policy: no policy is named {name[:64]!r}", param=place)
         try:
-            return Built(name, version, build(self._policies, name, {**params, **arm.params}))
+            policy = build(self._policies, name, {**params, **arm.params})
         except ValidationError as error:
             raise invalid(error, f"{place}.params") from None
+        return Built(name, version, policy, arm.speculation)
 
     async def _state(self) -> StoreState:
         state = await self._store.state()

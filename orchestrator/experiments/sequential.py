@@ -12,6 +12,7 @@ number of units. Sample ratios: the Dirichlet mixture of multinomials (Lindon an
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -153,7 +154,9 @@ def fixed_difference(arm: Sample, control: Sample, alpha: float) -> FixedTest | 
         return FixedTest("proportions: Newcombe, chi-square", float(low), float(high), p)
     if not (arm.values.std() or control.values.std()):
         return None
-    tested = ttest_ind(arm.values, control.values, equal_var=False)
+    with warnings.catch_warnings():  # an arm whose values are all alike is told as imprecise
+        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
+        tested = ttest_ind(arm.values, control.values, equal_var=False)
     low, high = tested.confidence_interval(1 - alpha)
     return FixedTest("Welch's t", float(low), float(high), float(tested.pvalue))
 

@@ -36,13 +36,17 @@ QUIET_S: Final = 0.02  # seconds between looks whether somebody is being answere
 
 @dataclass(frozen=True, slots=True)
 class Repeat:
-    """What it takes to ask a question again, and what was answered."""
+    """What it takes to ask a question again, and what was answered.
+
+    `speculation` is the large worker's method for the repetition; None: its default.
+    """
 
     trace_id: str
     messages: tuple[Message, ...]
     sampling: Sampling
     limits: Limits
     answer: str
+    speculation: str | None = None
 
 
 @dataclass(slots=True)

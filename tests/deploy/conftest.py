@@ -68,6 +68,8 @@ def write_file(pair: Path) -> Path:
     args = data["applications"][0]["args"]
     for name, replicas in (("small", 1), ("large", 2)):
         args["workers"][name] |= {"model": str(pair / name), "replicas": replicas}
+    chain = {"method": "chain", "params": {"draft": str(pair / "small"), "gamma": 3}}
+    args["workers"]["large"]["speculation"] = {"also": [chain, {"method": "lookup"}]}
     args["policy"] = {"default": "specreason"}
     path = pair / "tiny.yaml"
     path.write_text(yaml.safe_dump(data))

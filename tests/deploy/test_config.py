@@ -63,6 +63,16 @@ def test_a_lossy_method_is_marked(tmp_path: Path) -> None:
         {"small": {"model": "embedded:small"}, "large": {"model": "m", "url": "http://h/v1"}}
     )
     assert server.speculation()["large"] == "the server's"
+    assert server.methods() == {}
+
+
+def test_what_a_request_may_ask_of_the_large_worker(tmp_path: Path) -> None:
+    also = [{"method": "lookup"}, {"method": "reflective", "params": {"draft": "embedded:small"}}]
+    change = {f"{ARGS}.workers.large.speculation": {"method": "vanilla", "also": also}}
+    workers = load(write(tmp_path, change)).args.workers
+    assert workers.speculation() == {"small": "vanilla", "large": "vanilla"}
+    told = {"vanilla": "vanilla", "lookup": "lookup", "reflective": "reflective (lossy)"}
+    assert workers.methods() == told
 
 
 def test_the_port_can_be_replaced() -> None:
@@ -90,6 +100,19 @@ def test_the_port_can_be_replaced() -> None:
         ({f"{ARGS}.workers.small.tokenizer": "t"}, "workers.small: tokenizer: goes with url"),
         ({f"{ARGS}.workers.small.silence_s": 0}, "workers.small.silence_s: "),
         ({f"{ARGS}.workers.small.speculation.methods": "x"}, "speculation.methods: unknown key"),
+        ({f"{ARGS}.workers.large.speculation.also": [{}]}, "also.0.method: "),
+        (
+            {f"{ARGS}.workers.large.speculation.also": [{"method": "lookup", "gamma": 2}]},
+            "speculation.also.0.gamma: unknown key",
+        ),
+        (
+            {f"{ARGS}.workers.large.speculation.also": [{"method": "vanilla"}]},
+            "speculation: also: vanilla is named twice",
+        ),
+        (
+            {f"{ARGS}.workers.small.speculation.also": [{"method": "lookup"}]},
+            "small.speculation.also: requests choose for the large worker alone",
+        ),
         ({f"{ARGS}.store": "disk"}, "store: must be `memory`"),
         ({f"{ARGS}.store": "redis://h:port"}, "store: not a url of Redis's"),
         ({f"{ARGS}.store": "redis://h?nonsense=1"}, "store: not a url of Redis's"),

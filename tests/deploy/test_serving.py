@@ -83,6 +83,45 @@ async def test_the_stream_says_what_the_whole_answer_says(served: Served) -> Non
     assert last.choices[0].finish_reason == whole.choices[0].finish_reason
 
 
+async def test_requests_side_by_side_have_the_methods_they_ask_for(served: Served) -> None:
+    asked = [None, "chain", "lookup", "vanilla"] * 2
+    before = served.metric("baton_worker_passes_total", "large")
+    answers = await asyncio.gather(
+        *(stream(served, extra_body={"speculation": one} if one else {}) for one in asked)
+    )
+    assert len({text for text, _ in answers}) == 1
+    used = [last.model_extra["baton"]["speculation"]["large"] for _, last in answers]
+    assert used == [one or "vanilla" for one in asked]
+    passes = [last.model_extra["baton"]["metrics"]["large_passes"] for _, last in answers]
+    tokens = answers[0][1].model_extra["baton"]["metrics"]["large_tokens"]
+    assert passes[asked.index("lookup")] < tokens <= passes[asked.index("vanilla")]
+    assert served.metric("baton_worker_passes_total", "large") > before
+    with pytest.raises(openai.BadRequestError, match="offers vanilla, chain, lookup"):
+        await stream(served, extra_body={"speculation": "kangaroo"})
+
+
+async def test_the_arms_of_an_experiment_may_differ_by_method_alone(served: Served) -> None:
+    arms = [
+        {"name": "plain", "policy": "large-only"},
+        {"name": "drafted", "policy": "large-only", "speculation": "chain"},
+    ]
+    document = {"name": "methods", "arms": arms, "goal": {"metric": "ms"}}
+    async with httpx.AsyncClient(base_url=served.url, timeout=30) as http:
+        assert (await http.post("/v1/experiments", json=document)).status_code == 201
+        try:
+            answers = await asyncio.gather(
+                *(stream(served, "baton", max_tokens=60) for _ in range(12))
+            )
+        finally:
+            await http.post("/v1/experiments/methods/stop", json={})
+    assert len({text for text, _ in answers}) == 1
+    told = {
+        (baton["arm"], baton["speculation"]["large"])
+        for baton in (last.model_extra["baton"] for _, last in answers)
+    }
+    assert told == {("plain", "vanilla"), ("drafted", "chain")}
+
+
 @pytest.mark.parametrize("model", ["large-only", "specreason"])
 async def test_all_large_replicas_die_during_streams(served: Served, model: str) -> None:
     undisturbed, _ = await stream(served, model)

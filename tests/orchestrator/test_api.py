@@ -58,6 +58,33 @@ def test_a_lossy_method_is_told_wherever_a_model_is() -> None:
         assert kept["speculation"] == told_so
 
 
+def test_a_request_may_name_the_large_workers_method() -> None:
+    methods = {"vanilla": "vanilla", "reflective": "reflective (lossy)"}
+    large = told()
+    made = service(large=large, methods=methods, speculation={"small": "x", "large": "vanilla"})
+    with serving(made) as url, client(url) as api:
+        for card in api.models.list():
+            assert (card.model_extra or {})["methods"] == ["vanilla", "reflective (lossy)"]
+        for asked, used in ((None, "vanilla"), ("vanilla", "vanilla"), ("reflective", None)):
+            body = {} if asked is None else {"speculation": asked}
+            reply: Any = api.chat.completions.create(
+                model="specreason", messages=ASKED, extra_body=body
+            )
+            extra = reply.model_extra["baton"]
+            assert extra["speculation"] == {"small": "x", "large": used or "reflective (lossy)"}
+            heard = [h.call for h in large.calls if h.call.request == extra["trace_id"]]
+            assert {call.speculation for call in heard} == {asked}
+            kept = HTTP.get(f"{url}/v1/traces/{extra['trace_id']}").json()
+            assert kept["overrides"] == ([] if asked is None else ["speculation"])
+        for wrong, said in (("chain", "offers vanilla, reflective"), (3, "valid string")):
+            with pytest.raises(openai.BadRequestError, match=said) as caught:
+                api.chat.completions.create(
+                    model="baton", messages=ASKED, extra_body={"speculation": wrong}
+                )
+            assert caught.value.param == "speculation"
+    assert not any(call.speculation for call in (h.call for h in made.workers["small"].calls))  # type: ignore[attr-defined]
+
+
 def test_completion(url: str) -> None:
     with client(url) as api:
         reply: Any = api.chat.completions.create(model="baton", messages=ASKED)

@@ -85,9 +85,7 @@ def test_more_prompts_than_slots_are_decoded_as_slots_become_free(method: str) -
     warm = Sampling(temperature=1.0, seed=4)
     wide, narrow = decoder(method=method, slots=8), decoder(method=method, slots=2)
     prompts = [*PROMPTS, *PROMPTS]
-    assert generate(narrow, prompts, 9, sampling=warm) == generate(
-        wide, prompts, 9, sampling=warm
-    )
+    assert generate(narrow, prompts, 9, sampling=warm) == generate(wide, prompts, 9, sampling=warm)
     assert not narrow.rows
 
 

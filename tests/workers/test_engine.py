@@ -13,7 +13,13 @@ from typing import Any
 import pytest
 import torch
 
-from orchestrator.errors import ConfigError, Overloaded, WorkerError, WorkerUnavailable
+from orchestrator.errors import (
+    ConfigError,
+    InvalidRequest,
+    Overloaded,
+    WorkerError,
+    WorkerUnavailable,
+)
 from orchestrator.events import Ended
 from orchestrator.solve import solve
 from orchestrator.types import Generation, Limits, Message, Sampling, Segment, Span, Trace
@@ -51,13 +57,13 @@ async def run(
 
 def slow(worker: LocalWorker, seconds: float) -> None:
     """Make every iteration take that much longer."""
-    step = worker.engine.decoder.step
+    decode = worker.engine.decoder.round
 
-    def slower() -> Any:
+    def slower(rows: Any) -> Any:
         time.sleep(seconds)
-        return step()
+        return decode(rows)
 
-    worker.engine.decoder.step = slower  # type: ignore[method-assign]
+    worker.engine.decoder.round = slower  # type: ignore[method-assign]
 
 
 def force(worker: LocalWorker, *texts: str | int) -> None:
@@ -456,6 +462,9 @@ async def test_what_cannot_be_loaded_says_why(
         ({"model": tmp_path}, "no config.json"),
         ({"speculation": {"method": "magic"}}, "vanilla, chain"),
         ({"speculation": {"method": "vanilla", "gamma": 3}}, "gamma"),
+        ({"also": [{"method": "magic"}]}, "vanilla, chain"),
+        ({"also": [{"method": "lookup", "gamme": 3}]}, "speculation lookup: .*gamme"),
+        ({"also": [{"method": "vanilla"}]}, "speculation vanilla: named twice"),
         ({"max_len": 10_000}, "512 positions"),
         ({"dtype": "int8"}, "dtype"),
         ({"rows": 4, "slots": 3}, "slots"),
@@ -471,3 +480,75 @@ async def test_what_cannot_be_loaded_says_why(
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match="GPT2LMHeadModel"):
         load(tmp_path)
+
+
+async def test_every_call_has_the_method_that_it_names(
+    checkpoint: Path, draft_checkpoint: Path
+) -> None:
+    chain = {"method": "chain", "draft": str(draft_checkpoint), "gamma": 3}
+    block = {"method": "recursive-s", "draft": str(draft_checkpoint)}
+    plain = load(checkpoint, rows=1, max_len=200)
+    several = load(checkpoint, also=[chain, block, {"method": "lookup"}], rows=4, max_len=200)
+    named = several.engine.decoder.named
+    assert list(named) == ["vanilla", "chain", "recursive-s", "lookup"]
+    models = [named[name].drafter.model.model for name in ("chain", "recursive-s")]  # type: ignore[attr-defined]
+    assert models[0] is models[1]  # loaded once
+    drafted: set[str] = set()
+    for name, method in named.items():
+        method.draft = _noting(method.draft, name, drafted)  # type: ignore[method-assign]
+    try:
+        texts = [f"{n} and {n + 1} make {2 * n + 1}" for n in range(8)]
+        alone = [(await run(plain, ask(text), Span(20))).segment for text in texts]
+        asked = [
+            replace(ask(text), speculation=name)
+            for text, name in zip(texts, [None, *named] * 2, strict=False)
+        ]
+        made = await asyncio.gather(*(run(several, call, Span(20)) for call in asked))
+        assert [one.segment.tokens for one in made] == [one.tokens for one in alone]
+        assert drafted == set(named)
+        assert several.stats()["lossy"] == 0
+        for worker, offered in (
+            (several, "vanilla, chain, recursive-s, lookup"),
+            (plain, "vanilla"),
+        ):
+            for span in (Span(20), Span(0)):  # also when the prompt is read alone
+                with pytest.raises(InvalidRequest, match=f"offers {offered}$") as caught:
+                    await run(worker, replace(ask(), speculation="kangaroo"), span)
+                assert caught.value.param == "speculation"
+    finally:
+        plain.close()
+        several.close()
+
+
+def _noting(draft: Any, name: str, drafted: set[str]) -> Any:
+    def noted(rows: Any) -> Any:
+        drafted.add(name)
+        return draft(rows)
+
+    return noted
+
+
+async def test_a_method_that_fails_takes_nobody_elses_rows_with_it(checkpoint: Path) -> None:
+    worker = load(checkpoint, also=[{"method": "lookup"}], rows=4, max_len=200)
+
+    def broken(_: Any) -> Any:
+        raise RuntimeError("no draft today")
+
+    try:
+        expected = (await run(worker, ask(), Span(20))).segment.tokens
+        worker.engine.decoder.named["lookup"].draft = broken  # type: ignore[method-assign]
+        good = [run(worker, ask(), Span(20)) for _ in range(2)]
+        bad = [run(worker, replace(ask(), speculation="lookup"), Span(20)) for _ in range(2)]
+        ended = await asyncio.gather(*good, *bad, return_exceptions=True)
+        assert [one.segment.tokens for one in ended[:2]] == [expected] * 2  # type: ignore[union-attr]
+        assert all(isinstance(one, WorkerError) for one in ended[2:])
+        assert worker.stats()["live_rows"] == 0
+    finally:
+        worker.close()
+
+
+async def test_a_lossy_method_on_request_is_told(checkpoint: Path, draft_checkpoint: Path) -> None:
+    lossy = {"method": "reflective", "draft": str(draft_checkpoint)}
+    worker = load(checkpoint, also=[lossy], max_len=200)
+    assert worker.stats()["lossy"] == 1
+    worker.close()

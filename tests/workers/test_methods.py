@@ -108,6 +108,65 @@ def test_greedy_tokens_are_those_of_transformers(
     assert [generate(alone, [prompt], 7)[0] for prompt in prompts] == outputs
 
 
+ALSO: dict[str, dict[str, Any]] = {
+    "reflective": {"draft": "other", "gamma": 3, "prompt": [7, 8]},
+    "auto": {"draft": "other", "lengths": [2]},
+}
+
+
+def beside_each_other(*, slots: int = 8, only: str | None = None) -> Decoder:
+    """A decoder whose rows may have any method, or `only` one of them."""
+    model = make_model()
+    target = Target(model, slots=slots, max_len=64, vocabulary=400)
+    wanted = {**dict(reversed(OPTIONS)), **ALSO}
+    wanted["fspad"] = {"head": head_folder("fspad", vocabulary=400), **wanted["fspad"]}
+    drafts = {name: make_model(**{"vocabulary": 400, **DRAFTS[name]}) for name in DRAFTS}
+    named = {
+        name: build(name, target, drafts.__getitem__, **options)
+        for name, options in wanted.items()
+        if only in (None, name)
+    }
+    return Decoder(target, next(iter(named.values())), named)
+
+
+EVERY = [*dict.fromkeys(name for name, _ in OPTIONS), *ALSO]
+MIXED = EVERY * 3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=11)], ids=str)
+def test_rows_of_all_methods_in_one_batch_say_what_they_say_alone(
+    sampling: Sampling, expected: Any
+) -> None:
+    prompts, outputs = (part[: len(MIXED)] for part in expected)
+    made = generate(
+        beside_each_other(slots=len(MIXED)), prompts, 7, sampling=sampling, methods=MIXED
+    )
+    for name in EVERY:
+        mine = [at for at, method in enumerate(MIXED) if method == name]
+        if sampling.temperature == 0 and name != "reflective":
+            assert [made[at] for at in mine] == [outputs[at] for at in mine], name
+        if name == "auto" and sampling.temperature > 0:
+            continue  # which method draws a token depends on the clock
+        alone = beside_each_other(only=name)
+        for at in mine:
+            seeded = Sampling(sampling.temperature, sampling.top_p, seed=11 + at)
+            assert generate(alone, [prompts[at]], 7, sampling=seeded) == [made[at]], name
+
+
+def test_a_slot_goes_from_method_to_method(expected: Any) -> None:
+    """What one has left in its drafter, or was copied there, misleads no other."""
+    prompts, outputs = expected
+    loop = beside_each_other(slots=3)
+    lossless = [name for name in EVERY if name != "reflective"]
+    for at, prompt in enumerate(prompts[:60]):
+        method = lossless[at % len(lossless)]
+        shared = [*prompt[:-1], prompt[-1]]
+        assert generate(loop, [shared], 7, methods=[method]) == [outputs[at]], method
+        loop.copy(0, 1 + at % 2, at % (loop.target.cache.lengths[0] + 1))
+        if at % 3 == 0:
+            loop.copy(1, 0, loop.target.cache.lengths[1])
+
+
 @LOSSLESS
 def test_a_draft_of_the_target_itself_is_accepted(method: str, options: dict[str, Any]) -> None:
     if "draft" not in options:

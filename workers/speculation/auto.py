@@ -19,6 +19,7 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from workers.speculation.drafter import LoadModel, at_least
@@ -201,13 +202,7 @@ class Auto(Method):
             candidates = ["lookup", *(["chain", "recursive-s"] if draft is not None else [])]
         if not isinstance(candidates, list | tuple) or not candidates:
             raise ValueError(f"candidates must be a list of methods, not {candidates!r}")
-        models: dict[str, Any] = {}
-
-        def load_once(name: str) -> Any:
-            if name not in models:
-                models[name] = load_model(name)
-            return models[name]
-
+        load_once = cache(load_model)
         self.methods = [Method(target)]
         self.names = ["plain"]
         for candidate in candidates:

@@ -98,7 +98,12 @@ class Target:
 
         From then on every token that reaches that layer leaves the adapter's keys and values in
         the cache too, so a slot's length is theirs as well.
+
+        Raises:
+            ValueError: there is an early exit already.
         """
+        if self.exit is not None:
+            raise ValueError("a model has one early exit, and another method has taken it")
         adapter.place = self.cache.add_layer()
         self.exit = adapter
 

@@ -26,6 +26,7 @@ class Row:
 
     `ids` holds every committed token, the prompt included; the last one is not in the target's
     cache yet. `room` is how many more tokens may be emitted, so that nobody drafts beyond it.
+    `method` names the one that decodes it; None: the decoder's default.
     """
 
     slot: int
@@ -33,6 +34,7 @@ class Row:
     sampling: Sampling
     seed: int
     room: int = NO_LIMIT
+    method: str | None = None
 
     @property
     def greedy(self) -> bool:

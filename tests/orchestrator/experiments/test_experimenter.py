@@ -123,11 +123,66 @@ def test_users_and_keys_are_units_too() -> None:
 
 
 def test_who_says_what_they_want_takes_no_part() -> None:
-    with serving(service()) as url:
+    with serving(service(methods={"lookup": "lookup"})) as url:
         start(url)
         assert ask(url, {"model": "specreason"})["experiment"] is None
         assert ask(url, {"policy": {"threshold": 3}})["experiment"] is None
         assert ask(url, {"policy": {"name": "bild"}})["experiment"] is None
+        assert ask(url, {"speculation": "lookup"})["experiment"] is None
+        both = post(url, {"speculation": "lookup"}, headers={"x-baton-arm": "trial/large"})
+        assert both.status_code == 400
+        assert both.json()["error"]["param"] == "x-baton-arm"
+
+
+METHODS = {"vanilla": "vanilla", "lookup": "lookup", "reflective": "reflective (lossy)"}
+
+
+def test_an_arm_is_decoded_by_its_method_and_says_so() -> None:
+    large = told()
+    made = service(large=large, methods=METHODS, speculation={"large": "vanilla"})
+    arms = [
+        {"name": "plain", "policy": "large-only"},
+        {"name": "copied", "policy": "large-only", "speculation": "lookup"},
+        {"name": "trusting", "policy": "specreason", "speculation": "reflective"},
+        {"name": "ghost", "policy": "large-only", "speculation": "lookup", "shadow": True},
+    ]
+    wanted = {"plain": None, "copied": "lookup", "trusting": "reflective"}
+    said = {"plain": "vanilla", "copied": "lookup", "trusting": "reflective (lossy)"}
+    with serving(made) as url:
+        begun = start(url, arms=arms)
+        assert begun.status_code == 201, begun.text
+        assert {n: a["speculation"] for n, a in begun.json()["arms"].items()} == {
+            **wanted,
+            "ghost": "lookup",
+        }
+        for forced in ({}, {"x-baton-arm": "trial/copied"}, {"x-baton-arm": "trial/trusting"}):
+            for _ in range(12):
+                one = ask(url, **forced)
+                assert one["speculation"] == {"large": said[one["arm"]]}
+                heard = {
+                    h.call.speculation for h in large.calls if h.call.request == one["trace_id"]
+                }
+                assert heard == {wanted[one["arm"]]}
+                kept = HTTP.get(f"{url}/v1/traces/{one['trace_id']}").json()
+                assert kept["speculation"] == one["speculation"]
+        # A shadow is asked for by its own method, not by that of the arm it repeats.
+        until(lambda: any(h.call.request.endswith("-shadow") for h in large.calls))
+        shadows = {h.call.speculation for h in large.calls if h.call.request.endswith("-shadow")}
+        assert shadows == {"lookup"}
+        until(lambda: sum(one["kind"] == "outcome" for one in recorded(made, "outcomes")) >= 36)
+        ended = [one for one in recorded(made, "outcomes") if one["kind"] == "outcome"]
+        assert {one["arm"]: one["speculation"] for one in ended} == said
+
+
+def test_a_method_that_is_not_offered_is_refused_by_name() -> None:
+    arms = [{**ARMS[0], "speculation": "chain"}, ARMS[1]]
+    for methods, told_so in ((METHODS, "offers vanilla, lookup, reflective"), ({}, "its server")):
+        with serving(service(methods=methods)) as url:
+            refused = start(url, arms=arms)
+            assert refused.status_code == 400
+            error = refused.json()["error"]
+            assert error["param"] == "arms.large.speculation"
+            assert told_so in error["message"]
 
 
 def test_a_shadow_is_never_returned() -> None:

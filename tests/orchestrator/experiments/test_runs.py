@@ -126,7 +126,7 @@ async def test_an_arm_may_be_a_published_version(store: Store) -> None:
             "arms.new.params.treshold",
             "unknown",
         ),
-        ({"policy": "bild", "speculation": "chain"}, "arms.new.speculation", "decodes with lookup"),
+        ({"policy": "bild", "speculation": "chain"}, "arms.new.speculation", "offers lookup"),
     ],
 )
 async def test_an_arm_that_cannot_be_built_is_refused_by_name(
@@ -138,12 +138,28 @@ async def test_an_arm_that_cannot_be_built_is_refused_by_name(
     assert caught.value.param == place
 
 
-async def test_the_method_that_the_large_worker_has_is_accepted() -> None:
+async def test_an_arm_may_have_any_method_that_the_large_worker_offers() -> None:
     arms = [
-        {"name": "large", "policy": "large-only", "speculation": "lookup"},
-        {"name": "new", "policy": "bild"},
+        {"name": "large", "policy": "large-only"},
+        {"name": "copied", "policy": "large-only", "speculation": "lookup"},
+        {"name": "drafted", "policy": "bild", "speculation": "chain"},
     ]
-    assert (await runs_of(MemoryStore(), "lookup").start(document(arms=arms), ME)).live
+    run = await runs_of(MemoryStore(), "vanilla", "lookup", "chain").start(document(arms=arms), ME)
+    found = {name: arm.speculation for name, arm in run.arms.items()}
+    assert found == {"large": None, "copied": "lookup", "drafted": "chain"}
+
+
+async def test_an_arm_whose_method_is_no_longer_offered_keeps_the_last_good_configuration() -> None:
+    store = MemoryStore()
+    arms = [
+        {"name": "large", "policy": "large-only"},
+        {"name": "copied", "policy": "large-only", "speculation": "lookup"},
+    ]
+    await runs_of(store, "lookup").start(document(arms=arms), ME)
+    seen = await store.state()
+    assert seen is not None
+    with pytest.raises(StoreError, match="'lookup' cannot be had"):
+        await runs_of(store, "vanilla").read(seen)
 
 
 async def test_nobody_knows_an_experiment_that_never_ran(store: Store) -> None:
