@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check redis results
+.PHONY: help setup serve test check redis results alerts
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
@@ -50,6 +50,14 @@ results: $(STAMP) ## measure every policy on held-out problems, write docs/resul
 	  $$(ls $(RESULTS)/http.json 2>/dev/null) \
 	  $$(for costs in deploy/costs/*.yaml; do echo --predicted $(RESULTS)/$$(basename $$costs) \
 	    | sed 's/yaml$$/json/'; done)
+
+RULES := deploy/prometheus/alerts.yaml
+MANIFEST := deploy/kubernetes/components/monitoring/alerts.yaml
+
+alerts: ## write the PrometheusRule again, after a change of deploy/prometheus/alerts.yaml
+	@{ printf '%s\n' '# Made from $(RULES) by `make alerts`: change that file.' \
+	  'apiVersion: monitoring.coreos.com/v1' 'kind: PrometheusRule' 'metadata:' '  name: baton' \
+	  'spec:'; sed -n '/^groups:/,$$p' $(RULES) | sed 's/^./  &/'; } >$(MANIFEST)
 
 $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \

@@ -53,13 +53,17 @@ class Orchestrator:
         join_serve()
         args.check_host(_host())
         pools: dict[WorkerName, Any] = {"small": small, "large": large}
+        specs = args.workers.by_name()
         replicas = {
-            name: ReplicaWorker(pool, on_lost=partial(self._lost, name))
+            name: ReplicaWorker(
+                pool, patience_s=specs[name].patience_s, on_lost=partial(self._lost, name)
+            )
             for name, pool in pools.items()
             if pool is not None
         }
-        specs = args.workers.by_name().items()
-        remote = {name: connect_worker(spec) for name, spec in specs if spec.url is not None}
+        remote = {
+            name: connect_worker(spec) for name, spec in specs.items() if spec.url is not None
+        }
         self._workers: dict[WorkerName, AnyWorker] = {**replicas, **remote}
         self._service = Service(
             policies=POLICIES,

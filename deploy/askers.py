@@ -179,10 +179,11 @@ class HttpAsker:
     def __init__(self, url: str, options: Options | None = None) -> None:
         self._url, self._options = home(url), options or Options()
         key = os.environ.get("BATON_API_KEY")
+        self.headers = {"authorization": f"Bearer {key}"} if key else {}
         # A thought may be silent for long, but the service pings; a connection is quick or dead.
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(120.0, connect=10.0),
-            headers={"authorization": f"Bearer {key}"} if key else {},
+            headers=self.headers,
             follow_redirects=False,
             trust_env=False,
         )

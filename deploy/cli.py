@@ -23,6 +23,7 @@ from deploy.commands.policy import policy
 from deploy.commands.predict import predict
 from deploy.commands.results import results
 from deploy.commands.serve import serve
+from deploy.commands.size import size
 from deploy.commands.trace import trace
 from deploy.commands.train import train
 from orchestrator.errors import BatonError, InvalidRequest
@@ -60,6 +61,7 @@ app.command("calibrate")(calibrate)
 app.command("check-config")(check_config)
 app.command("predict")(predict)
 app.command("results")(results)
+app.command("size")(size)
 app.command("train")(train)
 app.add_typer(experiment, name="experiment")
 app.add_typer(policy, name="policy")

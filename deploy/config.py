@@ -34,7 +34,9 @@ DEFAULT_FILE = HERE / "local.yaml"
 
 SERVERS = {"tokenizer", "api_key_env", "connect_s", "silence_s", "retries"}
 """Settings of a worker that go with a url."""
-OURS = {"device", "replicas", "nodes", "gpu", "dtype", "rows", "threads", "speculation"}
+OURS = {
+    "device", "replicas", "patience_s", "nodes", "gpu", "dtype", "rows", "threads", "speculation",
+}  # fmt: skip
 """Settings of a model that this deployment runs itself."""
 
 
@@ -152,6 +154,11 @@ class WorkerSpec(Strict):
     retries: int = Field(default=2, ge=0, le=10, description="with url: tries after the first")
     device: Literal["cpu", "cuda"] = "cpu"
     replicas: Replicas = ONE
+    patience_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="seconds that a call waits while no replica answers: as long as one loads",
+    )
     nodes: Nodes = {}
     gpu: float = Field(
         default=1.0,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from orchestrator.actions import (
     Accept,
@@ -137,6 +139,18 @@ def outcome(error: BaseException) -> str:
     return "deadline" if isinstance(error, DeadlineExceeded) else "error"
 
 
+class _Processor(Collector):
+    """CPU seconds of this process, to a tenth: a replica that idles has nothing new to report."""
+
+    def collect(self) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "baton_orchestrator_cpu_seconds",
+            "CPU seconds taken by replicas of the HTTP surface. Each runs one event loop: at one "
+            "second a second it is full.",
+            value=int(process_time() * 10) / 10,
+        )
+
+
 class ServiceMetrics:
     """The process's `baton_` series, on a registry of the caller's."""
 
@@ -213,6 +227,7 @@ class ServiceMetrics:
             "Wall time in seconds from the start of a request's policy to its first accepted text, "
             "thought or answer, by policy; requests without any are left out.",
         )
+        registry.register(_Processor())
         self.live = Gauge(
             "baton_live_requests", "Requests whose policy is running now.", registry=registry
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as installed
 from typing import Any
 
 from deploy.checking import deployment as inner
+from deploy.checking import network
 from deploy.checking.operator import CLUSTER, HEAD, Path, environment, groups, version
 from deploy.checking.places import Finding, Text, at, finding, place_of, read
 from deploy.config import Deployment
@@ -19,6 +20,8 @@ GPU = "nvidia.com/gpu"
 _SERVED = ("spec", "serveConfigV2")
 _GRACE_S = 30  # Kubernetes' default
 _DELAY_S = 60  # KubeRay's default
+_HARD_STOP = "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S"
+_HARD_STOP_S = 120  # Ray's default
 _RAY_IN_TAG = re.compile(r"ray[-:]?v?(\d+\.\d+\.\d+)")
 
 
@@ -33,8 +36,8 @@ class Pool:
     gpu: float
 
 
-def check(service: Any) -> list[Finding]:
-    """The embedded deployment, and whether the cluster fits it."""
+def check(service: Any, policies: Sequence[Any] = ()) -> list[Finding]:
+    """The embedded deployment, and whether the cluster and its NetworkPolicies fit it."""
     findings = list(_versions(service)) + list(_control_plane(service)) + list(_mounts(service))
     text = at(service, _SERVED)
     if not text:
@@ -51,6 +54,7 @@ def check(service: Any) -> list[Finding]:
     findings += checked.findings
     if checked.deployment is not None:
         findings += _together(service, served, checked.deployment)
+        findings += network.check(service, policies, served, checked.deployment)
     return findings
 
 
@@ -159,6 +163,27 @@ def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Findin
         if grace < delay:
             told = f"{grace} s are less than rayClusterDeletionDelaySeconds, {delay} s"
             yield finding(service, where, told)
+    yield from _haproxy(service, drain)
+
+
+def _haproxy(service: Any, drain: float) -> Iterator[Finding]:
+    """HAProxy on all nodes or on none; where it is reloaded, answers that run may end."""
+    told = [(path, environment(container)) for path, _, container in _containers(service)]
+    on = [_value(variables, "RAY_SERVE_ENABLE_HA_PROXY") == "1" for _, variables in told]
+    for (path, variables), has in zip(told, on, strict=True):
+        if any(on) and not has:
+            words = "RAY_SERVE_ENABLE_HA_PROXY is set in other pods: all or none"
+            yield finding(service, (*path, "env"), words)
+        elif has:
+            stop = float(_value(variables, _HARD_STOP) or _HARD_STOP_S)
+            if stop < drain:
+                words = f"{_HARD_STOP}: {stop:g} s would cut answers that may take {drain:g} s "
+                yield finding(service, (*path, "env"), f"{words}when a replica comes or goes")
+
+
+def _value(variables: Mapping[str, Any], name: str) -> str | None:
+    value = variables.get(name, {}).get("value")
+    return None if value is None else str(value)
 
 
 def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:

@@ -46,20 +46,23 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> Report
         raise ConfigError(f"{file}: is empty")
     manifests = [one for one in documents if isinstance(one, Mapping) and "apiVersion" in one]
     schemas = Schemas(crd) if manifests else None
+    policies = [one for one in manifests if one.get("kind") == "NetworkPolicy"]
     for document in documents:
         if schemas is not None and isinstance(document, Mapping) and "apiVersion" in document:
             report.holds.append(f"{document.get('kind')} {_name(document)}")
-            report.findings += _manifest(schemas, document)
+            report.findings += _manifest(schemas, document, policies)
         else:
             report.holds.append("deployment file")
             report.findings += deployment.check(document).findings
-    if any(one.get("kind") == "RayService" for one in manifests) and len(manifests) > 1:
-        report.findings += _policies(manifests)
+    services = [one for one in manifests if one.get("kind") == "RayService"]
+    if services and len(manifests) > 1 and not policies:
+        told = "no NetworkPolicy comes with it"
+        report.findings.append(finding(services[0], ("kind",), told, "note"))
     report.findings = list(dict.fromkeys(report.findings))
     return report
 
 
-def _manifest(schemas: Schemas, document: Mapping) -> list[Finding]:
+def _manifest(schemas: Schemas, document: Mapping, policies: list[Mapping]) -> list[Finding]:
     findings = repeated_keys(document)
     for key in ("apiVersion", "kind"):
         if not isinstance(document.get(key), str):
@@ -68,19 +71,11 @@ def _manifest(schemas: Schemas, document: Mapping) -> list[Finding]:
     findings += shape
     if document["kind"] == "RayService":
         try:
-            findings += operator.check(document) + cluster.check(document)
+            findings += operator.check(document) + cluster.check(document, policies)
         except (AttributeError, TypeError, ValueError, IndexError, KeyError):
             if all(found.level == "note" for found in shape):
                 raise  # the shape is right, so this is our own mistake
     return findings
-
-
-def _policies(manifests: list[Mapping]) -> list[Finding]:
-    """Whether a NetworkPolicy stands before Ray's ports, where a whole overlay is checked."""
-    if any(one.get("kind") == "NetworkPolicy" for one in manifests):
-        return []
-    service = next(one for one in manifests if one.get("kind") == "RayService")
-    return [finding(service, ("kind",), "no NetworkPolicy comes with it", "note")]
 
 
 def _name(document: Mapping) -> str:

@@ -48,6 +48,7 @@ class Nodes:
         if haproxy:
             self._env |= {
                 "RAY_SERVE_ENABLE_HA_PROXY": "1",
+                "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "600",  # as long as an answer may take
                 "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(folder / "haproxy.cfg"),
                 "RAY_SERVE_HAPROXY_SOCKET_PATH": str(folder / "admin.sock"),
                 "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(folder),
@@ -85,7 +86,7 @@ class Nodes:
         assert done.returncode == 0, done.stderr
         return done.stdout
 
-    def wait(self, seconds: float = 240.0) -> None:
+    def wait(self, seconds: float = 600.0) -> None:
         """Until Serve says that everything runs, and the service that it is ready."""
         end = time.monotonic() + seconds
         while True:

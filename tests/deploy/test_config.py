@@ -99,6 +99,11 @@ def test_the_port_can_be_replaced() -> None:
         ({f"{ARGS}.workers.small": {"url": "x", "model": "m"}}, "workers.small: url: 'x' is not"),
         ({f"{ARGS}.workers.small.tokenizer": "t"}, "workers.small: tokenizer: goes with url"),
         ({f"{ARGS}.workers.small.silence_s": 0}, "workers.small.silence_s: "),
+        ({f"{ARGS}.workers.small.patience_s": 0}, "workers.small.patience_s: "),
+        (
+            {f"{ARGS}.workers.small": {"url": "http://x", "model": "m", "patience_s": 9}},
+            "workers.small: patience_s: is the server's own",
+        ),
         ({f"{ARGS}.workers.small.speculation.methods": "x"}, "speculation.methods: unknown key"),
         ({f"{ARGS}.workers.large.speculation.also": [{}]}, "also.0.method: "),
         (

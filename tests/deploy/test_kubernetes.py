@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -106,6 +107,44 @@ def test_no_secret_stands_in_a_manifest_and_the_guide_names_them_all(name: str) 
     assert all(ref["name"] == "baton" for one in documents for ref in _references(one))
 
 
+def test_a_full_redis_loses_traces_and_nothing_else() -> None:
+    """What does not expire is never put out, and what is put out in time leaves room to spare."""
+    documents = by_name(render(FOLDER / "overlays" / "gpu"))
+    redis = documents["StatefulSet", "policy-redis"]["spec"]
+    (container,) = redis["template"]["spec"]["containers"]
+    (line,) = container["args"]
+    assert "--maxmemory-policy volatile-ttl" in line
+    (megabytes,) = re.findall(r"--maxmemory (\d+)mb", line)
+    assert container["resources"]["limits"]["memory"] == "1Gi"
+    assert int(megabytes) <= 512
+
+
+def test_prometheus_reads_the_sums_and_the_alerts_as_they_are() -> None:
+    documents = by_name(render(FOLDER / "overlays" / "gpu"))
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())
+    assert documents["PrometheusRule", "baton"]["spec"] == rules, "run `make alerts`"
+    ((target,),) = (
+        one["targets"] for one in documents["ScrapeConfig", "baton"]["spec"]["staticConfigs"]
+    )
+    service = documents["RayService", "baton"]["metadata"]
+    assert target == f"{service['name']}-serve-svc.{service['namespace']}.svc:8000"
+
+
+def test_spans_leave_where_the_component_lets_them(tmp_path: Path) -> None:
+    shutil.copytree(FOLDER, tmp_path / "kubernetes")
+    overlay = tmp_path / "kubernetes" / "overlays" / "gpu"
+    served = yaml.safe_load((overlay / "serve.yaml").read_text())
+    address = "http://collector.observability:4318/v1/traces"
+    served["applications"][0]["args"]["tracing"] = {"endpoint": address}
+    (overlay / "serve.yaml").write_text(yaml.safe_dump(served))
+    assert not check(str(overlay)).ok
+    file = overlay / "kustomization.yaml"
+    components = "components:\n  - ../../components/tracing\n"
+    file.write_text(file.read_text().replace("components:\n", components))
+    report = check(str(overlay))
+    assert report.ok, list(map(str, report.findings))
+
+
 @pytest.mark.parametrize("name", OVERLAYS)
 def test_redis_and_ray_are_behind_policies(name: str) -> None:
     documents = render(FOLDER / "overlays" / name)
@@ -202,8 +241,9 @@ def _pods(data: Any) -> Iterator[Any]:
 
 def _references(data: Any) -> Iterator[Any]:
     if isinstance(data, dict):
-        if "secretKeyRef" in data:
-            yield data["secretKeyRef"]
+        for key in ("secretKeyRef", "credentials"):
+            if key in data:
+                yield data[key]
         for value in data.values():
             yield from _references(value)
     elif isinstance(data, list):

@@ -25,7 +25,7 @@ import yaml
 from tests.deploy.nodes import KEY, Nodes
 from tests.deploy.test_tracing import Collector, collector
 
-pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
 
 SECRET = "xyzzy"  # stands in every question, and in no log
 QUESTIONS = [f"{number} + 34, {SECRET}, step by step" for number in range(20)]
@@ -62,10 +62,12 @@ def data(nodes: Nodes, tiny_file: Path, spans: Collector) -> dict[str, Any]:
     args["tracing"] = {"endpoint": spans.url, "sample": 0.0}
     args["auth"] = {"api_keys_env": "BATON_KEYS"}
     args["orchestrator"] = {"replicas": 2, "nodes": {"pool": "head"}}
-    args["workers"]["small"] |= {"replicas": 1, "nodes": {"pool": "head"}}
+    # A busy machine is slow, not broken: what takes its time is waited for.
+    args["workers"]["small"] |= {"replicas": 1, "patience_s": 300, "nodes": {"pool": "head"}}
     args["workers"]["large"] |= {
         "replicas": {"min": 1, "max": 2, "up_after_s": 0, "down_after_s": 1, "full_at": 0.5},
         "rows": 4,
+        "patience_s": 300,
         "nodes": {"pool": "models"},
     }
     # Serve's own option, as for any deployment: what one node takes along is one replica.
@@ -207,11 +209,11 @@ async def test_replicas_come_with_the_load_and_go_after_it(
     over = asyncio.Event()
     async with Watch(nodes):
         running = asyncio.create_task(load(nodes, expected, over, 12))
-        await until(lambda: len(nodes.replicas("LargeWorker")) == 2, 120)
+        await until(lambda: len(nodes.replicas("LargeWorker")) == 2, 300)
         assert len({one["node_id"] for one in nodes.replicas("LargeWorker")}) == 2
         over.set()
         assert await running >= 12
-        await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 120)
+        await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 300)
 
 
 async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
@@ -221,8 +223,8 @@ async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
         await asyncio.sleep(2.5)  # what it counted since its last report would be lost with it
         victim = nodes.replicas("Orchestrator")[0]
         os.kill(victim["pid"], 9)
-        await until(lambda: victim["pid"] not in nodes.pids("Orchestrator"), 30)
-        await until(lambda: len(nodes.replicas("Orchestrator")) == 2, 120)
+        await until(lambda: victim["pid"] not in nodes.pids("Orchestrator"), 60)
+        await until(lambda: len(nodes.replicas("Orchestrator")) == 2, 300)
         await until(lambda: watch.last["baton_orchestrator_replicas"] == 2, 10)
 
 
@@ -243,7 +245,7 @@ async def test_a_rolling_update_loses_no_request(
         def updated() -> bool:
             return not old & {pid for name in names for pid in nodes.pids(name)}
 
-        await until(updated, 200)
+        await until(updated, 600)
         await asyncio.to_thread(nodes.wait)
         over.set()
         assert await running >= 8

@@ -14,7 +14,11 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from redis import Redis
 
+from deploy import sizing
+from deploy.askers import Options
+from orchestrator.evaluate import Contender, Question
 from tests.deploy.conftest import Served, free_port, running
 from tests.orchestrator.redis_server import redis_server
 
@@ -23,11 +27,15 @@ pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]
 QUESTION = {"messages": [{"role": "user", "content": "12 + 34?"}], "max_tokens": 40}
 
 
+Two = tuple[Served, Callable[[], None], Redis | None]
+
+
 @pytest.fixture(scope="module", params=["memory", "redis"])
 def two(
     request: pytest.FixtureRequest, tiny_file: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Served, Callable[[], None]]]:
-    """A service of two orchestrators, and what takes its store away and all it holds."""
+) -> Iterator[Two]:
+    """A service of two orchestrators, what takes its store away and all it holds, its Redis."""
+    admin = None
     data: dict[str, Any] = yaml.safe_load(tiny_file.read_text())
     data["http_options"]["port"] = free_port()
     application = data["applications"][0]
@@ -37,6 +45,7 @@ def two(
         if request.param == "redis":
             redis = stack.enter_context(redis_server())
             application["args"]["store"] = redis.url
+            admin = redis.admin
         file = tmp_path_factory.mktemp("two") / "two.yaml"
         file.write_text(yaml.safe_dump(data))
         served = stack.enter_context(running(file))
@@ -49,7 +58,7 @@ def two(
                 (pid,) = served.replicas("Store")
                 os.kill(pid, signal.SIGKILL)
 
-        yield served, lose
+        yield served, lose, admin
 
 
 async def everybody(served: Served, count: int = 24) -> list[dict[str, Any]]:
@@ -60,8 +69,37 @@ async def everybody(served: Served, count: int = 24) -> list[dict[str, Any]]:
         return [reply.json()["baton"] for reply in await asyncio.gather(*asked)]
 
 
-async def test_a_change_reaches_all_replicas(two: tuple[Served, Any]) -> None:
-    served, lose = two
+def test_what_a_request_takes_is_measured(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+    served, _, redis = two
+    monkeypatch.setattr(sizing, "QUIET_S", 5.0)
+    monkeypatch.setattr(sizing, "LOOKS", 2)
+    measured = sizing.measure(
+        served.url,
+        [Question(f"{number} + 34?", "") for number in range(24)],
+        Contender.parse("specreason"),
+        options=Options(max_tokens=40),
+        redis=redis,
+    )
+    assert measured.requests == 24
+    assert measured.small_tokens > 1
+    assert measured.small_calls >= 1
+    assert measured.large_calls >= measured.judge_calls >= 1
+    assert measured.seconds > measured.small_row_s > 0
+    assert (measured.small_rows, measured.large_rows) == (8, 8)
+    assert 0.001 < measured.cpu_s < 1
+    assert measured.http_ms > 0
+    parts = {"orchestrator", "small replica", "large replica"}
+    if redis is not None:
+        assert measured.redis_bytes is not None
+        assert measured.redis_bytes > 500  # a trace, at least
+        parts.add("Redis")
+    else:
+        assert measured.redis_calls is measured.redis_kept is None
+    assert {need.part for need in sizing.needs(measured, 10_000)} == parts
+
+
+async def test_a_change_reaches_all_replicas(two: Two) -> None:
+    served, lose, _ = two
     assert len(served.replicas("Orchestrator")) == 2
     url = f"{served.url}/v1/policies"
     made = httpx.post(url, json={"policy": "small-only", "params": {"budget": 9}})

@@ -1,0 +1,81 @@
+"""NetworkPolicies against the deployment they guard: what it reaches for must be let out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+from urllib.parse import urlsplit
+
+from deploy.checking import deployment as inner
+from deploy.checking.operator import HEAD, Path, groups
+from deploy.checking.places import Finding, at, finding
+from deploy.config import Deployment
+
+_PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
+
+
+def check(service: Any, policies: Sequence[Any], served: Any, told: Deployment) -> list[Finding]:
+    """Every address of the deployment whose port no policy lets Ray's pods out to.
+
+    By ports alone: whether a peer's labels are those of the pod behind a name is known in the
+    cluster only.
+    """
+    pods = [at(service, HEAD, {}), *(group for _, group in groups(service))]
+    labels = [dict(at(pod, ("template", "metadata", "labels"), {})) for pod in pods]
+    rules = [
+        rule
+        for policy in policies
+        if "Egress" in at(policy, ("spec", "policyTypes"), ["Ingress"])
+        and any(_selects(at(policy, ("spec", "podSelector"), {}), own) for own in labels)
+        for rule in [*at(policy, ("spec", "egress"), []), None]
+    ]
+    if not rules:  # nobody holds them back
+        return []
+    return [
+        finding(served, path, f"{url}: no NetworkPolicy lets Ray's pods out to port {port}")
+        for path, url, port in _addresses(told)
+        if not any(rule is not None and _lets(rule, port, labels) for rule in rules)
+    ]
+
+
+def _addresses(told: Deployment) -> Iterator[tuple[Path, str, int]]:
+    """What the deployment reaches for: where that is said, the address, its port."""
+    args = told.args
+    urls: dict[Path, str | None] = {
+        ("workers", name, "url"): spec.url for name, spec in args.workers.by_name().items()
+    }
+    urls["store", "url"] = args.store.url
+    urls["tracing", "endpoint"] = args.tracing.endpoint if args.tracing is not None else None
+    for field, url in urls.items():
+        parts = urlsplit(url or "")
+        if parts.scheme in _PORTS:
+            port = parts.port or _PORTS[parts.scheme]
+            yield (*inner.ARGS, *field), f"{parts.hostname}:{port}", port
+
+
+def _lets(rule: Any, port: int, labels: list[dict[str, str]]) -> bool:
+    ports = at(rule, ("ports",), [])
+    if ports and not any(_covers(one, port) for one in ports):
+        return False
+    peers = at(rule, ("to",), [])
+    return not peers or not all(_own(peer, labels) for peer in peers)
+
+
+def _covers(entry: Any, port: int) -> bool:
+    first = entry.get("port")
+    last = entry.get("endPort", first)
+    if entry.get("protocol", "TCP") != "TCP":
+        return False
+    return first is None or (isinstance(first, int) and first <= port <= last)
+
+
+def _own(peer: Any, labels: list[dict[str, str]]) -> bool:
+    """Whether a peer is Ray's own pods: behind none of them is what a deployment reaches for."""
+    selector = peer.get("podSelector")
+    if selector is None or "namespaceSelector" in peer:
+        return False
+    return bool(selector) and any(_selects(selector, own) for own in labels)
+
+
+def _selects(selector: Any, labels: dict[str, str]) -> bool:
+    return bool(at(selector, ("matchLabels",), {}).items() <= labels.items())
