@@ -8,10 +8,10 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check redis results alerts
+.PHONY: help setup serve test check redis results experiments alerts
 
 help: ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
 setup: $(STAMP) ## make .venv and install the pinned dependencies (quick the second time)
 
@@ -67,6 +67,19 @@ $(STAMP): pyproject.toml requirements.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[dev]'
 	@touch $@
+
+# A service runs already: `make serve` in another terminal. Questions of the autopilot are of the part
+# that is meant for tuning.
+experiments: $(STAMP) ## an A/B test and an autopilot on a running service, docs/experiments.md (URL= names it)
+	@set -e; export BATON_URL=$(or $(URL),http://127.0.0.1:$(PORT)); \
+	for pair in thresholds=heldout autopilot=dev; do \
+	  name=$${pair%=*}; \
+	  $(BIN)/baton experiment start deploy/experiments/$$name.yaml; \
+	  $(BIN)/baton experiment drive --problems builtin:$${pair#*=} --limit 2000 --concurrency 8; \
+	  sleep 5; \
+	  $(BIN)/baton experiment report $$name; \
+	  $(BIN)/baton experiment stop $$name; \
+	done
 
 # The tests want a real redis-server. Installing it needs root; nothing is started by us.
 redis:

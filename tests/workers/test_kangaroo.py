@@ -280,3 +280,17 @@ def test_an_adapter_beside_the_weights_is_found(checkpoint: Path, tmp_path: Path
     worker = load(tmp_path, speculation={"method": "kangaroo", "exit_layer": 1})
     worker.close()
     assert worker.engine.decoder.target.exit_layer == 1
+
+
+def test_methods_share_the_one_early_exit_of_a_model() -> None:
+    loop = decoder()
+    target = loop.target
+    layers = len(target.cache.data)
+    again = Kangaroo(target, adapter=make_adapter())
+    assert len(target.cache.data) == layers
+    both = Decoder(target, loop.method, {"again": again})
+    made = generate(both, [[5, 9, 2, 7]] * 2, 12, methods=[None, "again"])
+    assert made == [generate(decoder(), [[5, 9, 2, 7]], 12)[0]] * 2
+    other = Adapter(Shape.of(target.model.config, exit_layer=target.exit_layer + 1), 1e-6)
+    with pytest.raises(ValueError, match="one early exit"):
+        target.exit_by(other)

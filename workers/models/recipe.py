@@ -61,7 +61,7 @@ EXTRA_STAGES = ("align", "kangaroo", *VARIANTS, "draft")
 SEEDED = VARIANTS
 """Stages that may be run with another seed than their recipe's, for comparisons."""
 HARVESTED_PROBLEMS = 16_000
-ALIGNED_PROBLEMS = 16_000
+ALIGNED_PROBLEMS = 8_000
 HARVESTS = {"harvest": ("novice", 0), "rehearse": ("small", 1)}
 """Stage -> whose mistakes, and the seed of its problems."""
 LEARNS_FROM = {

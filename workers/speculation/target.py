@@ -99,12 +99,16 @@ class Target:
         From then on every token that reaches that layer leaves the adapter's keys and values in
         the cache too, so a slot's length is theirs as well.
 
+        A second adapter at the same exit takes the place of the first.
+
         Raises:
-            ValueError: there is an early exit already.
+            ValueError: passes end at another layer already.
         """
-        if self.exit is not None:
-            raise ValueError("a model has one early exit, and another method has taken it")
-        adapter.place = self.cache.add_layer()
+        if self.exit is not None and self.exit.shape != adapter.shape:
+            raise ValueError(
+                f"a model has one early exit, and another method has it at {self.exit_layer}"
+            )
+        adapter.place = self.cache.add_layer() if self.exit is None else self.exit.place
         self.exit = adapter
 
     @property
