@@ -17,7 +17,7 @@ WORKER_MAY = {f"orchestrator.{name}" for name in ("types", "worker", "errors")}
 POLICY_MAY_NOT = {"asyncio", "time", "random"}  # they reach a policy as answers and seeds
 ORCHESTRATOR_MAY_NOT = {"ray", "torch", "transformers"}
 METHODS_SHARE = {
-    "tree", "rules", "drafter", "adapter", "head", "target", "cache", "sampling", "decode",
+    "tree", "rules", "drafter", "adapter", "head", "layer", "target", "cache", "sampling", "decode",
     "method",
 }  # fmt: skip
 
