@@ -72,13 +72,12 @@ $(STAMP): pyproject.toml requirements.lock
 # that is meant for tuning.
 experiments: $(STAMP) ## an A/B test and an autopilot on a running service, docs/experiments.md (URL= names it)
 	@set -e; export BATON_URL=$(or $(URL),http://127.0.0.1:$(PORT)); \
-	for pair in thresholds=heldout autopilot=dev; do \
-	  name=$${pair%=*}; \
-	  $(BIN)/baton experiment start deploy/experiments/$$name.yaml; \
-	  $(BIN)/baton experiment drive --problems builtin:$${pair#*=} --limit 2000 --concurrency 8; \
-	  sleep 5; \
-	  $(BIN)/baton experiment report $$name; \
-	  $(BIN)/baton experiment stop $$name; \
+	for run in "thresholds heldout 2000" "autopilot dev 1200"; do \
+	  set -- $$run; \
+	  $(BIN)/baton experiment start deploy/experiments/$$1.yaml; \
+	  $(BIN)/baton experiment drive --problems builtin:$$2 --limit $$3 --concurrency 8 --every 200; \
+	  $(BIN)/baton experiment report $$1; \
+	  $(BIN)/baton experiment stop $$1; \
 	done
 
 # The tests want a real redis-server. Installing it needs root; nothing is started by us.

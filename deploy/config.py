@@ -56,9 +56,13 @@ class Method(Strict):
     params: dict[str, Any] = {}
 
     @property
+    def lossy(self) -> bool:
+        return self.method in LOSSY
+
+    @property
     def told(self) -> str:
         """The method as users read it, marked where it is lossy."""
-        return f"{self.method} (lossy)" if self.method in LOSSY else self.method
+        return f"{self.method} (lossy)" if self.lossy else self.method
 
 
 class Speculation(Method):

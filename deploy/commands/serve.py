@@ -50,6 +50,9 @@ def serve(
             )
             for note in lossy(deployment.args.workers.speculation()):
                 console.print(note, style="yellow")
+            for method in deployment.args.workers.large.speculation.also:
+                if method.lossy:
+                    console.print(f"large worker, on request: {method.told}", style="yellow")
             console.print(f"Ready at [bold]{url}[/], models: {url}/v1/models. Ctrl-C stops. Try:\n")
             print(
                 f"curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "

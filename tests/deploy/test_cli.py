@@ -44,7 +44,7 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
     [
         *((), ("serve",), ("ask",), ("eval",), ("calibrate",), ("predict",), ("results",)),
         ("bench-decode",),
-        *(("experiment", name) for name in ("list", "show", "start", "stop", "report")),
+        *(("experiment", name) for name in ("list", "show", "start", "drive", "stop", "report")),
         *(("trace",), ("trace", "show"), ("policy",), ("policy", "list"), ("policy", "show")),
         *(("policy", name) for name in ("publish", "activate", "rollback", "history")),
     ],
