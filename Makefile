@@ -71,14 +71,14 @@ $(STAMP): pyproject.toml requirements.lock
 # A service runs already: `make serve` in another terminal. Questions of the autopilot are of the part
 # that is meant for tuning.
 experiments: $(STAMP) ## an A/B test and an autopilot on a running service, docs/experiments.md (URL= names it)
-	@set -e; export BATON_URL=$(or $(URL),http://127.0.0.1:$(PORT)); \
+	@set -e; failed=0; export BATON_URL=$(or $(URL),http://127.0.0.1:$(PORT)); \
 	for run in "thresholds heldout 2000" "autopilot dev 1200"; do \
 	  set -- $$run; \
 	  $(BIN)/baton experiment start deploy/experiments/$$1.yaml; \
-	  $(BIN)/baton experiment drive --problems builtin:$$2 --limit $$3 --concurrency 8 --every 200; \
+	  $(BIN)/baton experiment drive --problems builtin:$$2 --limit $$3 --concurrency 8 --every 200 || failed=1; \
 	  $(BIN)/baton experiment report $$1; \
 	  $(BIN)/baton experiment stop $$1; \
-	done
+	done; exit $$failed
 
 # The tests want a real redis-server. Installing it needs root; nothing is started by us.
 redis:

@@ -11,7 +11,7 @@ import asyncio
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -69,8 +69,8 @@ class Measured:
     idle_redis: float | None  # commands a second of one orchestrator without requests
     http_ms: float  # an empty request and its answer
     call_ms: float  # an empty Serve call and its answer
-    small_rows: float  # of a replica
-    large_rows: float
+    small_rows: float | None  # of a replica; None where a server is asked instead
+    large_rows: float | None
 
 
 def measure(
@@ -90,6 +90,9 @@ def measure(
     asker = HttpAsker(url, options)
     with httpx.Client(base_url=url, headers=asker.headers, timeout=30.0, trust_env=False) as http:
         first, scraped = _read(http, redis)
+        if not first.cpu_s:
+            raise ConfigError(f"{url}: tells no baton_orchestrator_cpu_seconds_total")
+        sizes = {name: _rows(scraped, name) for name in ("small", "large")}
         http_ms, call_ms = _waits(http)
         quiet, _ = _read(http, redis)
         time.sleep(QUIET_S)
@@ -97,8 +100,6 @@ def measure(
         answers = asyncio.run(_ask(asker, problems, contender, concurrency))
         time.sleep(SETTLE_S)
         after, _ = _read(http, redis)
-    if first.cpu_s == after.cpu_s:
-        raise ConfigError(f"{url}: tells no baton_orchestrator_cpu_seconds_total")
     replicas = scraped["baton_orchestrator_replicas", ""]
 
     def idle(name: str) -> float:
@@ -117,10 +118,6 @@ def measure(
         return statistics.fmean(
             sum(answer.metrics.ms[name] for name in names) / 1000 for answer in answers
         )
-
-    def rows(worker: str) -> float:
-        total = scraped.get(("baton_worker_rows", worker), math.nan)
-        return total / scraped.get(("baton_worker_replicas", worker), math.nan)
 
     stored = redis is not None
     return Measured(
@@ -142,8 +139,8 @@ def measure(
         idle_redis=idle("redis_calls") / replicas if stored else None,
         http_ms=http_ms,
         call_ms=call_ms,
-        small_rows=rows("small"),
-        large_rows=rows("large"),
+        small_rows=sizes["small"],
+        large_rows=sizes["large"],
     )
 
 
@@ -164,13 +161,13 @@ def needs(measured: Measured, per_minute: float) -> list[Need]:
         ("orchestrator", LOOP_FULL, measured.cpu_s, "{full:g} core / {cost:.4g} s of CPU"),
         (
             "small replica",
-            ROWS_FULL * measured.small_rows,
+            ROWS_FULL * (measured.small_rows or 0.0),
             measured.small_row_s,
             "{full:.3g} rows / {cost:.3g} s in a row",
         ),
         (
             "large replica",
-            ROWS_FULL * measured.large_rows,
+            ROWS_FULL * (measured.large_rows or 0.0),
             measured.large_row_s,
             "{full:.3g} rows / {cost:.3g} s in a row",
         ),
@@ -178,7 +175,7 @@ def needs(measured: Measured, per_minute: float) -> list[Need]:
     ]
     found = []
     for part, full, cost, why in told:
-        if cost > 0 and not math.isnan(full):
+        if cost > 0 and full > 0:
             count = math.ceil(round(arrivals * cost / full, 9))
             found.append(Need(part, full / cost, count, why.format(full=full, cost=cost)))
     return sorted(found, key=lambda need: need.each)
@@ -225,6 +222,20 @@ def _read(http: httpx.Client, redis: Redis | None) -> tuple[Reading, dict[tuple[
     calls = (scraped.get(("baton_worker_calls_total", name), 0.0) for name in ("small", "large"))
     cpu_s = scraped.get(("baton_orchestrator_cpu_seconds_total", ""), 0.0)
     return Reading(time.monotonic(), cpu_s, *calls, *_redis(redis)), scraped
+
+
+def _rows(scraped: Mapping[tuple[str, str], float], worker: str) -> float | None:
+    """Rows of one replica; None where a server is asked instead.
+
+    Raises:
+        WorkerUnavailable: no replica has told.
+    """
+    if ("baton_worker_rows", worker) not in scraped:
+        return None
+    replicas = scraped.get(("baton_worker_replicas", worker), 0.0)
+    if not replicas:
+        raise WorkerUnavailable(f"no replica of the {worker} worker tells how it is; try again")
+    return scraped["baton_worker_rows", worker] / replicas
 
 
 def _redis(redis: Redis | None) -> tuple[float, ...]:

@@ -78,7 +78,9 @@ def create_app(service: Service) -> FastAPI:
             "created": born,
             "owned_by": "baton",
             "speculation": dict(service.speculation),
-            "methods": list(service.methods.values()),
+            "methods": [
+                {"name": name, "lossy": told != name} for name, told in service.methods.items()
+            ],
         }
 
     @app.post("/v1/chat/completions")

@@ -126,13 +126,16 @@ def open_target(
     if torch.device(device).type == "cuda":
         claim(need(config, dtype=chosen, slots=slots, max_len=length), device=device, share=share)
     network = load_model(path, device=device, dtype=dtype)
-    target = Target(
-        network,
-        slots=slots,
-        max_len=length,
-        vocabulary=min(len(tokenizer.pieces), network.config.vocab_size),
-        encode=tokenizer.encode,
-    )
+    try:
+        target = Target(
+            network,
+            slots=slots,
+            max_len=length,
+            vocabulary=min(len(tokenizer.pieces), network.config.vocab_size),
+            encode=tokenizer.encode,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"{model} does not fit with its cache: {_first_line(error)}") from error
 
     @cache
     def load_draft(name: str) -> Any:
@@ -168,6 +171,8 @@ def load_config(path: str) -> Any:
     rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
     if rope not in _ROPES:
         raise ConfigError(f"{path} uses {rope} positions; supported: {', '.join(_ROPES)}")
+    if getattr(config, "quantization_config", None):
+        raise ConfigError(f"{path} is quantized, which is not supported: name its server instead")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ConfigError(f"{path} uses sliding-window attention, which is not supported")
     return config

@@ -18,14 +18,15 @@ def check(service: Any, policies: Sequence[Any], served: Any, told: Deployment) 
     """Every address of the deployment whose port no policy lets Ray's pods out to.
 
     By ports alone: whether a peer's labels are those of the pod behind a name is known in the
-    cluster only.
+    cluster only. What manifests do not tell counts as letting out: labels that the operator adds,
+    expressions, named ports.
     """
     pods = [at(service, HEAD, {}), *(group for _, group in groups(service))]
     labels = [dict(at(pod, ("template", "metadata", "labels"), {})) for pod in pods]
     rules = [
         rule
         for policy in policies
-        if "Egress" in at(policy, ("spec", "policyTypes"), ["Ingress"])
+        if _holds_back(at(policy, ("spec",), {}))
         and any(_selects(at(policy, ("spec", "podSelector"), {}), own) for own in labels)
         for rule in [*at(policy, ("spec", "egress"), []), None]
     ]
@@ -36,6 +37,12 @@ def check(service: Any, policies: Sequence[Any], served: Any, told: Deployment) 
         for path, url, port in _addresses(told)
         if not any(rule is not None and _lets(rule, port, labels) for rule in rules)
     ]
+
+
+def _holds_back(spec: Any) -> bool:
+    """Whether a policy is about what goes out, as Kubernetes understands it."""
+    implied = ["Ingress", "Egress"] if "egress" in spec else ["Ingress"]
+    return "Egress" in spec.get("policyTypes", implied)
 
 
 def _addresses(told: Deployment) -> Iterator[tuple[Path, str, int]]:
@@ -66,16 +73,19 @@ def _covers(entry: Any, port: int) -> bool:
     last = entry.get("endPort", first)
     if entry.get("protocol", "TCP") != "TCP":
         return False
-    return first is None or (isinstance(first, int) and first <= port <= last)
+    return not isinstance(first, int) or first <= port <= last
 
 
 def _own(peer: Any, labels: list[dict[str, str]]) -> bool:
     """Whether a peer is Ray's own pods: behind none of them is what a deployment reaches for."""
     selector = peer.get("podSelector")
-    if selector is None or "namespaceSelector" in peer:
+    if selector is None or "namespaceSelector" in peer or "matchExpressions" in selector:
         return False
     return bool(selector) and any(_selects(selector, own) for own in labels)
 
 
 def _selects(selector: Any, labels: dict[str, str]) -> bool:
-    return bool(at(selector, ("matchLabels",), {}).items() <= labels.items())
+    wanted = at(selector, ("matchLabels",), {})
+    return {key: wanted[key] for key in wanted if not key.startswith("ray.io/")}.items() <= (
+        labels.items()
+    )

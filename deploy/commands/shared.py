@@ -78,6 +78,8 @@ async def asking(
         raise ConfigError("--speculation: the large worker's server decides; leave it out")
     if speculation is None and workers.large.url is None:
         speculation = default_speculation
+    if speculation is None and workers.large.url is None:
+        speculation = workers.large.speculation.method  # alone: nobody here can name another
     if speculation is not None:
         known = {one.method: one.params for one in workers.large.speculation.offered}
         params = known.get(speculation)

@@ -123,7 +123,7 @@ class Experimenter:
         Raises:
             InvalidRequest: the forced arm does not exist, or its experiment does not run.
         """
-        live = [run for run in runs if run.live]
+        live = [run for run in runs if run.live and run.trouble is None]
         if facts.forced is not None:
             return _forced(live, facts.forced, facts.request)
         for run in live:

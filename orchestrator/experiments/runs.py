@@ -45,13 +45,17 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of an experiment as a revision of the store has it; `arms` are its built policies."""
+    """One run of an experiment as a revision of the store has it; `arms` are its built policies.
+
+    `trouble` says why it gets no requests here, though it runs: the deployment has changed since.
+    """
 
     number: int
     experiment: Experiment
     state: State
     arms: Mapping[str, Built]
     pointer: bytes
+    trouble: str | None = None
 
     @property
     def name(self) -> str:
@@ -90,6 +94,7 @@ class Runs:
             Conflict: it runs already, or one runs that would share units with it.
         """
         arms = await self._build(experiment)
+        self._check_methods(experiment)
         for _ in range(_TRIES):
             seen = await self._state()
             runs = await self.read(seen)
@@ -194,7 +199,8 @@ class Runs:
             experiment = Experiment.model_validate_json(document or b"")
             if experiment.name != name:
                 raise StoreError(f"{path} holds the experiment {experiment.name} in its place")
-            return Run(number, experiment, begun(0.0), await self._build(experiment), b"")
+            arms = await self._build(experiment)
+            return Run(number, experiment, begun(0.0), arms, b"", self._trouble(experiment))
         except ValidationError as error:
             raise StoreError(f"{path} cannot be used: {invalid(error).message}") from None
         except InvalidRequest as error:
@@ -205,7 +211,6 @@ class Runs:
 
     async def _built(self, arm: Arm) -> Built:
         place = f"arms.{arm.name}"
-        check_method(arm.speculation, self._methods, f"{place}.speculation")
         name, version, params = arm.policy, 0, self._defaults.get(arm.policy, {})
         if "@" in arm.policy:
             try:
@@ -220,6 +225,17 @@ class Runs:
         except ValidationError as error:
             raise invalid(error, f"{place}.params") from None
         return Built(name, version, policy, arm.speculation)
+
+    def _trouble(self, experiment: Experiment) -> str | None:
+        try:
+            self._check_methods(experiment)
+        except InvalidRequest as error:
+            return error.message
+        return None
+
+    def _check_methods(self, experiment: Experiment) -> None:
+        for arm in experiment.all_arms:
+            check_method(arm.speculation, self._methods, f"arms.{arm.name}.speculation")
 
     async def _state(self) -> StoreState:
         state = await self._store.state()

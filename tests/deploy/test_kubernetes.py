@@ -107,8 +107,7 @@ def test_no_secret_stands_in_a_manifest_and_the_guide_names_them_all(name: str) 
     assert all(ref["name"] == "baton" for one in documents for ref in _references(one))
 
 
-def test_a_full_redis_loses_traces_and_nothing_else() -> None:
-    """What does not expire is never put out, and what is put out in time leaves room to spare."""
+def test_redis_puts_out_only_what_expires_and_long_before_its_pod_is_full() -> None:
     documents = by_name(render(FOLDER / "overlays" / "gpu"))
     redis = documents["StatefulSet", "policy-redis"]["spec"]
     (container,) = redis["template"]["spec"]["containers"]

@@ -56,7 +56,7 @@ def test_what_is_full_first_stands_first() -> None:
 
 def test_what_is_not_the_services_own_is_left_out() -> None:
     """A model on a server of somebody else's has no rows here; a store in memory no Redis."""
-    elsewhere = replace(MEASURED, large_rows=math.nan, redis_us=None)
+    elsewhere = replace(MEASURED, large_rows=None, redis_us=None)
     assert [need.part for need in needs(elsewhere, 6000)] == ["small replica", "orchestrator"]
 
 

@@ -64,7 +64,10 @@ def test_a_request_may_name_the_large_workers_method() -> None:
     made = service(large=large, methods=methods, speculation={"small": "x", "large": "vanilla"})
     with serving(made) as url, client(url) as api:
         for card in api.models.list():
-            assert (card.model_extra or {})["methods"] == ["vanilla", "reflective (lossy)"]
+            assert (card.model_extra or {})["methods"] == [
+                {"name": "vanilla", "lossy": False},
+                {"name": "reflective", "lossy": True},
+            ]
         for asked, used in ((None, "vanilla"), ("vanilla", "vanilla"), ("reflective", None)):
             body = {} if asked is None else {"speculation": asked}
             reply: Any = api.chat.completions.create(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 from transformers import (
     LlamaConfig,
     LlamaForCausalLM,
@@ -22,13 +23,22 @@ from workers.speculation.tree import Tree
 
 SIZES = {
     "vocab_size": 97, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "head_dim": 6, "max_position_embeddings": 64,
+    "num_attention_heads": 4, "head_dim": 8, "max_position_embeddings": 64,
 }  # fmt: skip
 FAMILIES: dict[str, Any] = {
     "llama": (LlamaForCausalLM, LlamaConfig, {}),
     "llama with biases": (
         LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True}
     ),
+    "llama with yarn": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": {
+        "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+        "original_max_position_embeddings": 16,
+    }}),
+    "llama 3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": {
+        "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
+    }}),
+    "llama tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
     "llama gelu": (LlamaForCausalLM, LlamaConfig, {"hidden_act": "gelu"}),
     "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
     "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
@@ -96,12 +106,34 @@ def test_weights_are_held_once_however_many_targets_there_are() -> None:
         assert weight.untyped_storage().data_ptr() == stock.weight.untyped_storage().data_ptr()
         assert bias is not None
         assert bias.untyped_storage().data_ptr() == stock.bias.untyped_storage().data_ptr()
-        assert torch.equal(weight[24:36], stock.weight)
+        assert torch.equal(weight[32:48], stock.weight)
     stock.weight[0, 0] = 7.0
-    assert layers[1].project[0][24, 0] == 7.0
+    assert layers[1].project[0][32, 0] == 7.0
 
 
-def test_heads_that_share_keys_attend_as_if_each_had_its_own() -> None:
+def test_weights_that_lie_in_another_order_are_copied() -> None:
+    model = network("llama", 2)
+    attention = model.model.layers[0].self_attn
+    key, query, value = (getattr(attention, f"{name}_proj") for name in "kqv")
+    wanted = torch.cat([part.weight for part in (query, key, value)])
+    whole = torch.cat([part.weight for part in (key, query, value)])
+    for part, view in zip((key, query, value), whole.split([16, 32, 16]), strict=True):
+        part.weight = torch.nn.Parameter(view, requires_grad=False)
+    assert torch.equal(Layer(model.model.layers[0]).project[0], wanted)
+
+
+@pytest.mark.parametrize("transposed", [False, True])
+def test_heads_that_share_keys_attend_as_if_each_had_its_own(
+    transposed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the kernel lays its answer out by tokens, as the memory-efficient one does."""
+    kernel = functional.scaled_dot_product_attention
+
+    def by_tokens(*args: Any, **options: Any) -> torch.Tensor:
+        mixed: torch.Tensor = kernel(*args, **options)
+        return mixed.transpose(1, 2).contiguous().transpose(1, 2) if transposed else mixed
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", by_tokens)
     torch.manual_seed(1)
     queries = torch.randn(2, 6, 3, 8, dtype=torch.float64)
     keys, values = torch.randn(2, 2, 2, 5, 8, dtype=torch.float64)

@@ -104,12 +104,14 @@ def test_rows_of_padding_are_never_seen(
         ),
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM"),
         ({"architectures": ["Qwen3NextForCausalLM"]}, "Qwen3NextForCausalLM"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 4}}, "is quantized"),
     ],
 )
-def test_what_a_cache_cannot_roll_back_is_refused(
+def test_what_cannot_be_rolled_back_or_read_is_refused(
     tmp_path: Path, change: dict[str, Any], said: str
 ) -> None:
-    """Windows forget keys that a rejected draft pushed out, recurrent states are overwritten."""
+    """Windows forget keys that a rejected draft pushed out, recurrent states are overwritten; a
+    layer reads weights as they are."""
     tokenizer = make_tokenizer()
     folder = save(tmp_path, tokenizer, make_model("qwen3", vocabulary=len(tokenizer)))
     file = folder / "config.json"

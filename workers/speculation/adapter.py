@@ -95,6 +95,11 @@ class Adapter(nn.Module):
         heads: Tensor = x.unflatten(-1, (-1, self.shape.head_size))
         return heads.transpose(1, 2)
 
+    def equals(self, other: Adapter) -> bool:
+        """Whether both say the same of any states."""
+        mine, theirs = self.state_dict(), other.state_dict()
+        return self.shape == other.shape and all(torch.equal(mine[k], theirs[k]) for k in mine)
+
     # On disk -----------------------------------------------------------------------------
 
     def save(self, folder: Path, **notes: Any) -> None:

@@ -5,7 +5,7 @@ that the windows of a forward pass, the copy of a prefix and the gathering of an
 one operation for all layers. A slot belongs to at most one live row; when the row leaves, the
 slot keeps what it holds, and a later call with a common prefix starts from there.
 
-Stock attention sees only `update`, the one method of transformers' caches that it calls.
+A layer sees only `update`.
 """
 
 from __future__ import annotations
@@ -93,9 +93,7 @@ class Cache:
         else:
             self._gather = chosen
 
-    def update(
-        self, keys: Tensor, values: Tensor, layer: int, *_: object, **__: object
-    ) -> tuple[Tensor, Tensor]:
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
         """Store [rows, heads, n, size] of one layer; return all it may look at."""
         k, v = 2 * layer, 2 * layer + 1
         if self._index is None:

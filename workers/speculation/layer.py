@@ -107,7 +107,7 @@ def attend(
     if n > 1:
         mask = mask.repeat(1, 1, groups, 1)
     mixed = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
-    return mixed.view(rows, heads, n, size)
+    return mixed.reshape(rows, heads, n, size)  # a view, where the kernel's layout allows one
 
 
 def _joined(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
@@ -118,12 +118,21 @@ def _joined(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
 
 def _as_one(parts: Sequence[nn.Linear], name: str) -> Tensor:
     given = [getattr(part, name).detach() for part in parts]
-    places = {one.untyped_storage().data_ptr() for one in given}
-    held = given[0].untyped_storage().nbytes()
-    if len(places) == 1 and held == sum(one.nbytes for one in given):  # joined before
+    if _adjoin(given):  # joined before, for another
         shape = sum(map(len, given)), *given[0].shape[1:]
-        return torch.as_strided(given[0], shape, given[0].stride(), 0)
+        return torch.as_strided(given[0], shape, given[0].stride())
     whole = torch.cat(given)
     for part, view in zip(parts, whole.split([*map(len, given)]), strict=True):
         setattr(part, name, nn.Parameter(view, requires_grad=False))
     return whole
+
+
+def _adjoin(parts: Sequence[Tensor]) -> bool:
+    """Whether they lie one behind the other, in this order, in one storage."""
+    (storage, *others) = (part.untyped_storage().data_ptr() for part in parts)
+    ends = [part.storage_offset() + part.numel() for part in parts]
+    return (
+        all(other == storage for other in others)
+        and all(part.is_contiguous() for part in parts)
+        and [part.storage_offset() for part in parts[1:]] == ends[:-1]
+    )

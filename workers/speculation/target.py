@@ -99,12 +99,12 @@ class Target:
         From then on every token that reaches that layer leaves the adapter's keys and values in
         the cache too, so a slot's length is theirs as well.
 
-        A second adapter at the same exit takes the place of the first.
+        Methods may share an adapter, each with a copy of its own.
 
         Raises:
-            ValueError: passes end at another layer already.
+            ValueError: passes end by another adapter already.
         """
-        if self.exit is not None and self.exit.shape != adapter.shape:
+        if self.exit is not None and not self.exit.equals(adapter):
             raise ValueError(
                 f"a model has one early exit, and another method has it at {self.exit_layer}"
             )

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.configuration import Follower
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
+from orchestrator.experiment_api import told
 from orchestrator.experiments.documents import Experiment, Stop
 from orchestrator.experiments.runs import Runs
 from orchestrator.memory_store import MemoryStore
@@ -149,17 +150,25 @@ async def test_an_arm_may_have_any_method_that_the_large_worker_offers() -> None
     assert found == {"large": None, "copied": "lookup", "drafted": "chain"}
 
 
-async def test_an_arm_whose_method_is_no_longer_offered_keeps_the_last_good_configuration() -> None:
+async def test_an_arm_whose_method_is_no_longer_offered_stops_its_own_experiment_alone() -> None:
     store = MemoryStore()
     arms = [
         {"name": "large", "policy": "large-only"},
         {"name": "copied", "policy": "large-only", "speculation": "lookup"},
     ]
     await runs_of(store, "lookup").start(document(arms=arms), ME)
-    seen = await store.state()
-    assert seen is not None
-    with pytest.raises(StoreError, match="'lookup' cannot be had"):
-        await runs_of(store, "vanilla").read(seen)
+    changed = runs_of(store, "vanilla")
+    follower = Follower(store, PolicyVersions(store, POLICIES, {}), changed, CollectorRegistry())
+    await follower.look()
+    (run,) = follower.current.experiments
+    assert run.live
+    assert "'lookup' cannot be had" in (run.trouble or "")
+    assert told(run)["trouble"] == run.trouble
+    with pytest.raises(InvalidRequest, match="'lookup' cannot be had"):
+        await changed.start(document(name="other", arms=arms), ME)
+    ended = await changed.stop(run.name, ME)
+    assert not ended.live
+    assert told(ended)["trouble"] is None
 
 
 async def test_nobody_knows_an_experiment_that_never_ran(store: Store) -> None:
