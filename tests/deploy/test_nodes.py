@@ -264,12 +264,17 @@ async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
         )
     assert reply.headers.get_list("x-request-id") == ["asked-by-me"]
     logs = nodes.folder / "session_latest" / "logs"
-    lines = [
-        json.loads(line)
-        for file in (logs / "serve").glob("replica_baton_*.log")
-        for line in file.read_text().splitlines()
-    ]
-    (mine,) = [line for line in lines if line.get("request_id") == "asked-by-me"]
+
+    def read() -> list[dict[str, Any]]:
+        files = (logs / "serve").glob("replica_baton_*.log")
+        written = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+        return [json.loads(line) for line in written if line.endswith("\n")]
+
+    def of_mine() -> list[dict[str, Any]]:
+        return [line for line in read() if line.get("request_id") == "asked-by-me"]
+
+    await until(lambda: bool(of_mine()), 60)  # it is written behind the answer
+    ((mine,), lines) = of_mine(), read()
     assert mine["path"] == "/v1/chat/completions"
     assert (mine["status"], mine["deployment"]) == (200, "baton_Orchestrator")
     assert all(line["asctime"] and line["levelname"] for line in lines)
