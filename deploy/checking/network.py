@@ -23,19 +23,19 @@ def check(service: Any, policies: Sequence[Any], served: Any, told: Deployment) 
     """
     pods = [at(service, HEAD, {}), *(group for _, group in groups(service))]
     labels = [dict(at(pod, ("template", "metadata", "labels"), {})) for pod in pods]
-    rules = [
-        rule
+    holding = [
+        policy
         for policy in policies
         if _holds_back(at(policy, ("spec",), {}))
         and any(_selects(at(policy, ("spec", "podSelector"), {}), own) for own in labels)
-        for rule in [*at(policy, ("spec", "egress"), []), None]
     ]
-    if not rules:  # nobody holds them back
+    if not holding:
         return []
+    rules = [rule for policy in holding for rule in at(policy, ("spec", "egress"), [])]
     return [
         finding(served, path, f"{url}: no NetworkPolicy lets Ray's pods out to port {port}")
         for path, url, port in _addresses(told)
-        if not any(rule is not None and _lets(rule, port, labels) for rule in rules)
+        if not any(_lets(rule, port, labels) for rule in rules)
     ]
 
 

@@ -11,7 +11,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from deploy.commands.shared import Config, Url, asking, progress, wide_console, write
+from deploy.commands.shared import (
+    Config,
+    Limit,
+    Problems,
+    Seed,
+    Url,
+    asking,
+    progress,
+    wide_console,
+    write,
+)
 from orchestrator.errors import BatonError, InvalidRequest
 
 if TYPE_CHECKING:
@@ -26,12 +36,7 @@ class Unanswered(BatonError):
 
 
 def evaluate(
-    problems: Annotated[
-        str,
-        typer.Option(
-            help="FILE.jsonl with question and answer a line, or builtin:heldout|dev|strangers."
-        ),
-    ],
+    problems: Problems,
     policies: Annotated[
         str,
         typer.Option(help="Comma-separated; parameters as specreason:threshold=5; all: every one."),
@@ -43,8 +48,8 @@ def evaluate(
     budget: Annotated[
         str | None, typer.Option(help="Cap on thinking tokens; several as 64,128.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="How many problems.")] = None,
-    seed: Annotated[int, typer.Option(help="Which problems a builtin set draws.")] = 0,
+    limit: Limit = None,
+    seed: Seed = 0,
     concurrency: Annotated[
         int, typer.Option(min=1, help="Requests at once; speedups are meant at 1.")
     ] = 1,

@@ -16,10 +16,14 @@ from rich.table import Table
 from deploy.commands.shared import (
     DEFAULT_URL,
     AsJson,
+    Limit,
     Note,
+    Problems,
+    Seed,
     ServiceUrl,
     add_row,
     ask_service,
+    bar,
     default_author,
     dump,
     moment,
@@ -173,14 +177,9 @@ def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False
 
 @experiment.command("drive")
 def drive(
-    problems: Annotated[
-        str,
-        typer.Option(
-            help="FILE.jsonl with question and answer a line, or builtin:heldout|dev|strangers."
-        ),
-    ],
-    limit: Annotated[int | None, typer.Option(min=1, help="How many problems.")] = None,
-    seed: Annotated[int, typer.Option(help="Which problems a builtin set draws.")] = 0,
+    problems: Problems,
+    limit: Limit = None,
+    seed: Seed = 0,
     concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 4,
     every: Annotated[int, typer.Option(min=1, help="Answers in a line of the table.")] = 250,
     url: ServiceUrl = DEFAULT_URL,
@@ -200,7 +199,6 @@ def drive(
     import asyncio
 
     from deploy.askers import HttpAsker
-    from deploy.commands.shared import bar
     from deploy.grading import Grader
     from deploy.problems import load_problems
     from deploy.traffic import Answered, lots

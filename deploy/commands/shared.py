@@ -34,6 +34,14 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 ServiceUrl = Annotated[str, typer.Option("--url", envvar="BATON_URL", help="The running service.")]
 AsJson = Annotated[bool, typer.Option("--json", help="The service's answer as JSON.")]
 Note = Annotated[str, typer.Option(help="Why, for those who read it later.")]
+Problems = Annotated[
+    str,
+    typer.Option(
+        help="FILE.jsonl with question and answer a line, or builtin:heldout|dev|strangers."
+    ),
+]
+Limit = Annotated[int | None, typer.Option(min=1, help="How many problems.")]
+Seed = Annotated[int, typer.Option(help="Which problems a builtin set draws.")]
 Config = Annotated[
     Path | None, typer.Option(help="Deployment file that names the two models (in-process).")
 ]
@@ -76,11 +84,9 @@ async def asking(
     workers = args.workers
     if speculation is not None and workers.large.url is not None:
         raise ConfigError("--speculation: the large worker's server decides; leave it out")
-    if speculation is None and workers.large.url is None:
-        speculation = default_speculation
-    if speculation is None and workers.large.url is None:
-        speculation = workers.large.speculation.method  # alone: nobody here can name another
-    if speculation is not None:
+    if workers.large.url is None:  # one method alone: nobody here can name another
+        if speculation is None:
+            speculation = default_speculation or workers.large.speculation.method
         known = {one.method: one.params for one in workers.large.speculation.offered}
         params = known.get(speculation)
         if params is None:

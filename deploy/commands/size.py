@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from deploy.commands.shared import ServiceUrl, add_row, wide_console, write
+from deploy.commands.shared import DEFAULT_URL, ServiceUrl, add_row, wide_console, write
 from orchestrator.errors import ConfigError
 
 ROWS = (  # what is measured, in which words, and its unit
@@ -37,7 +37,7 @@ ROWS = (  # what is measured, in which words, and its unit
 
 
 def size(
-    url: ServiceUrl = "http://127.0.0.1:8000",
+    url: ServiceUrl = DEFAULT_URL,
     problems: Annotated[
         str, typer.Option(help="FILE.jsonl with question and answer a line, or builtin:dev.")
     ] = "builtin:dev",

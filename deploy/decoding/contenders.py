@@ -19,7 +19,6 @@ from workers.checkpoints import resolve
 from workers.loading import Opened
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
-from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
 from workers.speculation.sampling import warp
 from workers.speculation.target import Result
@@ -136,9 +135,7 @@ class Contender(Protocol):
 class Ours:
     """A speculation method under the token loop, without the engine's thread around it."""
 
-    def __init__(
-        self, entry: Entry, opened: Opened, load_draft: LoadModel, draft: str | None, max_new: int
-    ) -> None:
+    def __init__(self, entry: Entry, opened: Opened, draft: str | None, max_new: int) -> None:
         self.entry, self.max_new, self.ends = entry, max_new, sorted(opened.ends)
         self.dtype = _name(opened.target.dtype)
         parameters = dict(entry.parameters)
@@ -147,7 +144,7 @@ class Ours:
             parameters.setdefault("draft", draft)
         elif "draft" in known and known["draft"].default is inspect.Parameter.empty:
             raise ValueError("needs a draft model (--draft)")
-        method = build(entry.method, opened.target, load_draft, **parameters)
+        method = build(entry.method, opened.target, opened.load_draft, **parameters)
         self.lossless = method.lossless
         self.decoder = Decoder(opened.target, method)
         self.counts = _Counts(method, self.ends)
@@ -315,14 +312,8 @@ def enter(
     """Those that can decode this checkpoint, and why the others cannot."""
     found: list[Contender] = []
     missing: list[dict[str, str]] = []
-    drafts: dict[str, Any] = {}
     stocks: dict[tuple[str, torch.dtype], Any] = {}
     own = opened.target.dtype
-
-    def load_draft(name: str) -> Any:
-        if name not in drafts:
-            drafts[name] = opened.load_draft(name)
-        return drafts[name]
 
     def plain(name: str, dtype: torch.dtype) -> Any:
         if (name, dtype) not in stocks:
@@ -341,11 +332,11 @@ def enter(
                     raise ValueError("needs a draft model (--draft)")
                 if streams > 1:
                     raise ValueError("transformers assists one stream only")
-                load_draft(draft)  # refuses another vocabulary
+                opened.load_draft(draft)  # refuses another vocabulary
                 helper = plain(draft, own)
                 found.append(Peer(entry, plain(model, own), ends, max_new, helper))
             else:
-                found.append(Ours(entry, opened, load_draft, draft, max_new))
+                found.append(Ours(entry, opened, draft, max_new))
         except (BatonError, TypeError, ValueError, OSError) as error:
             missing.append({"method": entry.method, "label": entry.label, "reason": _why(error)})
     return found, missing

@@ -239,7 +239,7 @@ def test_predictions_are_what_is_measured(tmp_path: Path) -> None:
         Entry("greedy-multi", {"branching": [2, 2]}),
         Entry("recursive-s", {"width": 3, "gamma": 3}),
     ]
-    ours = [Ours(entry, opened, opened.load_draft, draft, 40) for entry in chosen]
+    ours = [Ours(entry, opened, draft, 40) for entry in chosen]
     prompts = [[5 + i, 9, 2, 7] for i in range(20)]
     works = {one.entry.label: one.run(prompts, 1.0, 100) for one in ours}
     told = [(i, out) for i, out in enumerate(works["vanilla"].outputs)]

@@ -19,7 +19,6 @@ import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 from workers.speculation.drafter import LoadModel, at_least
@@ -202,11 +201,10 @@ class Auto(Method):
             candidates = ["lookup", *(["chain", "recursive-s"] if draft is not None else [])]
         if not isinstance(candidates, list | tuple) or not candidates:
             raise ValueError(f"candidates must be a list of methods, not {candidates!r}")
-        load_once = cache(load_model)
         self.methods = [Method(target)]
         self.names = ["plain"]
         for candidate in candidates:
-            name, method = self._build(candidate, load_once, draft, lengths)
+            name, method = self._build(candidate, load_model, draft, lengths)
             self.methods.append(method)
             self.names.append(name)
         choices = [lengths if hasattr(method, "gamma") else [0] for method in self.methods]

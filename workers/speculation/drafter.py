@@ -20,7 +20,10 @@ from workers.speculation.target import CHUNK, SPARE, Result, Target
 from workers.speculation.tree import Accepted, Plan, Row, Tree
 
 LoadModel = Callable[[str], Any]
-"""From the name of a checkpoint to a model with the target's tokenizer, on its device."""
+"""From the name of a checkpoint to a model with the target's tokenizer, on its device.
+
+Methods ask for what they need, several for the same: a loader keeps what it has loaded.
+"""
 
 Child = tuple[int, int]
 """(place of the parent in its level, token)."""
