@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from workers.speculation.layer import Layer, attend
+from workers.speculation.layer import Layer, Norm, attend
 from workers.speculation.target import Target
 from workers.speculation.tree import Tree
 
@@ -102,13 +102,13 @@ def test_weights_are_held_once_however_many_targets_there_are() -> None:
     layers = [Layer(model.model.layers[0]) for _ in range(2)]
     stock = model.model.layers[0].self_attn.k_proj
     for layer in layers:
-        weight, bias = layer.project
+        weight, bias = layer.project.weight, layer.project.bias
         assert weight.untyped_storage().data_ptr() == stock.weight.untyped_storage().data_ptr()
         assert bias is not None
         assert bias.untyped_storage().data_ptr() == stock.bias.untyped_storage().data_ptr()
-        assert torch.equal(weight[32:48], stock.weight)
+        assert torch.equal(weight[:, 32:48], stock.weight.t())
     stock.weight[0, 0] = 7.0
-    assert layers[1].project[0][32, 0] == 7.0
+    assert layers[1].project.weight[0, 32] == 7.0
 
 
 def test_weights_that_lie_in_another_order_are_copied() -> None:
@@ -119,7 +119,21 @@ def test_weights_that_lie_in_another_order_are_copied() -> None:
     whole = torch.cat([part.weight for part in (key, query, value)])
     for part, view in zip((key, query, value), whole.split([16, 32, 16]), strict=True):
         part.weight = torch.nn.Parameter(view, requires_grad=False)
-    assert torch.equal(Layer(model.model.layers[0]).project[0], wanted)
+    assert torch.equal(Layer(model.model.layers[0]).project.weight, wanted.t())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [0.0, 1e-4, 1e-2, 1e4])
+def test_a_norm_is_the_stock_one_however_small_the_vector(scale: float, dtype: torch.dtype) -> None:
+    torch.manual_seed(2)
+    x = (scale * torch.randn(3, 24)).to(dtype)
+    weight = torch.randn(24).to(dtype)
+    wanted = functional.rms_norm(x.double(), (24,), weight.double(), 1e-6)
+    tolerance = 4 * torch.finfo(dtype).eps
+    torch.testing.assert_close(Norm(weight, 1e-6)(x).double(), wanted, rtol=tolerance, atol=1e-12)
+    by_head = Norm(torch.stack([weight, 2 * weight])[:, None], 1e-6)(x.expand(1, 2, 3, 24))
+    pair = torch.stack([wanted, 2 * wanted])[None]
+    torch.testing.assert_close(by_head.double(), pair, rtol=tolerance, atol=1e-12)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -2,9 +2,10 @@
 
 A pass over one token is all launches: transformers' layer makes about fifty of them, and on a CPU
 with a small model, as on a GPU with a large one, they cost more than the arithmetic. Here the
-projections that read the same states are one product, queries and keys are rotated together, and a
-norm is one kernel. The weights are the stock layer's: what is joined becomes one tensor, of which
-the stock layer's own parameters are views from then on.
+projections that read the same states are one product, queries and keys are rotated together, what
+returns to the residual stream is added in the same kernel, and a norm is few. The weights are the
+stock layer's: what is joined becomes one tensor, of which the stock layer's own parameters are
+views from then on.
 """
 
 from __future__ import annotations
@@ -34,17 +35,18 @@ class Layer:
         self.index = attention.layer_idx
         self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
         self.size, self.scale = attention.head_dim, attention.scaling
-        self.before, self.after = Norm(stock.input_layernorm), Norm(stock.post_attention_layernorm)
-        self.project = _joined([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.out = attention.o_proj.weight, attention.o_proj.bias
-        self.expand = _joined([mlp.gate_proj, mlp.up_proj])
-        self.contract = mlp.down_proj.weight, mlp.down_proj.bias
+        self.before = Norm.of(stock.input_layernorm)
+        self.after = Norm.of(stock.post_attention_layernorm)
+        self.project = Projection(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.out = Projection(attention.o_proj)
+        self.expand = Projection(mlp.gate_proj, mlp.up_proj)
+        self.contract = Projection(mlp.down_proj)
         self.activation = mlp.act_fn
-        self.by_head: tuple[Tensor, float] | None = None  # Qwen3 norms every query and key
+        self.by_head: Norm | None = None  # Qwen3 norms every query and key
         if hasattr(attention, "q_norm"):
             query, key = attention.q_norm, attention.k_norm
             weights = [query.weight] * self.heads + [key.weight] * self.key_heads
-            self.by_head = torch.stack(weights)[:, None].detach(), query.variance_epsilon
+            self.by_head = Norm(torch.stack(weights)[:, None], query.variance_epsilon)
 
     def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache) -> Tensor:
         """[rows, n, width] of the residual stream to the same behind this layer.
@@ -52,30 +54,65 @@ class Layer:
         `mask` is additive [rows or 1, 1, n, cached], None says causal; the cache is aimed.
         """
         rows, n, _ = x.shape
-        joined = F.linear(self.before(x), *self.project)
+        flat = x.reshape(rows * n, -1)
+        joined = self.project(self.before(flat))
         heads = joined.view(rows, n, -1, self.size).transpose(1, 2)
         turning = self.heads + self.key_heads
         turned, values = heads[:, :turning], heads[:, turning:]
         if self.by_head is not None:
-            weight, epsilon = self.by_head
-            turned = F.rms_norm(turned, (self.size,), None, epsilon) * weight
+            turned = self.by_head(turned)
         turned = rotate(turned, rotary)
         keys, values = cache.update(turned[:, self.heads :], values, self.index)
         mixed = attend(turned[:, : self.heads], keys, values, mask, self.scale)
-        x = x + F.linear(mixed.transpose(1, 2).reshape(rows, n, -1), *self.out)
-        gate, up = F.linear(self.after(x), *self.expand).chunk(2, -1)
-        return x + F.linear(self.activation(gate) * up, *self.contract)
+        flat = self.out.onto(flat, mixed.transpose(1, 2).reshape(rows * n, -1))
+        gate, up = self.expand(self.after(flat)).chunk(2, -1)
+        return self.contract.onto(flat, self.activation(gate) * up).view(rows, n, -1)
 
 
 class Norm:
-    """An RMSNorm as the one kernel that torch has for it; `stock` is transformers' module."""
+    """An RMSNorm: `weight` [..., width] times what it norms, [..., width]."""
 
-    def __init__(self, stock: Any) -> None:
-        self.weight, self.epsilon = stock.weight, stock.variance_epsilon
-        self.shape = tuple(self.weight.shape)
+    def __init__(self, weight: Tensor, epsilon: float) -> None:
+        self.weight, self.epsilon = weight.detach(), epsilon
+        self.shape = tuple(weight.shape[-1:])
+        # Torch's is one kernel on a GPU and eight on a CPU, where these are four.
+        self.by_length = weight.device.type == "cpu" and weight.dtype.itemsize >= 4
+        (width,) = self.shape
+        self.scaled = self.weight * width**0.5
+        self.floor = self.weight.new_tensor(width * epsilon).sqrt()
+
+    @classmethod
+    def of(cls, stock: Any) -> Norm:
+        """That of a module of transformers."""
+        return cls(stock.weight, stock.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.shape, self.weight, self.epsilon)
+        if self.by_length:
+            length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+            return torch.div(x, torch.hypot(length, self.floor)).mul_(self.scaled)
+        if self.weight.dim() == 1:
+            return F.rms_norm(x, self.shape, self.weight, self.epsilon)
+        return F.rms_norm(x, self.shape, None, self.epsilon) * self.weight
+
+
+class Projection:
+    """One or several linear layers of transformers, which read the same, as one product."""
+
+    def __init__(self, *parts: nn.Linear) -> None:
+        self.weight = _joined(parts, "weight").t()
+        biased = getattr(parts[0], "bias", None) is not None
+        self.bias: Tensor | None = _joined(parts, "bias") if biased else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[places, inputs] to [places, outputs], those of the parts one behind the other."""
+        if self.bias is None:
+            return torch.mm(x, self.weight)
+        return torch.addmm(self.bias, x, self.weight)
+
+    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
+        """The same, added to a stream [places, outputs]."""
+        stream = torch.addmm(stream, x, self.weight)
+        return stream if self.bias is None else stream + self.bias
 
 
 def half_split(cosines: Tensor, sines: Tensor) -> Rotary:
@@ -110,29 +147,35 @@ def attend(
     return mixed.reshape(rows, heads, n, size)  # a view, where the kernel's layout allows one
 
 
-def _joined(parts: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weight and bias of one projection instead of several, whose parameters become views of it."""
-    weight = _as_one(parts, "weight")
-    return weight, None if parts[0].bias is None else _as_one(parts, "bias")
+def _joined(parts: Sequence[nn.Linear], name: str) -> Tensor:
+    """The parameters of that name one behind the other, which become views of the whole.
 
-
-def _as_one(parts: Sequence[nn.Linear], name: str) -> Tensor:
+    On a CPU inputs are rows: a product with one vector reads memory from end to end then, and takes
+    four fifths of the time where the weights lie beyond the second cache.
+    """
     given = [getattr(part, name).detach() for part in parts]
-    if _adjoin(given):  # joined before, for another
-        shape = sum(map(len, given)), *given[0].shape[1:]
-        return torch.as_strided(given[0], shape, given[0].stride())
-    whole = torch.cat(given)
-    for part, view in zip(parts, whole.split([*map(len, given)]), strict=True):
-        setattr(part, name, nn.Parameter(view, requires_grad=False))
+    whole = _whole(given)
+    if whole is None:
+        whole = torch.cat(given)
+        if whole.dim() == 2 and whole.device.type == "cpu":
+            whole = whole.t().contiguous().t()
+        for part, view in zip(parts, whole.split([*map(len, given)]), strict=True):
+            setattr(part, name, nn.Parameter(view, requires_grad=False))
     return whole
 
 
-def _adjoin(parts: Sequence[Tensor]) -> bool:
-    """Whether they lie one behind the other, in this order, in one storage."""
-    (storage, *others) = (part.untyped_storage().data_ptr() for part in parts)
-    ends = [part.storage_offset() + part.numel() for part in parts]
-    return (
-        all(other == storage for other in others)
-        and all(part.is_contiguous() for part in parts)
-        and [part.storage_offset() for part in parts[1:]] == ends[:-1]
-    )
+def _whole(parts: Sequence[Tensor]) -> Tensor | None:
+    """What was joined before, for another target: parts that lie so, in this order."""
+    first, step = parts[0], parts[0].stride(0)
+    size = sum(map(len, parts))
+    if first.dim() == 2 and first.device.type == "cpu" and first.stride() != (1, size):
+        return None
+    at = first.storage_offset()
+    for part in parts:
+        storage = part.untyped_storage().data_ptr()
+        if storage != first.untyped_storage().data_ptr() or part.stride() != first.stride():
+            return None
+        if part.storage_offset() != at:
+            return None
+        at += len(part) * step
+    return torch.as_strided(first, (size, *first.shape[1:]), first.stride())

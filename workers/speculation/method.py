@@ -68,9 +68,10 @@ class Method:
     def walk(self, plan: Plan, result: Result) -> list[Accepted]:
         """Which path each row accepts and which token ends it. One transfer when greedy."""
         logits = result.logits.float()
-        top, choice = logits.max(-1)
-        # One transfer for both: a float holds every id below 2^24 exactly.
-        choices, tops = torch.stack((choice.float(), top - logits.logsumexp(-1))).tolist()
+        # One transfer for both: a float holds every id below 2^24 exactly. The choice is made
+        # among the logits, of which the softmax may round two to one.
+        found = torch.stack((logits.argmax(-1).float(), logits.softmax(-1).amax(-1)))
+        choices, tops = found.tolist()
         sampled = [i for i, row in enumerate(plan.rows) if not row.greedy]
         laws = warp(logits[sampled], [plan.rows[i].sampling for i in sampled]) if sampled else None
         walked: list[Accepted | None] = [None] * len(plan.rows)
@@ -82,7 +83,7 @@ class Method:
                 walked[i] = self._walk_sampled(plan.rows[i], plan.trees[i], law)
         for i, tree in enumerate(plan.trees):
             accepted = walked[i] or self._walk_greedy(tree, choices[i], tops[i])
-            accepted.confidences = [math.exp(tops[i][node]) for node in accepted.path]
+            accepted.confidences = [tops[i][node] for node in accepted.path]
             walked[i] = accepted
         return [accepted for accepted in walked if accepted is not None]
 
@@ -99,7 +100,7 @@ class Method:
                 break
             path.append(taken)
             tokens.append(int(choices[taken]))
-        return Accepted(path, tokens, [tops[node] for node in path])
+        return Accepted(path, tokens, [math.log(tops[node]) for node in path])
 
     def _walk_sampled(self, row: Row, tree: Tree, laws: Tensor) -> Accepted:
         newest = len(row.ids) - 1

@@ -61,7 +61,7 @@ class Target:
         self.model, self.embed, self.norm, self.head = (
             model,
             base.embed_tokens,
-            Norm(base.norm),
+            Norm.of(base.norm),
             model.lm_head,
         )
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
