@@ -106,13 +106,20 @@ _FOLDERS = tempfile.TemporaryDirectory()  # gone with the process
 
 @cache
 def make_adapter(
-    exit_layer: int = 1, width: int = 32, heads: int = 4, key_heads: int = 2, seed: int = 0
+    exit_layer: int = 1,
+    width: int = 32,
+    heads: int = 4,
+    key_heads: int = 2,
+    seed: int = 0,
+    feed_forward: int = 0,
 ) -> str:
     """A folder with a random adapter, for models of `make_model`'s shape unless it is given."""
     torch.manual_seed(seed)
-    adapter = Adapter(Shape(exit_layer, width, heads, key_heads, width // heads), 1e-6)
+    shape = Shape(exit_layer, width, heads, key_heads, width // heads, feed_forward)
+    adapter = Adapter(shape, 1e-6)
     adapter.after.weight.data.mul_(6)  # so that some laws are sure and some are not
-    folder = Path(_FOLDERS.name) / f"{exit_layer}-{width}-{heads}-{key_heads}-{seed}"
+    name = f"{exit_layer}-{width}-{heads}-{key_heads}-{seed}-{feed_forward}"
+    folder = Path(_FOLDERS.name) / name
     adapter.save(folder)
     return str(folder)
 

@@ -108,7 +108,8 @@ def test_a_draft_ends_behind_the_first_doubtful_token() -> None:
     with torch.inference_mode():
         plan = loop.method.draft(loop.rows)
     assert len({len(tree) for tree in plan.trees}) > 3
-    model, adapter = loop.target.model, loop.target.exit
+    assert loop.target.exit is not None
+    model, adapter = loop.target.model, loop.target.exit.adapter
     for row, tree in zip(plan.rows, plan.trees, strict=True):
         assert len(tree) <= row.room  # with the token that ends the round
         for depth in range(1, len(tree)):
@@ -179,7 +180,7 @@ def test_every_layer_runs_once_for_every_drafted_token() -> None:
 
     def counted(layer: Layer) -> Any:
         def run(x: Tensor, *rest: Any) -> Tensor:
-            seen[layer.index] += x.shape[1]
+            seen[layer.attention.place] += x.shape[1]
             return layer(x, *rest)
 
         return run
@@ -193,18 +194,22 @@ def test_every_layer_runs_once_for_every_drafted_token() -> None:
     assert seen == {0: 4, 1: 4, 2: 4}
 
 
+@pytest.mark.parametrize("feed_forward", [0, 40])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
-def test_the_adapter_reads_through_the_cache_what_it_reads_at_once(family: str) -> None:
-    loop = decoder(make_model(family, layers=3), gamma=3, threshold=0)
+def test_the_adapter_reads_through_the_cache_what_it_reads_at_once(
+    family: str, feed_forward: int
+) -> None:
+    adapter = make_adapter(feed_forward=feed_forward)
+    loop = decoder(make_model(family, layers=3), adapter=adapter, gamma=3, threshold=0)
     generate(loop, PROMPTS, 9, sampling=Sampling(1.0, seed=4))
-    target, adapter = loop.target, loop.target.exit
-    assert adapter is not None
+    target = loop.target
+    assert target.exit is not None
     assert len(target.cache.data) == 2 * (3 + 1)
     for slot in range(len(PROMPTS)):
         length = target.cache.lengths[slot]
         ids = target.cache.ids[slot]
         tree = loop.method.draft([Row(slot, ids[: length + 1], Sampling(1.0), 1)]).trees[0]
-        law = alone(target.model, adapter, ids[: length + 1])
+        law = alone(target.model, target.exit.adapter, ids[: length + 1])
         assert torch.allclose(tree.laws[0], law, atol=1e-4)
 
 
@@ -259,6 +264,13 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"width=64.*the model needs .*width=32"):
         decoder(adapter=make_adapter(1, width=64))
     Adapter.load(Path(make_adapter()), make_model()).save(tmp_path)
+    told = (tmp_path / CONFIG).read_text()
+    (tmp_path / CONFIG).write_text(told.replace('"feed_forward": 0', '"feed_forward": -8'))
+    with pytest.raises(ValueError, match="feed_forward must be a width or 0, not -8"):
+        decoder(adapter=str(tmp_path))
+    (tmp_path / CONFIG).write_text(told.replace('"feed_forward": 0', '"feed_forward": 8'))
+    with pytest.raises(ValueError, match="cannot read the adapter"):
+        decoder(adapter=str(tmp_path))
     (tmp_path / WEIGHTS).write_bytes(b"nonsense")
     with pytest.raises(ValueError, match="cannot read the adapter"):
         decoder(adapter=str(tmp_path))

@@ -102,13 +102,13 @@ def test_weights_are_held_once_however_many_targets_there_are() -> None:
     layers = [Layer(model.model.layers[0]) for _ in range(2)]
     stock = model.model.layers[0].self_attn.k_proj
     for layer in layers:
-        weight, bias = layer.project.weight, layer.project.bias
+        weight, bias = layer.attention.project.weight, layer.attention.project.bias
         assert weight.untyped_storage().data_ptr() == stock.weight.untyped_storage().data_ptr()
         assert bias is not None
         assert bias.untyped_storage().data_ptr() == stock.bias.untyped_storage().data_ptr()
         assert torch.equal(weight[:, 32:48], stock.weight.t())
     stock.weight[0, 0] = 7.0
-    assert layers[1].project.weight[0, 32] == 7.0
+    assert layers[1].attention.project.weight[0, 32] == 7.0
 
 
 def test_weights_that_lie_in_another_order_are_copied() -> None:
@@ -119,7 +119,8 @@ def test_weights_that_lie_in_another_order_are_copied() -> None:
     whole = torch.cat([part.weight for part in (key, query, value)])
     for part, view in zip((key, query, value), whole.split([16, 32, 16]), strict=True):
         part.weight = torch.nn.Parameter(view, requires_grad=False)
-    assert torch.equal(Layer(model.model.layers[0]).project.weight, wanted.t())
+    layer = Layer(model.model.layers[0])
+    assert torch.equal(layer.attention.project.weight, wanted.t())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])

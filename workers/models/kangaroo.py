@@ -29,6 +29,8 @@ from workers.speculation.layer import half_split
 
 EXIT_LAYER = 2
 """Of the embedded model's twelve."""
+FEED_FORWARD = 352
+"""Inner width of that part of the adapter, as in a layer of the model; 0 would be the paper's."""
 MEASURED = 64
 """Chains that training leaves out; the first of the file."""
 
@@ -63,13 +65,22 @@ class Rates:
 class Lesson:
     """A frozen target, the adapter that learns from it, and the fingerprint of the weights."""
 
-    def __init__(self, model: Any, exit_layer: int, weights: str = "", seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        exit_layer: int,
+        weights: str = "",
+        seed: int = 0,
+        feed_forward: int = FEED_FORWARD,
+    ) -> None:
         torch.manual_seed(seed)
         self.model, self.exit_layer, self.weights = model, exit_layer, weights
-        adapter = Adapter(Shape.of(model.config, exit_layer), model.config.rms_norm_eps)
-        adapter = adapter.to(model.device)
+        shape = Shape.of(model.config, exit_layer, feed_forward)
+        adapter = Adapter(shape, model.config.rms_norm_eps).to(model.device)
         with torch.no_grad():  # at first what the head itself reads out of the shallow layer
             adapter.out.weight.zero_()
+            if feed_forward:
+                adapter.down.weight.zero_()
             adapter.after.weight.copy_(model.model.norm.weight)
         self.adapter = adapter
 
@@ -84,10 +95,12 @@ class Lesson:
         """
         device = "cuda" if torch.cuda.is_available() else "cpu"
         model = load_model(str(checkpoint), device=device, dtype=torch.float32)
-        lesson = cls(model, exit_layer, fingerprint(checkpoint), seed)
-        if init_from is not None:
-            first = Adapter.load(init_from, model, exit_layer)
-            lesson.adapter.load_state_dict(first.state_dict())
+        weights = fingerprint(checkpoint)
+        if init_from is None:
+            return cls(model, exit_layer, weights, seed)
+        first = Adapter.load(init_from, model, exit_layer)
+        lesson = cls(model, exit_layer, weights, seed, first.shape.feed_forward)
+        lesson.adapter.load_state_dict(first.state_dict())
         return lesson
 
     def laws(self, documents: Sequence[Document], length: int) -> tuple[Tensor, Tensor]:

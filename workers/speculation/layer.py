@@ -10,7 +10,7 @@ views from then on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -30,43 +30,105 @@ class Layer:
     """
 
     def __init__(self, stock: Any) -> None:
-        attention, mlp = stock.self_attn, stock.mlp
-        config = attention.config
-        self.index = attention.layer_idx
-        self.heads, self.key_heads = config.num_attention_heads, config.num_key_value_heads
-        self.size, self.scale = attention.head_dim, attention.scaling
-        self.before = Norm.of(stock.input_layernorm)
-        self.after = Norm.of(stock.post_attention_layernorm)
-        self.project = Projection(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.out = Projection(attention.o_proj)
-        self.expand = Projection(mlp.gate_proj, mlp.up_proj)
-        self.contract = Projection(mlp.down_proj)
-        self.activation = mlp.act_fn
-        self.by_head: Norm | None = None  # Qwen3 norms every query and key
-        if hasattr(attention, "q_norm"):
-            query, key = attention.q_norm, attention.k_norm
-            weights = [query.weight] * self.heads + [key.weight] * self.key_heads
-            self.by_head = Norm(torch.stack(weights)[:, None], query.variance_epsilon)
+        mlp = stock.mlp
+        self.attention = Attention.of(stock)
+        self.feed_forward = FeedForward(
+            Norm.of(stock.post_attention_layernorm),
+            Projection(mlp.gate_proj, mlp.up_proj),
+            Projection(mlp.down_proj),
+            mlp.act_fn,
+        )
 
     def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache) -> Tensor:
         """[rows, n, width] of the residual stream to the same behind this layer.
 
         `mask` is additive [rows or 1, 1, n, cached], None says causal; the cache is aimed.
         """
+        return self.feed_forward(self.attention(x, rotary, mask, cache)).view(x.shape)
+
+
+class Attention:
+    """The first half of a layer: a norm, attention, and the residual around both."""
+
+    def __init__(
+        self,
+        before: Norm,
+        project: Projection,
+        out: Projection,
+        *,
+        heads: int,
+        key_heads: int,
+        size: int,
+        scale: float,
+        place: int,
+        by_head: Norm | None = None,
+    ) -> None:
+        self.before, self.project, self.out = before, project, out
+        self.heads, self.turning = heads, heads + key_heads
+        self.size, self.scale = size, scale
+        self.place = place  # of its keys and values, among the cache's layers
+        self.by_head = by_head  # of every query and key
+
+    @classmethod
+    def of(cls, stock: Any) -> Attention:
+        """That of a layer of transformers."""
+        inner = stock.self_attn
+        heads, key_heads = inner.config.num_attention_heads, inner.config.num_key_value_heads
+        by_head = None
+        if hasattr(inner, "q_norm"):  # Qwen3
+            query, key = inner.q_norm, inner.k_norm
+            weights = [query.weight] * heads + [key.weight] * key_heads
+            by_head = Norm(torch.stack(weights)[:, None], query.variance_epsilon)
+        return cls(
+            Norm.of(stock.input_layernorm),
+            Projection(inner.q_proj, inner.k_proj, inner.v_proj),
+            Projection(inner.o_proj),
+            heads=heads, key_heads=key_heads, size=inner.head_dim, scale=inner.scaling,
+            place=inner.layer_idx, by_head=by_head,
+        )  # fmt: skip
+
+    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache) -> Tensor:
+        """[rows, n, width] to the stream [rows * n, width] behind it; the rest as a layer's."""
+        stream = x.reshape(-1, x.shape[-1])
+        queries, keys, values = self._read(stream, x, rotary, cache)
+        mixed = attend(queries, keys, values, mask, self.scale)
+        return self.out.onto(stream, mixed.transpose(1, 2).reshape(len(stream), -1))
+
+    def note(self, x: Tensor, rotary: Rotary, cache: Cache) -> None:
+        """Keep the keys and values of x, from which nobody reads on."""
+        self._read(x.reshape(-1, x.shape[-1]), x, rotary, cache)
+
+    def _read(
+        self, stream: Tensor, x: Tensor, rotary: Rotary, cache: Cache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries of x, and the keys and values that they may look at."""
         rows, n, _ = x.shape
-        flat = x.reshape(rows * n, -1)
-        joined = self.project(self.before(flat))
-        heads = joined.view(rows, n, -1, self.size).transpose(1, 2)
-        turning = self.heads + self.key_heads
-        turned, values = heads[:, :turning], heads[:, turning:]
+        heads = self.project(self.before(stream)).view(rows, n, -1, self.size).transpose(1, 2)
+        turned, values = heads[:, : self.turning], heads[:, self.turning :]
         if self.by_head is not None:
             turned = self.by_head(turned)
         turned = rotate(turned, rotary)
-        keys, values = cache.update(turned[:, self.heads :], values, self.index)
-        mixed = attend(turned[:, : self.heads], keys, values, mask, self.scale)
-        flat = self.out.onto(flat, mixed.transpose(1, 2).reshape(rows * n, -1))
-        gate, up = self.expand(self.after(flat)).chunk(2, -1)
-        return self.contract.onto(flat, self.activation(gate) * up).view(rows, n, -1)
+        keys, values = cache.update(turned[:, self.heads :], values, self.place)
+        return turned[:, : self.heads], keys, values
+
+
+class FeedForward:
+    """The second half of a layer: a norm, the gated feed-forward part, and the residual."""
+
+    def __init__(
+        self,
+        before: Norm,
+        expand: Projection,
+        contract: Projection,
+        activation: Callable[[Tensor], Tensor],
+    ) -> None:
+        self.before, self.expand, self.contract = before, expand, contract
+        self.activation = activation
+
+    def __call__(self, stream: Tensor) -> Tensor:
+        """[places, width] to the same behind it."""
+        gate, up = self.expand(self.before(stream)).chunk(2, -1)
+        return self.contract.onto(stream, self.activation(gate) * up)
 
 
 class Norm:

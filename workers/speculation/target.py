@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.speculation.adapter import Adapter
+from workers.speculation.adapter import Adapter, Exit
 from workers.speculation.cache import Cache
 from workers.speculation.layer import Layer, Norm, half_split
 from workers.speculation.tree import Tree
@@ -66,7 +66,7 @@ class Target:
         )
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
-        self.exit: Adapter | None = None
+        self.exit: Exit | None = None
         self._remembered: int | None = None
         head_size = getattr(config, "head_dim", None)
         head_size = head_size or config.hidden_size // config.num_attention_heads
@@ -99,22 +99,22 @@ class Target:
         From then on every token that reaches that layer leaves the adapter's keys and values in
         the cache too, so a slot's length is theirs as well.
 
-        Methods may share an adapter, each with a copy of its own.
+        Methods may share an adapter: one that says the same as the first stands for it.
 
         Raises:
             ValueError: passes end by another adapter already.
         """
-        if self.exit is not None and not self.exit.equals(adapter):
+        if self.exit is None:
+            self.exit = Exit(adapter, self.cache.add_layer())
+        elif not self.exit.adapter.equals(adapter):
             raise ValueError(
                 f"a model has one early exit, and another method has it at {self.exit_layer}"
             )
-        adapter.place = self.cache.add_layer() if self.exit is None else self.exit.place
-        self.exit = adapter
 
     @property
     def exit_layer(self) -> int:
         """Where a pass may end with logits before the last layer; -1 without an adapter."""
-        return -1 if self.exit is None else self.exit.shape.exit_layer
+        return -1 if self.exit is None else self.exit.layer
 
     def remember(self, layer: int) -> None:
         """Keep the input of a layer with every cached token, in `cache.states`.
@@ -179,7 +179,7 @@ class Target:
             if index in hidden:
                 taken[index] = x
             if self.exit is not None and first < index == self.exit_layer:
-                self.exit.note(x, rotary, self.cache)
+                self.exit.attention.note(x, rotary, self.cache)
             if index == self._remembered:
                 self.cache.note(x)
             x = self.layers[index](x, rotary, mask, self.cache)
@@ -204,7 +204,7 @@ class Target:
         if self.exit is None or stop != self.exit_layer:
             return x[:, :0]
         if last == 0:
-            self.exit.note(x, rotary, self.cache)
+            self.exit.attention.note(x, rotary, self.cache)
             return x[:, :0]
         x = self.exit(x, rotary, mask, self.cache)[:, -last:]
         return self.head(x)[..., : self.vocabulary]  # type: ignore[no-any-return]
