@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from deploy.commands.shared import Bar
+from deploy.decoding.ablation import ablations
 from deploy.decoding.contenders import BASELINE, Contender, Entry, enter, entries
 from deploy.decoding.predict import predictions
 from deploy.decoding.rounds import Row, Turns, rows, take_turns, texts
@@ -50,7 +51,7 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
         torch.set_num_threads(threads)
     prompts = questions(opened, settings)
     chosen = list(entries(asked))
-    data: dict[str, Any] = {"rows": [], "laws": [], "unavailable": []}
+    data: dict[str, Any] = {"rows": [], "laws": [], "ablations": [], "unavailable": []}
     fields: list[tuple[int, list[Contender]]] = []
     for streams in settings.streams:
         entered, missing = enter(
@@ -76,6 +77,8 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
                     _predict(opened, settings.draft, done, found, prompts, temperature, shown.tell)
                 )
             data["rows"] += found
+            if streams == 1:
+                data["ablations"] += ablations(done, temperature)
     data["about"] = {
         "model": settings.model,
         "draft": settings.draft,

@@ -75,23 +75,24 @@ class Entry:
     @property
     def length(self) -> int | None:
         """Most drafts that a round can accept, where the parameters say it."""
-        branching, gamma = self._found("branching"), self._found("gamma")
+        branching, gamma = self.parameter("branching"), self.parameter("gamma")
         return len(branching) if branching is not None else gamma
 
     @property
     def budget(self) -> int | None:
         """Most tokens of a round's draft that the target reads."""
-        if (branching := self._found("branching")) is not None:
+        if (branching := self.parameter("branching")) is not None:
             nodes, level = 0, 1
             for count in branching:
                 level *= count
                 nodes += level
             return nodes
-        if (gamma := self._found("gamma")) is None:
+        if (gamma := self.parameter("gamma")) is None:
             return None
-        return int(gamma * (self._found("count") or self._found("width") or 1))
+        return int(gamma * (self.parameter("count") or self.parameter("width") or 1))
 
-    def _found(self, name: str) -> Any:
+    def parameter(self, name: str) -> Any:
+        """Its value, given or by default; None where the method has none of that name."""
         known = inspect.signature(METHODS[self.method]).parameters if self.method in METHODS else {}
         default = known[name].default if name in known else None
         return self.parameters.get(name, default)

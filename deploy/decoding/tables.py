@@ -66,6 +66,15 @@ BUDGET: list[Column] = [
     ("predicted", predicted),
     ("tokens/s", lambda row: f"{row['tokens_per_s']:.0f}"),
 ]
+ABLATION: list[Column] = [
+    ("heads", lambda row: f"{row['variant']} x{len(row['seeds'])}"),
+    ("temperature", lambda row: f"{row['temperature']:g}"),
+    ("accepted drafts a round [95 %]", figure("accepted")),
+    ("each head's", lambda row: " ".join(f"{one:.2f}" for one in row["seeds"])),
+    ("most there can be", lambda row: f"{row['depth']}"),
+    ("below that", lambda row: f"{row['below_cap']:.2f}"),
+    ("more than its ablation", lambda row: figure("difference")(row)),
+]
 
 
 def at_length(rows: Sequence[Row], length: int) -> list[Row]:
@@ -103,6 +112,7 @@ def sections(data: Data) -> list[tuple[str, list[Column], list[Row]]]:
             found.append((f"At draft length {length}, {where}", LENGTH, at_length(here, length)))
             title = f"At {budget} target tokens a round, {where}"
             found.append((title, BUDGET, at_budget(here, budget)))
+    found.append(("Feature drafters beside their ablation", ABLATION, data["ablations"]))
     return [(heading, columns, rows) for heading, columns, rows in found if rows]
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from deploy import cli
+from deploy.decoding.ablation import ablations
 from deploy.decoding.contenders import Entry, Ours, Work, entries
 from deploy.decoding.predict import predictions
 from deploy.decoding.rounds import Turns, estimate, identical, rows, texts
@@ -214,6 +215,27 @@ def test_an_interval_pairs_the_groups() -> None:
     assert (found.value, found.low, found.high) == pytest.approx((2, 2, 2))
     alone = estimate((np.ones(3), seconds))
     assert alone.low < alone.value < alone.high
+
+
+def test_what_fspad_adds_is_told_over_all_its_heads() -> None:
+    def turns(variant: str, rounds: int, depth: int = 5) -> Turns:
+        return Scripted("fspad", variant=variant, depth=depth).turns(1.0, 1.0, rounds=rounds)
+
+    ours = [turns("fspad", 2), turns("fspad", 2)]
+    theirs = [turns("eagle2", 3), turns("eagle2", 4)]
+    base = Scripted("vanilla").turns(1.0, 1.0)
+    (found, ablation) = ablations([base, *ours, *theirs, turns("fspad", 1, depth=7)], 0.5)
+    emitted = float(ours[0].emitted[0])
+    assert (found["variant"], found["depth"], found["temperature"]) == ("fspad", 5, 0.5)
+    assert found["seeds"] == pytest.approx([emitted / 2 - 1] * 2)
+    assert ablation["seeds"] == pytest.approx([emitted / 3 - 1, emitted / 4 - 1])
+    assert ablation["accepted"] == pytest.approx(4 * emitted / 14 - 1)
+    assert ablation["below_cap"] == pytest.approx(5 - ablation["accepted"])
+    assert found["difference"] == pytest.approx(found["accepted"] - ablation["accepted"])
+    # The seeds of both variants are drawn, so the interval reaches from the best to the worst.
+    assert found["difference_low"] == pytest.approx(emitted / 2 - emitted / 3)
+    assert found["difference_high"] == pytest.approx(emitted / 2 - emitted / 4)
+    assert ablations([*ours, base], 0.0) == []
 
 
 def test_predictions_are_what_is_measured(tmp_path: Path) -> None:

@@ -76,16 +76,22 @@ class Cache:
 
     # What a forward pass uses ------------------------------------------------------------
 
-    def open(self, slots: Sequence[int], starts: Sequence[int], positions: Tensor, n: int) -> None:
-        """Aim the next pass: row b writes n entries from `starts[b]`; `positions` is [rows, n]."""
+    def open(
+        self, slots: Sequence[int], starts: Sequence[int], positions: Tensor | None, n: int
+    ) -> None:
+        """Aim the next pass: row b writes n entries from `starts[b]`.
+
+        `positions` [rows, n] says it of several rows.
+        """
         first, rows = slots[0], len(slots)
         self._first, self._start, self._end = first, starts[0], max(starts) + n
         self._index = self._gather = None
         if rows == 1:
-            row = self.data[:, first : first + 1]
-            self._write = row[:, :, :, starts[0] : self._end].unbind(0)
-            self._read = row[:, :, :, : self._end].unbind(0)
+            row = self.data.narrow(1, first, 1)
+            self._write = row.narrow(3, starts[0], n).unbind(0)
+            self._read = row.narrow(3, 0, self._end).unbind(0)
             return
+        assert positions is not None
         chosen = torch.tensor(slots, device=self.data.device)
         self._index = (chosen[:, None], positions)
         if list(slots) == list(range(first, first + rows)):  # neighbours: read a view

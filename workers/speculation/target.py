@@ -159,12 +159,11 @@ class Target:
         chains = all(tree.is_chain for tree in trees)
         first, stop = layers[0], layers[1] if layers[1] is not None else len(self.layers)
         if rows == 1 and chains and n <= len(self._strip):
-            start, end = starts[0], starts[0] + n
-            positions = self._columns[start:end][None]
-            rotary = self._rotary[0][:, :, start:end], self._rotary[1][:, :, start:end]
+            start = starts[0]
+            cosines, sines = (table.narrow(2, start, n) for table in self._rotary)
+            rotary, places = (cosines, sines), None
             # Without a mask, sdpa takes n > 1 queries as the causal square from position 0.
             mask = None if n == 1 or start == 0 else self._view(start, n)
-            places = positions
         else:
             positions, places, mask = self._plan(starts, skips, trees, n, chains)
             cosines, sines = (table[0, 0][positions] for table in self._rotary)
