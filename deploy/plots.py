@@ -27,18 +27,15 @@ def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written.
     """
-    try:
-        from matplotlib import colormaps
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install 'baton[plot]'") from None
+    figure = figure_of(11, 4.8)
+    from matplotlib import colormaps
+
     names = list(dict.fromkeys(row["policy"] for row in table))
     budgets = list(dict.fromkeys(row["budget"] for row in table))
     others = [name for name in names if name != BASELINE]
     palette = colormaps["tab10" if len(others) <= 10 else "tab20"]
     colours = {name: palette(index % 20) for index, name in enumerate(others)}
     colours[BASELINE] = (0.0, 0.0, 0.0, 1.0)
-    figure = Figure(figsize=(11, 4.8), layout="constrained")
     panels: Any = figure.subplots(1, 2, sharey=True)
     for axes, (key, caption) in zip(panels, PANELS, strict=True):
         for row in table:
@@ -69,6 +66,20 @@ def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
     figure.legend(handles, labels, loc="outside right upper", fontsize=9, frameon=False)
     if title:
         figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def figure_of(width: float, height: float) -> Any:
+    """An empty figure of so many inches; ConfigError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("a plot needs matplotlib: pip install 'baton[plot]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as PNG; ConfigError where that cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(path, dpi=150, format="png")

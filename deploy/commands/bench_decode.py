@@ -51,6 +51,9 @@ def bench_decode(
     as_markdown: Annotated[
         Path | None, typer.Option("--markdown", help="Write the tables to this file.")
     ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the speeds to plain decoding into this PNG file.")
+    ] = None,
 ) -> None:
     """Time token-level methods on one model, in turns on the same prompts.
 
@@ -94,6 +97,10 @@ def bench_decode(
         write(as_json, json.dumps(data, indent=2) + "\n")
     if as_markdown is not None:
         write(as_markdown, report(data))
+    if plot is not None:
+        from deploy.decoding.picture import draw
+
+        draw(data["rows"], plot)
     console = wide_console()
     for heading, columns, rows in sections(data):
         show(rows, columns, console, heading)

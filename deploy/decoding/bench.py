@@ -12,10 +12,12 @@ from deploy.commands.shared import Bar
 from deploy.decoding.ablation import ablations
 from deploy.decoding.contenders import BASELINE, Contender, Entry, enter, entries
 from deploy.decoding.predict import predictions
-from deploy.decoding.rounds import Row, Turns, rows, take_turns, texts
+from deploy.decoding.rounds import Row, Turns, right, rows, take_turns, texts
 from deploy.problems import load_problems
 from orchestrator.errors import InvalidRequest
+from orchestrator.evaluate import Problem
 from orchestrator.types import Message, Trace
+from orchestrator.values import compare
 from workers.loading import Opened, open_target
 from workers.prompt import Prompts
 
@@ -49,7 +51,12 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
         threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
-    prompts = questions(opened, settings)
+    problems = load_problems("builtin:dev", settings.prompts, settings.seed)
+    prompts = rendered(opened, problems, settings)
+
+    def is_right(prompt: int, output: list[int]) -> bool:
+        return bool(compare(opened.tokenizer.decode(output), problems[prompt].answer))
+
     chosen = list(entries(asked))
     data: dict[str, Any] = {"rows": [], "laws": [], "ablations": [], "unavailable": []}
     fields: list[tuple[int, list[Contender]]] = []
@@ -76,6 +83,9 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
                 data["laws"].append(
                     _predict(opened, settings.draft, done, found, prompts, temperature, shown.tell)
                 )
+            shares = {one.contender.entry.label: right(one, is_right) for one in done}
+            for row in found:
+                row |= shares[row["label"]].keys("right")
             data["rows"] += found
             if streams == 1:
                 data["ablations"] += ablations(done, temperature)
@@ -95,11 +105,10 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
     return data
 
 
-def questions(opened: Opened, settings: Settings) -> list[list[int]]:
-    """Development problems as chat prompts."""
-    rendered = Prompts(opened.tokenizer)
-    problems = load_problems("builtin:dev", settings.prompts, settings.seed)
-    found = [rendered.trace(Trace((Message("user", one.question),))) for one in problems]
+def rendered(opened: Opened, problems: Sequence[Problem], settings: Settings) -> list[list[int]]:
+    """Problems as chat prompts."""
+    prompts = Prompts(opened.tokenizer)
+    found = [prompts.trace(Trace((Message("user", one.question),))) for one in problems]
     longest, room = max(map(len, found)), opened.target.max_len
     if longest + settings.max_new > room:
         raise InvalidRequest(

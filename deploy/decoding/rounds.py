@@ -196,6 +196,17 @@ def _is_plain_chain(one: Turns, length: int) -> bool:
     return (entry.method, entry.length, verification) == ("chain", length, "token")
 
 
+def right(turns: Turns, is_right: Callable[[int, list[int]], bool]) -> Estimate:
+    """The share of outputs that are; `is_right` takes a prompt's number and an output."""
+    good, made, first = [], [], 0
+    for group in turns.works:
+        found = [is_right(first + i, out) for one in group for i, out in enumerate(one.outputs)]
+        good.append(sum(found))
+        made.append(len(found))
+        first += len(group[0].outputs)
+    return estimate((np.array(good, float), np.array(made, float)))
+
+
 def texts(turns: Turns) -> list[tuple[int, list[int]]]:
     """(which prompt, output) of every turn."""
     found, first = [], 0

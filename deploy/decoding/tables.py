@@ -50,6 +50,7 @@ MAIN: list[Column] = [
     ("accepted drafts", rate),
     ("target passes", lambda row: f"{row['target_passes']:.0f}"),
     ("as vanilla", identical),
+    ("right", figure("right", "{:.0%}")),
 ]
 LENGTH: list[Column] = [
     ("method", label),
@@ -126,7 +127,8 @@ def notes(data: Data) -> list[str]:
         "prompt is part of every time.",
         "Ratios are of tokens a second, medians over the rounds, with bootstrap intervals over the "
         "prompts; tokens a round are those of one target pass, its bonus token included; as "
-        "vanilla: prompts whose every token is plain decoding's. SpecTr's paper: 1.37x to chain.",
+        "vanilla: prompts whose every token is plain decoding's; right: outputs that give the "
+        "problem's answer. SpecTr's paper: 1.37x to chain.",
     ]
     told += [
         f"Temperature {one['temperature']:g}: a token of the draft model is accepted with a "

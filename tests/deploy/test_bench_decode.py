@@ -15,7 +15,7 @@ from deploy import cli
 from deploy.decoding.ablation import ablations
 from deploy.decoding.contenders import Entry, Ours, Work, entries
 from deploy.decoding.predict import predictions
-from deploy.decoding.rounds import Turns, estimate, identical, rows, texts
+from deploy.decoding.rounds import Turns, estimate, identical, right, rows, texts
 from orchestrator.errors import ConfigError
 from tests.workers.conftest import make_model, make_tokenizer, save
 from workers import checkpoints
@@ -41,7 +41,7 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 
 def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
-    out, page = tmp_path / "decode.json", tmp_path / "decode.md"
+    out, page, picture = (tmp_path / f"decode.{kind}" for kind in ("json", "md", "png"))
     threads = torch.get_num_threads()
     chosen = (
         "hf-generate,hf-assisted,chain:gamma=4,recursive-c:branching=[2,1,1,1],recursive-s,"
@@ -50,8 +50,9 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
     status, said, err = baton(
         "--model", str(tiny / "large"), "--draft", str(tiny / "small"), "--methods", chosen,
         "--prompts", "2", "--rounds", "1", "--max-new", "8", "--streams", "1,2",
-        "--json", str(out), "--markdown", str(page),
+        "--json", str(out), "--markdown", str(page), "--plot", str(picture),
     )  # fmt: skip
+    assert picture.read_bytes().startswith(b"\x89PNG")
     assert (status, torch.get_num_threads()) == (0, threads), err
     data = json.loads(out.read_text())
     found = data["rows"]
@@ -206,6 +207,12 @@ def test_figures_of_turns() -> None:
     assert found["hf-assisted drafts 8"]["tried"] == pytest.approx({"3": 4 / 18, "8": 0.5})
     assert identical(beam, base) == 0
     assert texts(base) == [(0, [7] * 10), (1, [7] * 10)]
+
+
+def test_outputs_are_marked_prompt_by_prompt() -> None:
+    both = Scripted("vanilla").turns(1.0, 3.0)
+    found = right(both, lambda prompt, output: prompt == 1 and output == [7] * 10)
+    assert (found.value, found.low, found.high) == (0.5, 0.0, 1.0)
 
 
 def test_an_interval_pairs_the_groups() -> None:
