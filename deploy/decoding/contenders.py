@@ -32,7 +32,7 @@ SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "chain": [
         {"gamma": gamma, "verification": verification}
         for verification in ("token", "block")
-        for gamma in (2, 4, 6, 8)
+        for gamma in (2, 4, 6, 8, 12)
     ],
     "lookup": [{"gamma": 10}],
     "spectr": [
@@ -52,6 +52,11 @@ SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
         {"width": 4, "gamma": 2},
     ],
     "greedy-multi": [{"branching": [2, 2, 1, 1]}, {"branching": [2, 1, 1, 1]}],
+    "fspad": [
+        {**shape, "variant": variant}
+        for shape in ({}, {"depth": 8, "width": 1, "nodes": 8})
+        for variant in ("fspad", "eagle2")
+    ],
 }
 """The parameters a method is measured with; one that is not named here, with its own defaults."""
 

@@ -106,7 +106,7 @@ def test_service_drafts_what_training_unrolls(
     with torch.inference_mode():
         features = target.model.model(tensor).last_hidden_state
         steps = list(unroll(head, target.model, tensor, features, 3))
-        expected = [target.head(head.confide(step)) for step in steps]
+        expected = [target.model.lm_head(head.confide(step)) for step in steps]
         root = 4
         target.read(1, ids[:root])
         ahead.read(1, ids[:2])

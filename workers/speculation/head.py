@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workers.speculation.layer import Projection
 from workers.speculation.target import Result, Target
 from workers.speculation.tree import Tree
 
@@ -136,8 +137,11 @@ class Ahead(Target):
 
     def __init__(self, head: Head, target: Target) -> None:
         target.remember(len(target.layers))
+        for part in head.modules():
+            if isinstance(part, nn.Linear):
+                Projection(part)  # lays its weights out as products with one vector read them
         ours = SimpleNamespace(
-            embed_tokens=target.embed,
+            embed_tokens=SimpleNamespace(weight=target.embedding),
             norm=head.norm,
             layers=[head.layer],
             rotary_emb=target.model.model.rotary_emb,
@@ -165,9 +169,9 @@ class Ahead(Target):
         done = list(skip or [0] * len(slots))
         fresh = [tree.tokens[read:] for tree, read in zip(trees, done, strict=True)]
         n = max(map(len, fresh))
-        tokens = torch.tensor([ids + [0] * (n - len(ids)) for ids in fresh], device=self.device)
+        embedding = self.embed([ids + [0] * (n - len(ids)) for ids in fresh])
         feature = self._guessed(trees, done, n) if any(done) else self._true(slots, n)
-        states = self.drafter.enter(self.embed(tokens), feature)
+        states = self.drafter.enter(embedding, feature)
         result = super().forward(slots, trees, skip=skip, last=last, states=states, hidden=(1,))
         self._guesses, self._read = self.drafter.guess(result.hidden[1]), done
         return result

@@ -36,7 +36,7 @@ class Layer:
             Norm.of(stock.post_attention_layernorm),
             Projection(mlp.gate_proj, mlp.up_proj),
             Projection(mlp.down_proj),
-            mlp.act_fn,
+            mlp.act_fn.forward,  # past the hooks of a module
         )
 
     def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache) -> Tensor:
@@ -218,7 +218,7 @@ def _joined(parts: Sequence[nn.Linear], name: str) -> Tensor:
     given = [getattr(part, name).detach() for part in parts]
     whole = _whole(given)
     if whole is None:
-        whole = torch.cat(given)
+        whole = torch.cat(given) if len(given) > 1 else given[0]
         if whole.dim() == 2 and whole.device.type == "cpu":
             whole = whole.t().contiguous().t()
         for part, view in zip(parts, whole.split([*map(len, given)]), strict=True):

@@ -16,11 +16,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import embedding
 
 from workers.speculation.adapter import Adapter, Exit
 from workers.speculation.cache import Cache
-from workers.speculation.layer import Layer, Norm, half_split
+from workers.speculation.layer import Layer, Norm, Projection, half_split
 from workers.speculation.tree import Tree
 
 CHUNK = 512  # most tokens of one row in one pass
@@ -58,12 +59,8 @@ class Target:
         base, config = model.model, model.config
         weight = base.embed_tokens.weight
         self.device, self.dtype, self.max_len = weight.device, weight.dtype, max_len
-        self.model, self.embed, self.norm, self.head = (
-            model,
-            base.embed_tokens,
-            Norm.of(base.norm),
-            model.lm_head,
-        )
+        self.model, self.norm, self.head = model, Norm.of(base.norm), head_of(model)
+        self.embedding = base.embed_tokens.weight  # of a tied model what the head has made of it
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
         self.exit: Exit | None = None
@@ -123,7 +120,7 @@ class Target:
         anything is read.
         """
         self._remembered = layer
-        self.cache.add_states(self.embed.weight.shape[1])
+        self.cache.add_states(self.embedding.shape[1])
 
     def forward(
         self,
@@ -172,7 +169,7 @@ class Target:
         x = states
         if x is None:
             padded = [tokens + [0] * (n - len(tokens)) for tokens in fresh]
-            x = self.embed(torch.tensor(padded, device=self.device))
+            x = self.embed(padded)
         taken: dict[int, Tensor] = {}
         for index in range(first, stop):
             if index in hidden:
@@ -194,7 +191,7 @@ class Target:
             x = self.norm(x if last is None else x[:, n - last :])
         if stop in hidden:
             taken[stop] = x
-        return Result(self.head(x)[..., : self.vocabulary], taken)
+        return Result(self._logits(x), taken)
 
     def _early(
         self, x: Tensor, stop: int, rotary: tuple[Tensor, Tensor], mask: Tensor | None, last: int
@@ -206,7 +203,17 @@ class Target:
             self.exit.attention.note(x, rotary, self.cache)
             return x[:, :0]
         x = self.exit(x, rotary, mask, self.cache)[:, -last:]
-        return self.head(x)[..., : self.vocabulary]  # type: ignore[no-any-return]
+        return self._logits(x)
+
+    def embed(self, tokens: list[list[int]]) -> Tensor:
+        """[rows, n, width] of token ids."""
+        return embedding(torch.tensor(tokens, device=self.device), self.embedding)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[rows, n, vocabulary] of what the head is to read."""
+        rows, n, width = x.shape
+        logits = self.head(x.reshape(rows * n, width))
+        return logits.view(rows, n, logits.shape[-1])[..., : self.vocabulary]
 
     def read(self, slot: int, ids: Sequence[int], *, last: int = 1) -> Result:
         """Read and commit tokens behind a slot's length, at most `CHUNK` of them."""
@@ -261,3 +268,15 @@ class Target:
             places,
             self._additive(seen)[:, None],
         )
+
+
+def head_of(model: Any) -> Callable[[Tensor], Tensor]:
+    """The head as a function of states [places, width]; tied weights stay tied."""
+    head, embedded = model.lm_head, model.model.embed_tokens
+    if not isinstance(head, nn.Linear):
+        return head  # type: ignore[no-any-return]
+    tied = embedded.weight is head.weight
+    projection = Projection(head)
+    if tied:
+        embedded.weight = head.weight
+    return projection
