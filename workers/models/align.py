@@ -10,7 +10,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -95,6 +95,14 @@ class Chains:
         rng = random.Random(f"chains/{seed * world + rank}")
         while True:
             yield from rng.sample(documents, len(documents))
+
+
+def in_turn(paths: Sequence[Path], seed: int, skip: int = 0) -> Iterator[Document]:
+    """A chain of each file in turn, without end; the first `skip` of each file are left out."""
+    streams = [Chains(path, skip)(0, 1, seed) for path in paths]
+    while True:
+        for documents in streams:
+            yield next(documents)
 
 
 def document(prompt: list[int], reply: list[int]) -> Document:

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from workers.loading import load_model
-from workers.models.align import Chains, fresh_chains
+from workers.models.align import fresh_chains, in_turn
 from workers.models.batches import LENGTHS, Buckets, Document
 from workers.models.progress import Progress, load_state, save_state
 from workers.speculation.head import Head, Variant
@@ -61,14 +61,6 @@ def own_chains(large: Path, runs: Path, log: Callable[[str], None] = print) -> t
     return paths
 
 
-def alternating(paths: tuple[Path, ...], seed: int) -> Iterator[Document]:
-    """Texts of each file in turn, without end."""
-    streams = [Chains(path)(0, 1, seed) for path in paths]
-    while True:
-        for stream in streams:
-            yield next(stream)
-
-
 def train_head(
     recipe: HeadRecipe,
     large: Path,
@@ -102,7 +94,7 @@ def train_head(
             optimizer.load_state_dict(kept)
         progress.resume(state)
     # A resumed run draws its texts in another order.
-    buckets = Buckets(alternating(chains, recipe.seed + progress.step), recipe.batch_tokens)
+    buckets = Buckets(in_turn(chains, recipe.seed + progress.step), recipe.batch_tokens)
     size = sum(p.numel() for p in head.parameters())
     log(f"{recipe.variant}: {size} parameters, seed {recipe.seed}, {recipe.steps} steps unrolled")
     while not progress.over:

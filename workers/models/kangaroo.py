@@ -1,11 +1,11 @@
 """The adapter of Kangaroo (2404.18911, section 3.1): the target's first layers learn to draft.
 
-The target is frozen. Its own greedy chains run through it, and at every token of a reply the
-adapter, which reads the residual stream behind the first few layers, learns the law that the last
-layer has there, by the cross-entropy between the two. What is to be learnt is the very thing that
-drafting needs: the mean overlap of both laws is the chance that a draft drawn from one is accepted
-by the other (temperature 1), and how often their likeliest tokens agree is that chance at
-temperature 0. Both are measured on chains that training never saw.
+The target is frozen. Its own chains, greedy and sampled, run through it, and at every token of a
+reply the adapter, which reads the residual stream behind the first few layers, learns the law that
+the last layer has there, by the cross-entropy between the two. What is to be learnt is the very
+thing that drafting needs: the mean overlap of both laws is the chance that a draft drawn from one
+is accepted by the other (temperature 1), and how often their likeliest tokens agree is that chance
+at temperature 0. Both are measured on greedy chains that training never saw.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from workers.loading import load_model
-from workers.models.align import Chains, read_chains
+from workers.models.align import in_turn, read_chains
 from workers.models.batches import LENGTHS, Buckets, Document, collate
 from workers.models.progress import Progress, load_state, save_state
 from workers.speculation.adapter import CONFIG, WEIGHTS, Adapter, Shape
 from workers.speculation.layer import half_split
 
-EXIT_LAYER = 2
+EXIT_LAYER = 3
 """Of the embedded model's twelve."""
 FEED_FORWARD = 352
 """Inner width of that part of the adapter, as in a layer of the model; 0 would be the paper's."""
@@ -139,7 +139,7 @@ def measure(lesson: Lesson, documents: Sequence[Document]) -> Rates:
 
 def train_adapter(
     lesson: Lesson,
-    chains: Path,
+    chains: Sequence[Path],
     out: Path,
     course: Course,
     *,
@@ -148,6 +148,7 @@ def train_adapter(
 ) -> Rates:
     """Train into the folder `out`, which then holds an adapter and `state.pt` to resume from.
 
+    The chains of the files are learnt in turn; those left out are the first of the first file.
     Returns the rates on the chains left out; they also stand in the adapter's configuration.
 
     Raises:
@@ -155,9 +156,9 @@ def train_adapter(
     """
     progress = Progress(course)
     adapter, device = lesson.adapter, lesson.model.device
-    measured = read_chains(chains)[:MEASURED]
+    measured = read_chains(chains[0])[:MEASURED]
     if len(measured) < MEASURED:
-        raise ValueError(f"{chains} holds fewer than the {MEASURED} chains that are left out")
+        raise ValueError(f"{chains[0]} holds fewer than the {MEASURED} chains that are left out")
     optimizer = torch.optim.AdamW(adapter.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
     of_whom = {"exit_layer": lesson.exit_layer, "target": lesson.weights}
     if resume and (state := load_state(out, device)) is not None:
@@ -167,7 +168,7 @@ def train_adapter(
         optimizer.load_state_dict(state["optimizer"])
         progress.resume(state)
     # A resumed run takes the chains in another order.
-    source = Chains(chains, skip=MEASURED)(0, 1, course.seed + progress.step)
+    source = in_turn(chains, course.seed + progress.step, skip=MEASURED)
     buckets = Buckets(source, course.batch_tokens)
     sums, count = torch.zeros(3, device=device), 0
 

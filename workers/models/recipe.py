@@ -127,9 +127,8 @@ def run(
         large = _checkpoint(runs, "large")
         lesson = Lesson.on(large, exit_layer or EXIT_LAYER, init_from, COURSE.seed)
         course = replace(COURSE, minutes=minutes, tokens=tokens or COURSE.tokens)
-        train_adapter(
-            lesson, _chains(runs, large, log), runs / stage, course, resume=resume, log=log
-        )
+        chains = (_chains(runs, large, log), *own_chains(large, runs, log))
+        train_adapter(lesson, chains, runs / stage, course, resume=resume, log=log)
     elif stage in VARIANTS:
         large = _checkpoint(runs, "large")
         head = HeadRecipe(stage, minutes=minutes, seed=seed or 0)

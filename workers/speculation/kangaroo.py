@@ -109,4 +109,7 @@ class Kangaroo(Method):
         """Lay up a level's shallow states [rows, 1, width]; what is never filled is padding."""
         if level == 0:
             self._states = states.new_zeros(count, most, states.shape[-1])
-        self._states[rows, level] = states[:, 0]
+        if len(rows) == count:
+            self._states[:, level].copy_(states[:, 0])
+        else:
+            self._states[rows, level] = states[:, 0]

@@ -15,8 +15,8 @@ from orchestrator.errors import InvalidRequest
 from tests.workers.conftest import make_model, make_tokenizer, save
 from workers.loading import load_model
 from workers.models import features, recipe
-from workers.models.align import document
-from workers.models.features import HeadRecipe, alternating, losses, padded, train_head
+from workers.models.align import document, in_turn
+from workers.models.features import HeadRecipe, losses, padded, train_head
 from workers.speculation.head import VARIANTS, Head, Variant
 
 RECIPE = HeadRecipe("fspad", tokens=20_000, batch_tokens=512, warmup=5)
@@ -51,7 +51,7 @@ def test_a_head_learns_is_saved_and_goes_on(
     short = replace(RECIPE, variant=variant)
     train_head(short, large, chains, tmp_path, log=quiet)
     model = load_model(str(large))
-    source = alternating(chains, 0)
+    source = in_turn(chains, 0)
     texts = padded([next(source) for _ in range(16)], 32, "cpu")[:2]
     torch.manual_seed(0)
     with torch.no_grad():
@@ -95,7 +95,7 @@ def test_the_loss_is_zero_for_the_features_themselves() -> None:
 
 
 def test_texts_of_both_kinds_take_turns(chains: tuple[Path, ...]) -> None:
-    source = alternating(chains, 0)
+    source = in_turn(chains, 0)
     drawn = [tuple(next(source).tokens) for _ in range(16)]
     with gzip.open(chains[0], "rt") as file:
         greedy = {tuple(prompt + reply) for prompt, reply in map(json.loads, file)}

@@ -13,7 +13,7 @@ import torch
 from tests.workers.conftest import make_model
 from workers.checkpoints import MODELS
 from workers.loading import load_model
-from workers.models import kangaroo, recipe
+from workers.models import features, kangaroo, recipe
 from workers.models.align import document
 from workers.models.kangaroo import Lesson, belongs, measure
 from workers.speculation.adapter import Adapter
@@ -55,6 +55,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     runs = tmp_path_factory.mktemp("runs")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recipe, "ALIGNED_PROBLEMS", 24)
+        patch.setattr(features, "CHAINS", 12)
         patch.setattr(kangaroo, "MEASURED", 4)
         patch.setattr(recipe, "COURSE", replace(recipe.COURSE, batch_tokens=1024, warmup=5))
         recipe.run("kangaroo", runs, tokens=30_000, exit_layer=3, log=quiet)
@@ -62,11 +63,11 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         recipe.run("kangaroo", runs, tokens=40_000, exit_layer=3, resume=True, log=quiet)
         assert (runs / "kangaroo" / "adapter.safetensors").read_bytes() != first
         with pytest.raises(ValueError, match="another exit layer"):
-            recipe.run("kangaroo", runs, tokens=40_000, resume=True, log=quiet)
+            recipe.run("kangaroo", runs, tokens=40_000, exit_layer=2, resume=True, log=quiet)
         with pytest.raises(ValueError, match="exit_layer must be from 1 to 11, not 12"):
             recipe.run("kangaroo", runs, exit_layer=12, log=quiet)
         with pytest.raises(ValueError, match="trained for exit_layer 3, not 2"):
-            recipe.run("kangaroo", runs, init_from=runs / "kangaroo", log=quiet)
+            recipe.run("kangaroo", runs, exit_layer=2, init_from=runs / "kangaroo", log=quiet)
     return runs
 
 
