@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check redis results experiments alerts
+.PHONY: help setup serve test check redis results decoding experiments alerts
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -50,6 +50,25 @@ results: $(STAMP) ## measure every policy on held-out problems, write docs/resul
 	  $$(ls $(RESULTS)/http.json 2>/dev/null) \
 	  $$(for costs in deploy/costs/*.yaml; do echo --predicted $(RESULTS)/$$(basename $$costs) \
 	    | sed 's/yaml$$/json/'; done)
+
+# Heads of several seeds, for which there is no room here, take part where HEADS names their run folder.
+DECODE := $(BIN)/baton bench-decode --threads 1
+DECODED := docs/decoding
+
+decoding: $(STAMP) ## time token-level methods, write docs/decoding (half an hour on a quiet machine)
+	@$(DECODE) --prompts 16 --markdown $(DECODED)/pair.md --plot $(DECODED)/pair.png
+	@$(DECODE) --prompts 48 --rounds 2 --temperature 1 --draft embedded:draft \
+	  --methods chain,spectr,recursive-s,recursive-c,greedy-multi,hf-assisted \
+	  --markdown $(DECODED)/weak-draft.md --plot $(DECODED)/weak-draft.png
+	@methods=chain:gamma=6; for alpha in 0 0.05 0.1 0.2 0.3 0.5; do \
+	  methods="$$methods,reflective:gamma=6:alpha=$$alpha"; done; \
+	$(DECODE) --prompts 150 --rounds 1 --methods "$$methods" --markdown $(DECODED)/reflective.md
+	@$(DECODE) --prompts 32 --rounds 2 --streams 1,4,16 --temperature 0 \
+	  --methods chain:gamma=2,chain:gamma=6,auto --markdown $(DECODED)/streams.md
+	@test -z "$(HEADS)" || { for shape in depth=6:nodes=12 depth=12:nodes=16; do for seed in 0 1 2; do \
+	  methods="$$methods,fspad:head=$(HEADS)/fspad-$$seed:$$shape"; \
+	  methods="$$methods,fspad:variant=eagle2:head=$(HEADS)/eagle2-$$seed:$$shape"; done; done; \
+	$(DECODE) --prompts 100 --rounds 1 --draft none --methods "$${methods#,}" --markdown $(DECODED)/heads.md; }
 
 RULES := deploy/prometheus/alerts.yaml
 MANIFEST := deploy/kubernetes/components/monitoring/alerts.yaml

@@ -106,6 +106,4 @@ def test_an_adapter_is_shipped_with_the_weights_it_was_trained_on(
 
 
 def test_the_shipped_adapter_is_the_shipped_model_s() -> None:
-    if not (LARGE / FOLDER).exists():
-        pytest.skip("none is shipped")
     assert belongs(LARGE / FOLDER, LARGE)
