@@ -52,7 +52,7 @@ SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
         {"width": 4, "gamma": 2},
     ],
     "greedy-multi": [{"branching": [2, 2, 1, 1]}, {"branching": [2, 1, 1, 1]}],
-    "kangaroo": [{}, {"gamma": 10}],
+    "kangaroo": [{}, {"gamma": 8}, {"gamma": 10, "threshold": 0.4}],
     "fspad": [
         {**shape, "variant": variant}
         for shape in ({}, {"depth": 8, "width": 1, "nodes": 8})

@@ -37,7 +37,7 @@ class HeadRecipe:
     """Everything that defines a run. Both variants share all but the name."""
 
     variant: Variant
-    tokens: int = 8_000_000
+    tokens: int = 3_000_000
     minutes: float | None = None  # wall-clock cap
     steps: int = 3  # unrolled
     fading: float = 0.8  # weight of a step, relative to the one before

@@ -39,7 +39,7 @@ MEASURED = 64
 class Course:
     """How an adapter is trained; AdamW, a warm-up, and a linear decay at the end."""
 
-    tokens: int = 6_000_000
+    tokens: int = 11_000_000
     minutes: float | None = None
     learning_rate: float = 3e-3
     warmup: int = 40  # steps
