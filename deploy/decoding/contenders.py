@@ -30,9 +30,13 @@ ASSISTED_DRAFTS: Final = (3, 5, 8, 20)  # transformers' own default is 20
 
 SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "chain": [
-        {"gamma": gamma, "verification": verification}
-        for verification in ("token", "block")
-        for gamma in (2, 4, 6, 8, 12)
+        *(
+            {"gamma": gamma, "verification": verification}
+            for verification in ("token", "block")
+            for gamma in (2, 4, 6, 8, 12)
+        ),
+        {"gamma": 12, "threshold": 0.4},
+        {"gamma": 16, "threshold": 0.6},
     ],
     "lookup": [{"gamma": 10}],
     "spectr": [

@@ -33,6 +33,8 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("vanilla", {}),
     ("chain", {"draft": "other", "gamma": 3}),
     ("chain", {"draft": "other", "gamma": 3, "verification": "block"}),
+    ("chain", {"draft": "other", "gamma": 4, "threshold": 0.3}),
+    ("chain", {"draft": "other", "gamma": 4, "threshold": 0.3, "verification": "block"}),
     ("lookup", {"gamma": 4}),
     ("spectr", {"draft": "other", "count": 3, "gamma": 2}),
     ("recursive-c", {"draft": "other", "branching": [2, 2]}),
@@ -174,7 +176,8 @@ def test_a_draft_of_the_target_itself_is_accepted(method: str, options: dict[str
     # Without noise a beam is not bound to hold the path of the argmax.
     warm = [Sampling(1.0, seed=3), Sampling(0.7, top_p=0.9, seed=4)]
     for sampling in warm if method == "recursive-s" else [Sampling(), *warm]:
-        loop = decoder(method, {**options, "draft": "same"}, slots=1)
+        certain = {"threshold": 0} if "threshold" in options else {}
+        loop = decoder(method, {**options, "draft": "same", **certain}, slots=1)
         generate(loop, [[5, 9, 2, 7]], 25, sampling=sampling)
         depth = len(options.get("branching", [0] * options.get("gamma", 0)))
         assert loop.target.passes == 1 + -(-24 // (depth + 1))

@@ -13,11 +13,13 @@ from __future__ import annotations
 from typing import Literal
 
 from workers.speculation.drafter import (
+    Confident,
     Drafted,
     Independent,
     LoadModel,
     at_least,
     one_of,
+    share,
     small_enough,
 )
 from workers.speculation.target import Target
@@ -25,7 +27,11 @@ from workers.speculation.tree import Plan, Row
 
 
 class Chain(Drafted):
-    """`gamma` drafts a round; `verification` of one token after the other, or of the block."""
+    """At most `gamma` drafts a round; `verification` of one token after the other, or of the block.
+
+    With a `threshold` a draft ends behind the first token at whose place the draft model's top
+    probability is under it: what is likely to be refused is not drafted on.
+    """
 
     def __init__(
         self,
@@ -34,8 +40,10 @@ class Chain(Drafted):
         *,
         draft: str,
         gamma: int = 4,
+        threshold: float = 0.0,
         verification: Literal["token", "block"] = "token",
     ) -> None:
+        self.threshold = share("threshold", threshold)
         self.gamma = at_least("gamma", gamma, 0)
         small_enough(f"gamma {gamma}", 1 + gamma)
         one_of("verification", verification, ("token", "block"))
@@ -43,4 +51,5 @@ class Chain(Drafted):
         super().__init__(target, load_model, draft)
 
     def draft(self, rows: list[Row]) -> Plan:
-        return self.plan(rows, self.gamma, Independent(rows))
+        spread = Confident(rows, self.threshold) if self.threshold else Independent(rows)
+        return self.plan(rows, self.gamma, spread)

@@ -7,8 +7,9 @@ each node is read once; the last level is not read at all.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,23 +32,29 @@ Child = tuple[int, int]
 MOST_NODES = SPARE - 2  # a draft lags by two committed tokens at most
 
 
-class Spread(Protocol):
-    """Which children the nodes of a level get; one object serves one round.
+class Spread(ABC):
+    """Which children the nodes of a level get; one object serves one round."""
 
-    Args:
-        level: depth of the nodes.
-        logits: [rows, nodes, vocabulary] in float32; rows with fewer nodes are padded.
-        seats: for each row, where the children of the last answer have come to stand in the
-            level: equal ones share a node. The root stands at 0.
-
-    Returns:
-        For each row its children in the order of the draws, by parents that stand in the level;
-        and the laws [rows, nodes, vocabulary] they were drawn from (None: all rows are greedy).
-    """
-
+    @abstractmethod
     def __call__(
         self, level: int, logits: Tensor, seats: list[list[int]]
-    ) -> tuple[list[list[Child]], Tensor | None]: ...
+    ) -> tuple[list[list[Child]], Tensor | None]:
+        """The children of one level.
+
+        Args:
+            level: depth of the nodes.
+            logits: [rows, nodes, vocabulary] in float32; rows with fewer nodes are padded.
+            seats: for each row, where the children of the last answer have come to stand in the
+                level: equal ones share a node. The root stands at 0.
+
+        Returns:
+            For each row its children in the order of the draws, by parents that stand in the level;
+            and the laws [rows, nodes, vocabulary] they were drawn from (None: all rows are greedy).
+        """
+
+    def ended(self) -> bool:
+        """Whether no row is to have another level."""
+        return False
 
 
 class Drafter:
@@ -93,7 +100,7 @@ class Drafter:
                 one.add(children[i], None if laws is None or rows[i].greedy else laws[i])
                 for i, one in enumerate(growing)
             ]
-            if not any(seats):  # logits of NaN have no children
+            if spread.ended() or not any(seats):  # logits of NaN have no children
                 break
         self._read = {
             slot: (one.before, read) for slot, one, read in zip(slots, growing, skip, strict=True)
@@ -130,7 +137,7 @@ class _Growing:
         for (parent, _), seat in zip(children, seats, strict=True):
             drawn[parent].append(end + seat - self.before)
         self.drawn.append(drawn)
-        if laws is not None:
+        if laws is not None and children:
             self.laws.append(laws[: end - first])
         self.tree.tokens.extend(token for _, token in places)
         self.tree.parents.extend(first + parent for parent, _ in places)
@@ -182,7 +189,7 @@ def listed(tokens: Tensor, seats: list[list[int]]) -> list[list[Child]]:
     ]
 
 
-class Independent:
+class Independent(Spread):
     """`count` independent sequences a row; greedy rows, whose sequences are all equal, get one."""
 
     def __init__(self, rows: Sequence[Row], count: int = 1) -> None:
@@ -215,6 +222,42 @@ class Independent:
             mine = tokens[k * self.count : (k + 1) * self.count]
             children[i] = list(zip(seats[i], mine, strict=True))
         return children, laws
+
+
+class Confident(Spread):
+    """One sequence a row, which ends behind a token at whose place the top probability was under
+    `threshold`.
+
+    Whether one more is drafted is thus a function of the text so far, never of the token drawn
+    there, and what is drafted has the law that speculative sampling takes for granted. A greedy
+    row's confidence is that of temperature 1.
+    """
+
+    def __init__(self, rows: Sequence[Row], threshold: float) -> None:
+        self.rows, self.threshold = rows, threshold
+        self.sure = [True] * len(rows)
+
+    def __call__(
+        self, level: int, logits: Tensor, seats: list[list[int]]
+    ) -> tuple[list[list[Child]], Tensor | None]:
+        going = [i for i, sure in enumerate(self.sure) if sure]
+        if len(going) < len(self.rows):
+            logits = logits[going]
+        chosen = [self.rows[i] for i in going]
+        drawn, laws = Independent(chosen)(level, logits, [[0] for _ in going])
+        confidences = (logits.softmax(-1) if laws is None else laws).amax(-1)[:, 0].tolist()
+        children: list[list[Child]] = [[] for _ in self.rows]
+        for k, i in enumerate(going):
+            children[i] = drawn[k]
+            self.sure[i] = confidences[k] >= self.threshold
+        if laws is not None and len(going) < len(self.rows):
+            everyones = laws.new_zeros(len(self.rows), *laws.shape[1:])
+            everyones[going] = laws
+            laws = everyones
+        return children, laws
+
+    def ended(self) -> bool:
+        return not any(self.sure)
 
 
 def beside(target: Target, model: Any) -> Target:
@@ -264,6 +307,14 @@ def at_least(name: str, value: int, least: int) -> int:
     """A checked parameter; ValueError names it."""
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return value
+
+
+def share(name: str, value: float) -> float:
+    """A checked parameter from 0 to 1; ValueError names it."""
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not number or not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a number from 0 to 1, not {value!r}")
     return value
 
 

@@ -26,6 +26,7 @@ from workers.speculation.drafter import (
     Drafter,
     Drafting,
     LoadModel,
+    Spread,
     at_least,
     law_of,
     one_of,
@@ -88,7 +89,7 @@ class _Candidate:
     token: int
 
 
-class Confidence:
+class Confidence(Spread):
     """Which nodes a level gets, and which are verified in the end.
 
     `scores` [rows, nodes] are the log-probabilities of the paths to the nodes of the level, minus

@@ -14,7 +14,15 @@ import torch
 from torch import Tensor
 
 from workers.speculation import rules
-from workers.speculation.drafter import Child, Drafted, LoadModel, branches, law_of, listed
+from workers.speculation.drafter import (
+    Child,
+    Drafted,
+    LoadModel,
+    Spread,
+    branches,
+    law_of,
+    listed,
+)
 from workers.speculation.sampling import DRAFT, draw, uniform
 from workers.speculation.target import Target
 from workers.speculation.tree import Plan, Row
@@ -40,7 +48,7 @@ class GreedyMulti(Drafted):
         return self.plan(rows, len(self.branching), TopAndOne(rows, self.branching))
 
 
-class TopAndOne:
+class TopAndOne(Spread):
     """The children of every node of a level at once; greedy rows take the likeliest only."""
 
     def __init__(self, rows: Sequence[Row], branching: Sequence[int]) -> None:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workers.speculation.adapter import Adapter
-from workers.speculation.drafter import Independent, at_least, small_enough
+from workers.speculation.drafter import Independent, at_least, share, small_enough
 from workers.speculation.method import Method
 from workers.speculation.target import Result, Target
 from workers.speculation.tree import Plan, Row, Tree
@@ -48,10 +48,7 @@ class Kangaroo(Method):
         super().__init__(target)
         self.gamma = at_least("gamma", gamma, 0)
         small_enough(f"gamma {gamma}", 1 + gamma)
-        number = isinstance(threshold, int | float) and not isinstance(threshold, bool)
-        if not number or not 0 <= threshold <= 1:
-            raise ValueError(f"threshold must be a number from 0 to 1, not {threshold!r}")
-        self.threshold = threshold
+        self.threshold = share("threshold", threshold)
         if exit_layer is not None:
             at_least("exit_layer", exit_layer, 1)
         folder = Path(adapter).expanduser() if adapter else Path(target.model.name_or_path) / FOLDER

@@ -21,6 +21,7 @@ from workers.speculation.drafter import (
     Child,
     Drafted,
     LoadModel,
+    Spread,
     branches,
     law_of,
     listed,
@@ -54,7 +55,7 @@ class RecursiveConstant(Drafted):
         return self.plan(rows, len(self.branching), GumbelTopK(rows, self.branching))
 
 
-class GumbelTopK:
+class GumbelTopK(Spread):
     """The children of every node of a level at once; greedy rows go without the noise."""
 
     def __init__(self, rows: Sequence[Row], branching: Sequence[int]) -> None:

@@ -23,6 +23,7 @@ from workers.speculation.drafter import (
     Child,
     Drafted,
     LoadModel,
+    Spread,
     at_least,
     law_of,
     noise,
@@ -58,7 +59,7 @@ class RecursiveBeam(Drafted):
         return self.plan(rows, self.gamma, Beam(rows, self.width))
 
 
-class Beam:
+class Beam(Spread):
     """One level after the other of stochastic beam search.
 
     `log_probability` and `perturbed` are [rows, nodes] of the level: phi and G in the papers;
