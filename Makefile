@@ -65,7 +65,9 @@ decoding: $(STAMP) ## time token-level methods, write docs/decoding (half an hou
 	$(DECODE) --prompts 150 --rounds 1 --methods "$$methods" --markdown $(DECODED)/reflective.md
 	@$(DECODE) --prompts 32 --rounds 2 --streams 1,4,16 --temperature 0 \
 	  --methods chain:gamma=2,chain:gamma=6,auto --markdown $(DECODED)/streams.md
-	@test -z "$(HEADS)" || { for shape in depth=6:nodes=12 depth=12:nodes=16; do for seed in 0 1 2; do \
+	@$(DECODE) --prompts 48 --rounds 1 --temperature 0 --dtype bfloat16 \
+	  --methods chain:gamma=8,recursive-s:width=4:gamma=4,kangaroo,fspad,hf-assisted --markdown $(DECODED)/bfloat16.md
+	@methods=; test -z "$(HEADS)" || { for shape in depth=6:nodes=12 depth=12:nodes=16; do for seed in 0 1 2; do \
 	  methods="$$methods,fspad:head=$(HEADS)/fspad-$$seed:$$shape"; \
 	  methods="$$methods,fspad:variant=eagle2:head=$(HEADS)/eagle2-$$seed:$$shape"; done; done; \
 	$(DECODE) --prompts 100 --rounds 1 --draft none --methods "$${methods#,}" --markdown $(DECODED)/heads.md; }

@@ -11,6 +11,7 @@ import torch
 from deploy.commands.shared import Bar
 from deploy.decoding.ablation import ablations
 from deploy.decoding.contenders import BASELINE, Contender, Entry, enter, entries
+from deploy.decoding.divergence import divergences
 from deploy.decoding.predict import predictions
 from deploy.decoding.rounds import Row, Turns, right, rows, take_turns, texts
 from deploy.problems import load_problems
@@ -83,6 +84,11 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
                 data["laws"].append(
                     _predict(opened, settings.draft, done, found, prompts, temperature, shown.tell)
                 )
+            if temperature == 0:
+                base = next(one for one in done if one.contender.entry.method == BASELINE)
+                parted = divergences(done, base, prompts, opened.target)
+                for row in found:
+                    row |= parted.get(row["label"], {})
             shares = {one.contender.entry.label: right(one, is_right) for one in done}
             for row in found:
                 row |= shares[row["label"]].keys("right")

@@ -28,8 +28,10 @@ def label(row: Row) -> str:
 
 
 def identical(row: Row) -> str:
-    same = row["identical_prompts"]
-    return "" if same is None else f"{same}/{row['prompts']}"
+    if (same := row["identical_prompts"]) is None:
+        return ""
+    margin = row.get("divergence_margin")
+    return f"{same}/{row['prompts']}" + ("" if margin is None else f", margin {margin:.2g}")
 
 
 def rate(row: Row) -> str:
@@ -127,7 +129,8 @@ def notes(data: Data) -> list[str]:
         "prompt is part of every time.",
         "Ratios are of tokens a second, medians over the rounds, with bootstrap intervals over the "
         "prompts; tokens a round are those of one target pass, its bonus token included; as "
-        "vanilla: prompts whose every token is plain decoding's; right: outputs that give the "
+        "vanilla: prompts whose every token is plain decoding's, and where texts part the widest "
+        "margin between both tokens' logits; right: outputs that give the "
         "problem's answer. SpecTr's paper: 1.37x to chain.",
     ]
     told += [

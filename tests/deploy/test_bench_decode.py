@@ -14,6 +14,7 @@ import torch
 from deploy import cli
 from deploy.decoding.ablation import ablations
 from deploy.decoding.contenders import Entry, Ours, Work, entries
+from deploy.decoding.divergence import divergences
 from deploy.decoding.predict import predictions
 from deploy.decoding.rounds import Turns, estimate, identical, right, rows, texts
 from orchestrator.errors import ConfigError
@@ -21,6 +22,7 @@ from tests.workers.conftest import make_model, make_tokenizer, save
 from workers import checkpoints
 from workers.loading import open_target
 from workers.speculation import METHODS
+from workers.speculation.target import Target
 
 CONTRACT = {
     "method", "lossless", "tokens_per_s", "ratio", "mean_acceptance_length", "target_passes",
@@ -207,6 +209,33 @@ def test_figures_of_turns() -> None:
     assert found["hf-assisted drafts 8"]["tried"] == pytest.approx({"3": 4 / 18, "8": 0.5})
     assert identical(beam, base) == 0
     assert texts(base) == [(0, [7] * 10), (1, [7] * 10)]
+
+
+def test_texts_that_part_are_told_with_their_margin() -> None:
+    model = make_model()
+    target = Target(model, slots=1, max_len=64)
+    prompts = [[5, 9, 2], [7, 1, 4]]
+    logits = model(torch.tensor([[*prompts[1], 30]])).logits[0, -1]
+
+    def turns(label: str, *outputs: list[int], lossless: bool = True) -> Turns:
+        contender = Scripted(label)
+        contender.lossless = lossless
+        works = [[Work([output], 1.0, 1, 1, 1)] for output in outputs]
+        return Turns(contender, works)  # type: ignore[arg-type]
+
+    base = turns("vanilla", [1, 2, 3], [30, 40, 50])
+    same = turns("chain", [1, 2, 3], [30, 40, 50])
+    other = turns("kangaroo", [1, 2, 3], [30, 41, 9])
+    short = turns("fspad", [1, 2], [30, 40, 50])
+    lossy = turns("reflective", [8, 8], [8, 8], lossless=False)
+    found = divergences([base, same, other, short, lossy], base, prompts, target)
+    margin = abs(float(logits[40] - logits[41]))
+    assert found == {
+        "kangaroo": {
+            "diverging_prompts": 1, "divergence_margin": pytest.approx(margin, abs=1e-5),
+        },
+        "fspad": {"diverging_prompts": 1, "divergence_margin": float("inf")},
+    }  # fmt: skip
 
 
 def test_outputs_are_marked_prompt_by_prompt() -> None:
