@@ -87,6 +87,10 @@ def bench_decode(
         model, None if draft == "none" else draft, device, dtype, threads, prompts, rounds, max_new,
         warmths, widths, length, budget, seed,
     )  # fmt: skip
+    if plot is not None:
+        from deploy.plots import figure_of
+
+        figure_of(1, 1)  # what a picture lacks is told before the work, not after it
     before = torch.get_num_threads()
     try:
         with bar(Console(stderr=True)) as shown:
@@ -97,15 +101,15 @@ def bench_decode(
         write(as_json, json.dumps(data, indent=2) + "\n")
     if as_markdown is not None:
         write(as_markdown, report(data))
-    if plot is not None:
-        from deploy.decoding.picture import draw
-
-        draw(data["rows"], plot)
     console = wide_console()
     for heading, columns, rows in sections(data):
         show(rows, columns, console, heading)
     for line in notes(data):
         console.print(f"- {line}", style="dim", markup=False)
+    if plot is not None:
+        from deploy.decoding.picture import draw
+
+        draw(data["rows"], plot)
 
 
 def _methods(text: str) -> list[Entry]:

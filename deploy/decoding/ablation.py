@@ -15,20 +15,22 @@ from workers.speculation.head import VARIANTS
 
 
 def ablations(turns: Sequence[Turns], temperature: float) -> list[Row]:
-    """A row for both variants wherever both took turns at one depth; accepted drafts a round.
+    """A row for both variants wherever several heads of both took turns with trees of one shape;
+    accepted drafts a round.
 
     `difference` is FSPAD's accepted drafts less its ablation's.
     """
     ours, ablation = VARIANTS
-    sides: dict[int, dict[str, list[Turns]]] = {}
+    sides: dict[tuple[int, ...], dict[str, list[Turns]]] = {}
     for one in turns:
         if one.contender.entry.method == ours:
             entry = one.contender.entry
-            side = sides.setdefault(entry.parameter("depth"), {})
+            shape = tuple(entry.parameter(name) for name in ("depth", "width", "nodes"))
+            side = sides.setdefault(shape, {})
             side.setdefault(entry.parameter("variant"), []).append(one)
     found = []
-    for depth, both in sides.items():
-        if len(both) < 2:
+    for (depth, *_), both in sides.items():
+        if min(len(both.get(name, [])) for name in VARIANTS) < 2:
             continue
         drawn = {name: _resampled(both[name], seed) for seed, name in enumerate(VARIANTS)}
         values = {name: _accepted(both[name]) for name in VARIANTS}

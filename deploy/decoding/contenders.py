@@ -21,11 +21,14 @@ from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
 from workers.speculation.method import Method
 from workers.speculation.sampling import warp
-from workers.speculation.target import Result
+from workers.speculation.target import Result, Target
 from workers.speculation.tree import Accepted, Plan
 
 BASELINE: Final = "vanilla"
 PEERS: Final = ("hf-generate", "hf-assisted")
+EXTENDING: Final = ("kangaroo", "fspad")
+"""Methods for which every pass of their target does more, on the same network with a cache apart:
+nobody else's turns are to take longer for them."""
 ASSISTED_DRAFTS: Final = (3, 5, 8, 20)  # transformers' own default is 20
 
 SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
@@ -155,9 +158,15 @@ class Ours:
             parameters.setdefault("draft", draft)
         elif "draft" in known and known["draft"].default is inspect.Parameter.empty:
             raise ValueError("needs a draft model (--draft)")
-        method = build(entry.method, opened.target, opened.load_draft, **parameters)
+        target = opened.target
+        if entry.method in EXTENDING:
+            target = Target(
+                target.model, slots=target.cache.slots, max_len=target.max_len,
+                vocabulary=target.vocabulary, encode=target.encode,
+            )  # fmt: skip
+        method = build(entry.method, target, opened.load_draft, **parameters)
         self.lossless = method.lossless
-        self.decoder = Decoder(opened.target, method)
+        self.decoder = Decoder(target, method)
         self.counts = _Counts(method, self.ends)
 
     @property

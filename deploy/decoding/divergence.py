@@ -12,42 +12,47 @@ from collections.abc import Sequence
 import torch
 
 from deploy.decoding.rounds import Row, Turns
-from workers.speculation.target import Target
+from workers.speculation.target import CHUNK, Target
 
 
 @torch.inference_mode()
 def divergences(
     turns: Sequence[Turns], base: Turns, prompts: Sequence[list[int]], target: Target
 ) -> dict[str, Row]:
-    """By label of a lossless contender whose texts part from the base's: how many prompts'
-    (`diverging_prompts`), and the widest of the margins (`divergence_margin`), in logits, between
-    the two tokens where they first do.
+    """By label of a lossless contender whose texts part from the base's: `divergence_margin`, the
+    widest of the margins, in logits, between the two tokens where they first do. None: a text is
+    another's beginning.
     """
-    plain = [outputs for group in base.works for outputs in group[0].outputs]
-    found = {}
+    plain = [output for group in base.works for output in group[0].outputs]
+    found: dict[str, Row] = {}
     for one in turns:
         contender = one.contender
         if not contender.lossless or contender.dtype != base.contender.dtype:
             continue
-        texts = [outputs for group in one.works for outputs in group[0].outputs]
-        margins = [
-            _margin(target, prompt, said, wanted)
-            for prompt, said, wanted in zip(prompts, texts, plain, strict=True)
-            if said != wanted
-        ]
+        margins, first = [], 0
+        for group in one.works:
+            for at in range(len(group[0].outputs)):
+                wanted = plain[first + at]
+                others = {tuple(work.outputs[at]) for work in group} - {tuple(wanted)}
+                margins += [_margin(target, prompts[first + at], said, wanted) for said in others]
+            first += len(group[0].outputs)
         if margins:
-            found[contender.entry.label] = {
-                "diverging_prompts": len(margins), "divergence_margin": max(margins),
-            }  # fmt: skip
+            known = [margin for margin in margins if margin is not None]
+            widest = max(known) if len(known) == len(margins) else None
+            found[contender.entry.label] = {"divergence_margin": widest}
     return found
 
 
-def _margin(target: Target, prompt: list[int], said: list[int], wanted: list[int]) -> float:
-    """Between the first two tokens that differ; infinite where one text begins the other."""
+def _margin(
+    target: Target, prompt: list[int], said: Sequence[int], wanted: list[int]
+) -> float | None:
+    """Between the first two tokens that differ; None where one text is the other's beginning."""
     pairs = enumerate(zip(said, wanted, strict=False))
     at = next((i for i, (mine, theirs) in pairs if mine != theirs), None)
     if at is None:
-        return float("inf")
+        return None
+    text = prompt + wanted[:at]
     target.cache.claim(0, [], 0)
-    law = target.read(0, prompt + wanted[:at]).logits[0, -1].float()
+    for begin in range(0, len(text), CHUNK):
+        law = target.read(0, text[begin : begin + CHUNK]).logits[0, -1].float()
     return abs(float(law[said[at]] - law[wanted[at]]))

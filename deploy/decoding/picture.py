@@ -10,7 +10,9 @@ from deploy.plots import figure_of, save
 
 
 def draw(rows: Sequence[Row], path: Path) -> None:
-    """A line for each method, a point with its interval for each temperature; one stream's rows.
+    """A line for each method, a point with its interval for each temperature.
+
+    Of several numbers of streams the least is shown.
 
     Raises:
         ConfigError: matplotlib is missing, or the file cannot be written.

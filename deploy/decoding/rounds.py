@@ -192,8 +192,9 @@ def identical(one: Turns, base: Turns) -> int:
 
 def _is_plain_chain(one: Turns, length: int) -> bool:
     entry = one.contender.entry
-    verification = entry.parameters.get("verification", "token")
-    return (entry.method, entry.length, verification) == ("chain", length, "token")
+    if entry.method != "chain" or entry.parameter("threshold"):
+        return False
+    return (entry.length, entry.parameter("verification")) == (length, "token")
 
 
 def right(turns: Turns, is_right: Callable[[int, list[int]], bool]) -> Estimate:

@@ -30,8 +30,10 @@ def label(row: Row) -> str:
 def identical(row: Row) -> str:
     if (same := row["identical_prompts"]) is None:
         return ""
-    margin = row.get("divergence_margin")
-    return f"{same}/{row['prompts']}" + ("" if margin is None else f", margin {margin:.2g}")
+    if "divergence_margin" not in row:
+        return f"{same}/{row['prompts']}"
+    margin = row["divergence_margin"]
+    return f"{same}/{row['prompts']}, margin " + ("unknown" if margin is None else f"{margin:.2g}")
 
 
 def rate(row: Row) -> str:

@@ -231,11 +231,9 @@ def test_texts_that_part_are_told_with_their_margin() -> None:
     found = divergences([base, same, other, short, lossy], base, prompts, target)
     margin = abs(float(logits[40] - logits[41]))
     assert found == {
-        "kangaroo": {
-            "diverging_prompts": 1, "divergence_margin": pytest.approx(margin, abs=1e-5),
-        },
-        "fspad": {"diverging_prompts": 1, "divergence_margin": float("inf")},
-    }  # fmt: skip
+        "kangaroo": {"divergence_margin": pytest.approx(margin, abs=1e-5)},
+        "fspad": {"divergence_margin": None},
+    }
 
 
 def test_outputs_are_marked_prompt_by_prompt() -> None:
@@ -260,7 +258,8 @@ def test_what_fspad_adds_is_told_over_all_its_heads() -> None:
     ours = [turns("fspad", 2), turns("fspad", 2)]
     theirs = [turns("eagle2", 3), turns("eagle2", 4)]
     base = Scripted("vanilla").turns(1.0, 1.0)
-    (found, ablation) = ablations([base, *ours, *theirs, turns("fspad", 1, depth=7)], 0.5)
+    alone = [turns("fspad", 1, depth=7), turns("eagle2", 1, depth=7)]  # one head says little
+    (found, ablation) = ablations([base, *ours, *theirs, *alone], 0.5)
     emitted = float(ours[0].emitted[0])
     assert (found["variant"], found["depth"], found["temperature"]) == ("fspad", 5, 0.5)
     assert found["seeds"] == pytest.approx([emitted / 2 - 1] * 2)

@@ -105,6 +105,35 @@ def test_a_moment_s_load_is_forgiven() -> None:
 # The method ------------------------------------------------------------------------------
 
 DRAFTS = {"other": {"layers": 1, "width": 16, "seed": 7}}
+
+
+def test_drafts_that_end_early_are_no_full_ones() -> None:
+    """Nine of ten end behind their first token, accepted; the tenth goes all the way."""
+    machine = Machine(0.0, lambda number, length, rows: 2.9 if length == 8 else 1.0 + 0.5 * length)
+    turn = iter(range(10**6))
+    machine.draft = lambda length: (  # type: ignore[method-assign]
+        length,
+        length if next(turn) % 10 == 0 else min(1, length),
+    )
+    assert machine.serve(400) != (1, 8)  # 2.7 tokens in the time of 2.9
+
+
+def test_a_draft_is_told_as_deep_as_it_could_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
+    surest = {"method": "chain", "threshold": 1}  # ends behind its first token
+    loop = decoder(slots=1, candidates=[surest], lengths=[4])
+    auto = loop.method
+    assert isinstance(auto, Auto)
+    monkeypatch.setattr(auto.chooser, "choose", lambda rows: (1, 4))
+    told: list[Any] = []
+    monkeypatch.setattr(auto.chooser, "learn", lambda *args: told.extend(args[3]))
+    (said,) = generate(loop, [[5, 9, 2, 7]], 12)
+    possible = [depth for depth, _ in told]
+    assert set(possible[:-4]) == {4}
+    assert possible[-1] < 4  # near the end there is no room for more
+    assert len(said) == 12
+    assert max(accepted for _, accepted in told) <= 1
+
+
 CANDIDATES = ["lookup", "chain", "recursive-s", {"method": "recursive-c", "branching": [2, 2]}]
 
 

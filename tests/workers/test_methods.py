@@ -26,15 +26,15 @@ from workers.speculation import METHODS, build
 from workers.speculation.adapter import Adapter
 from workers.speculation.decode import Decoder, generate
 from workers.speculation.sampling import warp
-from workers.speculation.target import Target
-from workers.speculation.tree import Row, Tree
+from workers.speculation.target import Result, Target
+from workers.speculation.tree import Accepted, Plan, Row, Tree
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("vanilla", {}),
     ("chain", {"draft": "other", "gamma": 3}),
     ("chain", {"draft": "other", "gamma": 3, "verification": "block"}),
-    ("chain", {"draft": "other", "gamma": 4, "threshold": 0.3}),
-    ("chain", {"draft": "other", "gamma": 4, "threshold": 0.3, "verification": "block"}),
+    ("chain", {"draft": "other", "gamma": 4, "threshold": 0.015}),
+    ("chain", {"draft": "other", "gamma": 4, "threshold": 0.015, "verification": "block"}),
     ("lookup", {"gamma": 4}),
     ("spectr", {"draft": "other", "count": 3, "gamma": 2}),
     ("recursive-c", {"draft": "other", "branching": [2, 2]}),
@@ -167,6 +167,31 @@ def test_a_slot_goes_from_method_to_method(expected: Any) -> None:
         loop.copy(0, 1 + at % 2, at % (loop.target.cache.lengths[0] + 1))
         if at % 3 == 0:
             loop.copy(1, 0, loop.target.cache.lengths[1])
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_drafts_of_a_batch_end_each_where_it_is_unsure(verification: str) -> None:
+    options = {"draft": "same", "gamma": 4, "threshold": 0.015, "verification": verification}
+    loop = decoder("chain", options, slots=3)
+    lengths, rejected = set(), 0
+    draft, walk = loop.method.draft, loop.method.walk
+
+    def drafted(rows: list[Row]) -> Plan:
+        plan = draft(rows)
+        lengths.add(tuple(len(tree) for tree in plan.trees))
+        return plan
+
+    def walked(plan: Plan, result: Result) -> list[Accepted]:
+        nonlocal rejected
+        accepted = walk(plan, result)
+        for tree, one in zip(plan.trees, accepted, strict=True):
+            rejected += len(tree) - len(one.path)
+        return accepted
+
+    loop.method.draft, loop.method.walk = drafted, walked  # type: ignore[method-assign]
+    generate(loop, [[5, 9, 2], [7, 1, 4, 8], [30, 31]], 30, sampling=Sampling(1.0, seed=3))
+    assert any(len(set(sizes)) > 1 for sizes in lengths)  # some row ends while another goes on
+    assert rejected == 0  # so what is cached of an ended draft is right
 
 
 @LOSSLESS

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -148,8 +148,9 @@ def train_adapter(
 ) -> Rates:
     """Train into the folder `out`, which then holds an adapter and `state.pt` to resume from.
 
-    The chains of the files are learnt in turn; those left out are the first of the first file.
-    Returns the rates on the chains left out; they also stand in the adapter's configuration.
+    The chains of the files are learnt in turn, but for the first few of each; those of the first
+    file are measured.
+    Returns the rates on those; they also stand in the adapter's configuration.
 
     Raises:
         ValueError: too few chains, or a state to resume from that is another lesson's.
@@ -160,10 +161,12 @@ def train_adapter(
     if len(measured) < MEASURED:
         raise ValueError(f"{chains[0]} holds fewer than the {MEASURED} chains that are left out")
     optimizer = torch.optim.AdamW(adapter.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
-    of_whom = {"exit_layer": lesson.exit_layer, "target": lesson.weights}
+    of_whom = {"shape": asdict(adapter.shape), "target": lesson.weights}
     if resume and (state := load_state(out, device)) is not None:
-        if any(state[name] != value for name, value in of_whom.items()):
-            raise ValueError(f"{out} holds the training of another exit layer, or on other weights")
+        if any(state.get(name) != value for name, value in of_whom.items()):
+            raise ValueError(
+                f"{out} holds the training of another exit layer or shape, or on other weights"
+            )
         adapter.load_state_dict(state["adapter"])
         optimizer.load_state_dict(state["optimizer"])
         progress.resume(state)

@@ -57,7 +57,7 @@ class Shape:
         layers = config.num_hidden_layers
         if not 1 <= exit_layer < layers:
             raise ValueError(f"exit_layer must be from 1 to {layers - 1}, not {exit_layer}")
-        if not isinstance(feed_forward, int) or feed_forward < 0:
+        if type(feed_forward) is not int or feed_forward < 0:
             raise ValueError(f"feed_forward must be a width or 0, not {feed_forward!r}")
         heads = config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
@@ -109,7 +109,10 @@ class Adapter(nn.Module):
     def save(self, folder: Path, **notes: Any) -> None:
         """Write the folder, in bfloat16; `notes` are kept beside the shape for whoever looks."""
         folder.mkdir(parents=True, exist_ok=True)
-        state = {name: t.to("cpu", torch.bfloat16).clone() for name, t in self.state_dict().items()}
+        state = {
+            name: tensor.to("cpu", torch.bfloat16, copy=True).contiguous()
+            for name, tensor in self.state_dict().items()
+        }
         save_file(state, folder / WEIGHTS, {"format": "pt"})
         text = json.dumps({"shape": asdict(self.shape), **notes}, indent=2)
         (folder / CONFIG).write_text(text + "\n")

@@ -70,7 +70,10 @@ class Chooser:
 
 
 Draft = tuple[int, int]
-"""(depth of a row's draft, how many of it were accepted)."""
+"""(how deep a row's draft could have been, how many of it were accepted).
+
+One that ended early by itself was tried where it ended, and gave nothing there.
+"""
 
 
 class _Size:
@@ -133,11 +136,11 @@ class _Known:
         for depth in range(len(self.tried)):
             self.tried[depth] *= MEMORY
             self.taken[depth] *= MEMORY
-        for drafted, accepted in drafts:
-            while len(self.tried) < drafted:
+        for possible, accepted in drafts:
+            while len(self.tried) < possible:
                 self.tried.append(0.0)
                 self.taken.append(0.0)
-            for depth in range(min(drafted, accepted + 1)):
+            for depth in range(min(possible, accepted + 1)):
                 self.tried[depth] += 1
                 self.taken[depth] += depth < accepted
 
@@ -290,10 +293,14 @@ class Auto(Method):
     def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
         self.current.commit(plan, accepted, result)
         seconds = self.clock() - self._begun
-        number = self.choice[0]
+        number, length = self.choice
         self._counts["drafted_rounds" if number else "plain_rounds"] += len(plan.rows)
         drafts = [
-            (max(tree.kin()[0]), len(one.path) - 1)
-            for tree, one in zip(plan.trees, accepted, strict=True)
+            (
+                # Its room has given away what was emitted; the last token is never a draft.
+                min(length, row.room + len(one.tokens) - 1) if length else max(tree.kin()[0]),
+                len(one.path) - 1,
+            )
+            for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True)
         ]
         self.chooser.learn(self.choice, len(plan.rows), seconds, drafts)

@@ -137,7 +137,7 @@ class Ahead(Target):
 
     def __init__(self, head: Head, target: Target) -> None:
         target.remember(len(target.layers))
-        for part in head.modules():
+        for part in head.children():
             if isinstance(part, nn.Linear):
                 Projection(part)  # lays its weights out as products with one vector read them
         ours = SimpleNamespace(

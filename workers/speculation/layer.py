@@ -5,7 +5,7 @@ with a small model, as on a GPU with a large one, they cost more than the arithm
 projections that read the same states are one product, queries and keys are rotated together, what
 returns to the residual stream is added in the same kernel, and a norm is few. The weights are the
 stock layer's: what is joined becomes one tensor, of which the stock layer's own parameters are
-views from then on.
+views from then on (strided ones, to be made contiguous by who writes them to a file).
 """
 
 from __future__ import annotations
@@ -139,9 +139,10 @@ class Norm:
         self.shape = tuple(weight.shape[-1:])
         # Torch's is one kernel on a GPU and eight on a CPU, where these are four.
         self.by_length = weight.device.type == "cpu" and weight.dtype.itemsize >= 4
-        (width,) = self.shape
-        self.scaled = self.weight * width**0.5
-        self.floor = self.weight.new_tensor(width * epsilon).sqrt()
+        if self.by_length:
+            (width,) = self.shape
+            self.scaled = self.weight * width**0.5
+            self.floor = self.weight.new_tensor(width * epsilon).sqrt()
 
     @classmethod
     def of(cls, stock: Any) -> Norm:
@@ -212,25 +213,30 @@ def attend(
 def _joined(parts: Sequence[nn.Linear], name: str) -> Tensor:
     """The parameters of that name one behind the other, which become views of the whole.
 
-    On a CPU inputs are rows: a product with one vector reads memory from end to end then, and takes
-    four fifths of the time where the weights lie beyond the second cache.
+    Inputs are its rows where `_by_inputs` says so: a product with one vector then reads memory from
+    end to end, and takes four fifths of the time where the weights lie beyond the second cache.
     """
     given = [getattr(part, name).detach() for part in parts]
     whole = _whole(given)
     if whole is None:
         whole = torch.cat(given) if len(given) > 1 else given[0]
-        if whole.dim() == 2 and whole.device.type == "cpu":
+        if _by_inputs(whole):
             whole = whole.t().contiguous().t()
         for part, view in zip(parts, whole.split([*map(len, given)]), strict=True):
             setattr(part, name, nn.Parameter(view, requires_grad=False))
     return whole
 
 
+def _by_inputs(weight: Tensor) -> bool:
+    """On a CPU, and in full precision: half precision has kernels that are slower so."""
+    return weight.dim() == 2 and weight.device.type == "cpu" and weight.dtype.itemsize >= 4
+
+
 def _whole(parts: Sequence[Tensor]) -> Tensor | None:
     """What was joined before, for another target: parts that lie so, in this order."""
     first, step = parts[0], parts[0].stride(0)
     size = sum(map(len, parts))
-    if first.dim() == 2 and first.device.type == "cpu" and first.stride() != (1, size):
+    if _by_inputs(first) and first.stride() != (1, size):
         return None
     at = first.storage_offset()
     for part in parts:
