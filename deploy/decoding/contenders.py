@@ -19,6 +19,7 @@ from workers.checkpoints import resolve
 from workers.loading import Opened
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
+from workers.speculation.head import VARIANTS
 from workers.speculation.method import Method
 from workers.speculation.sampling import warp
 from workers.speculation.target import Result, Target
@@ -63,7 +64,7 @@ SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
     "fspad": [
         {**shape, "variant": variant}
         for shape in ({}, {"depth": 8, "width": 1, "nodes": 8})
-        for variant in ("fspad", "eagle2")
+        for variant in VARIANTS
     ],
 }
 """The parameters a method is measured with; one that is not named here, with its own defaults."""

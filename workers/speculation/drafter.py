@@ -245,11 +245,11 @@ class Confident(Spread):
             logits = logits[going]
         chosen = [self.rows[i] for i in going]
         drawn, laws = Independent(chosen)(level, logits, [[0] for _ in going])
-        confidences = (logits.softmax(-1) if laws is None else laws).amax(-1)[:, 0].tolist()
+        sure = confidences(logits, laws)
         children: list[list[Child]] = [[] for _ in self.rows]
         for k, i in enumerate(going):
             children[i] = drawn[k]
-            self.sure[i] = confidences[k] >= self.threshold
+            self.sure[i] = sure[k] >= self.threshold
         if laws is not None and len(going) < len(self.rows):
             everyones = laws.new_zeros(len(self.rows), *laws.shape[1:])
             everyones[going] = laws
@@ -258,6 +258,16 @@ class Confident(Spread):
 
     def ended(self) -> bool:
         return not any(self.sure)
+
+
+def confidences(logits: Tensor, laws: Tensor | None) -> list[float]:
+    """Each row's top probability at its first node, of [rows, nodes, vocabulary] logits.
+
+    `laws` are those that were drawn from; None: all rows are greedy, whose law is that of
+    temperature 1.
+    """
+    top: list[float] = (logits.softmax(-1) if laws is None else laws).amax(-1)[:, 0].tolist()
+    return top
 
 
 def beside(target: Target, model: Any) -> Target:

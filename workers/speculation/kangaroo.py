@@ -19,7 +19,13 @@ import torch
 from torch import Tensor
 
 from workers.speculation.adapter import Adapter
-from workers.speculation.drafter import Independent, at_least, share, small_enough
+from workers.speculation.drafter import (
+    Independent,
+    at_least,
+    confidences,
+    share,
+    small_enough,
+)
 from workers.speculation.method import Method
 from workers.speculation.target import Result, Target
 from workers.speculation.tree import Plan, Row, Tree
@@ -80,12 +86,12 @@ class Kangaroo(Method):
                 logits = logits[[reading.index(i) for i in drafting]]
             chosen = [rows[i] for i in drafting]
             children, drawn = Independent(chosen)(level, logits, [[0]] * len(chosen))
-            confidences = (logits.softmax(-1) if drawn is None else drawn).amax(-1)[:, 0].tolist()
+            top = confidences(logits, drawn)
             for k, i in enumerate(drafting):
                 ((_, token),) = children[k]
                 trees[i].tokens.append(token)
                 trees[i].parents.append(level)
-                sure[i] = confidences[k] >= self.threshold
+                sure[i] = top[k] >= self.threshold
                 if drawn is not None and not rows[i].greedy:
                     laws[i].append(drawn[k, 0])
             reading = drafting

@@ -138,7 +138,7 @@ class Norm:
         self.weight, self.epsilon = weight.detach(), epsilon
         self.shape = tuple(weight.shape[-1:])
         # Torch's is one kernel on a GPU and eight on a CPU, where these are four.
-        self.by_length = weight.device.type == "cpu" and weight.dtype.itemsize >= 4
+        self.by_length = _in_full(weight)
         if self.by_length:
             (width,) = self.shape
             self.scaled = self.weight * width**0.5
@@ -213,30 +213,31 @@ def attend(
 def _joined(parts: Sequence[nn.Linear], name: str) -> Tensor:
     """The parameters of that name one behind the other, which become views of the whole.
 
-    Inputs are its rows where `_by_inputs` says so: a product with one vector then reads memory from
-    end to end, and takes four fifths of the time where the weights lie beyond the second cache.
+    Inputs are the rows of a matrix on a CPU in full precision: a product with one vector then reads
+    memory from end to end, and takes four fifths of the time where the weights lie beyond the
+    second cache. Half precision has kernels that are slower so.
     """
     given = [getattr(part, name).detach() for part in parts]
     whole = _whole(given)
     if whole is None:
         whole = torch.cat(given) if len(given) > 1 else given[0]
-        if _by_inputs(whole):
+        if whole.dim() == 2 and _in_full(whole):
             whole = whole.t().contiguous().t()
         for part, view in zip(parts, whole.split([*map(len, given)]), strict=True):
             setattr(part, name, nn.Parameter(view, requires_grad=False))
     return whole
 
 
-def _by_inputs(weight: Tensor) -> bool:
-    """On a CPU, and in full precision: half precision has kernels that are slower so."""
-    return weight.dim() == 2 and weight.device.type == "cpu" and weight.dtype.itemsize >= 4
+def _in_full(weight: Tensor) -> bool:
+    """On a CPU and in full precision, where torch's own kernels are not the fastest way."""
+    return weight.device.type == "cpu" and weight.dtype.itemsize >= 4
 
 
 def _whole(parts: Sequence[Tensor]) -> Tensor | None:
     """What was joined before, for another target: parts that lie so, in this order."""
     first, step = parts[0], parts[0].stride(0)
     size = sum(map(len, parts))
-    if _by_inputs(first) and first.stride() != (1, size):
+    if first.dim() == 2 and _in_full(first) and first.stride() != (1, size):
         return None
     at = first.storage_offset()
     for part in parts:

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from workers.speculation.drafter import MOST_NODES, LoadModel, small_enough
+from workers.speculation.drafter import MOST_NODES, LoadModel, share, small_enough
 from workers.speculation.method import Method
 from workers.speculation.target import Result, Target
 from workers.speculation.tree import Accepted, Plan, Row, Tree
@@ -62,8 +62,7 @@ class Reflective(Method):
         **parameters: Any,
     ) -> None:
         super().__init__(target)
-        if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 <= alpha <= 1:
-            raise ValueError(f"alpha must be a number from 0 to 1, not {alpha!r}")
+        share("alpha", alpha)
         if not isinstance(bonus, bool):
             raise ValueError(f"bonus must be true or false, not {bonus!r}")
         if base not in self.bases or not self.bases[base].lossless:  # type: ignore[attr-defined]
