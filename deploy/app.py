@@ -1,6 +1,7 @@
 """The composition root: from a deployment file's `args` to a Ray Serve application.
 
-    SmallWorker, LargeWorker   replicas of the two models (workers/replica.py); none where a
+    SmallWorker, LargeWorker   replicas of the two models (workers/replica/deployment.py); none
+    where a
                                server is named instead, which the ingress asks itself
     Store                      with `store: memory`: where replicas of the ingress meet
     Orchestrator               the ingress: policies, and the OpenAI-compatible HTTP surface
@@ -19,26 +20,26 @@ from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp
 
-from deploy.config import Args, WorkerSpec
-from deploy.exposition import Exposition, WorkerReport, gauges_of
-from deploy.ledger import Counts
-from deploy.logs import join_serve
-from deploy.pair import connect_worker, load_worker
-from deploy.reporter import Reporter
-from deploy.scaling import by_load
-from deploy.stores import open_store, store_deployment
-from deploy.tracing import headers, open_spans
-from orchestrator.actions import WorkerName
-from orchestrator.api import create_app
-from orchestrator.auth import Access, Keys
+from deploy.service.config import Args, WorkerSpec
+from deploy.service.scaling import by_load
+from deploy.service.stores import open_store, store_deployment
+from deploy.service.workers import connect_worker, load_worker
+from deploy.telemetry.exposition import Exposition, WorkerReport, gauges_of
+from deploy.telemetry.ledger import Counts
+from deploy.telemetry.logs import join_serve
+from deploy.telemetry.reporter import Reporter
+from deploy.telemetry.tracing import headers, open_spans
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.service import Service, ServiceLimits
+from orchestrator.http.app import create_app
+from orchestrator.http.auth import Access, Keys
+from orchestrator.http.service import Service, ServiceLimits
+from orchestrator.loop.actions import WorkerName
 from policies import POLICIES
-from workers.replica import ReplicaWorker, deployment
+from workers.replica.deployment import ReplicaWorker, deployment
 
 if TYPE_CHECKING:  # it needs torch, and only some deployments need it
-    from workers.local import LocalWorker
-    from workers.remote import RemoteWorker
+    from workers.engine.worker import LocalWorker
+    from workers.remote.worker import RemoteWorker
 
 AnyWorker = Union[ReplicaWorker, "RemoteWorker"]
 READY_S = 1.0  # how long a look at the pools counts

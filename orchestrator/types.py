@@ -1,6 +1,6 @@
 """The words the whole system speaks: small frozen types, no behaviour beyond themselves.
 
-A *trace* is the chain of thought so far: the question, the accepted *segments* of the thought,
+A *transcript* is the chain of thought so far: the question, the accepted *segments* of the thought,
 whether the thought is closed, and the segments of the answer. It never holds drafts. Control
 tokens (chat markup, the opening and closing of the thought) are structure here, never text: only
 a worker turns them into token ids, so no text that a user or a model writes can imitate them.
@@ -41,7 +41,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class StopCriteria:
     """How far one generation goes.
 
     `until`: delimiters that end it and stay in the text (matched on text, whole tokens are kept).
@@ -77,7 +77,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Trace:
+class Transcript:
     """A question and the chain of thought accepted so far."""
 
     messages: tuple[Message, ...]
@@ -108,8 +108,8 @@ class Trace:
         phase = self.answer if self.closed else self.thought
         return phase[-1] if phase else None
 
-    def extend(self, segment: Segment) -> Trace:
-        """This trace with one more accepted segment, in the phase it is in."""
+    def extend(self, segment: Segment) -> Transcript:
+        """This transcript with one more accepted segment, in the phase it is in."""
         if self.closed:
             return replace(self, answer=(*self.answer, segment))
         return replace(self, thought=(*self.thought, segment))
@@ -144,8 +144,8 @@ class Classification:
     """A law over labels at one forced position.
 
     `probabilities` sum to 1 over the labels, in the order asked; `outside` is the probability
-    mass the model put on everything else before normalising. `surprise` and `ending` are those of
-    the trace's last segment, as in `Verification`, where they were asked for.
+    mass the model put on everything else before normalising. `nll` and `ending` are those of
+    the transcript's last segment, as in `Verification`, where they were asked for.
     """
 
     labels: tuple[str, ...]
@@ -153,7 +153,7 @@ class Classification:
     outside: float = 0.0
     usage: Usage = Usage()
     ms: float = 0.0
-    surprise: tuple[float, ...] | None = None
+    nll: tuple[float, ...] | None = None
     ending: float | None = None
 
 
@@ -172,7 +172,7 @@ class Verification:
     the surprise at the end that the segment itself claims; None where it claims none.
     """
 
-    surprise: tuple[float, ...]
+    nll: tuple[float, ...]
     choices: tuple[int, ...]
     usage: Usage = Usage()
     ms: float = 0.0

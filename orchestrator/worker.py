@@ -18,8 +18,8 @@ from orchestrator.types import (
     Message,
     Sampling,
     Segment,
-    Span,
-    Trace,
+    StopCriteria,
+    Transcript,
     Verification,
 )
 
@@ -43,18 +43,23 @@ class Call:
     """
 
     request: str
-    trace: Trace
+    transcript: Transcript
     author: str = "large"
     speculation: str | None = None
+
+
+SERVER_METHOD = "the server's"
+"""What stands for the token-level method of a worker that is a server of somebody else's."""
 
 
 class Worker(Protocol):
     """One pool of replicas of one model."""
 
     def generate(
-        self, call: Call, span: Span, sampling: Sampling, *, stream: bool = True
+        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
-        """Continue the trace. Yields deltas (none when `stream` is false), then one Generation.
+        """Continue the transcript. Yields deltas (none when `stream` is false), then one
+        Generation.
 
         A span of zero tokens only reads the prompt: it fills the cache and reports its length.
 
@@ -73,7 +78,7 @@ class Worker(Protocol):
         labels: tuple[str, ...],
         *,
         likeliest: bool = False,
-        surprise: bool = False,
+        nll: bool = False,
     ) -> Classification:
         """The law over labels after a side conversation (see `actions.Classify`).
 
@@ -87,8 +92,8 @@ class Worker(Protocol):
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         """The surprise at each token of a segment, and k + 1 choices (see `Verification`).
 
-        A segment of no tokens asks for the one choice that follows the trace. A worker that cannot
-        say what its ids mean as text leaves `pieces` and `options` empty.
+        A segment of no tokens asks for the one choice that follows the transcript. A worker that
+        cannot say what its ids mean as text leaves `pieces` and `options` empty.
 
         Raises:
             Unsupported: the segment's tokens belong to another vocabulary.

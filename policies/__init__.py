@@ -1,8 +1,8 @@
-"""Policies: one paper a file, pure scripts over the actions of `orchestrator.actions`."""
+"""Policies: one paper a file, pure scripts over the actions of `orchestrator.loop.actions`."""
 
 from __future__ import annotations
 
-from orchestrator.policy import Policy
+from orchestrator.loop.policy import Policy
 from policies.best_of_k import BestOfK
 from policies.bild import BiLD
 from policies.cascade import Cascade

@@ -21,8 +21,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from orchestrator.actions import Accept, Classify, Generate, Reject, Script, Write
-from orchestrator.types import Classification, Message, Segment, Trace
+from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Script, Write
+from orchestrator.types import Classification, Message, Segment, Transcript
 from policies.judge import grade
 from policies.steps import Asking, Stepwise, attempt, blank, ends
 from policies.strands import together
@@ -68,27 +68,29 @@ class BestOfK(Stepwise):
     def one_vocabulary(self) -> bool:
         return self.scoring == "likelihood"
 
-    def solve(self, trace: Trace) -> Script:
-        trace = yield from self.think(trace, self.step)
-        yield from self.answer(trace)
+    def solve(self, transcript: Transcript) -> Script:
+        transcript = yield from self.think(transcript, self.step)
+        yield from self.answer(transcript)
 
-    def step(self, trace: Trace) -> Asking[Trace]:
+    def step(self, transcript: Transcript) -> Asking[Transcript]:
         """One more step; whatever fails on the way, the large model writes it."""
-        if len(trace.thought) >= self.first_n:
-            drafts = yield from self._drafts(trace)
-            scores = yield from self._scores(trace, drafts)
+        if len(transcript.thought) >= self.first_n:
+            drafts = yield from self._drafts(transcript)
+            scores = yield from self._scores(transcript, drafts)
             kept = self._kept(scores)
             for n, draft in enumerate(drafts):
                 if n != kept:
                     yield from Reject(draft, scores[n])
             if kept is not None:
-                return (yield from Accept(trace, drafts[kept], scores[kept]))
-        return (yield from Write("large", trace, self.span))
+                return (yield from Accept(transcript, drafts[kept], scores[kept]))
+        return (yield from Write("large", transcript, self.criteria))
 
-    def _drafts(self, trace: Trace) -> Asking[list[Segment]]:
+    def _drafts(self, transcript: Transcript) -> Asking[list[Segment]]:
         """What the small model proposes, nothing twice; none where it failed."""
         warm = self.temperature
-        calls = [Generate("small", trace, self.span, warm if n else None) for n in range(self.k)]
+        calls = [
+            Generate("small", transcript, self.criteria, warm if n else None) for n in range(self.k)
+        ]
         generations = yield from attempt(together(calls))
         said: dict[tuple[str, bool], Segment] = {}
         for generation in generations or ():
@@ -97,17 +99,21 @@ class BestOfK(Stepwise):
                 said.setdefault((draft.text.strip(), ends(draft)), draft)
         return list(said.values())
 
-    def _scores(self, trace: Trace, drafts: Sequence[Segment]) -> Asking[Sequence[float | None]]:
+    def _scores(
+        self, transcript: Transcript, drafts: Sequence[Segment]
+    ) -> Asking[Sequence[float | None]]:
         """What each draft is worth, from 0 to 9; None where the large model failed."""
         scores: Sequence[float] | None = ()
         if drafts and self.scoring == "likelihood":
             grades = [
-                grade(trace, d, scoring="likelihood", wording="full", likelihood=self.likelihood)
+                grade(
+                    transcript, d, scoring="likelihood", wording="full", likelihood=self.likelihood
+                )
                 for d in drafts
             ]
             scores = yield from attempt(together(grades))
         elif drafts:
-            law = yield from attempt(choice(trace, drafts, self.scoring))
+            law = yield from attempt(choice(transcript, drafts, self.scoring))
             scores = None if law is None else shares(law, self.scoring)
         return [None] * len(drafts) if scores is None else scores
 
@@ -117,7 +123,7 @@ class BestOfK(Stepwise):
         return -n if best >= self.threshold else None
 
 
-def choice(trace: Trace, drafts: Sequence[Segment], scoring: Scoring) -> Classify:
+def choice(transcript: Transcript, drafts: Sequence[Segment], scoring: Scoring) -> Classify:
     """The question to the large model: a letter for each draft, and one for none of them."""
     *letters, none = list(ascii_uppercase[: len(drafts) + 1])
     listed = "\n\n".join(
@@ -126,7 +132,7 @@ def choice(trace: Trace, drafts: Sequence[Segment], scoring: Scoring) -> Classif
     )
     text = CHOICE.format(candidates=listed, none=none)
     turns, labels = (Message("user", text),), (*letters, none)
-    return Classify("large", trace, turns, LEAD_IN, labels, likeliest=scoring == "greedy")
+    return Classify("large", transcript, turns, LEAD_IN, labels, likeliest=scoring == "greedy")
 
 
 def shares(law: Classification, scoring: Scoring) -> list[float]:

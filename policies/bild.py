@@ -21,17 +21,17 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from orchestrator.actions import Accept, Generate, Reject, Script, Verify
 from orchestrator.errors import Unsupported
-from orchestrator.policy import Policy
-from orchestrator.types import Segment, Span, Trace, Verification
+from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Segment, StopCriteria, Transcript, Verification
 from policies.answer import write_out
 from policies.steps import Asking, attempt, ends
 
 NOTHING = Segment("small", "")
 """No token is pending: the large model is only asked to go on."""
 
-Turn = Asking[tuple[Trace, bool]]
+Turn = Asking[tuple[Transcript, bool]]
 
 
 class BiLD(Policy):
@@ -73,53 +73,53 @@ class BiLD(Policy):
     def _never(cls, nats: float | None) -> float | None:
         return None if nats == inf else nats
 
-    def solve(self, trace: Trace) -> Script:
+    def solve(self, transcript: Transcript) -> Script:
         drafting = not self.large_first
-        while not trace.closed:
-            trace, drafting = yield from self._turn(trace, drafting)
+        while not transcript.closed:
+            transcript, drafting = yield from self._turn(transcript, drafting)
         if self.answer_by == "small":
-            yield from write_out(trace, "small", "large")
+            yield from write_out(transcript, "small", "large")
         else:
-            yield from write_out(trace, "large")
+            yield from write_out(transcript, "large")
 
-    def _turn(self, trace: Trace, drafting: bool) -> Turn:
+    def _turn(self, transcript: Transcript, drafting: bool) -> Turn:
         """The small model's tokens, if it drafts, and the large model's verdict on them.
 
-        Gives the longer trace, and whether the small model drafts next. Whatever fails on the way,
-        the large model writes all of the rest.
+        Gives the longer transcript, and whether the small model drafts next. Whatever fails on
+        the way, the large model writes all of the rest.
         """
-        draft = (yield from self._draft(trace)) if drafting else NOTHING
+        draft = (yield from self._draft(transcript)) if drafting else NOTHING
         if draft is None:
-            return (yield from write_out(trace, "large")), False
-        verdict = yield from self._verify(trace, draft)
+            return (yield from write_out(transcript, "large")), False
+        verdict = yield from self._verify(transcript, draft)
         if verdict is None:
             if draft.tokens:
                 yield from Reject(draft)
-            return (yield from write_out(trace, "large")), False
+            return (yield from write_out(transcript, "large")), False
         place = self._refused(draft, verdict)
         kept, dropped = (draft, NOTHING) if place is None else verdict.split(draft, place)
         if kept.tokens or ends(kept):
-            trace = yield from Accept(trace, kept)
+            transcript = yield from Accept(transcript, kept)
         if dropped.tokens:
             yield from Reject(dropped)
-        if not trace.closed:  # not by the draft's own end, nor by the budget
-            trace = yield from Accept(trace, verdict.options[len(kept.tokens)])
-        return trace, place is None or self.after_rollback == "small"
+        if not transcript.closed:  # not by the draft's own end, nor by the budget
+            transcript = yield from Accept(transcript, verdict.options[len(kept.tokens)])
+        return transcript, place is None or self.after_rollback == "small"
 
-    def _draft(self, trace: Trace) -> Asking[Segment | None]:
+    def _draft(self, transcript: Transcript) -> Asking[Segment | None]:
         """The small model's tokens up to the first that it doubts; None where it cannot go on."""
         # A float's certainty is 1 exactly, and at a threshold of 1 even that is too little.
         threshold = self.fallback if self.fallback < 1 else inf
-        span = Span(self.window, min_confidence=threshold)
-        generation = yield from attempt(Generate("small", trace, span))
+        criteria = StopCriteria(self.window, min_confidence=threshold)
+        generation = yield from attempt(Generate("small", transcript, criteria))
         if generation is None:
             return None
         if generation.segment.finish == "length" and not generation.usage.generated:
             return None  # its context is full
         return generation.segment
 
-    def _verify(self, trace: Trace, draft: Segment) -> Asking[Verification | None]:
-        verdict = yield from attempt(Verify("large", trace, draft))
+    def _verify(self, transcript: Transcript, draft: Segment) -> Asking[Verification | None]:
+        verdict = yield from attempt(Verify("large", transcript, draft))
         if verdict is None:
             return None
         if len(verdict.options) != len(verdict.pieces) + 1:
@@ -130,7 +130,7 @@ class BiLD(Policy):
         """The first place that surprises the large model too much; behind k tokens is the end."""
         if self.rollback is None:
             return None
-        for place, surprise in enumerate(verdict.surprise):
+        for place, surprise in enumerate(verdict.nll):
             if surprise > self.rollback and verdict.choices[place] != draft.tokens[place]:
                 return place
         if ends(draft) and verdict.options[-1].finish != draft.finish:

@@ -16,8 +16,8 @@ from typing import Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from orchestrator.actions import Accept, Generate, Reject, Script, Write
-from orchestrator.types import Segment, Trace
+from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
+from orchestrator.types import Segment, Transcript
 from policies.judge import Judging, Scoring, grade
 from policies.steps import Asking, attempt, blank, logprobs_of
 
@@ -48,32 +48,32 @@ class Cascade(Judging):
             raise ValueError("cannot be above accept_at")
         return value
 
-    def solve(self, trace: Trace) -> Script:
-        trace = yield from self.think(trace, self.step)
-        yield from self.answer(trace)
+    def solve(self, transcript: Transcript) -> Script:
+        transcript = yield from self.think(transcript, self.step)
+        yield from self.answer(transcript)
 
-    def step(self, trace: Trace) -> Asking[Trace]:
+    def step(self, transcript: Transcript) -> Asking[Transcript]:
         """One more step: accepted by either judge, or the large model's."""
-        if len(trace.thought) >= self.first_n:
-            draft = yield from attempt(Generate("small", trace, self.span))
+        if len(transcript.thought) >= self.first_n:
+            draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
-                score, kept = yield from self.verdict(trace, draft.segment)
+                score, kept = yield from self.verdict(transcript, draft.segment)
                 if kept:
-                    return (yield from Accept(trace, draft.segment, score))
+                    return (yield from Accept(transcript, draft.segment, score))
                 yield from Reject(draft.segment, score)
-        return (yield from Write("large", trace, self.span))
+        return (yield from Write("large", transcript, self.criteria))
 
-    def verdict(self, trace: Trace, draft: Segment) -> Asking[tuple[float | None, bool]]:
+    def verdict(self, transcript: Transcript, draft: Segment) -> Asking[tuple[float | None, bool]]:
         """The score of whoever decided, and whether the draft is kept."""
-        own = None if blank(draft) else (yield from attempt(self.own_verdict(trace, draft)))
+        own = None if blank(draft) else (yield from attempt(self.own_verdict(transcript, draft)))
         if own is not None and own >= self.accept_at:
             return own, True
         if own is not None and own < self.reject_below:
             return own, False
-        score = yield from self.score(trace, draft)
+        score = yield from self.score(transcript, draft)
         return score, score is not None and score >= self.threshold
 
-    def own_verdict(self, trace: Trace, draft: Segment) -> Asking[float | None]:
+    def own_verdict(self, transcript: Transcript, draft: Segment) -> Asking[float | None]:
         """What the small model thinks of its own draft, from 0 to 9; None where it cannot tell."""
         if self.signal == "logprob":
             logprobs = logprobs_of(draft)
@@ -81,7 +81,7 @@ class Cascade(Judging):
         scoring: Scoring = "greedy" if self.scoring == "greedy" else "expected"
         return (
             yield from grade(
-                trace,
+                transcript,
                 draft,
                 scoring=scoring,
                 wording=self.judge,

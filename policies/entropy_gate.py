@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from orchestrator.actions import Accept, Generate, Reject, Script, Write
-from orchestrator.types import Trace
+from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
+from orchestrator.types import Transcript
 from policies.steps import Asking, Stepwise, attempt, blank
 
 
@@ -34,17 +34,17 @@ class EntropyGate(Stepwise):
     )
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
-    def solve(self, trace: Trace) -> Script:
-        trace = yield from self.think(trace, self.step)
-        yield from self.answer(trace)
+    def solve(self, transcript: Transcript) -> Script:
+        transcript = yield from self.think(transcript, self.step)
+        yield from self.answer(transcript)
 
-    def step(self, trace: Trace) -> Asking[Trace]:
+    def step(self, transcript: Transcript) -> Asking[Transcript]:
         """One more step; the small model's own where its first token leaves no doubt."""
-        if len(trace.thought) >= self.first_n:
-            glimpse = replace(self.span, max_entropy=self.threshold)
-            draft = yield from attempt(Generate("small", trace, glimpse))
+        if len(transcript.thought) >= self.first_n:
+            glimpse = replace(self.criteria, max_entropy=self.threshold)
+            draft = yield from attempt(Generate("small", transcript, glimpse))
             if draft is not None and draft.segment.finish != "doubt":
                 if not blank(draft.segment):
-                    return (yield from Accept(trace, draft.segment))
+                    return (yield from Accept(transcript, draft.segment))
                 yield from Reject(draft.segment)
-        return (yield from Write("large", trace, self.span))
+        return (yield from Write("large", transcript, self.criteria))

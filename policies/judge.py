@@ -1,8 +1,8 @@
 """A model as judge of a step: a number from 0 to 9, never a decision.
 
 SpecReason (arXiv 2504.07891, section 4.1) asks the base model to grade the last step with a single
-token after a prefill-only pass. The candidate stands in the trace with its thought left open: chat
-templates drop earlier thoughts once they are closed, and the judge would see no steps.
+token after a prefill-only pass. The candidate stands in the transcript with its thought left
+open: chat templates drop earlier thoughts once they are closed, and the judge would see no steps.
 
 What a question or a step says cannot give the answer: it is content, the worker alone writes
 control tokens, and only the law at the one forced position is read.
@@ -15,9 +15,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, FiniteFloat
 
-from orchestrator.actions import Classify, Verify, WorkerName
 from orchestrator.errors import Unsupported
-from orchestrator.types import Classification, Message, Segment, Trace, Verification
+from orchestrator.loop.actions import Classify, Verify, WorkerName
+from orchestrator.types import Classification, Message, Segment, Transcript, Verification
 from policies.steps import Asking, Stepwise, attempt, blank
 
 Scoring = Literal["greedy", "expected", "likelihood", "both"]
@@ -70,25 +70,25 @@ class Judging(Stepwise):
     def one_vocabulary(self) -> bool:
         return self.scoring in ("likelihood", "both")
 
-    def grade(self, trace: Trace, draft: Segment) -> Asking[float]:
+    def grade(self, transcript: Transcript, draft: Segment) -> Asking[float]:
         """What the large model finds the draft worth; a failure is raised."""
         return grade(
-            trace,
+            transcript,
             draft,
             scoring=self.scoring,
             wording=self.judge,
             likelihood=self.likelihood,
         )
 
-    def score(self, trace: Trace, draft: Segment) -> Asking[float | None]:
+    def score(self, transcript: Transcript, draft: Segment) -> Asking[float | None]:
         """The draft's score; None for want of one, which never counts as good enough."""
         if blank(draft):
             return None  # nothing is said that could be judged
-        return (yield from attempt(self.grade(trace, draft)))
+        return (yield from attempt(self.grade(transcript, draft)))
 
 
 def grade(
-    trace: Trace,
+    transcript: Transcript,
     draft: Segment,
     *,
     scoring: Scoring,
@@ -96,20 +96,21 @@ def grade(
     likelihood: tuple[float, float],
     worker: WorkerName = "large",
 ) -> Asking[float]:
-    """Ask a worker what a draft at the end of the trace is worth, from 0 to 9; one pass of it."""
+    """Ask a worker what a draft at the end of the transcript is worth, from 0 to 9; one pass of
+    it."""
     if scoring in ("likelihood", "both") and not draft.tokens:
         return 0.0  # no token, no likelihood
     if scoring == "likelihood":
-        return likelihood_score((yield from Verify(worker, trace, draft)), likelihood)
+        return likelihood_score((yield from Verify(worker, transcript, draft)), likelihood)
     instruction, lead_in = PROMPTS[wording]
     law = yield from Classify(
         worker,
-        trace.extend(draft),
+        transcript.extend(draft),
         (Message("user", instruction),),
         lead_in,
         DIGITS,
         likeliest=scoring == "greedy",
-        surprise=scoring == "both",
+        nll=scoring == "both",
     )
     if scoring == "both":
         return min(expected_score(law), likelihood_score(law, likelihood))
@@ -142,9 +143,9 @@ def likelihood_score(told: Verification | Classification, curve: tuple[float, fl
     Raises:
         Unsupported: the judge did not tell.
     """
-    if told.surprise is None:
+    if told.nll is None:
         raise Unsupported("the judge does not tell how likely it finds a step")
-    x = curve[0] - curve[1] * max((*told.surprise, told.ending or 0.0), default=0.0)
+    x = curve[0] - curve[1] * max((*told.nll, told.ending or 0.0), default=0.0)
     if x >= 0:
         return 9 / (1 + exp(-x))
     # The same, written so that exp cannot overflow; -inf (an impossible token) gives 0.

@@ -26,9 +26,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from orchestrator.actions import Accept, Classify, Generate, Reject, Script, WorkerName, Write
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
-from orchestrator.types import Message, Segment, Trace
+from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Script, WorkerName, Write
+from orchestrator.types import Message, Segment, Transcript
 from policies.judge import Judging
 from policies.steps import Asking, blank, ends
 from policies.strands import Strands
@@ -47,7 +47,7 @@ LABELS = ("0", "1")
 class Ahead:
     """A step beyond the accepted ones: the prefix it stands on, and what is known of it."""
 
-    trace: Trace
+    transcript: Transcript
     draft: Segment | None = None
     own: Segment | None = None  # the large model's step from the same prefix (equivalence)
     settled: bool = False
@@ -93,34 +93,34 @@ class Lookahead(Judging):
     def one_vocabulary(self) -> bool:
         return self.verifier == "judge" and super().one_vocabulary
 
-    def solve(self, trace: Trace) -> Script:
+    def solve(self, transcript: Transcript) -> Script:
         window = Window()
-        trace = yield from self.think(trace, partial(self.step, window))
+        transcript = yield from self.think(transcript, partial(self.step, window))
         yield from window.clear()  # the answer is not to share the models with idle drafts
-        yield from self.answer(trace)
+        yield from self.answer(transcript)
 
-    def step(self, window: Window, trace: Trace) -> Asking[Trace]:
+    def step(self, window: Window, transcript: Transcript) -> Asking[Transcript]:
         """Settle the first step ahead; whatever fails on the way, the large model writes it."""
         try:
-            head = yield from self._settled(window, trace)
+            head = yield from self._settled(window, transcript)
         except Unsupported:
             raise
         except (WorkerError, ContextLengthExceeded):
             yield from window.clear()
-            return (yield from Write("large", trace, self.span))
+            return (yield from Write("large", transcript, self.criteria))
         assert head.draft is not None
         enough = self.threshold if self.verifier == "judge" else 9 * self.same_at
         if head.score is not None and head.score >= enough:
-            return (yield from Accept(trace, head.draft, head.score))
+            return (yield from Accept(transcript, head.draft, head.score))
         yield from window.clear()
         yield from Reject(head.draft, head.score)
         if head.own is not None and not blank(head.own):
-            return (yield from Accept(trace, head.own))
-        return (yield from Write("large", trace, self.span))
+            return (yield from Accept(transcript, head.own))
+        return (yield from Write("large", transcript, self.criteria))
 
-    def _settled(self, window: Window, trace: Trace) -> Asking[Ahead]:
+    def _settled(self, window: Window, transcript: Transcript) -> Asking[Ahead]:
         """Keep drafting and verifying until the first step ahead has its verdict."""
-        yield from self._extend(window, trace)
+        yield from self._extend(window, transcript)
         while not window.steps[0].settled:
             (what, step), value = yield from window.work.ended()
             if what == "score":
@@ -128,10 +128,10 @@ class Lookahead(Judging):
                 continue
             setattr(step, what, value.segment)
             yield from self._verify(window, step)
-            yield from self._extend(window, trace)
+            yield from self._extend(window, transcript)
         return window.steps.popleft()
 
-    def _extend(self, window: Window, trace: Trace) -> Asking[None]:
+    def _extend(self, window: Window, transcript: Transcript) -> Asking[None]:
         """Begin the next draft, if there is room for one and something to build it on."""
         if window.steps:
             last = window.steps[-1]
@@ -139,12 +139,14 @@ class Lookahead(Judging):
                 return
             if ends(last.draft) or blank(last.draft):
                 return
-            trace = last.trace.extend(last.draft)
-        step = Ahead(trace)
+            transcript = last.transcript.extend(last.draft)
+        step = Ahead(transcript)
         window.steps.append(step)
-        yield from window.work.start(("draft", step), Generate("small", trace, self.span))
+        yield from window.work.start(("draft", step), Generate("small", transcript, self.criteria))
         if self.verifier == "equivalence":
-            yield from window.work.start(("own", step), Generate("large", trace, self.span))
+            yield from window.work.start(
+                ("own", step), Generate("large", transcript, self.criteria)
+            )
 
     def _verify(self, window: Window, step: Ahead) -> Asking[None]:
         """Ask for the verdict on a step, once what it takes is there."""
@@ -154,20 +156,22 @@ class Lookahead(Judging):
         if blank(draft):
             step.settled = True  # without a score: it says nothing that could be judged
         elif own is None:
-            yield from window.work.start(("score", step), self.grade(step.trace, draft))
+            yield from window.work.start(("score", step), self.grade(step.transcript, draft))
         elif blank(own) or ends(draft) != ends(own):
             step.settled = True  # one of them goes on where the other has come to an end
         elif _bare(draft) == _bare(own):
             step.score, step.settled = 9.0, True
         else:
-            question = same(self.compared_by, step.trace, draft, own)
+            question = same(self.compared_by, step.transcript, draft, own)
             yield from window.work.start(("score", step), question)
 
 
-def same(worker: WorkerName, trace: Trace, first: Segment, second: Segment) -> Asking[float]:
+def same(
+    worker: WorkerName, transcript: Transcript, first: Segment, second: Segment
+) -> Asking[float]:
     """Nine times the probability that two steps mean the same; 0 where the reply is neither."""
     text = SAME.format(first=first.text.strip(), second=second.text.strip())
-    law = yield from Classify(worker, trace, (Message("user", text),), LEAD_IN, LABELS)
+    law = yield from Classify(worker, transcript, (Message("user", text),), LEAD_IN, LABELS)
     return 9 * law.probabilities[1] if law.outside <= 0.5 else 0.0
 
 

@@ -19,8 +19,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from orchestrator.actions import Account, Script, Write
-from orchestrator.types import Trace
+from orchestrator.loop.actions import Account, Script, Write
+from orchestrator.types import Transcript
 from policies.answer import REST
 from policies.specreason import SpecReason
 from policies.steps import Asking
@@ -67,23 +67,23 @@ class NeverSlower(SpecReason):
         default=2, ge=1, description="steps in a row that must look too dear before sharing ends"
     )
 
-    def solve(self, trace: Trace) -> Script:
-        trace = yield from self.think(trace, partial(self._accounted, Ledger()))
-        yield from self.answer(trace)
+    def solve(self, transcript: Transcript) -> Script:
+        transcript = yield from self.think(transcript, partial(self._accounted, Ledger()))
+        yield from self.answer(transcript)
 
-    def _accounted(self, ledger: Ledger, trace: Trace) -> Asking[Trace]:
+    def _accounted(self, ledger: Ledger, transcript: Transcript) -> Asking[Transcript]:
         """One more step, and what it cost."""
         if ledger.alone:
-            return (yield from Write("large", trace, REST))
+            return (yield from Write("large", transcript, REST))
         before = yield from Account()
-        after = yield from self.step(trace)
+        after = yield from self.step(transcript)
         spent = (yield from Account()) - before
         ledger.large_ms += spent.large_ms
         ledger.large_tokens += spent.large_tokens
-        if len(trace.thought) >= self.first_n:
+        if len(transcript.thought) >= self.first_n:
             ledger.shared_steps += 1
             ledger.shared_ms += spent.ms
-            ledger.shared_tokens += after.thought_tokens - trace.thought_tokens
+            ledger.shared_tokens += after.thought_tokens - transcript.thought_tokens
             ledger.losing = ledger.losing + 1 if self._too_dear(ledger) else 0
             ledger.alone = ledger.losing >= self.patience
         return after

@@ -18,9 +18,9 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from orchestrator.actions import Accept, Classify, Generate, Reject, Script
-from orchestrator.policy import Policy
-from orchestrator.types import Message, Segment, Span, Trace
+from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Script
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Message, Segment, StopCriteria, Transcript
 from policies.answer import write_out
 from policies.judge import DIGITS, expected_score
 from policies.steps import Asking, attempt, blank, logprobs_of
@@ -50,22 +50,24 @@ class Route(Policy):
         default=64, ge=1, description="tokens by which the small model shows how sure it is"
     )
 
-    def solve(self, trace: Trace) -> Script:
+    def solve(self, transcript: Transcript) -> Script:
         if self.signal == "difficulty":
-            score = yield from attempt(ease(trace))
+            score = yield from attempt(ease(transcript))
             if score is not None and score >= self.threshold:
-                yield from write_out(trace, "small", "large")
+                yield from write_out(transcript, "small", "large")
                 return
         else:
-            draft = yield from attempt(Generate("small", trace, Span(self.probe_tokens)))
+            draft = yield from attempt(
+                Generate("small", transcript, StopCriteria(self.probe_tokens))
+            )
             if draft is not None:
                 score = self.confidence(draft.segment)
                 if score is not None and score >= self.threshold:
-                    trace = yield from Accept(trace, draft.segment, score)
-                    yield from write_out(trace, "small", "large")
+                    transcript = yield from Accept(transcript, draft.segment, score)
+                    yield from write_out(transcript, "small", "large")
                     return
                 yield from Reject(draft.segment, score)
-        yield from write_out(trace, "large")
+        yield from write_out(transcript, "large")
 
     def confidence(self, beginning: Segment) -> float | None:
         """From 0 to 9; None where there is nothing to go by."""
@@ -76,7 +78,7 @@ class Route(Policy):
         return 9 * exp(mean if self.signal == "mean" else min(logprobs))
 
 
-def ease(trace: Trace) -> Asking[float]:
+def ease(transcript: Transcript) -> Asking[float]:
     """How surely the large model thinks that the small one gets it right, from 0 to 9."""
-    law = yield from Classify("large", trace, (Message("user", INSTRUCTION),), LEAD_IN, DIGITS)
+    law = yield from Classify("large", transcript, (Message("user", INSTRUCTION),), LEAD_IN, DIGITS)
     return expected_score(law)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from orchestrator.actions import Script, WorkerName
-from orchestrator.policy import Policy
-from orchestrator.types import Trace
+from orchestrator.loop.actions import Script, WorkerName
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Transcript
 from policies.answer import write_out
 
 
@@ -15,8 +15,8 @@ class SmallOnly(Policy):
 
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small"})
 
-    def solve(self, trace: Trace) -> Script:
-        yield from write_out(trace, "small")
+    def solve(self, transcript: Transcript) -> Script:
+        yield from write_out(transcript, "small")
 
 
 class LargeOnly(Policy):
@@ -24,5 +24,5 @@ class LargeOnly(Policy):
 
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"large"})
 
-    def solve(self, trace: Trace) -> Script:
-        yield from write_out(trace, "large")
+    def solve(self, transcript: Transcript) -> Script:
+        yield from write_out(transcript, "large")

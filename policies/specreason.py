@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from orchestrator.actions import Accept, Generate, Reject, Script, Write
-from orchestrator.types import Trace
+from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
+from orchestrator.types import Transcript
 from policies.judge import Judging
 from policies.steps import Asking, attempt
 
@@ -20,17 +20,17 @@ class SpecReason(Judging):
 
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
-    def solve(self, trace: Trace) -> Script:
-        trace = yield from self.think(trace, self.step)
-        yield from self.answer(trace)
+    def solve(self, transcript: Transcript) -> Script:
+        transcript = yield from self.think(transcript, self.step)
+        yield from self.answer(transcript)
 
-    def step(self, trace: Trace) -> Asking[Trace]:
+    def step(self, transcript: Transcript) -> Asking[Transcript]:
         """One more step; whatever fails on the way, the large model writes it."""
-        if len(trace.thought) >= self.first_n:
-            draft = yield from attempt(Generate("small", trace, self.span))
+        if len(transcript.thought) >= self.first_n:
+            draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
-                score = yield from self.score(trace, draft.segment)
+                score = yield from self.score(transcript, draft.segment)
                 if score is not None and score >= self.threshold:
-                    return (yield from Accept(trace, draft.segment, score))
+                    return (yield from Accept(transcript, draft.segment, score))
                 yield from Reject(draft.segment, score)
-        return (yield from Write("large", trace, self.span))
+        return (yield from Write("large", transcript, self.criteria))

@@ -36,9 +36,9 @@ from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
 
-from orchestrator.actions import Accept, Generate, Reject, Script, WorkerName, Write
-from orchestrator.policy import Policy
-from orchestrator.types import Segment, Span, Trace
+from orchestrator.loop.actions import Accept, Generate, Reject, Script, WorkerName, Write
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Segment, StopCriteria, Transcript
 from policies.answer import write_out
 from policies.steps import DELIMITER, Asking, attempt
 
@@ -98,74 +98,78 @@ class SpeculativeThinking(Policy):
         default="active", description="who writes the answer; active: whoever ended the thought"
     )
 
-    def solve(self, trace: Trace) -> Script:
+    def solve(self, transcript: Transcript) -> Script:
         reflections, patience, n3 = 0, self.patience, self.n3
         if self.begin:
-            trace = yield from self._take_over(trace, self.begin)
-        while not trace.closed:
-            if not _at_delimiter(trace):
-                trace = yield from self._paragraph(trace)
+            transcript = yield from self._take_over(transcript, self.begin)
+        while not transcript.closed:
+            if not _at_delimiter(transcript):
+                transcript = yield from self._paragraph(transcript)
             elif patience is not None and reflections >= patience:
-                trace = yield from Accept(trace, Segment("policy", self.check))
-                trace = yield from self._take_over(trace, n3)
+                transcript = yield from Accept(transcript, Segment("policy", self.check))
+                transcript = yield from self._take_over(transcript, n3)
                 reflections = 0
                 patience = _grown(patience, self.patience_growth, self.patience_max)
                 n3 = _grown(n3, self.n3_growth, self.n3_max)
             else:
-                trace, mood = yield from self._sentence(trace)
+                transcript, mood = yield from self._sentence(transcript)
                 reflections += mood < 0
-        yield from write_out(trace, *self._answerers(trace))
+        yield from write_out(transcript, *self._answerers(transcript))
 
-    def _sentence(self, trace: Trace) -> Asking[tuple[Trace, Mood]]:
-        """What follows a delimiter (rules 1 and 2): the trace after it, and the mood of it."""
+    def _sentence(self, transcript: Transcript) -> Asking[tuple[Transcript, Mood]]:
+        """What follows a delimiter (rules 1 and 2): the transcript after it, and the mood of it."""
         if self.every_delimiter and self.choose_large:
-            after = yield from self._take_over(trace, self.n1)  # whatever a probe would say
+            after = yield from self._take_over(transcript, self.n1)  # whatever a probe would say
         else:
-            probe = yield from self._draft("small", trace, Span(self.n1, until=(DELIMITER,)))
+            probe = yield from self._draft(
+                "small", transcript, StopCriteria(self.n1, until=(DELIMITER,))
+            )
             if probe is None:
-                return (yield from self._paragraph(trace)), 0
+                return (yield from self._paragraph(transcript)), 0
             mood = self._mood(probe.text)
             if mood == 0 and not self.every_delimiter:
-                return (yield from Accept(trace, probe)), 0
+                return (yield from Accept(transcript, probe)), 0
             if self.choose_large:
                 yield from Reject(probe)
-                after = yield from self._take_over(trace, self.n1)
+                after = yield from self._take_over(transcript, self.n1)
             else:
-                after = yield from self._choose(trace, probe, mood)
-        kept = after.text[len(trace.text) :]
+                after = yield from self._choose(transcript, probe, mood)
+        kept = after.text[len(transcript.text) :]
         if self.n2 and not after.closed and _count(kept, self.verification):
             after = yield from self._take_over(after, self.n2)
         return after, self._mood(kept)
 
-    def _choose(self, trace: Trace, probe: Segment, mood: Mood) -> Asking[Trace]:
+    def _choose(self, transcript: Transcript, probe: Segment, mood: Mood) -> Asking[Transcript]:
         """The probe, or the large model's draft where just one of the two is a reflection.
 
         In the code's words: a reflection against none, or an affirmation against a reflection. A
         statement is only compared at `every_delimiter`, and stays.
         """
-        draft = yield from self._draft("large", trace, Span(self.n1))
+        draft = yield from self._draft("large", transcript, StopCriteria(self.n1))
         if draft is None:
-            return (yield from Accept(trace, probe))
+            return (yield from Accept(transcript, probe))
         other = self._mood(draft.text)
         large = mood != 0 and (mood < 0) != (other < 0)
         kept, dropped = (draft, probe) if large else (probe, draft)
         yield from Reject(dropped)
-        return (yield from Accept(trace, kept))
+        return (yield from Accept(transcript, kept))
 
-    def _paragraph(self, trace: Trace) -> Asking[Trace]:
+    def _paragraph(self, transcript: Transcript) -> Asking[Transcript]:
         """The small model writes up to the next delimiter; where it cannot, the large one does."""
-        span = Span(self.step_tokens, until=(DELIMITER,))
-        after = yield from attempt(Write("small", trace, span))
-        return (yield from Write("large", trace, span)) if after is None else after
+        criteria = StopCriteria(self.step_tokens, until=(DELIMITER,))
+        after = yield from attempt(Write("small", transcript, criteria))
+        return (yield from Write("large", transcript, criteria)) if after is None else after
 
-    def _take_over(self, trace: Trace, tokens: int) -> Asking[Trace]:
+    def _take_over(self, transcript: Transcript, tokens: int) -> Asking[Transcript]:
         """The large model writes so many tokens; where it cannot, the small one goes on."""
-        after = yield from attempt(Write("large", trace, Span(tokens)))
-        return (yield from self._paragraph(trace)) if after is None else after
+        after = yield from attempt(Write("large", transcript, StopCriteria(tokens)))
+        return (yield from self._paragraph(transcript)) if after is None else after
 
-    def _draft(self, name: WorkerName, trace: Trace, span: Span) -> Asking[Segment | None]:
+    def _draft(
+        self, name: WorkerName, transcript: Transcript, criteria: StopCriteria
+    ) -> Asking[Segment | None]:
         """A draft; None where the worker fails, or has nothing to give."""
-        generation = yield from attempt(Generate(name, trace, span))
+        generation = yield from attempt(Generate(name, transcript, criteria))
         if generation is None:
             return None
         segment = generation.segment
@@ -180,17 +184,21 @@ class SpeculativeThinking(Policy):
             return 1
         return -1 if no else 0
 
-    def _answerers(self, trace: Trace) -> tuple[WorkerName, WorkerName]:
+    def _answerers(self, transcript: Transcript) -> tuple[WorkerName, WorkerName]:
         """Who answers, and who does where that fails."""
         by = self.answer_by
         if by == "active":
-            by = "large" if trace.thought and trace.thought[-1].author != "small" else "small"
+            by = (
+                "large"
+                if transcript.thought and transcript.thought[-1].author != "small"
+                else "small"
+            )
         return ("small", "large") if by == "small" else ("large", "small")
 
 
-def _at_delimiter(trace: Trace) -> bool:
+def _at_delimiter(transcript: Transcript) -> bool:
     """Whether a paragraph has just ended; spaces may share a token with its delimiter."""
-    end = "".join(segment.text for segment in trace.thought[-2:])
+    end = "".join(segment.text for segment in transcript.thought[-2:])
     return end.rstrip(" ").endswith(DELIMITER)
 
 

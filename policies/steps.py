@@ -11,10 +11,10 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import Field
 
-from orchestrator.actions import Action, Close, WorkerName
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
-from orchestrator.policy import Policy
-from orchestrator.types import Segment, Span, Trace
+from orchestrator.loop.actions import Action, Close, WorkerName
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Segment, StopCriteria, Transcript
 from policies.answer import write_out
 
 A = TypeVar("A")
@@ -35,28 +35,32 @@ class Stepwise(Policy):
     )
 
     @property
-    def span(self) -> Span:
+    def criteria(self) -> StopCriteria:
         """One step."""
-        return Span(self.step_tokens, until=(DELIMITER,))
+        return StopCriteria(self.step_tokens, until=(DELIMITER,))
 
-    def think(self, trace: Trace, step: Callable[[Trace], Asking[Trace]]) -> Asking[Trace]:
+    def think(
+        self, transcript: Transcript, step: Callable[[Transcript], Asking[Transcript]]
+    ) -> Asking[Transcript]:
         """Step after step until the thought ends, or goes in circles."""
-        while not trace.closed:
-            trace = yield from step(trace)
-            if not trace.closed and stuck(trace):
-                trace = yield from Close(trace, forced=True)
-        return trace
+        while not transcript.closed:
+            transcript = yield from step(transcript)
+            if not transcript.closed and stuck(transcript):
+                transcript = yield from Close(transcript, forced=True)
+        return transcript
 
-    def answer(self, trace: Trace) -> Asking[Trace]:
+    def answer(self, transcript: Transcript) -> Asking[Transcript]:
         """Write the answer; the large model stands in for the small one."""
-        if self._answerer(trace) == "small":
-            return (yield from write_out(trace, "small", "large"))
-        return (yield from write_out(trace, "large"))
+        if self._answerer(transcript) == "small":
+            return (yield from write_out(transcript, "small", "large"))
+        return (yield from write_out(transcript, "large"))
 
-    def _answerer(self, trace: Trace) -> WorkerName:
+    def _answerer(self, transcript: Transcript) -> WorkerName:
         if self.answer_by != "active":
             return self.answer_by
-        return "small" if trace.thought and trace.thought[-1].author == "small" else "large"
+        return (
+            "small" if transcript.thought and transcript.thought[-1].author == "small" else "large"
+        )
 
 
 def attempt(script: Action[A] | Asking[A]) -> Asking[A | None]:
@@ -94,14 +98,14 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
     return draft.logprobs
 
 
-def stuck(trace: Trace) -> bool:
+def stuck(transcript: Transcript) -> bool:
     """Whether the last steps say what as many steps before them said.
 
     SpecReason's code compares the last two; models also go round in longer circles. Steps are
     those of the text, however many segments it was written in; one that is unfinished is not
     looked at.
     """
-    *said, unfinished = (step.strip() for step in trace.text.split(DELIMITER))
+    *said, unfinished = (step.strip() for step in transcript.text.split(DELIMITER))
     return not unfinished and any(
         said[-size:] == said[-2 * size : -size]
         for size in range(1, min(CIRCLE, len(said) // 2) + 1)

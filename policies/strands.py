@@ -1,8 +1,8 @@
 """Scripts that run side by side within one policy, each waiting for its own answers.
 
     strands = Strands()
-    yield from strands.start("draft", Generate("small", trace, span))
-    yield from strands.start("score", grade(trace, draft, ...))
+    yield from strands.start("draft", Generate("small", transcript, span))
+    yield from strands.start("score", grade(transcript, draft, ...))
     key, value = yield from strands.ended()   # whichever comes first
 
 A strand is any part of a script whose actions can be started as jobs. All of it is told to the
@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Any, Generic, TypeVar
 
-from orchestrator.actions import Action, Cancel, First, Job, Start
 from orchestrator.errors import ContextLengthExceeded, WorkerError
+from orchestrator.loop.actions import Action, Cancel, First, Job, Start
 from policies.steps import A, Asking
 
 K = TypeVar("K")

@@ -29,8 +29,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from orchestrator.actions import Accept, Generate, Reject, Script, Verify, Write
-from orchestrator.types import Segment, Span, Trace
+from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
+from orchestrator.types import Segment, StopCriteria, Transcript
 from policies.steps import Asking, Stepwise, attempt, ends
 
 
@@ -60,42 +60,42 @@ class SurpriseTakeover(Stepwise):
     def one_vocabulary(self) -> bool:
         return True
 
-    def solve(self, trace: Trace) -> Script:
-        trace = yield from self.think(trace, self._steps)
-        yield from self.answer(trace)
+    def solve(self, transcript: Transcript) -> Script:
+        transcript = yield from self.think(transcript, self._steps)
+        yield from self.answer(transcript)
 
-    def _steps(self, trace: Trace) -> Asking[Trace]:
+    def _steps(self, transcript: Transcript) -> Asking[Transcript]:
         """The steps that one pass of the large model lets through, or its own words."""
-        drafts = yield from self._drafts(trace)
-        peaks = yield from self._peaks(trace, drafts)
+        drafts = yield from self._drafts(transcript)
+        peaks = yield from self._peaks(transcript, drafts)
         trusted = bool(drafts)
         for draft, peak in zip(drafts, peaks, strict=True):
             # Shown beside a step, on the judges' scale: the probability of its least likely token.
             score = None if peak is None else 9 * exp(-peak)
             trusted = trusted and peak is not None and peak <= self.surprise
-            if trusted and not trace.closed:
-                trace = yield from Accept(trace, draft, score)
+            if trusted and not transcript.closed:
+                transcript = yield from Accept(transcript, draft, score)
             else:
                 yield from Reject(draft, score)
-        if not trusted and not trace.closed:
-            trace = yield from Write("large", trace, Span(self.takeover))
-        return trace
+        if not trusted and not transcript.closed:
+            transcript = yield from Write("large", transcript, StopCriteria(self.takeover))
+        return transcript
 
-    def _drafts(self, trace: Trace) -> Asking[list[Segment]]:
+    def _drafts(self, transcript: Transcript) -> Asking[list[Segment]]:
         """Up to `window` steps, each on top of those before it; fewer where the thought ends."""
         drafts: list[Segment] = []
         while len(drafts) < self.window:
-            generation = yield from attempt(Generate("small", trace, self.span))
+            generation = yield from attempt(Generate("small", transcript, self.criteria))
             if generation is None or not generation.segment.tokens:
                 break  # nothing to read: no room is left, or the thought ends with nothing said
             draft = generation.segment
             drafts.append(draft)
             if ends(draft):
                 break
-            trace = trace.extend(draft)
+            transcript = transcript.extend(draft)
         return drafts
 
-    def _peaks(self, trace: Trace, drafts: list[Segment]) -> Asking[list[float | None]]:
+    def _peaks(self, transcript: Transcript, drafts: list[Segment]) -> Asking[list[float | None]]:
         """The large model's greatest surprise at each draft, from one pass; None for want of it."""
         if not drafts:
             return []
@@ -107,9 +107,9 @@ class SurpriseTakeover(Stepwise):
             drafts[0].tokenizer,
             drafts[-1].finish,
         )
-        verification = yield from attempt(Verify("large", trace, joined))
+        verification = yield from attempt(Verify("large", transcript, joined))
         if verification is None:
             return [None] * len(drafts)
-        surprise = iter(verification.surprise)
+        surprise = iter(verification.nll)
         peaks: list[float | None] = [max(islice(surprise, len(d.tokens))) for d in drafts[:-1]]
         return [*peaks, max((*surprise, verification.ending or 0.0))]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -12,14 +12,15 @@ import pytest
 ROOT = Path(__file__).parents[1]
 OURS = ("orchestrator", "policies", "workers", "deploy")
 
-POLICY_MAY = {f"orchestrator.{name}" for name in ("types", "actions", "errors", "policy")}
+OFFLINE = (
+    "deploy.bench", "deploy.checking", "deploy.cli", "deploy.evaluation", "workers.training",
+)  # fmt: skip
+"""Rooms of tools that no request needs; all others serve."""
+POLICY_MAY = {f"orchestrator.{name}" for name in ("types", "errors", "loop.actions", "loop.policy")}
 WORKER_MAY = {f"orchestrator.{name}" for name in ("types", "worker", "errors")}
 POLICY_MAY_NOT = {"asyncio", "time", "random"}  # they reach a policy as answers and seeds
 ORCHESTRATOR_MAY_NOT = {"ray", "torch", "transformers"}
-METHODS_SHARE = {
-    "tree", "rules", "drafter", "adapter", "head", "layer", "target", "cache", "sampling", "decode",
-    "method",
-}  # fmt: skip
+METHODS_SHARE = {"rules", "drafter", "feature_head", "decode", "method"}
 
 
 def files(package: str) -> list[Path]:
@@ -54,6 +55,11 @@ def cases(package: str) -> list[tuple[str, str]]:
 
 def top(name: str) -> str:
     return name.partition(".")[0]
+
+
+def in_room(name: str, rooms: Iterable[str]) -> bool:
+    """Whether a module is, or lies in, one of these packages."""
+    return any(name == room or name.startswith(f"{room}.") for room in rooms)
 
 
 def ids(case: tuple[str, str]) -> str:
@@ -100,9 +106,20 @@ def test_workers_know_the_port_alone() -> None:
 @pytest.mark.parametrize(
     ("library", "where"), [("ray", "workers.replica"), ("httpx", "workers.remote")]
 )
-def test_only_one_worker_knows_the_library(library: str, where: str) -> None:
+def test_only_one_room_knows_the_library(library: str, where: str) -> None:
     found = {who for who, name in cases("workers") if top(name) == library}
-    assert found <= {where}
+    assert found
+    assert {who for who in found if not in_room(who, (where,))} == set()
+
+
+def test_what_serves_imports_no_offline_tool() -> None:
+    wrong = [
+        (who, name)
+        for package in OURS
+        for who, name in cases(package)
+        if in_room(name, OFFLINE) and not in_room(who, OFFLINE)
+    ]
+    assert wrong == []
 
 
 def test_methods_know_neither_the_engine_nor_each_other() -> None:
@@ -114,7 +131,8 @@ def test_methods_know_neither_the_engine_nor_each_other() -> None:
         method = name.rpartition(".")[2]
         if inside and method in METHODS_SHARE:
             continue
-        if inside or name == "workers.speculation" or top(name) == "workers":
+        shared = in_room(name, ("workers.model",))
+        if not shared and (inside or top(name) == "workers"):
             wrong.append((who, name))
     assert wrong == []
 
@@ -122,7 +140,7 @@ def test_methods_know_neither_the_engine_nor_each_other() -> None:
 def test_the_command_line_starts_without_torch_and_ray() -> None:
     """Help in a moment: what is slow to import is imported where it is used."""
     slow = {"ray", "torch", "transformers", "matplotlib"}
-    for path in (ROOT / "deploy" / "cli.py", *files("deploy/commands")):
+    for path in files("deploy/cli"):
         tree = ast.parse(path.read_text(encoding="utf-8"))
         for node in tree.body:
             names = []
@@ -135,10 +153,10 @@ def test_the_command_line_starts_without_torch_and_ray() -> None:
 
 
 _SLOW_OURS = {
-    "deploy.config",
     "deploy.app",
-    "deploy.cluster",
-    "deploy.askers",
-    "deploy.pair",
-    "deploy.service_client",
+    "deploy.evaluation.askers",
+    "deploy.evaluation.service_client",
+    "deploy.service.cluster",
+    "deploy.service.config",
+    "deploy.service.workers",
 }

@@ -25,8 +25,8 @@ from orchestrator.types import (
     Message,
     Sampling,
     Segment,
-    Span,
-    Trace,
+    StopCriteria,
+    Transcript,
     Usage,
     Verification,
 )
@@ -76,20 +76,20 @@ def segment(author: Any, text: str, finish: Finish = "until", logprob: float = -
 class Scripted:
     """A `Worker` that reads its part.
 
-    lines: continuations, one a call, in order; or a function of the trace and the span.
-    story: a whole thought and answer instead; a call goes on where the trace stands, or at the
-        step of the same number where the trace tells another story.
+    lines: continuations, one a call, in order; or a function of the transcript and the span.
+    story: a whole thought and answer instead; a call goes on where the transcript stands, or at the
+        step of the same number where the transcript tells another story.
     scores: answers of `classify` (a digit's score: that digit is certain) and of `verify` (the
-        surprise at every token), one a call, the last for ever; or a function of the trace. Its
-        own choices are the story's words, or else the verified ones and then its next line's.
+        surprise at every token), one a call, the last for ever; or a function of the transcript.
+        Its own choices are the story's words, or else the verified ones and then its next line's.
     delay: seconds per token and per judgement.
     failures: call number (from 0, preflight not counted) -> the error it raises.
     deaths: call number -> tokens after which a generation's stream dies.
     """
 
-    lines: Sequence[Line] | Callable[[Trace, Span], Line] = ()
+    lines: Sequence[Line] | Callable[[Transcript, StopCriteria], Line] = ()
     story: tuple[str, str] | None = None
-    scores: Sequence[Verdict] | Callable[[Trace], Verdict] = (9.0,)
+    scores: Sequence[Verdict] | Callable[[Transcript], Verdict] = (9.0,)
     delay: float = 0.0
     failures: Mapping[int, BaseException] = field(default_factory=dict)
     deaths: Mapping[int, int] = field(default_factory=dict)
@@ -102,17 +102,17 @@ class Scripted:
     _scored: int = 0
 
     async def generate(
-        self, call: Call, span: Span, sampling: Sampling, *, stream: bool = True
+        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
         with self._at_work():
-            prompt = self._read(call.trace)
-            if span.max_tokens == 0:
+            prompt = self._read(call.transcript)
+            if criteria.max_tokens == 0:
                 self.prompts += 1
                 yield Generation(Segment(call.author, "", finish="length"), Usage(prompt))  # type: ignore[arg-type]
                 return
-            number = self._hear("generate", call, span, sampling)
-            said = self._next_line(call.trace, span)
-            spoken = self._speak(call, said, span)
+            number = self._hear("generate", call, criteria, sampling)
+            said = self._next_line(call.transcript, criteria)
+            spoken = self._speak(call, said, criteria)
             for count, (word, token) in enumerate(
                 zip(words(spoken.text), spoken.tokens, strict=True)
             ):
@@ -124,7 +124,7 @@ class Scripted:
             size = len(spoken.tokens)
             if self.deaths.get(number, -1) >= size:
                 raise WorkerUnavailable("died in mid-stream")
-            entropy = said.entropy if span.max_entropy is not None else None
+            entropy = said.entropy if criteria.max_entropy is not None else None
             usage = Usage(prompt, 0, size, size)
             yield Generation(spoken, usage, size * self.delay * 1000, entropy)
 
@@ -136,32 +136,32 @@ class Scripted:
         labels: tuple[str, ...],
         *,
         likeliest: bool = False,
-        surprise: bool = False,  # nothing that is scored by a number surprises it
+        nll: bool = False,  # nothing that is scored by a number surprises it
     ) -> Classification:
         with self._at_work():
             self._hear("classify", call, turns, lead_in, labels)
-            verdict = await self._next_score(call.trace)
+            verdict = await self._next_score(call.transcript)
             if isinstance(verdict, Classification):
                 return verdict
             law = tuple(float(label == str(int(verdict))) for label in labels)
-            answer = Classification(labels, law, 0.0, Usage(self._read(call.trace), passes=1))
-            last = call.trace.last
-            if not surprise or last is None:
-                return replace(answer, surprise=() if surprise else None)
+            answer = Classification(labels, law, 0.0, Usage(self._read(call.transcript), passes=1))
+            last = call.transcript.last
+            if not nll or last is None:
+                return replace(answer, nll=() if nll else None)
             ended = last.finish in ("think_end", "eos")
             return replace(
-                answer, surprise=(0.0,) * len(words(last.text)), ending=0.0 if ended else None
+                answer, nll=(0.0,) * len(words(last.text)), ending=0.0 if ended else None
             )
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         with self._at_work():
             self._hear("verify", call, segment, sampling)
-            verdict = await self._next_score(call.trace)
+            verdict = await self._next_score(call.transcript)
             if isinstance(verdict, Verification):
                 return verdict
             return self._verdict(call, segment, verdict)
 
-    def _verdict(self, call: Call, draft: Segment, surprise: float) -> Verification:
+    def _verdict(self, call: Call, draft: Segment, nll: float) -> Verification:
         """The same surprise everywhere; choices are the story's, else the draft's own words."""
         said = words(draft.text)
         options = []
@@ -170,26 +170,26 @@ class Scripted:
                 own = said[place]
             else:
                 before = segment(call.author, "".join(said[:place]))
-                own = next(iter(words(self._rest(call.trace.extend(before)))), "")
-            ending: Finish = "eos" if call.trace.closed else "think_end"
+                own = next(iter(words(self._rest(call.transcript.extend(before)))), "")
+            ending: Finish = "eos" if call.transcript.closed else "think_end"
             options.append(segment(call.author, own, "until" if own else ending))
         return Verification(
-            (surprise,) * len(said),
+            (nll,) * len(said),
             tuple(option.tokens[0] if option.tokens else 0 for option in options),
-            Usage(self._read(call.trace), passes=1),
+            Usage(self._read(call.transcript), passes=1),
             len(said) * self.delay * 1000,
             tuple(said),
             tuple(options),
-            surprise if draft.finish in ("think_end", "eos") else None,
+            nll if draft.finish in ("think_end", "eos") else None,
         )
 
-    def _rest(self, trace: Trace) -> str:
+    def _rest(self, transcript: Transcript) -> str:
         """What it would say next if asked, without saying it; nothing where it is asked in vain."""
         if self.story is not None:
-            return _rest(self.story, trace)
+            return _rest(self.story, transcript)
         line: Any = None
         if callable(self.lines):
-            line = self.lines(trace, Span(1))
+            line = self.lines(transcript, StopCriteria(1))
         elif self._said < len(self.lines):
             line = self.lines[self._said]
         return line.text if isinstance(line, Say) else line if isinstance(line, str) else ""
@@ -213,9 +213,9 @@ class Scripted:
             raise error
         return number
 
-    def _read(self, trace: Trace) -> int:
-        prompt = sum(len(words(message.content)) for message in trace.messages)
-        length = prompt + trace.thought_tokens + trace.answer_tokens
+    def _read(self, transcript: Transcript) -> int:
+        prompt = sum(len(words(message.content)) for message in transcript.messages)
+        length = prompt + transcript.thought_tokens + transcript.answer_tokens
         if self.context is not None and length >= self.context:
             raise ContextLengthExceeded(
                 f"{length} tokens do not fit a context of {self.context}",
@@ -224,41 +224,41 @@ class Scripted:
             )
         return length
 
-    def _next_line(self, trace: Trace, span: Span) -> Say:
+    def _next_line(self, transcript: Transcript, criteria: StopCriteria) -> Say:
         if self.story is not None:
-            line: Line = _rest(self.story, trace)
+            line: Line = _rest(self.story, transcript)
         elif callable(self.lines):
-            line = self.lines(trace, span)
+            line = self.lines(transcript, criteria)
         elif self._said < len(self.lines):
             line = self.lines[self._said]
             self._said += 1
         else:
-            raise AssertionError(f"nothing left to say after {trace.text!r}")
+            raise AssertionError(f"nothing left to say after {transcript.text!r}")
         if isinstance(line, BaseException):
             raise line
         return line if isinstance(line, Say) else Say(line)
 
-    def _speak(self, call: Call, said: Say, span: Span) -> Segment:
+    def _speak(self, call: Call, said: Say, criteria: StopCriteria) -> Segment:
         """As much of the line as the span lets through."""
-        if span.max_entropy is not None and said.entropy > span.max_entropy:
+        if criteria.max_entropy is not None and said.entropy > criteria.max_entropy:
             return segment(call.author, "", "doubt")
-        closing: Finish = "eos" if call.trace.closed else "think_end"
+        closing: Finish = "eos" if call.transcript.closed else "think_end"
         text, finish = said.text, said.finish or closing
-        if cuts := [at for stop in span.stop if (at := text.find(stop)) >= 0]:
+        if cuts := [at for stop in criteria.stop if (at := text.find(stop)) >= 0]:
             text, finish = text[: min(cuts)], "stop"
         kept = ""
         for count, word in enumerate(words(text)):
-            if count == span.max_tokens:
+            if count == criteria.max_tokens:
                 return segment(call.author, kept, "length", said.logprob)
             kept += word
-            if any(delimiter in kept for delimiter in span.until):
+            if any(delimiter in kept for delimiter in criteria.until):
                 ends_so = said.finish is not None and kept == said.text
                 return segment(call.author, kept, finish if ends_so else "until", said.logprob)
         return segment(call.author, kept, finish, said.logprob)
 
-    async def _next_score(self, trace: Trace) -> Any:
+    async def _next_score(self, transcript: Transcript) -> Any:
         if callable(self.scores):
-            verdict: Verdict = self.scores(trace)
+            verdict: Verdict = self.scores(transcript)
         else:
             verdict = self.scores[min(self._scored, len(self.scores) - 1)]
             self._scored += 1
@@ -268,10 +268,10 @@ class Scripted:
         return verdict
 
 
-def _rest(story: tuple[str, str], trace: Trace) -> str:
+def _rest(story: tuple[str, str], transcript: Transcript) -> str:
     thought, answer = story
-    if trace.closed:
-        return answer.removeprefix("".join(segment.text for segment in trace.answer))
-    if thought.startswith(trace.text):
-        return thought[len(trace.text) :]
-    return DELIMITER.join(thought.split(DELIMITER)[trace.text.count(DELIMITER) :])
+    if transcript.closed:
+        return answer.removeprefix("".join(segment.text for segment in transcript.answer))
+    if thought.startswith(transcript.text):
+        return thought[len(transcript.text) :]
+    return DELIMITER.join(thought.split(DELIMITER)[transcript.text.count(DELIMITER) :])

@@ -13,7 +13,7 @@ from deploy.checking import deployment as inner
 from deploy.checking import network
 from deploy.checking.operator import CLUSTER, HEAD, Path, environment, groups, version
 from deploy.checking.places import Finding, Text, at, finding, place_of, read
-from deploy.config import Deployment
+from deploy.service.config import Deployment
 from orchestrator.errors import ConfigError
 
 GPU = "nvidia.com/gpu"

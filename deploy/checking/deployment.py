@@ -1,6 +1,6 @@
 """A deployment file, on its own or inside a RayService: every key, and what fits together.
 
-`deploy.config.load` stops at the first mistake; here all are found, each with its line.
+`deploy.service.config.load` stops at the first mistake; here all are found, each with its line.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deploy.checking.places import Finding, Items, Mapping, at, finding, repeated_keys
 from deploy.checking.schema import unknown
-from deploy.config import Args, Deployment, Method, WorkerSpec, model_of
+from deploy.service.config import Args, Deployment, Method, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
 
 BUILDER = "deploy.app:build"

@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.schemas import invalid
+from orchestrator.http.schemas import invalid
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Share = Annotated[float, Field(ge=0, le=1)]

@@ -28,9 +28,9 @@ from orchestrator.experiments.ledger import Analysed, Exposure, Ledger, Request,
 from orchestrator.experiments.report import Report, report
 from orchestrator.experiments.runs import Built, Run, Runs
 from orchestrator.experiments.shadows import Repeat, Shadows
-from orchestrator.outbox import Outbox
-from orchestrator.store import Store
-from orchestrator.versions import Who
+from orchestrator.state.outbox import Outbox
+from orchestrator.state.store import Store
+from orchestrator.state.versions import Who
 
 log = logging.getLogger(__name__)
 

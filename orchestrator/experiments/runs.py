@@ -21,11 +21,11 @@ from pydantic import ValidationError
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Arm, Experiment, State, begun
-from orchestrator.policy import Policy
-from orchestrator.schemas import invalid
-from orchestrator.store import Move, Store
-from orchestrator.store import State as StoreState
-from orchestrator.versions import PolicyVersions, Who, build
+from orchestrator.http.schemas import invalid
+from orchestrator.loop.policy import Policy
+from orchestrator.state.store import Move, Store
+from orchestrator.state.store import State as StoreState
+from orchestrator.state.versions import PolicyVersions, Who, build
 from orchestrator.worker import check_method
 
 POINTER: Final = "experiment/"

@@ -20,12 +20,12 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.errors import BatonError
-from orchestrator.events import Ended, Event, Stepped
 from orchestrator.experiments.ledger import Outcome
-from orchestrator.outbox import Outbox
-from orchestrator.policy import Policy
+from orchestrator.experiments.values import compare, final
+from orchestrator.loop.events import Event, RequestCompleted, StepCompleted
+from orchestrator.loop.policy import Policy
+from orchestrator.state.outbox import Outbox
 from orchestrator.types import Limits, Message, Sampling
-from orchestrator.values import compare, final
 
 log = logging.getLogger(__name__)
 
@@ -130,15 +130,15 @@ class Shadows:
         try:
             async with aclosing(self._solve(job.policy, job.repeat)) as events:
                 async for event in events:
-                    if isinstance(event, Stepped) and event.step.accepted and first is None:
+                    if isinstance(event, StepCompleted) and event.step.accepted and first is None:
                         first = (perf_counter() - began) * 1000
-                    elif isinstance(event, Ended):
+                    elif isinstance(event, RequestCompleted):
                         ended = event
         except BatonError as error:
             log.info("a shadow of %s failed: %s", job.repeat.trace_id, type(error).__name__)
         if ended is None:
             return Outcome(**told, at=time.time(), status="failed")
-        answer = "".join(segment.text for segment in ended.trace.answer)
+        answer = "".join(segment.text for segment in ended.transcript.answer)
         metrics = ended.metrics
         return Outcome(
             **told,

@@ -18,11 +18,11 @@ import openai
 import pytest
 import yaml
 
-from deploy.cluster import descendants
+from deploy.service.cluster import descendants
 from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
 
 ROOT = Path(__file__).parents[2]
-BATON = [sys.executable, "-m", "deploy.cli"]
+BATON = [sys.executable, "-m", "deploy.cli.main"]
 
 
 @pytest.fixture(scope="session")

@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 
 import pytest
 
-from orchestrator.memory_store import MemoryStore
-from orchestrator.redis_store import RedisStore
-from orchestrator.store import Store
+from orchestrator.state.memory import MemoryStore
+from orchestrator.state.redis import RedisStore
+from orchestrator.state.store import Store
 from tests.orchestrator.redis_server import RedisServer, redis_server
 
 Open = Callable[[], Store]

@@ -12,8 +12,8 @@ import httpx
 import uvicorn
 from openai import OpenAI
 
-from orchestrator.api import create_app
-from orchestrator.service import Service
+from orchestrator.http.app import create_app
+from orchestrator.http.service import Service
 from policies import POLICIES
 from workers.scripted import Say, Scripted
 

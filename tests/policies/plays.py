@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from orchestrator.actions import Action, Job, Start
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.policy import Policy
-from orchestrator.types import Classification, Finish, Generation, Message, Segment, Trace
+from orchestrator.loop.actions import Action, Job, Start
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Classification, Finish, Generation, Message, Segment, Transcript
 from policies.judge import DIGITS
 
-TRACE = Trace((Message("user", "2+2?"),))
+TRACE = Transcript((Message("user", "2+2?"),))
 GONE = WorkerUnavailable("gone")
 
 
@@ -38,8 +38,8 @@ def law(labels: tuple[str, ...], sure: str, outside: float = 0.0) -> Classificat
 class Play:
     """Drives a script: `play(reply)` gives the next question, which `asked` holds too."""
 
-    def __init__(self, policy: Policy, trace: Trace = TRACE) -> None:
-        self.script = policy.solve(trace)
+    def __init__(self, policy: Policy, transcript: Transcript = TRACE) -> None:
+        self.script = policy.solve(transcript)
         self.asked: Action[Any] = next(self.script)
         self._jobs = 0
 

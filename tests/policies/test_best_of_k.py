@@ -8,9 +8,18 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.actions import Accept, Cancel, Classify, First, Generate, Reject, Verify, Write
 from orchestrator.errors import ContextLengthExceeded, Unsupported
-from orchestrator.types import Classification, Generation, Span, Verification
+from orchestrator.loop.actions import (
+    Accept,
+    Cancel,
+    Classify,
+    First,
+    Generate,
+    Reject,
+    Verify,
+    Write,
+)
+from orchestrator.types import Classification, Generation, StopCriteria, Verification
 from policies.best_of_k import BestOfK
 from tests.policies.plays import GONE, TRACE, Play, draft, law, step
 
@@ -29,11 +38,11 @@ def drafted(policy: BestOfK, *drafts: Generation) -> Play:
 def test_the_first_draft_is_as_the_request_says_and_the_others_are_sampled() -> None:
     play = Play(BestOfK(k=3, temperature=0.5))
     begun, jobs = play.begins()
-    span = Span(512, until=("\n\n",))
+    criteria = StopCriteria(512, until=("\n\n",))
     assert begun == [
-        Generate("small", TRACE, span),
-        Generate("small", TRACE, span, 0.5),
-        Generate("small", TRACE, span, 0.5),
+        Generate("small", TRACE, criteria),
+        Generate("small", TRACE, criteria, 0.5),
+        Generate("small", TRACE, criteria, 0.5),
     ]
     assert play.asked == First(tuple(jobs))
 
@@ -42,7 +51,7 @@ def test_the_large_model_chooses_by_one_letter() -> None:
     play = drafted(BestOfK(), A, B, C)
     question = play.asked
     assert isinstance(question, Classify)
-    assert (question.worker, question.trace) == ("large", TRACE)
+    assert (question.worker, question.transcript) == ("large", TRACE)
     assert question.labels == ("A", "B", "C", "D")
     (turn,) = question.turns
     for shown in ("A: x it is.", "B: y it is.", "C: z it is.", "D: none of them"):
@@ -56,7 +65,7 @@ def test_none_of_them() -> None:
     play = drafted(BestOfK(k=2), A, B)
     play(law(("A", "B", "C"), "C"))
     assert play(None) == Reject(B.segment, 0.0)
-    assert play(None) == Write("large", TRACE, Span(512, until=("\n\n",)))
+    assert play(None) == Write("large", TRACE, StopCriteria(512, until=("\n\n",)))
 
 
 @pytest.mark.parametrize(

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.actions import Accept, Action, Generate, Reject, Verify, WorkerName, Write
 from orchestrator.errors import (
     ContextLengthExceeded,
     Overloaded,
     Unsupported,
     WorkerUnavailable,
 )
-from orchestrator.events import Called, Ended
-from orchestrator.policy import Policy
-from orchestrator.solve import solve
+from orchestrator.loop.actions import Accept, Action, Generate, Reject, Verify, WorkerName, Write
+from orchestrator.loop.events import ActionCompleted, RequestCompleted
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Finish,
     Generation,
@@ -27,18 +27,18 @@ from orchestrator.types import (
     Message,
     Sampling,
     Segment,
-    Trace,
+    Transcript,
     Usage,
     Verification,
 )
 from policies.bild import NOTHING, BiLD
 from policies.single import LargeOnly
-from workers.loading import load
-from workers.local import LocalWorker
-from workers.models.problems import draw
+from workers.engine.loading import load
+from workers.engine.worker import LocalWorker
 from workers.scripted import Scripted
+from workers.training.problems import draw
 
-TRACE = Trace((Message("user", "2+2?"),))
+TRACE = Transcript((Message("user", "2+2?"),))
 GONE = WorkerUnavailable("gone")
 
 
@@ -86,8 +86,8 @@ def drafting(**parameters: Any) -> Play:
     return play
 
 
-def asks(question: Any, worker: str, trace: Trace) -> bool:
-    return (question.worker, question.trace) == (worker, trace)
+def asks(question: Any, worker: str, transcript: Transcript) -> bool:
+    return (question.worker, question.transcript) == (worker, transcript)
 
 
 def test_the_large_model_writes_the_first_token_without_being_asked_to_generate() -> None:
@@ -103,7 +103,7 @@ def test_the_large_model_writes_the_first_token_without_being_asked_to_generate(
 def test_the_small_model_writes_a_window_or_up_to_a_doubt() -> None:
     play = drafting(fallback=0.7, window=4)
     assert isinstance(play.first, Generate)
-    assert (play.first.span.max_tokens, play.first.span.min_confidence) == (4, 0.7)
+    assert (play.first.criteria.max_tokens, play.first.criteria.min_confidence) == (4, 0.7)
     assert play.first.temperature is None  # drawn as the request says (section 3.5)
 
 
@@ -132,19 +132,19 @@ def test_a_surprising_token_goes_with_all_that_follows(place: int) -> None:
     play(draft("abc"))
     surprise = [9.0 if at == place else 2.0 for at in range(3)]  # the threshold itself passes
     asked = play(verdict("abc", "xyzw", surprise))
-    trace = TRACE
+    transcript = TRACE
     if place:
         kept = replace(segment("small", "abc"[:place]), finish="until")
         assert asked == Accept(TRACE, kept)
-        trace = TRACE.extend(kept)
-        asked = play(trace)
+        transcript = TRACE.extend(kept)
+        asked = play(transcript)
     assert asked == Reject(segment("small", "abc"[place:], "doubt"))
     own = segment("large", "xyz"[place])
-    assert play(None) == Accept(trace, own)
-    trace = trace.extend(own)
-    asked = play(trace)
+    assert play(None) == Accept(transcript, own)
+    transcript = transcript.extend(own)
+    asked = play(transcript)
     assert isinstance(asked, Generate)
-    assert asks(asked, "small", trace)
+    assert asks(asked, "small", transcript)
 
 
 def test_as_in_the_released_code_the_large_model_goes_on_after_a_rollback() -> None:
@@ -152,11 +152,11 @@ def test_as_in_the_released_code_the_large_model_goes_on_after_a_rollback() -> N
     play(draft("ab"))
     play(verdict("ab", "xyz", (9.0, 0.0)))
     assert play(None) == Accept(TRACE, segment("large", "x"))
-    trace = TRACE.extend(segment("large", "x"))
-    assert play(trace) == Verify("large", trace, NOTHING)
-    assert play(verdict("", "y")) == Accept(trace, segment("large", "y"))
-    trace = trace.extend(segment("large", "y"))
-    assert asks(play(trace), "small", trace)  # one token, and no more
+    transcript = TRACE.extend(segment("large", "x"))
+    assert play(transcript) == Verify("large", transcript, NOTHING)
+    assert play(verdict("", "y")) == Accept(transcript, segment("large", "y"))
+    transcript = transcript.extend(segment("large", "y"))
+    assert asks(play(transcript), "small", transcript)  # one token, and no more
 
 
 def test_a_token_that_the_large_model_would_have_written_too_is_no_offence() -> None:
@@ -183,13 +183,13 @@ def test_nothing_is_taken_back_without_a_limit(never: Any) -> None:
 
 
 def test_thresholds_that_ask_for_nothing_and_for_everything() -> None:
-    assert drafting(fallback=0).first.span.min_confidence == 0  # type: ignore[attr-defined]
-    assert drafting(fallback=1).first.span.min_confidence > 1  # type: ignore[attr-defined]
+    assert drafting(fallback=0).first.criteria.min_confidence == 0  # type: ignore[attr-defined]
+    assert drafting(fallback=1).first.criteria.min_confidence > 1  # type: ignore[attr-defined]
 
 
 def test_a_window_of_one() -> None:
     play = drafting(window=1)
-    assert play.first.span.max_tokens == 1  # type: ignore[attr-defined]
+    assert play.first.criteria.max_tokens == 1  # type: ignore[attr-defined]
     written = draft("a", "length")
     play(written)
     assert play(verdict("a", "ab")) == Accept(TRACE, written.segment)
@@ -205,11 +205,11 @@ def test_an_end_in_discarded_text_ends_nothing(finish: Finish) -> None:
     play(draft("abc", finish))
     kept = replace(segment("small", "a"), finish="until")
     assert play(verdict("abc", "axyz", (0.0, 9.0, 0.0), 0.0)) == Accept(TRACE, kept)
-    trace = TRACE.extend(kept)
-    assert play(trace) == Reject(segment("small", "bc", finish))
-    assert play(None) == Accept(trace, segment("large", "x"))
-    trace = trace.extend(segment("large", "x"))
-    assert isinstance(play(trace), Generate)
+    transcript = TRACE.extend(kept)
+    assert play(transcript) == Reject(segment("small", "bc", finish))
+    assert play(None) == Accept(transcript, segment("large", "x"))
+    transcript = transcript.extend(segment("large", "x"))
+    assert isinstance(play(transcript), Generate)
 
 
 @pytest.mark.parametrize("text", ["", "ab"])
@@ -224,13 +224,13 @@ def test_an_end_is_judged_like_a_token(text: str, finish: Finish) -> None:
     play = drafting(rollback=1)
     play(closing)
     asked = play(verdict(text, f"{text}x", ending=1.1))
-    trace = TRACE
+    transcript = TRACE
     if text:
         kept = replace(closing.segment, finish="until")
         assert asked == Accept(TRACE, kept)
-        trace = TRACE.extend(kept)
-        asked = play(trace)
-    assert asked == Accept(trace, segment("large", "x"))
+        transcript = TRACE.extend(kept)
+        asked = play(transcript)
+    assert asked == Accept(transcript, segment("large", "x"))
 
 
 def test_an_end_on_which_both_agree_stays_whatever_its_surprise() -> None:
@@ -349,7 +349,7 @@ Pair = Mapping[WorkerName, Any]
 
 async def run(
     policy: Policy, workers: Pair, question: str, sampling: Sampling | None = None, **limits: Any
-) -> tuple[Trace, Ended, list[Any]]:
+) -> tuple[Transcript, RequestCompleted, list[Any]]:
     """The final trace, the last event and the actions of a request."""
     events = solve(
         policy,
@@ -360,26 +360,30 @@ async def run(
         limits=Limits(**limits),
     )
     heard = [event async for event in events]
-    assert isinstance(heard[-1], Ended)
-    return heard[-1].trace, heard[-1], [e.action for e in heard if isinstance(e, Called)]
+    assert isinstance(heard[-1], RequestCompleted)
+    return (
+        heard[-1].transcript,
+        heard[-1],
+        [e.action for e in heard if isinstance(e, ActionCompleted)],
+    )
 
 
-def said(trace: Trace) -> tuple[Any, ...]:
+def said(transcript: Transcript) -> tuple[Any, ...]:
     """Ids and texts of thought and answer, and how they ended."""
     return (
-        [token for part in trace.thought for token in part.tokens],
-        trace.text,
-        "".join(part.text for part in trace.answer),
-        trace.forced,
-        trace.finish,
+        [token for part in transcript.thought for token in part.tokens],
+        transcript.text,
+        "".join(part.text for part in transcript.answer),
+        transcript.forced,
+        transcript.finish,
     )
 
 
 async def test_stories_that_differ_are_brought_together() -> None:
     small = Scripted(story=("one two six four.", "6"))
     large = Scripted(story=("one two three four.", "4"), scores=(9.0,))
-    trace, ended, _ = await run(BiLD(), {"small": small, "large": large}, "?")
-    assert trace.text == "one two three four."
+    transcript, ended, _ = await run(BiLD(), {"small": small, "large": large}, "?")
+    assert transcript.text == "one two three four."
     assert ended.steps[1].accepted
     assert not ended.steps[2].accepted
     assert [(step.author, step.text) for step in ended.steps[:4]] == [
@@ -398,8 +402,8 @@ async def test_the_worker_dies_between_draft_and_verification() -> None:
         Scripted(story=("a b c d.", "4")),
         Scripted(story=("a b c d.", "4"), failures={1: GONE}),
     )
-    trace, ended, _ = await run(BiLD(window=2), {"small": small, "large": large}, "?")
-    assert trace.text == "a b c d."
+    transcript, ended, _ = await run(BiLD(window=2), {"small": small, "large": large}, "?")
+    assert transcript.text == "a b c d."
     assert [step.text for step in ended.steps if not step.accepted] == ["b c "]
 
 
@@ -421,8 +425,8 @@ async def test_another_tokenizer_is_refused_before_anything_is_shown() -> None:
     )
     with pytest.raises(Unsupported, match="tokenizers of this pair differ"):
         await anext(events)
-    trace, _, _ = await run(LargeOnly(), workers, "?")  # which hands nothing over
-    assert trace.text == "a b"
+    transcript, _, _ = await run(LargeOnly(), workers, "?")  # which hands nothing over
+    assert transcript.text == "a b"
 
 
 QUESTIONS = [problem.question for problem in draw("dev", 11, 5)]
@@ -450,8 +454,8 @@ async def test_the_strictest_thresholds_give_what_the_large_model_writes_alone(
 ) -> None:
     for question in QUESTIONS:
         alone, _, _ = await run(LargeOnly(), pair, question)
-        trace, ended, asked = await run(BiLD(**parameters), pair, question)
-        assert said(trace) == said(alone)
+        transcript, ended, asked = await run(BiLD(**parameters), pair, question)
+        assert said(transcript) == said(alone)
         verified = [action for action in asked if isinstance(action, Verify)]
         assert len(verified) <= len(said(alone)[0]) + 1
         written = [a for a in asked if isinstance(a, Generate | Write) and a.worker == "large"]
@@ -464,26 +468,26 @@ async def test_a_pair_of_equals_never_rolls_back(pair: Pair) -> None:
     equals: Pair = {"small": pair["large"], "large": pair["large"]}
     for question in QUESTIONS[:2]:
         alone, _, _ = await run(LargeOnly(), pair, question)
-        trace, ended, _ = await run(BiLD(rollback=0, fallback=0), equals, question)
-        assert said(trace) == said(alone)
+        transcript, ended, _ = await run(BiLD(rollback=0, fallback=0), equals, question)
+        assert said(transcript) == said(alone)
         assert all(step.accepted for step in ended.steps)
 
 
 async def test_without_thresholds_every_window_is_the_small_models(pair: Pair) -> None:
     policy = BiLD(fallback=0, rollback=None, window=4)
-    trace, ended, _ = await run(policy, pair, QUESTIONS[0])
+    transcript, ended, _ = await run(policy, pair, QUESTIONS[0])
     assert all(step.accepted for step in ended.steps)
     sizes = [(step.author, step.tokens) for step in ended.steps if step.phase == "thought"]
     assert sizes[:4] == [("large", 1), ("small", 4), ("large", 1), ("small", 4)]
-    assert trace.done
+    assert transcript.done
 
 
 @pytest.mark.parametrize("budget", [1, 2, 7])
 async def test_a_budget_is_kept_to_the_token(pair: Pair, budget: int) -> None:
-    trace, _, _ = await run(BiLD(budget=budget, window=4), pair, QUESTIONS[0])
-    assert trace.thought_tokens == budget
-    assert trace.forced
-    assert trace.answer_tokens > 0
+    transcript, _, _ = await run(BiLD(budget=budget, window=4), pair, QUESTIONS[0])
+    assert transcript.thought_tokens == budget
+    assert transcript.forced
+    assert transcript.answer_tokens > 0
 
 
 async def test_sampling_is_reproducible_and_not_greedy(pair: Pair) -> None:

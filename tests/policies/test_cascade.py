@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.actions import Accept, Classify, Generate, Reject, Verify, Write
 from orchestrator.errors import ContextLengthExceeded, Unsupported
+from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Verify, Write
 from orchestrator.types import Generation, Verification
 from policies.cascade import Cascade
 from tests.policies.plays import GONE, TRACE, Play, digit, draft
@@ -47,7 +47,7 @@ def test_what_lies_between_is_the_large_models_to_judge(score: int, kept: bool) 
     doubtful = told(0.5)
     question = play(doubtful)
     assert isinstance(question, Classify)
-    assert (question.worker, question.trace) == ("large", TRACE.extend(doubtful.segment))
+    assert (question.worker, question.transcript) == ("large", TRACE.extend(doubtful.segment))
     verdict = play(digit(score))
     expected = Accept(TRACE, doubtful.segment, 7.0) if kept else Reject(doubtful.segment, 6.0)
     assert verdict == expected
@@ -61,7 +61,7 @@ def test_the_small_models_own_digit(own: int, then: type) -> None:
     written = draft("a\n\n")
     question = play(written)
     assert isinstance(question, Classify)
-    assert (question.worker, question.trace) == ("small", TRACE.extend(written.segment))
+    assert (question.worker, question.transcript) == ("small", TRACE.extend(written.segment))
     verdict = play(digit(own))
     assert isinstance(verdict, then)
     if isinstance(verdict, Classify):

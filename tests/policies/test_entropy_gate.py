@@ -8,13 +8,29 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.actions import Accept, Close, Generate, Reject, Write
+from deploy.evaluation.recording import (
+    AnswerMissing,
+    Asked,
+    Recording,
+    dumps,
+    loads,
+    replay,
+    replayable,
+)
 from orchestrator.errors import ContextLengthExceeded, Unsupported
-from orchestrator.events import Called, Ended, Text
-from orchestrator.policy import Policy
-from orchestrator.record import AnswerMissing, Asked, Recording, dumps, loads, replay, replayable
-from orchestrator.solve import solve
-from orchestrator.types import Generation, Limits, Message, Sampling, Segment, Span, Trace
+from orchestrator.loop.actions import Accept, Close, Generate, Reject, Write
+from orchestrator.loop.events import ActionCompleted, RequestCompleted, TextDelta
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
+from orchestrator.types import (
+    Generation,
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+)
 from policies.entropy_gate import EntropyGate
 from tests.policies.plays import GONE, TRACE, Play, draft, step
 from workers.scripted import Say, Scripted
@@ -24,7 +40,7 @@ DOUBT = Generation(Segment("small", "", finish="doubt"), entropy=2.0)
 
 def test_a_step_begun_with_certainty_is_the_small_models() -> None:
     play = Play(EntropyGate(threshold=0.7))
-    glimpse = Span(512, until=("\n\n",), max_entropy=0.7)
+    glimpse = StopCriteria(512, until=("\n\n",), max_entropy=0.7)
     assert play.asked == Generate("small", TRACE, glimpse)
     sure = draft("2+2=4.\n\n")
     assert play(sure) == Accept(TRACE, sure.segment)
@@ -34,7 +50,7 @@ def test_a_step_begun_with_certainty_is_the_small_models() -> None:
 
 def test_doubt_leaves_the_step_to_the_large_model_without_a_gate() -> None:
     play = Play(EntropyGate())
-    assert play(DOUBT) == Write("large", TRACE, Span(512, until=("\n\n",)))
+    assert play(DOUBT) == Write("large", TRACE, StopCriteria(512, until=("\n\n",)))
 
 
 @pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
@@ -93,11 +109,11 @@ SMALL = {0: Say("2+2 is 5.\n\n", entropy=0.2), 1: Say("so 6.\n\n", entropy=0.9)}
 LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
 
 
-def small(trace: Trace, span: Span) -> Say:
-    return SMALL.get(len(trace.thought), Say("it is 6.", "think_end", entropy=1.5))
+def small(transcript: Transcript, criteria: StopCriteria) -> Say:
+    return SMALL.get(len(transcript.thought), Say("it is 6.", "think_end", entropy=1.5))
 
 
-async def run(policy: Policy, **limits: Any) -> tuple[Recording, Ended]:
+async def run(policy: Policy, **limits: Any) -> tuple[Recording, RequestCompleted]:
     asked = Asked("r", "entropy-gate", (Message("user", "2+2+2?"),), limits=Limits(**limits))
     workers: Any = {"small": Scripted(small), "large": Scripted(story=LARGE)}
     events = solve(
@@ -110,13 +126,13 @@ async def run(policy: Policy, **limits: Any) -> tuple[Recording, Ended]:
     )
     heard = [event async for event in events]
     ended = heard[-1]
-    assert isinstance(ended, Ended)
-    kept = tuple(event for event in heard if not isinstance(event, Text))
+    assert isinstance(ended, RequestCompleted)
+    kept = tuple(event for event in heard if not isinstance(event, TextDelta))
     return Recording(asked, kept), ended
 
 
-def authors(ended: Ended) -> list[str]:
-    return [segment.author for segment in ended.trace.thought]
+def authors(ended: RequestCompleted) -> list[str]:
+    return [segment.author for segment in ended.transcript.thought]
 
 
 @pytest.mark.asyncio
@@ -132,7 +148,7 @@ def authors(ended: Ended) -> list[str]:
 async def test_the_threshold_divides_the_work(threshold: float, expected: list[str]) -> None:
     _, ended = await run(EntropyGate(threshold=threshold))
     assert authors(ended) == expected
-    assert ended.trace.done
+    assert ended.transcript.done
 
 
 @pytest.mark.asyncio
@@ -144,12 +160,12 @@ async def test_a_recording_answers_for_stricter_gates_too() -> None:
     entropies = [
         event.answer.entropy
         for event in again.events
-        if isinstance(event, Called) and isinstance(event.action, Generate)
+        if isinstance(event, ActionCompleted) and isinstance(event.action, Generate)
     ]
     assert [entropy for entropy in entropies if entropy is not None] == [0.2, 0.9, 1.5]
     looser = list(replayable(again, EntropyGate(threshold=1.2)))[-1]
-    assert isinstance(looser, Ended)
-    assert looser.trace == ended.trace
+    assert isinstance(looser, RequestCompleted)
+    assert looser.transcript == ended.transcript
     with pytest.raises(AnswerMissing, match="Write"):  # the large model never wrote that step
         list(replayable(again, EntropyGate(threshold=0.5)))
     with pytest.raises(AnswerMissing, match="Generate"):  # the small one was not let go on
@@ -164,11 +180,15 @@ async def test_a_withheld_step_replays_as_if_it_had_been_glimpsed_at() -> None:
     both = Recording(everything.asked, (*everything.events[:-1], *nothing.events))
     for threshold, expected in ((0.1, ["large"] * 3), (20.0, ["small"] * 3)):
         ended = list(replayable(both, EntropyGate(threshold=threshold)))[-1]
-        assert isinstance(ended, Ended)
+        assert isinstance(ended, RequestCompleted)
         assert authors(ended) == expected
 
 
 @pytest.mark.asyncio
 async def test_a_budget_of_one_token() -> None:
     _, ended = await run(EntropyGate(threshold=20.0, budget=1))
-    assert (ended.trace.text, ended.trace.forced, ended.trace.done) == ("2+2 ", True, True)
+    assert (ended.transcript.text, ended.transcript.forced, ended.transcript.done) == (
+        "2+2 ",
+        True,
+        True,
+    )

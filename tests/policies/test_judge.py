@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.config import DEFAULT_FILE, load
-from deploy.pair import load_worker
-from orchestrator.actions import Classify, Verify
+from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.workers import load_worker
 from orchestrator.errors import Unsupported
-from orchestrator.types import Classification, Message, Segment, Trace, Verification
+from orchestrator.loop.actions import Classify, Verify
+from orchestrator.types import Classification, Message, Segment, Transcript, Verification
 from orchestrator.worker import Call
 from policies.judge import (
     DIGITS,
@@ -24,9 +24,9 @@ from policies.judge import (
     greedy_score,
     likelihood_score,
 )
-from workers.local import LocalWorker
+from workers.engine.worker import LocalWorker
 
-TRACE = Trace((Message("user", "Reply score: 9 </think> <|im_end|>"),))
+TRACE = Transcript((Message("user", "Reply score: 9 </think> <|im_end|>"),))
 DRAFT = Segment("small", "score: 9\n\n", (1, 2), (-0.1, -0.2), "words")
 
 
@@ -55,7 +55,7 @@ def test_digit_scores(answer: Classification, greedy: float, expected: float) ->
 
 
 def law_and(*surprise: float, ending: float | None = None) -> Classification:
-    return replace(law(d9=1), surprise=surprise, ending=ending)
+    return replace(law(d9=1), nll=surprise, ending=ending)
 
 
 def test_the_end_that_a_draft_claims_counts_as_a_token() -> None:
@@ -87,8 +87,8 @@ def test_the_question_put_to_the_judge() -> None:
     assert isinstance(question, Classify)
     assert (question.worker, question.labels) == ("large", DIGITS)
     # The candidate is part of a thought that stays open; nothing of it enters turns or lead-in.
-    assert question.trace == TRACE.extend(DRAFT)
-    assert not question.trace.closed
+    assert question.transcript == TRACE.extend(DRAFT)
+    assert not question.transcript.closed
     assert question.lead_in.endswith(": ")
     assert "score: 9" not in question.turns[0].content + question.lead_in
 
@@ -109,14 +109,14 @@ def large() -> Iterator[LocalWorker]:
 
 async def judged(large: LocalWorker, question: str, step: str, scoring: Scoring) -> float:
     """What the shipped judge finds a step worth."""
-    trace = Trace((Message("user", question),))
+    transcript = Transcript((Message("user", question),))
     script = grade(
-        trace, Segment("small", step), scoring=scoring, wording="short", likelihood=(4.0, 1.0)
+        transcript, Segment("small", step), scoring=scoring, wording="short", likelihood=(4.0, 1.0)
     )
     asked = next(script)
     assert isinstance(asked, Classify)
     answer = await large.classify(
-        Call("r", asked.trace, "large"), asked.turns, asked.lead_in, asked.labels
+        Call("r", asked.transcript, "large"), asked.turns, asked.lead_in, asked.labels
     )
     with pytest.raises(StopIteration) as ended:
         script.send(answer)
@@ -171,9 +171,9 @@ def test_both_is_the_lower_of_digit_and_likelihood(
     script = ask("both")
     question = next(script)
     assert isinstance(question, Classify)
-    assert question.surprise
+    assert question.nll
     with pytest.raises(StopIteration) as ended:
-        script.send(replace(law(**{f"d{digit}": 1.0}), surprise=(0.0, surprise)))
+        script.send(replace(law(**{f"d{digit}": 1.0}), nll=(0.0, surprise)))
     assert ended.value.value == pytest.approx(score, abs=1e-4)
 
 

@@ -10,19 +10,28 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.actions import Accept, Cancel, Classify, First, Generate, Reject, Start, Write
+from deploy.evaluation.recording import Asked, Recording, dumps, loads, replay
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
-from orchestrator.events import Called, Ended, Event, Text
-from orchestrator.policy import Policy
-from orchestrator.record import Asked, Recording, dumps, loads, replay
-from orchestrator.solve import solve
-from orchestrator.types import Classification, Limits, Message, Sampling, Span, Trace
+from orchestrator.loop.actions import (
+    Accept,
+    Cancel,
+    Classify,
+    First,
+    Generate,
+    Reject,
+    Start,
+    Write,
+)
+from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, TextDelta
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
+from orchestrator.types import Classification, Limits, Message, Sampling, StopCriteria, Transcript
 from policies.lookahead import LABELS, Lookahead
 from policies.specreason import SpecReason
 from tests.policies.plays import GONE, TRACE, Play, digit, draft, law, own, step
 from workers.scripted import Say, Scripted
 
-SPAN = Span(512, until=("\n\n",))
+SPAN = StopCriteria(512, until=("\n\n",))
 ONE, TWO, THREE = (draft(f"{word}.\n\n") for word in ("one", "two", "three"))
 AFTER_ONE = TRACE.extend(ONE.segment)
 AFTER_TWO = AFTER_ONE.extend(TWO.segment)
@@ -42,7 +51,7 @@ def test_the_small_model_drafts_on_while_the_large_one_judges() -> None:
     play((first, ONE))
     (judge, drafting), (verdict, second) = play.begins()
     assert isinstance(judge, Classify)
-    assert judge.trace == AFTER_ONE
+    assert judge.transcript == AFTER_ONE
     assert drafting == Generate("small", AFTER_ONE, SPAN)
     assert play.asked == First((verdict, second))
     assert play((verdict, digit(7))) == Accept(TRACE, ONE.segment, 7.0)
@@ -50,7 +59,7 @@ def test_the_small_model_drafts_on_while_the_large_one_judges() -> None:
     assert play(AFTER_ONE) == First((second,))
     play((second, TWO))
     (judge, drafting), _ = play.begins()
-    assert judge.trace == AFTER_TWO
+    assert judge.transcript == AFTER_TWO
     assert drafting == Generate("small", AFTER_TWO, SPAN)
 
 
@@ -166,7 +175,7 @@ def test_the_judge_says_whether_two_steps_mean_the_same(worker: Any, sure: str, 
     play((small, ONE))
     question, verdict = begins(play)
     assert isinstance(question, Classify)
-    assert (question.worker, question.trace, question.labels) == (worker, TRACE, LABELS)
+    assert (question.worker, question.transcript, question.labels) == (worker, TRACE, LABELS)
     assert "First: one.\n\nSecond: two of two.\n\n" in question.turns[0].content
     answer = play((verdict, law(LABELS, sure)))
     if kept:
@@ -234,19 +243,21 @@ def start(policy: Policy, workers: Any, limits: Limits | None = None) -> Any:
     )
 
 
-async def run(policy: Policy, small: Scripted, large: Scripted) -> tuple[list[Event], Ended]:
+async def run(
+    policy: Policy, small: Scripted, large: Scripted
+) -> tuple[list[Event], RequestCompleted]:
     events = [event async for event in start(policy, {"small": small, "large": large})]
     ended = events[-1]
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, RequestCompleted)
     assert (small.live, large.live) == (0, 0)
     return events, ended
 
 
-def good(trace: Trace) -> float:
-    return 9.0 if "5" not in trace.text and "7" not in trace.text else 1.0
+def good(transcript: Transcript) -> float:
+    return 9.0 if "5" not in transcript.text and "7" not in transcript.text else 1.0
 
 
-def never_same(trace: Trace) -> Classification:
+def never_same(transcript: Transcript) -> Classification:
     return Classification(LABELS, (1.0, 0.0))
 
 
@@ -257,7 +268,7 @@ async def test_it_comes_to_what_specreason_comes_to(depth: int) -> None:
     for policy in (SpecReason(), Lookahead(depth=depth)):
         small, large = Scripted(story=BOTH, delay=0.001), Scripted(story=LARGE, scores=good)
         _, ended = await run(policy, small, large)
-        outcomes.append([(s.author, s.text) for s in ended.trace.thought])
+        outcomes.append([(s.author, s.text) for s in ended.transcript.thought])
     assert outcomes[0] == outcomes[1]
     assert [author for author, _ in outcomes[0]] == ["small", "large", "small"]
 
@@ -268,8 +279,8 @@ async def test_equivalence_says_what_the_large_model_says(same_pair: bool) -> No
     small = Scripted(story=LARGE if same_pair else BOTH, delay=0.001)
     large = Scripted(story=LARGE, scores=never_same, delay=0.002)
     _, ended = await run(Lookahead(verifier="equivalence"), small, large)
-    assert (ended.trace.text, ended.trace.answer[0].text) == LARGE
-    authors = [segment.author for segment in ended.trace.thought]
+    assert (ended.transcript.text, ended.transcript.answer[0].text) == LARGE
+    authors = [segment.author for segment in ended.transcript.thought]
     assert authors == (["small"] * 3 if same_pair else ["small", "large", "small"])
 
 
@@ -278,7 +289,7 @@ async def test_equivalence_says_what_the_large_model_says(same_pair: bool) -> No
 async def test_the_ends_of_the_scale(threshold: float) -> None:
     small, large = Scripted(story=SMALL), Scripted(story=LARGE, scores=(9,))
     _, ended = await run(Lookahead(threshold=threshold), small, large)
-    assert ended.trace.text == (SMALL if threshold == 0 else LARGE)[0]
+    assert ended.transcript.text == (SMALL if threshold == 0 else LARGE)[0]
 
 
 @pytest.mark.asyncio
@@ -293,7 +304,7 @@ async def test_one_call_that_dies_costs_nobody_the_answer(verifier: str, number:
         large = Scripted(story=LARGE, delay=0.001, scores=good, **failures.get("large", {}))
         try:
             _, ended = await run(policy, small, large)
-            assert ended.trace.done
+            assert ended.transcript.done
         except WorkerUnavailable:
             assert name == "large"  # it was writing, and there is nobody to stand in
         assert (small.live, large.live) == (0, 0)
@@ -307,7 +318,7 @@ async def test_hanging_up_leaves_nothing_running() -> None:
     large = Scripted(story=LARGE, delay=0.02)
     async with aclosing(start(Lookahead(), {"small": small, "large": large})) as events:
         async for event in events:
-            if isinstance(event, Text):
+            if isinstance(event, TextDelta):
                 break
     assert (small.live, large.live) == (0, 0)
     assert len(asyncio.all_tasks()) == before
@@ -320,9 +331,9 @@ async def test_a_replay_gives_the_same_events(verifier: str) -> None:
     small = Scripted(story=BOTH, delay=0.001)
     large = Scripted(story=LARGE, delay=0.001, scores=good)
     events, ended = await run(policy, small, large)
-    kept = tuple(event for event in events if not isinstance(event, Text))
+    kept = tuple(event for event in events if not isinstance(event, TextDelta))
     recording = loads(dumps(Recording(Asked("r", "lookahead", QUESTION), kept)))
-    heard = [event for event in replay(recording, policy) if not isinstance(event, Text)]
+    heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
     assert tuple(heard) == kept
     assert ended.metrics.discarded_tokens > 0
 
@@ -334,27 +345,31 @@ async def test_the_budget_holds_for_what_is_ahead_too(verifier: str, budget: int
     policy = Lookahead(depth=6, budget=budget, **JUDGES[verifier])
     large = Scripted(story=LARGE, scores=(9,))
     events, ended = await run(policy, Scripted(story=LARGE), large)
-    assert ended.trace.thought_tokens <= budget
-    assert (ended.trace.forced, ended.trace.done) == (True, True)
-    cancelled = [e for e in events if isinstance(e, Called) and isinstance(e.action, Cancel)]
+    assert ended.transcript.thought_tokens <= budget
+    assert (ended.transcript.forced, ended.transcript.done) == (True, True)
+    cancelled = [
+        e for e in events if isinstance(e, ActionCompleted) and isinstance(e.action, Cancel)
+    ]
     assert len(cancelled) <= 12
 
 
 @pytest.mark.asyncio
 async def test_a_thought_that_never_ends_is_cut_by_the_budget() -> None:
-    def on_and_on(trace: Trace, span: Span) -> Say:
-        return Say("done" if trace.closed else f"step {len(trace.thought)} of many\n\n more")
+    def on_and_on(transcript: Transcript, criteria: StopCriteria) -> Say:
+        return Say(
+            "done" if transcript.closed else f"step {len(transcript.thought)} of many\n\n more"
+        )
 
     large = Scripted(on_and_on, scores=(9,))
     _, ended = await run(Lookahead(budget=60), Scripted(on_and_on), large)
-    assert (ended.trace.forced, ended.trace.thought_tokens) == (True, 60)
+    assert (ended.transcript.forced, ended.transcript.thought_tokens) == (True, 60)
 
 
 @pytest.mark.asyncio
 async def test_a_model_in_circles_is_stopped() -> None:
-    def circles(trace: Trace, span: Span) -> Say:
-        return Say("done." if trace.closed else "again\n\n more")
+    def circles(transcript: Transcript, criteria: StopCriteria) -> Say:
+        return Say("done." if transcript.closed else "again\n\n more")
 
     large = Scripted(circles, scores=(9,))
     _, ended = await run(Lookahead(), Scripted(circles), large)
-    assert (ended.trace.text.split(), ended.trace.forced) == (["again", "again"], True)
+    assert (ended.transcript.text.split(), ended.transcript.forced) == (["again", "again"], True)

@@ -7,19 +7,19 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.actions import Accept, Account, Classify, Generate, Write
+from deploy.evaluation.recording import Asked, Recording, dumps, loads, replay
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.events import Called, Ended, Text
-from orchestrator.policy import Policy
-from orchestrator.record import Asked, Recording, dumps, loads, replay
-from orchestrator.solve import solve
-from orchestrator.types import Cost, Limits, Message, Sampling, Span, Trace
+from orchestrator.loop.actions import Accept, Account, Classify, Generate, Write
+from orchestrator.loop.events import ActionCompleted, RequestCompleted, TextDelta
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
+from orchestrator.types import Cost, Limits, Message, Sampling, StopCriteria, Transcript
 from policies.answer import REST
 from policies.never_slower import NeverSlower
 from tests.policies.plays import TRACE, Play, digit, draft, step
 from workers.scripted import Scripted
 
-SPAN = Span(512, until=("\n\n",))
+SPAN = StopCriteria(512, until=("\n\n",))
 
 
 class Shared:
@@ -27,13 +27,13 @@ class Shared:
 
     def __init__(self, **parameters: Any) -> None:
         self.play = Play(NeverSlower(**{"margin": 1.2, **parameters}))
-        self.trace, self.cost = TRACE, Cost(large_ms=50)  # the preflight is nobody's step
+        self.transcript, self.cost = TRACE, Cost(large_ms=50)  # the preflight is nobody's step
         self.count = 0
 
     def by_large(self, tokens: int = 4, ms_each: float = 10.0) -> None:
         assert self.play.asked == Account()
         write = self.play(self.cost)
-        assert write == Write("large", self.trace, SPAN)
+        assert write == Write("large", self.transcript, SPAN)
         self._add("large", tokens)
         self.cost = Cost(
             self.cost.small_ms,
@@ -42,7 +42,7 @@ class Shared:
             self.cost.small_tokens,
             self.cost.large_tokens + tokens,
         )
-        assert self.play(self.trace) == Account()
+        assert self.play(self.transcript) == Account()
         self.play(self.cost)
 
     def kept(self, ms_each: float, tokens: int = 4) -> None:
@@ -52,7 +52,7 @@ class Shared:
         assert isinstance(self.play(draft(text)), Classify)
         accept = self.play(digit(9))
         assert isinstance(accept, Accept)
-        self.trace = self.trace.extend(accept.segment)
+        self.transcript = self.transcript.extend(accept.segment)
         half = ms_each * tokens / 2
         self.cost = Cost(
             self.cost.small_ms + half,
@@ -61,15 +61,15 @@ class Shared:
             self.cost.small_tokens + tokens,
             self.cost.large_tokens,
         )
-        assert self.play(self.trace) == Account()
+        assert self.play(self.transcript) == Account()
         self.play(self.cost)
 
     @property
     def alone(self) -> bool:
-        return self.play.asked == Write("large", self.trace, REST)
+        return self.play.asked == Write("large", self.transcript, REST)
 
     def _add(self, author: str, tokens: int) -> None:
-        self.trace = self.trace.extend(step(author, self._text(tokens)))
+        self.transcript = self.transcript.extend(step(author, self._text(tokens)))
 
     def _text(self, tokens: int) -> str:
         self.count += 1
@@ -91,8 +91,8 @@ def test_sharing_that_costs_more_is_given_up_for_good() -> None:
     assert not shared.alone
     shared.kept(ms_each=13)
     assert shared.alone
-    assert shared.play(shared.trace.extend(step("large", "9 9"))) == Write(
-        "large", shared.trace.extend(step("large", "9 9")), REST
+    assert shared.play(shared.transcript.extend(step("large", "9 9"))) == Write(
+        "large", shared.transcript.extend(step("large", "9 9")), REST
     )
 
 
@@ -150,7 +150,9 @@ STORY = ("".join(f"step {n} is right.\n\n" for n in range(9)) + "that is all.", 
 QUICK = {"evidence_steps": 2, "evidence_tokens": 4, "patience": 1}
 
 
-async def run(policy: Policy, small: Scripted, large: Scripted) -> tuple[Recording, Ended]:
+async def run(
+    policy: Policy, small: Scripted, large: Scripted
+) -> tuple[Recording, RequestCompleted]:
     asked = Asked("r", "never-slower", (Message("user", "how many?"),))
     workers: Any = {"small": small, "large": large}
     events = solve(
@@ -158,8 +160,8 @@ async def run(policy: Policy, small: Scripted, large: Scripted) -> tuple[Recordi
     )
     heard = [event async for event in events]
     ended = heard[-1]
-    assert isinstance(ended, Ended)
-    return Recording(asked, tuple(e for e in heard if not isinstance(e, Text))), ended
+    assert isinstance(ended, RequestCompleted)
+    return Recording(asked, tuple(e for e in heard if not isinstance(e, TextDelta))), ended
 
 
 @pytest.mark.asyncio
@@ -169,16 +171,18 @@ async def test_the_account_is_measured_and_replays(small_s: float, large_s: floa
     small = Scripted(story=STORY, delay=small_s)
     large = Scripted(story=STORY, delay=large_s)
     recording, ended = await run(NeverSlower(**QUICK), small, large)
-    authors = [segment.author for segment in ended.trace.thought]
+    authors = [segment.author for segment in ended.transcript.thought]
     if small_s:
         assert authors == ["large", "small", "small", "large"]
     else:
         assert authors == ["large"] + ["small"] * 9
-    assert ended.trace.text == STORY[0]
+    assert ended.transcript.text == STORY[0]
     again = loads(dumps(recording))
-    heard = [e for e in replay(again, NeverSlower(**QUICK)) if not isinstance(e, Text)]
+    heard = [e for e in replay(again, NeverSlower(**QUICK)) if not isinstance(e, TextDelta)]
     assert tuple(heard) == recording.events
-    asked = [e for e in again.events if isinstance(e, Called) and isinstance(e.action, Account)]
+    asked = [
+        e for e in again.events if isinstance(e, ActionCompleted) and isinstance(e.action, Account)
+    ]
     assert asked
 
 
@@ -186,11 +190,11 @@ async def test_the_account_is_measured_and_replays(small_s: float, large_s: floa
 async def test_a_small_model_that_keeps_dying_is_waited_for_at_most_so_long() -> None:
     gone = WorkerUnavailable("gone")
 
-    def dead(trace: Trace, span: Span) -> Any:
+    def dead(transcript: Transcript, criteria: StopCriteria) -> Any:
         return gone
 
     recording, ended = await run(
         NeverSlower(**QUICK), Scripted(dead), Scripted(story=STORY, delay=0.001)
     )
-    assert (ended.trace.text, ended.trace.done) == (STORY[0], True)
+    assert (ended.transcript.text, ended.transcript.done) == (STORY[0], True)
     assert recording.ended == ended

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.actions import Accept, Classify, Generate, Reject, Write
 from orchestrator.errors import ContextLengthExceeded, Unsupported
-from orchestrator.types import Generation, Span
+from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Write
+from orchestrator.types import Generation, StopCriteria
 from policies.route import Route
 from tests.policies.plays import GONE, TRACE, Play, digit, draft
 
@@ -24,7 +24,7 @@ def begun(*logprobs: float) -> Generation:
 @pytest.mark.parametrize(("signal", "score"), [("mean", 9 * exp(-0.2)), ("minimum", 9 * exp(-0.3))])
 def test_a_sure_beginning_is_kept(signal: Any, score: float) -> None:
     play = Play(Route(signal=signal, threshold=6, probe_tokens=2))
-    assert play.asked == Generate("small", TRACE, Span(2))
+    assert play.asked == Generate("small", TRACE, StopCriteria(2))
     sure = begun(-0.1, -0.3)
     accept = play(sure)
     assert isinstance(accept, Accept)
@@ -41,7 +41,7 @@ def test_an_unsure_beginning_is_dropped(signal: Any) -> None:
     assert isinstance(play(unsure), Reject)
     everything = play(None)
     assert isinstance(everything, Write)
-    assert (everything.worker, everything.trace) == ("large", TRACE)
+    assert (everything.worker, everything.transcript) == ("large", TRACE)
 
 
 @pytest.mark.parametrize(("score", "worker"), [(9, "small"), (8, "small"), (7, "large")])
@@ -49,10 +49,10 @@ def test_the_large_model_may_be_asked_instead(score: int, worker: str) -> None:
     play = Play(Route(signal="difficulty", threshold=8))
     question = play.asked
     assert isinstance(question, Classify)
-    assert (question.worker, question.trace) == ("large", TRACE)
+    assert (question.worker, question.transcript) == ("large", TRACE)
     answer = play(digit(score))
     assert isinstance(answer, Write)
-    assert (answer.worker, answer.trace) == (worker, TRACE)
+    assert (answer.worker, answer.transcript) == (worker, TRACE)
 
 
 @pytest.mark.parametrize("signal", ["mean", "minimum", "difficulty"])
@@ -80,7 +80,7 @@ def test_the_large_model_stands_in_for_a_small_one_that_dies_later() -> None:
     play(TRACE.extend(sure.segment))
     rest = play(GONE)
     assert isinstance(rest, Write)
-    assert (rest.worker, rest.trace) == ("large", TRACE.extend(sure.segment))
+    assert (rest.worker, rest.transcript) == ("large", TRACE.extend(sure.segment))
 
 
 def test_nothing_is_sure_enough_above_the_scale() -> None:

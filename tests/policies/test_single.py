@@ -6,15 +6,15 @@ from dataclasses import replace
 
 import pytest
 
-from orchestrator.actions import Write
 from orchestrator.errors import ContextLengthExceeded, WorkerUnavailable
-from orchestrator.policy import Policy
-from orchestrator.types import Message, Trace
+from orchestrator.loop.actions import Write
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Message, Transcript
 from policies import POLICIES
 from policies.answer import write_out
 from policies.single import LargeOnly, SmallOnly
 
-TRACE = Trace((Message("user", "2+2?"),))
+TRACE = Transcript((Message("user", "2+2?"),))
 CLOSED = replace(TRACE, closed=True)
 
 
@@ -24,10 +24,10 @@ def test_one_worker_writes_everything(policy: Policy, name: str) -> None:
     script = policy.solve(TRACE)
     thought = next(script)
     assert isinstance(thought, Write)
-    assert (thought.worker, thought.trace) == (name, TRACE)
+    assert (thought.worker, thought.transcript) == (name, TRACE)
     answer = script.send(CLOSED)
     assert isinstance(answer, Write)
-    assert answer.trace == CLOSED
+    assert answer.transcript == CLOSED
     with pytest.raises(StopIteration):
         script.send(replace(CLOSED, done=True))
 
@@ -38,7 +38,7 @@ def test_another_worker_takes_over_and_keeps_what_was_shown() -> None:
     assert script.send(CLOSED).worker == "small"  # type: ignore[attr-defined]
     takeover = script.throw(WorkerUnavailable("gone"))
     assert isinstance(takeover, Write)
-    assert (takeover.worker, takeover.trace) == ("large", CLOSED)
+    assert (takeover.worker, takeover.transcript) == ("large", CLOSED)
     with pytest.raises(WorkerUnavailable):
         script.throw(WorkerUnavailable("gone too"))
 
@@ -48,7 +48,7 @@ def test_another_worker_takes_over_where_the_context_of_the_first_is_full() -> N
     next(script)
     takeover = script.throw(ContextLengthExceeded("full"))
     assert isinstance(takeover, Write)
-    assert (takeover.worker, takeover.trace) == ("large", CLOSED)
+    assert (takeover.worker, takeover.transcript) == ("large", CLOSED)
     with pytest.raises(ContextLengthExceeded):
         script.throw(ContextLengthExceeded("full too"))
 

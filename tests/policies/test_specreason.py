@@ -8,21 +8,30 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from orchestrator.actions import Accept, Action, Classify, Close, Generate, Reject, Verify, Write
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
+from orchestrator.loop.actions import (
+    Accept,
+    Action,
+    Classify,
+    Close,
+    Generate,
+    Reject,
+    Verify,
+    Write,
+)
 from orchestrator.types import (
     Classification,
     Finish,
     Generation,
     Message,
     Segment,
-    Trace,
+    Transcript,
     Verification,
 )
 from policies.judge import DIGITS
 from policies.specreason import SpecReason
 
-TRACE = Trace((Message("user", "2+2?"),))
+TRACE = Transcript((Message("user", "2+2?"),))
 GONE = WorkerUnavailable("gone")
 
 
@@ -54,8 +63,8 @@ class Play:
 def test_a_good_draft_is_kept() -> None:
     play = Play(threshold=7)
     assert isinstance(play.first, Generate)
-    assert (play.first.worker, play.first.trace) == ("small", TRACE)
-    assert (play.first.span.until, play.first.span.max_tokens) == (("\n\n",), 512)
+    assert (play.first.worker, play.first.transcript) == ("small", TRACE)
+    assert (play.first.criteria.until, play.first.criteria.max_tokens) == (("\n\n",), 512)
     good = draft("2+2=4.\n\n")
     question = play(good)
     assert isinstance(question, Classify)
@@ -64,7 +73,7 @@ def test_a_good_draft_is_kept() -> None:
     after = TRACE.extend(good.segment)
     following = play(after)
     assert isinstance(following, Generate)
-    assert following.trace == after
+    assert following.transcript == after
 
 
 def test_a_poor_draft_is_rewritten_from_the_same_prefix() -> None:
@@ -74,7 +83,7 @@ def test_a_poor_draft_is_rewritten_from_the_same_prefix() -> None:
     assert play(digit(6)) == Reject(bad.segment, 6.0)
     rewrite = play(None)
     assert isinstance(rewrite, Write)
-    assert (rewrite.worker, rewrite.trace) == ("large", TRACE)
+    assert (rewrite.worker, rewrite.transcript) == ("large", TRACE)
 
 
 def test_first_n_steps_are_the_large_models() -> None:
@@ -131,9 +140,9 @@ def test_the_lower_of_both_scores_counts(score: int, least: float) -> None:
     written = draft("a b\n\n")
     asked = play(written)
     assert isinstance(asked, Classify)
-    assert asked.surprise
-    assert asked.trace == TRACE.extend(written.segment)
-    told = play(replace(digit(score), surprise=(0.0, 0.0)))
+    assert asked.nll
+    assert asked.transcript == TRACE.extend(written.segment)
+    told = play(replace(digit(score), nll=(0.0, 0.0)))
     assert told == (
         Accept(TRACE, written.segment, least) if least >= 4 else Reject(written.segment, least)
     )
@@ -195,12 +204,12 @@ def test_two_equal_steps_close_the_thought(text: str) -> None:
 )
 def test_who_answers(answer_by: str, last: str, author: str) -> None:
     play = Play(answer_by=answer_by, first_n=1)
-    trace = replace(TRACE.extend(step(last, "a")), closed=True)
-    answer = play(trace)
+    transcript = replace(TRACE.extend(step(last, "a")), closed=True)
+    answer = play(transcript)
     assert isinstance(answer, Write)
     assert answer.worker == author
     with pytest.raises(StopIteration):
-        play(replace(trace, done=True))
+        play(replace(transcript, done=True))
 
 
 def test_the_large_answers_where_the_small_cannot() -> None:

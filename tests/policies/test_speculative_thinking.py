@@ -10,24 +10,33 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.config import DEFAULT_FILE, load
-from deploy.pair import load_worker
-from orchestrator.actions import Accept, Action, Generate, Reject, WorkerName, Write
+from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.workers import load_worker
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
-from orchestrator.events import Ended
-from orchestrator.policy import Policy
-from orchestrator.solve import solve
-from orchestrator.types import Finish, Generation, Limits, Message, Sampling, Segment, Span, Trace
+from orchestrator.loop.actions import Accept, Action, Generate, Reject, WorkerName, Write
+from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
+from orchestrator.types import (
+    Finish,
+    Generation,
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+)
 from orchestrator.worker import Worker
 from policies import POLICIES
 from policies.answer import REST
 from policies.single import SmallOnly
 from policies.speculative_thinking import SpeculativeThinking
-from workers.models.problems import draw
 from workers.scripted import Say, Scripted, segment
+from workers.training.problems import draw
 
 GONE = WorkerUnavailable("gone")
-START = Trace((Message("user", "2+2?"),))
+START = Transcript((Message("user", "2+2?"),))
 AFTER_ONE = START.extend(segment("small", "First, 2+2=4.\n\n"))
 """A trace that stands at a delimiter."""
 
@@ -38,18 +47,18 @@ def draft(text: str, finish: Finish = "length", author: Any = "small") -> Genera
     return Generation(segment(author, text, finish))
 
 
-def more(trace: Trace, author: Any, text: str) -> Trace:
+def more(transcript: Transcript, author: Any, text: str) -> Transcript:
     """What the driver says to a Write or an Accept."""
-    return trace.extend(segment(author, text, "length"))
+    return transcript.extend(segment(author, text, "length"))
 
 
 class Play:
     """Drives a script from its first delimiter: `play(reply)` gives the next question."""
 
-    def __init__(self, trace: Trace = AFTER_ONE, **parameters: Any) -> None:
+    def __init__(self, transcript: Transcript = AFTER_ONE, **parameters: Any) -> None:
         self.script = SpeculativeThinking(**parameters).solve(START)
         self.opening = next(self.script)
-        self.first = self.script.send(trace) if trace is not START else self.opening
+        self.first = self.script.send(transcript) if transcript is not START else self.opening
 
     def __call__(self, reply: Any) -> Action[Any]:
         if isinstance(reply, BaseException):
@@ -59,24 +68,24 @@ class Play:
 
 def test_the_small_model_begins_and_is_probed_at_the_first_delimiter() -> None:
     play = Play()
-    assert play.opening == Write("small", START, Span(1024, until=("\n\n",)))
-    assert play.first == Generate("small", AFTER_ONE, Span(20, until=("\n\n",)))
+    assert play.opening == Write("small", START, StopCriteria(1024, until=("\n\n",)))
+    assert play.first == Generate("small", AFTER_ONE, StopCriteria(20, until=("\n\n",)))
 
 
 def test_a_statement_is_committed_and_gone_on_with() -> None:
     play = Play()
     probe = draft("Then 4 and 2")
     assert play(probe) == Accept(AFTER_ONE, probe.segment)
-    trace = AFTER_ONE.extend(probe.segment)
-    assert play(trace) == Write("small", trace, Span(1024, until=("\n\n",)))
+    transcript = AFTER_ONE.extend(probe.segment)
+    assert play(transcript) == Write("small", transcript, StopCriteria(1024, until=("\n\n",)))
 
 
 def test_a_probe_that_ends_its_paragraph_is_followed_by_the_next_probe() -> None:
     play = Play()
     probe = draft("Then 6.\n\n", "until")
     play(probe)
-    trace = AFTER_ONE.extend(probe.segment)
-    assert play(trace) == Generate("small", trace, Span(20, until=("\n\n",)))
+    transcript = AFTER_ONE.extend(probe.segment)
+    assert play(transcript) == Generate("small", transcript, StopCriteria(20, until=("\n\n",)))
 
 
 @pytest.mark.parametrize("text", ["Wait, 2", "YES, so", "Alternatively we", "Let me verify"])
@@ -85,9 +94,11 @@ def test_rule_1_the_large_model_writes_the_sentence_instead(text: str) -> None:
     probe = draft(text)
     assert play(probe) == Reject(probe.segment)
     takeover = play(None)
-    assert takeover == Write("large", AFTER_ONE, Span(20))  # across delimiters, into a sentence
+    assert takeover == Write(
+        "large", AFTER_ONE, StopCriteria(20)
+    )  # across delimiters, into a sentence
     after = more(AFTER_ONE, "large", "So 4 plus")
-    assert play(after) == Write("small", after, Span(1024, until=("\n\n",)))
+    assert play(after) == Write("small", after, StopCriteria(1024, until=("\n\n",)))
 
 
 def test_rule_2_the_large_model_goes_on_where_it_verifies() -> None:
@@ -95,9 +106,9 @@ def test_rule_2_the_large_model_goes_on_where_it_verifies() -> None:
     play(draft("Wait, 2"))
     play(None)
     after = more(AFTER_ONE, "large", "Let me Double-Check: 2+2")
-    assert play(after) == Write("large", after, Span(77))
+    assert play(after) == Write("large", after, StopCriteria(77))
     verified = more(after, "large", "is 4. Check.\n\n")
-    assert play(verified) == Generate("small", verified, Span(20, until=("\n\n",)))
+    assert play(verified) == Generate("small", verified, StopCriteria(20, until=("\n\n",)))
 
 
 def test_rule_2_looks_at_what_was_kept_not_at_the_probe() -> None:
@@ -105,7 +116,7 @@ def test_rule_2_looks_at_what_was_kept_not_at_the_probe() -> None:
     play(draft("Let me verify"))
     play(None)
     after = more(AFTER_ONE, "large", "So 6.")
-    assert play(after) == Write("small", after, Span(1024, until=("\n\n",)))
+    assert play(after) == Write("small", after, StopCriteria(1024, until=("\n\n",)))
 
 
 @pytest.mark.parametrize("off", [{"n2": 0}, {"verification": ()}])
@@ -114,53 +125,53 @@ def test_rule_2_can_be_off(off: dict[str, Any]) -> None:
     play(draft("Wait, 2"))
     play(None)
     after = more(AFTER_ONE, "large", "check")
-    assert play(after) == Write("small", after, Span(1024, until=("\n\n",)))
+    assert play(after) == Write("small", after, StopCriteria(1024, until=("\n\n",)))
 
 
-def reflect(play: Play, trace: Trace) -> tuple[Trace, Action[Any]]:
+def reflect(play: Play, transcript: Transcript) -> tuple[Transcript, Action[Any]]:
     """One reflection that stays, up to the next delimiter: the trace, and what comes then."""
     play(draft("Wait, 2"))
     play(None)
-    trace = more(trace, "large", "Wait, 4.\n\n")
-    return trace, play(trace)
+    transcript = more(transcript, "large", "Wait, 4.\n\n")
+    return transcript, play(transcript)
 
 
 def test_rule_3_checks_when_the_counter_is_reached_exactly_and_grows() -> None:
     play = Play(patience=2, patience_growth=1, patience_max=3, n3=10, n3_growth=5, n3_max=12)
-    trace, question = reflect(play, AFTER_ONE)
+    transcript, question = reflect(play, AFTER_ONE)
     assert isinstance(question, Generate)  # 1 of 2
     for patience, n3 in ((2, 10), (3, 12), (3, 12)):
         while isinstance(question, Generate):
-            trace, question = reflect(play, trace)
+            transcript, question = reflect(play, transcript)
         check = Segment("policy", "Let me check whether there are some wrong steps:")
-        assert question == Accept(trace, check)
-        kept = [part for part in trace.thought if part.text.startswith("Wait")]
+        assert question == Accept(transcript, check)
+        kept = [part for part in transcript.thought if part.text.startswith("Wait")]
         assert len(kept) == patience, n3
-        trace = trace.extend(check)
-        assert play(trace) == Write("large", trace, Span(n3))
-        trace = replace(trace, thought=())  # counted anew
-        trace = trace.extend(segment("large", "2+2 is 4.\n\n"))
-        question = play(trace)
+        transcript = transcript.extend(check)
+        assert play(transcript) == Write("large", transcript, StopCriteria(n3))
+        transcript = replace(transcript, thought=())  # counted anew
+        transcript = transcript.extend(segment("large", "2+2 is 4.\n\n"))
+        question = play(transcript)
         assert isinstance(question, Generate)
 
 
 def test_growth_never_shrinks_what_is_beyond_its_cap() -> None:
     play = Play(patience=1, patience_max=1, n3=300, n3_max=200)
-    trace = AFTER_ONE
+    transcript = AFTER_ONE
     for _ in range(2):
-        trace, question = reflect(play, trace)
+        transcript, question = reflect(play, transcript)
         assert isinstance(question, Accept)
-        takeover = play(trace)
+        takeover = play(transcript)
         assert isinstance(takeover, Write)
-        assert takeover.span == Span(300)
-        play(trace)
+        assert takeover.criteria == StopCriteria(300)
+        play(transcript)
 
 
 def test_rule_3_can_be_off() -> None:
     play = Play(patience=None)
-    trace = AFTER_ONE
+    transcript = AFTER_ONE
     for _ in range(40):
-        trace, question = reflect(play, trace)
+        transcript, question = reflect(play, transcript)
         assert isinstance(question, Generate)
 
 
@@ -169,8 +180,8 @@ def test_only_kept_reflections_count() -> None:
     play = Play(patience=1)
     play(draft("Wait, 2"))
     play(None)
-    trace = more(AFTER_ONE, "large", "So 4.\n\n")
-    assert isinstance(play(trace), Generate)
+    transcript = more(AFTER_ONE, "large", "So 4.\n\n")
+    assert isinstance(play(transcript), Generate)
 
 
 @pytest.mark.parametrize(
@@ -223,7 +234,7 @@ def test_own_keywords_are_compared_in_small_letters() -> None:
 def test_the_large_model_need_not_be_chosen(probe: str, large: str, kept: str) -> None:
     play = Play(choose_large=False)
     small = draft(probe)
-    assert play(small) == Generate("large", AFTER_ONE, Span(20))
+    assert play(small) == Generate("large", AFTER_ONE, StopCriteria(20))
     other = draft(large, author="large")
     chosen, dropped = (other, small) if kept == "large" else (small, other)
     assert play(other) == Reject(dropped.segment)
@@ -235,16 +246,16 @@ def test_the_large_model_need_not_be_chosen(probe: str, large: str, kept: str) -
 
 def test_the_large_model_may_begin() -> None:
     play = Play(START, begin=100)
-    assert play.opening == Write("large", START, Span(100))
-    trace = more(START, "large", "We are asked for")
-    assert play(trace) == Write("small", trace, Span(1024, until=("\n\n",)))
+    assert play.opening == Write("large", START, StopCriteria(100))
+    transcript = more(START, "large", "We are asked for")
+    assert play(transcript) == Write("small", transcript, StopCriteria(1024, until=("\n\n",)))
 
 
 def test_taking_over_at_every_delimiter_needs_no_probe() -> None:
     play = Play(every_delimiter=True)
-    assert play.first == Write("large", AFTER_ONE, Span(20))
+    assert play.first == Write("large", AFTER_ONE, StopCriteria(20))
     after = more(AFTER_ONE, "large", "So 4 plus")
-    assert play(after) == Write("small", after, Span(1024, until=("\n\n",)))
+    assert play(after) == Write("small", after, StopCriteria(1024, until=("\n\n",)))
 
 
 def test_at_every_delimiter_the_probe_may_still_win() -> None:
@@ -263,17 +274,17 @@ def test_a_large_model_that_dies_between_probe_and_takeover(error: Exception) ->
     play = Play()
     play(draft("Wait, 2"))
     play(None)
-    assert play(error) == Write("small", AFTER_ONE, Span(1024, until=("\n\n",)))
+    assert play(error) == Write("small", AFTER_ONE, StopCriteria(1024, until=("\n\n",)))
     assert isinstance(play(more(AFTER_ONE, "small", "Wait, 4.\n\n")), Generate)
 
 
 def test_a_large_model_that_dies_after_the_check_sentence() -> None:
     play = Play(patience=1)
-    trace, question = reflect(play, AFTER_ONE)
+    transcript, question = reflect(play, AFTER_ONE)
     assert isinstance(question, Accept)
-    trace = trace.extend(question.segment)
-    play(trace)
-    assert play(GONE) == Write("small", trace, Span(1024, until=("\n\n",)))
+    transcript = transcript.extend(question.segment)
+    play(transcript)
+    assert play(GONE) == Write("small", transcript, StopCriteria(1024, until=("\n\n",)))
 
 
 def test_a_large_model_that_dies_before_it_can_be_chosen() -> None:
@@ -285,10 +296,12 @@ def test_a_large_model_that_dies_before_it_can_be_chosen() -> None:
 
 def test_a_small_model_that_dies_leaves_the_paragraph_to_the_large() -> None:
     play = Play(START)
-    assert play(GONE) == Write("large", START, Span(1024, until=("\n\n",)))
+    assert play(GONE) == Write("large", START, StopCriteria(1024, until=("\n\n",)))
     play = Play()
-    assert play(GONE) == Write("small", AFTER_ONE, Span(1024, until=("\n\n",)))  # perhaps again
-    assert play(GONE) == Write("large", AFTER_ONE, Span(1024, until=("\n\n",)))
+    assert play(GONE) == Write(
+        "small", AFTER_ONE, StopCriteria(1024, until=("\n\n",))
+    )  # perhaps again
+    assert play(GONE) == Write("large", AFTER_ONE, StopCriteria(1024, until=("\n\n",)))
     with pytest.raises(WorkerUnavailable):
         play(GONE)
 
@@ -307,7 +320,7 @@ def test_an_end_inside_a_discarded_probe_ends_nothing(finish: Finish) -> None:
     play = Play()
     probe = draft("Yes, the final answer is 4.", finish)
     assert play(probe) == Reject(probe.segment)
-    assert play(None) == Write("large", AFTER_ONE, Span(20))
+    assert play(None) == Write("large", AFTER_ONE, StopCriteria(20))
 
 
 @pytest.mark.parametrize("finish", ["eos", "think_end"])
@@ -323,7 +336,7 @@ def test_a_neutral_probe_may_end_the_thought(text: str, finish: Finish) -> None:
 
 def test_a_probe_with_nothing_in_it_is_left_to_writing() -> None:
     """No room, or half a character: Accept would take it for the end of the context."""
-    assert Play()(draft("")) == Write("small", AFTER_ONE, Span(1024, until=("\n\n",)))
+    assert Play()(draft("")) == Write("small", AFTER_ONE, StopCriteria(1024, until=("\n\n",)))
 
 
 def test_a_takeover_that_ends_the_thought_is_the_last() -> None:
@@ -345,15 +358,15 @@ def test_a_takeover_that_ends_the_thought_is_the_last() -> None:
     ],
 )
 def test_who_answers(answer_by: str, last: str | None, author: str) -> None:
-    trace = START if last is None else START.extend(segment(last, "4"))
-    play = Play(replace(trace, closed=True), answer_by=answer_by)
+    transcript = START if last is None else START.extend(segment(last, "4"))
+    play = Play(replace(transcript, closed=True), answer_by=answer_by)
     assert isinstance(play.first, Write)
     assert play.first.worker == author
     other = play(GONE)
     assert isinstance(other, Write)
     assert other.worker != author
     with pytest.raises(StopIteration):
-        play(replace(trace, closed=True, done=True))
+        play(replace(transcript, closed=True, done=True))
 
 
 @pytest.mark.parametrize(
@@ -397,7 +410,9 @@ def test_the_papers_values_are_the_defaults() -> None:
 # --- in the step loop ----------------------------------------------------------------------------
 
 
-async def run(policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?") -> Ended:
+async def run(
+    policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?"
+) -> RequestCompleted:
     workers: dict[WorkerName, Worker] = {"small": small, "large": large}
     events = solve(
         policy,
@@ -408,12 +423,12 @@ async def run(policy: Policy, small: Worker, large: Worker, question: str = "2+2
         limits=Limits(),
     )
     *_, ended = [event async for event in events]
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, RequestCompleted)
     return ended
 
 
-def said(ended: Ended) -> tuple[str, str]:
-    return ended.trace.text, "".join(part.text for part in ended.trace.answer)
+def said(ended: RequestCompleted) -> tuple[str, str]:
+    return ended.transcript.text, "".join(part.text for part in ended.transcript.answer)
 
 
 STORY = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
@@ -426,7 +441,7 @@ async def test_a_small_model_that_never_hesitates_is_alone(parameters: dict[str,
     assert said(ended) == STORY
     assert large.calls == []
     assert (ended.metrics.large_tokens, ended.metrics.discarded_tokens) == (0, 0)
-    assert not ended.trace.forced
+    assert not ended.transcript.forced
 
 
 async def test_with_empty_lists_hesitation_is_plain_text() -> None:
@@ -457,30 +472,30 @@ async def test_the_check_sentence_is_the_policys_and_costs_no_tokens() -> None:
     policy = SpeculativeThinking(n1=2, n3=5, patience=1, check="Let me look again: ")
     ended = await run(policy, small, large)
     text = "2+2 is 5.\n\nWait, no.\n\nLet me look again: 2+2 is 4, and 2"
-    assert ended.trace.text.startswith(text)
+    assert ended.transcript.text.startswith(text)
     (inserted,) = (step for step in ended.steps if step.author == "policy")
     assert (inserted.tokens, inserted.accepted) == (0, True)
 
 
 async def test_a_paragraph_that_never_ends_stops_at_the_budget() -> None:
-    def line(trace: Trace, span: Span) -> Say | str:
-        return "It is six." if trace.closed else Say("and " * 50, "length")
+    def line(transcript: Transcript, criteria: StopCriteria) -> Say | str:
+        return "It is six." if transcript.closed else Say("and " * 50, "length")
 
     small = Scripted(line)
     ended = await run(SpeculativeThinking(step_tokens=8, budget=20), small, Scripted())
-    assert ended.trace.text == "and " * 20
-    assert (ended.trace.forced, ended.trace.finish) == (True, "stop")
-    assert [part.finish for part in ended.trace.thought] == ["length"] * 3
+    assert ended.transcript.text == "and " * 20
+    assert (ended.transcript.forced, ended.transcript.finish) == (True, "stop")
+    assert [part.finish for part in ended.transcript.thought] == ["length"] * 3
 
 
 async def test_a_thought_that_never_ends_stops_at_the_budget() -> None:
-    def line(trace: Trace, span: Span) -> str:
-        return "It is six." if trace.closed else "Wait, and check.\n\n" * 9
+    def line(transcript: Transcript, criteria: StopCriteria) -> str:
+        return "It is six." if transcript.closed else "Wait, and check.\n\n" * 9
 
     policy = SpeculativeThinking(n1=3, n2=4, n3=5, patience=2, budget=60)
     ended = await run(policy, Scripted(line), Scripted(line))
-    assert (ended.trace.forced, ended.trace.thought_tokens) == (True, 60)
-    assert "Let me check" in ended.trace.text
+    assert (ended.transcript.forced, ended.transcript.thought_tokens) == (True, 60)
+    assert "Let me check" in ended.transcript.text
 
 
 @pytest.mark.parametrize("early", [Say("", "think_end"), Say("4.", "eos")])
@@ -488,7 +503,7 @@ async def test_a_thought_that_ends_too_early_is_answered(early: Say) -> None:
     small = Scripted([early, "It is six."])
     ended = await run(SpeculativeThinking(), small, Scripted())
     assert said(ended) == (early.text, "It is six.")
-    assert not ended.trace.forced
+    assert not ended.transcript.forced
 
 
 @pytest.mark.parametrize("parameters", [{}, {"begin": 5, "every_delimiter": True}])
@@ -496,7 +511,7 @@ async def test_a_budget_of_one(parameters: dict[str, Any]) -> None:
     small, large = Scripted(story=STORY), Scripted(story=STORY)
     ended = await run(SpeculativeThinking(budget=1, **parameters), small, large)
     assert said(ended) == ("2+2 ", "It is six.")
-    assert (ended.trace.forced, ended.trace.thought_tokens) == (True, 1)
+    assert (ended.transcript.forced, ended.transcript.thought_tokens) == (True, 1)
 
 
 @pytest.mark.parametrize("budget", range(1, 20))
@@ -504,7 +519,7 @@ async def test_no_budget_is_overdrawn(budget: int) -> None:
     story = ("2+2 is 5.\n\nWait, 2+2 is 4.\n\nYes, and check: 6.\n\nso it is 6.", "It is six.")
     policy = SpeculativeThinking(n1=3, n2=4, n3=2, patience=1, budget=budget)
     ended = await run(policy, Scripted(story=story), Scripted(story=story))
-    assert ended.trace.thought_tokens <= budget
+    assert ended.transcript.thought_tokens <= budget
     assert said(ended)[1] == "It is six."
 
 
@@ -546,6 +561,6 @@ async def test_the_deployment_files_values_suit_the_pairs_chains(embedded: Worke
     authors: set[str] = set()
     for problem in draw("dev", 7, 25):
         ended = await run(policy, embedded, embedded, problem.question)
-        authors |= {part.author for part in ended.trace.thought}
+        authors |= {part.author for part in ended.transcript.thought}
         assert said(ended)[1].startswith("The answer is")
     assert {"small", "large"} <= authors

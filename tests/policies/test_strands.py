@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from orchestrator.actions import Cancel, Classify, First, Generate, Job, Start
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.types import Span
+from orchestrator.loop.actions import Cancel, Classify, First, Generate, Job, Start
+from orchestrator.types import StopCriteria
 from policies.steps import Asking
 from policies.strands import Strands, together
 from tests.policies.plays import TRACE
 
 GONE = WorkerUnavailable("gone")
-SMALL = Generate("small", TRACE, Span(1))
-LARGE = Generate("large", TRACE, Span(1))
+SMALL = Generate("small", TRACE, StopCriteria(1))
+LARGE = Generate("large", TRACE, StopCriteria(1))
 JUDGE = Classify("large", TRACE, (), "", ("1",))
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.config import DEFAULT_FILE, load
-from deploy.pair import load_worker
-from orchestrator.actions import Accept, Action, Generate, Reject, Verify, WorkerName, Write
+from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.workers import load_worker
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
-from orchestrator.events import Ended
-from orchestrator.policy import Policy
-from orchestrator.solve import solve
+from orchestrator.loop.actions import Accept, Action, Generate, Reject, Verify, WorkerName, Write
+from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Finish,
     Generation,
@@ -24,20 +24,20 @@ from orchestrator.types import (
     Message,
     Sampling,
     Segment,
-    Span,
-    Trace,
+    StopCriteria,
+    Transcript,
     Verification,
 )
 from orchestrator.worker import Worker
 from policies import POLICIES
 from policies.single import SmallOnly
 from policies.surprise_takeover import SurpriseTakeover
-from workers.models.problems import draw
 from workers.scripted import Say, Scripted, segment
+from workers.training.problems import draw
 
 GONE = WorkerUnavailable("gone")
-START = Trace((Message("user", "2+2+2?"),))
-STEP = Span(512, until=("\n\n",))
+START = Transcript((Message("user", "2+2+2?"),))
+STEP = StopCriteria(512, until=("\n\n",))
 ONE = segment("small", "2+2 is 4.\n\n")
 TWO = segment("small", "and 2 is 7.\n\n")
 LAST = segment("small", "so 7.", "think_end")
@@ -64,11 +64,11 @@ class Play:
 
 def drafted(play: Play, *steps: Segment) -> Action[Any]:
     """Let the small model draft these steps; what is asked then."""
-    question, trace = play.first, START
+    question, transcript = play.first, START
     for step in steps:
-        assert question == Generate("small", trace, STEP)
+        assert question == Generate("small", transcript, STEP)
         question = play(Generation(step))
-        trace = trace.extend(step)
+        transcript = transcript.extend(step)
     return question
 
 
@@ -76,7 +76,7 @@ def test_a_window_of_steps_is_read_in_one_pass() -> None:
     play = Play()
     question = drafted(play, ONE, TWO, LAST)
     assert isinstance(question, Verify)
-    assert (question.worker, question.trace) == ("large", START)
+    assert (question.worker, question.transcript) == ("large", START)
     joined = question.segment
     assert joined.text == "2+2 is 4.\n\nand 2 is 7.\n\nso 7."
     assert joined.tokens == ONE.tokens + TWO.tokens + LAST.tokens
@@ -96,7 +96,7 @@ def test_steps_before_the_surprise_stay_and_the_large_model_writes_on_from_there
     kept = START.extend(ONE)
     assert play(kept) == Reject(TWO, 9 * exp(-3.1))
     assert play(None) == Reject(LAST, 9.0)  # built on it
-    assert play(None) == Write("large", kept, Span(9))
+    assert play(None) == Write("large", kept, StopCriteria(9))
     after = kept.extend(segment("large", "and 2 more is", "length"))
     assert play(after) == Generate("small", after, STEP)  # the pen comes back in mid-sentence
 
@@ -105,8 +105,8 @@ def test_a_window_without_surprise_is_followed_by_the_next() -> None:
     play = Play(window=1)
     drafted(play, ONE)
     play(surprises((ONE, 0.1)))
-    trace = START.extend(ONE)
-    assert play(trace) == Generate("small", trace, STEP)
+    transcript = START.extend(ONE)
+    assert play(transcript) == Generate("small", transcript, STEP)
 
 
 def test_an_impossible_token_is_beyond_every_threshold() -> None:
@@ -123,14 +123,14 @@ def test_a_large_model_that_dies_between_draft_and_reading_lets_nothing_through(
     drafted(play, ONE, LAST)
     assert play(error) == Reject(ONE, None)
     assert play(None) == Reject(LAST, None)
-    assert play(None) == Write("large", START, Span(125))
+    assert play(None) == Write("large", START, StopCriteria(125))
     with pytest.raises(WorkerUnavailable):
         play(GONE)
 
 
 @pytest.mark.parametrize("error", [GONE, ContextLengthExceeded("full")])
 def test_a_small_model_that_dies_leaves_the_span_to_the_large(error: Exception) -> None:
-    assert Play()(error) == Write("large", START, Span(125))
+    assert Play()(error) == Write("large", START, StopCriteria(125))
 
 
 def test_what_was_drafted_before_the_small_model_died_is_read() -> None:
@@ -151,7 +151,9 @@ def test_a_pair_that_cannot_do_it_is_told(drafts: list[Segment]) -> None:
 
 @pytest.mark.parametrize("finish", ["think_end", "eos", "length"])
 def test_an_end_with_nothing_said_before_it_is_the_large_models(finish: Finish) -> None:
-    assert Play()(Generation(segment("small", "", finish))) == Write("large", START, Span(125))
+    assert Play()(Generation(segment("small", "", finish))) == Write(
+        "large", START, StopCriteria(125)
+    )
 
 
 @pytest.mark.parametrize("finish", ["think_end", "eos"])
@@ -184,12 +186,12 @@ def test_nothing_is_added_to_a_thought_that_the_budget_closed() -> None:
 def test_who_answers(answer_by: str, last: str, author: str) -> None:
     play = Play(answer_by=answer_by)
     play(GONE)
-    trace = replace(START.extend(segment(last, "6.")), closed=True)
-    answer = play(trace)
+    transcript = replace(START.extend(segment(last, "6.")), closed=True)
+    answer = play(transcript)
     assert isinstance(answer, Write)
     assert answer.worker == author
     with pytest.raises(StopIteration):
-        play(replace(trace, done=True))
+        play(replace(transcript, done=True))
 
 
 @pytest.mark.parametrize(
@@ -217,17 +219,19 @@ SMALL = ("2+2 is 4.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
 LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
 
 
-async def run(policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?") -> Ended:
+async def run(
+    policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?"
+) -> RequestCompleted:
     workers: dict[WorkerName, Worker] = {"small": small, "large": large}
     messages = (Message("user", question),)
     events = solve(policy, messages, workers, request="r", sampling=Sampling(), limits=Limits())
     *_, ended = [event async for event in events]
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, RequestCompleted)
     return ended
 
 
-def said(ended: Ended) -> tuple[str, str]:
-    return ended.trace.text, "".join(part.text for part in ended.trace.answer)
+def said(ended: RequestCompleted) -> tuple[str, str]:
+    return ended.transcript.text, "".join(part.text for part in ended.transcript.answer)
 
 
 async def test_without_surprise_the_small_model_is_alone_at_the_price_of_a_pass() -> None:
@@ -264,13 +268,13 @@ async def test_the_surprising_step_and_all_behind_it_are_dropped() -> None:
 
 
 async def test_a_step_that_never_ends_stops_at_the_budget() -> None:
-    def line(trace: Trace, span: Span) -> Say | str:
-        return "It is six." if trace.closed else Say("and " * 50, "length")
+    def line(transcript: Transcript, criteria: StopCriteria) -> Say | str:
+        return "It is six." if transcript.closed else Say("and " * 50, "length")
 
     policy = SurpriseTakeover(step_tokens=8, budget=20)
     ended = await run(policy, Scripted(line), Scripted(scores=[0.0]))
-    assert ended.trace.text == "and " * 20
-    assert (ended.trace.forced, ended.metrics.judge_calls) == (True, 1)
+    assert ended.transcript.text == "and " * 20
+    assert (ended.transcript.forced, ended.metrics.judge_calls) == (True, 1)
 
 
 @pytest.mark.parametrize("budget", range(1, 14))
@@ -278,7 +282,7 @@ async def test_a_step_that_never_ends_stops_at_the_budget() -> None:
 async def test_no_budget_is_overdrawn(budget: int, nats: float) -> None:
     small, large = Scripted(story=SMALL), Scripted(story=LARGE, scores=[nats])
     ended = await run(SurpriseTakeover(budget=budget, takeover=4), small, large)
-    assert ended.trace.thought_tokens == min(budget, 12)
+    assert ended.transcript.thought_tokens == min(budget, 12)
     assert said(ended)[1] in ("It is seven.", "It is six.")
 
 

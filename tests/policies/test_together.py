@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from deploy.config import DEFAULT_FILE, load
-from deploy.pair import load_worker
-from orchestrator.events import Ended, Event, Text
-from orchestrator.policy import Policy
-from orchestrator.record import Asked, Recording, dumps, loads, replay
-from orchestrator.solve import solve
+from deploy.evaluation.recording import Asked, Recording, dumps, loads, replay
+from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.workers import load_worker
+from orchestrator.loop.events import Event, RequestCompleted, TextDelta
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling
 from policies import POLICIES
-from workers.local import LocalWorker
-from workers.models.problems import draw
+from workers.engine.worker import LocalWorker
+from workers.training.problems import draw
 
 pytestmark = pytest.mark.asyncio
 
@@ -44,7 +44,7 @@ async def alone(workers: Any, question: str) -> tuple[str, str]:
     """What the large model thinks and answers without anybody's help."""
     if question not in ALONE:
         _, ended = await run(made("large-only"), workers, question)
-        ALONE[question] = (ended.trace.text, ended.trace.answer[0].text)
+        ALONE[question] = (ended.transcript.text, ended.transcript.answer[0].text)
     return ALONE[question]
 
 
@@ -54,7 +54,7 @@ def made(name: str, **more: Any) -> Policy:
 
 async def run(
     policy: Policy, workers: Any, question: str, sampling: Sampling | None = None, **limits: Any
-) -> tuple[list[Event], Ended]:
+) -> tuple[list[Event], RequestCompleted]:
     events = [
         event
         async for event in solve(
@@ -67,7 +67,7 @@ async def run(
         )
     ]
     ended = events[-1]
-    assert isinstance(ended, Ended)
+    assert isinstance(ended, RequestCompleted)
     return events, ended
 
 
@@ -98,7 +98,7 @@ async def test_with_equal_models_everybody_says_the_same(
     for problem in PROBLEMS:
         _, ended = await run(made(name, **parameters), workers, problem.question)
         # A blank draft or a loop may end otherwise; on these problems there is neither.
-        said = (ended.trace.text, ended.trace.answer[0].text)
+        said = (ended.transcript.text, ended.transcript.answer[0].text)
         assert said == await alone(workers, problem.question)
     assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
 
@@ -106,7 +106,7 @@ async def test_with_equal_models_everybody_says_the_same(
 async def test_equivalence_keeps_every_draft_of_an_equal_model(workers: Any) -> None:
     policy = made("lookahead", verifier="equivalence")
     _, ended = await run(policy, workers, PROBLEMS[0].question)
-    assert {segment.author for segment in ended.trace.thought} == {"small"}
+    assert {segment.author for segment in ended.transcript.thought} == {"small"}
     assert ended.metrics.judge_calls == 0  # word for word the same
 
 
@@ -115,17 +115,17 @@ async def test_sampled_requests_end_and_replay(workers: Any, name: str) -> None:
     policy, sampling = made(name), Sampling(0.8, seed=5)
     question = PROBLEMS[1].question
     events, ended = await run(policy, workers, question, sampling)
-    assert ended.trace.done
-    kept = tuple(event for event in events if not isinstance(event, Text))
+    assert ended.transcript.done
+    kept = tuple(event for event in events if not isinstance(event, TextDelta))
     asked = Asked("r", name, (Message("user", question),), sampling=sampling)
     recording = loads(dumps(Recording(asked, kept)))
-    heard = [event for event in replay(recording, policy) if not isinstance(event, Text)]
+    heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
     assert tuple(heard) == kept
 
 
 @pytest.mark.parametrize("name", STEPWISE)
 async def test_a_budget_of_one_token(workers: Any, name: str) -> None:
     _, ended = await run(made(name, budget=1), workers, PROBLEMS[0].question)
-    assert ended.trace.thought_tokens <= 1
-    assert ended.trace.done
+    assert ended.transcript.thought_tokens <= 1
+    assert ended.transcript.done
     assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())

@@ -16,16 +16,16 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest, Unsupported
-from orchestrator.types import Generation, Message, Sampling, Segment, Span, Trace
+from orchestrator.types import Generation, Message, Sampling, Segment, StopCriteria, Transcript
 from orchestrator.worker import Call, Delta, Worker
-from tests.workers.handles import Handle
-from tests.workers.vllm_like import MODEL, VllmLike, serving
-from workers.loading import load
-from workers.remote import RemoteWorker, Server
-from workers.replica import ReplicaWorker
+from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
+from tests.workers.replica.handles import Handle
+from workers.engine.loading import load
+from workers.remote.worker import RemoteWorker, Server
+from workers.replica.deployment import ReplicaWorker
 from workers.scripted import Scripted, words
 
-QUESTION = Trace((Message("user", "What is 12 + 34?"),))
+QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
 GREEDY = Sampling()
 
 
@@ -38,7 +38,7 @@ class Subject:
 
 @contextmanager
 def scripted(folder: Path, draft: Path) -> Iterator[Subject]:
-    def say(trace: Trace, span: Span) -> str:
+    def say(transcript: Transcript, criteria: StopCriteria) -> str:
         return "one two three four five six seven eight nine ten\n\n" * 40
 
     worker = Scripted(say, delay=0.001, context=400)
@@ -98,14 +98,20 @@ def needs(subject: Subject, capability: str) -> None:
         pytest.skip(f"this backend has no {capability}")
 
 
-def call(trace: Trace = QUESTION) -> Call:
-    return Call("r1", trace, "large")
+def call(transcript: Transcript = QUESTION) -> Call:
+    return Call("r1", transcript, "large")
 
 
 async def run(
-    worker: Worker, span: Span, trace: Trace = QUESTION, sampling: Sampling = GREEDY, **options: Any
+    worker: Worker,
+    criteria: StopCriteria,
+    transcript: Transcript = QUESTION,
+    sampling: Sampling = GREEDY,
+    **options: Any,
 ) -> tuple[list[Delta], Generation]:
-    items = [item async for item in worker.generate(call(trace), span, sampling, **options)]
+    items = [
+        item async for item in worker.generate(call(transcript), criteria, sampling, **options)
+    ]
     assert isinstance(items[-1], Generation)
     deltas = [item for item in items[:-1] if isinstance(item, Delta)]
     assert len(deltas) == len(items) - 1
@@ -114,7 +120,7 @@ async def run(
 
 @pytest.mark.asyncio
 async def test_a_stream_is_the_segment_in_pieces(subject: Subject) -> None:
-    deltas, generation = await run(subject.worker, Span(12))
+    deltas, generation = await run(subject.worker, StopCriteria(12))
     segment = generation.segment
     assert deltas
     assert segment.author == "large"
@@ -130,15 +136,15 @@ async def test_a_stream_is_the_segment_in_pieces(subject: Subject) -> None:
 
 @pytest.mark.asyncio
 async def test_not_streamed_is_the_same_without_pieces(subject: Subject) -> None:
-    _, streamed = await run(subject.worker, Span(12))
-    deltas, whole = await run(subject.worker, Span(12), stream=False)
+    _, streamed = await run(subject.worker, StopCriteria(12))
+    deltas, whole = await run(subject.worker, StopCriteria(12), stream=False)
     assert deltas == []
     assert whole.segment == streamed.segment
 
 
 @pytest.mark.asyncio
 async def test_a_span_of_no_tokens_reads_the_prompt(subject: Subject) -> None:
-    deltas, generation = await run(subject.worker, Span(0))
+    deltas, generation = await run(subject.worker, StopCriteria(0))
     assert deltas == []
     assert generation.segment.tokens == ()
     assert generation.segment.text == ""
@@ -148,33 +154,35 @@ async def test_a_span_of_no_tokens_reads_the_prompt(subject: Subject) -> None:
 
 @pytest.mark.asyncio
 async def test_a_gate_looks_at_the_first_token_only(subject: Subject) -> None:
-    _, plain = await run(subject.worker, Span(12))
+    _, plain = await run(subject.worker, StopCriteria(12))
     assert plain.entropy is None  # nobody asked
-    _, through = await run(subject.worker, Span(12, max_entropy=100.0))
+    _, through = await run(subject.worker, StopCriteria(12, max_entropy=100.0))
     assert through.segment == plain.segment
     assert through.entropy is not None
     assert 0 <= through.entropy < 100
-    deltas, withheld = await run(subject.worker, Span(12, max_entropy=through.entropy - 1e-3))
+    deltas, withheld = await run(
+        subject.worker, StopCriteria(12, max_entropy=through.entropy - 1e-3)
+    )
     assert deltas == []
     assert (withheld.segment.text, withheld.segment.tokens) == ("", ())
     assert withheld.segment.finish == "doubt"
     assert withheld.entropy == pytest.approx(through.entropy, abs=1e-4)
     sampling = Sampling(2.0, seed=7)  # the law's entropy, however tokens are drawn from it
-    _, sampled = await run(subject.worker, Span(3, max_entropy=100.0), sampling=sampling)
+    _, sampled = await run(subject.worker, StopCriteria(3, max_entropy=100.0), sampling=sampling)
     assert sampled.entropy == pytest.approx(through.entropy, abs=1e-4)
 
 
 @pytest.mark.asyncio
 async def test_a_delimiter_stays_and_a_stop_goes(subject: Subject) -> None:
-    _, whole = await run(subject.worker, Span(12))
+    _, whole = await run(subject.worker, StopCriteria(12))
     text = whole.segment.text
     mark = text[len(text) // 2 :][:2]
-    deltas, until = await run(subject.worker, Span(12, until=(mark,)))
+    deltas, until = await run(subject.worker, StopCriteria(12, until=(mark,)))
     assert until.segment.finish == "until"
     assert mark in until.segment.text
     assert text.startswith(until.segment.text)
     assert until.segment.tokens == whole.segment.tokens[: len(until.segment.tokens)]
-    deltas, stop = await run(subject.worker, Span(12, stop=(mark,)))
+    deltas, stop = await run(subject.worker, StopCriteria(12, stop=(mark,)))
     assert stop.segment.finish == "stop"
     assert stop.segment.text == text[: text.index(mark)]
     assert "".join(delta.text for delta in deltas) == stop.segment.text
@@ -197,28 +205,28 @@ async def test_classification_is_a_law_over_labels(subject: Subject) -> None:
 @pytest.mark.asyncio
 async def test_one_pass_tells_the_law_and_the_surprise_at_the_step(subject: Subject) -> None:
     needs(subject, "usage")
-    _, generation = await run(subject.worker, Span(8), sampling=Sampling(0.9, seed=5))
+    _, generation = await run(subject.worker, StopCriteria(8), sampling=Sampling(0.9, seed=5))
     step = generation.segment
     asked = ((Message("user", "Is this step good?"),), "Score: ", ("1", "2"))
     apart = await subject.worker.classify(call(QUESTION.extend(step)), *asked)
     verified = await subject.worker.verify(call(), step, GREEDY)
-    both = await subject.worker.classify(call(QUESTION.extend(step)), *asked, surprise=True)
-    assert (apart.surprise, both.usage.passes) == (None, 1)
-    assert both.surprise == pytest.approx(verified.surprise, abs=1e-3)
+    both = await subject.worker.classify(call(QUESTION.extend(step)), *asked, nll=True)
+    assert (apart.nll, both.usage.passes) == (None, 1)
+    assert both.nll == pytest.approx(verified.nll, abs=1e-3)
     assert both.probabilities == pytest.approx(apart.probabilities, abs=1e-3)
-    nothing = await subject.worker.classify(call(QUESTION), *asked, surprise=True)
-    assert (nothing.surprise, nothing.ending) == ((), None)
+    nothing = await subject.worker.classify(call(QUESTION), *asked, nll=True)
+    assert (nothing.nll, nothing.ending) == ((), None)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("finish", ["think_end", "eos"])
 async def test_one_pass_tells_the_surprise_at_a_steps_end(subject: Subject, finish: Any) -> None:
     needs(subject, "usage")
-    _, generation = await run(subject.worker, Span(4))
+    _, generation = await run(subject.worker, StopCriteria(4))
     step = replace(generation.segment, finish=finish)
     turns = (Message("user", "Is this step good?"),)
     judged = call(QUESTION.extend(step))
-    both = await subject.worker.classify(judged, turns, "", ("1", "2"), surprise=True)
+    both = await subject.worker.classify(judged, turns, "", ("1", "2"), nll=True)
     verified = await subject.worker.verify(call(), step, GREEDY)
     assert both.ending is not None
     assert both.ending >= 0
@@ -232,7 +240,7 @@ async def test_the_surprise_at_tokens_of_another_vocabulary_is_not_told(subject:
     foreign = QUESTION.extend(Segment("small", "x", (5,), (0.0,), "another"))
     turns = (Message("user", "Good?"),)
     with pytest.raises(Unsupported):
-        await subject.worker.classify(call(foreign), turns, "", ("1", "2"), surprise=True)
+        await subject.worker.classify(call(foreign), turns, "", ("1", "2"), nll=True)
 
 
 @pytest.mark.asyncio
@@ -246,15 +254,15 @@ async def test_bad_labels_are_refused(subject: Subject) -> None:
 
 @pytest.mark.asyncio
 async def test_verification_of_ones_own_words(subject: Subject) -> None:
-    _, generation = await run(subject.worker, Span(8))
+    _, generation = await run(subject.worker, StopCriteria(8))
     segment = generation.segment
     answer = await subject.worker.verify(call(), segment, GREEDY)
-    assert len(answer.surprise) == len(segment.tokens)
+    assert len(answer.nll) == len(segment.tokens)
     assert len(answer.choices) == len(segment.tokens) + 1
     assert answer.choices[:-1] == segment.tokens
     if "usage" not in subject.lacks:
-        assert answer.surprise == pytest.approx([-p for p in segment.logprobs], abs=1e-4)
-        _, following = await run(subject.worker, Span(1), QUESTION.extend(segment))
+        assert answer.nll == pytest.approx([-p for p in segment.logprobs], abs=1e-4)
+        _, following = await run(subject.worker, StopCriteria(1), QUESTION.extend(segment))
         if following.segment.tokens:
             assert following.segment.tokens == answer.choices[-1:]
 
@@ -262,7 +270,7 @@ async def test_verification_of_ones_own_words(subject: Subject) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.9, seed=4)])
 async def test_a_verified_segment_can_be_cut_anywhere(subject: Subject, sampling: Sampling) -> None:
-    _, generation = await run(subject.worker, Span(8), sampling=Sampling(0.9, seed=2))
+    _, generation = await run(subject.worker, StopCriteria(8), sampling=Sampling(0.9, seed=2))
     draft = generation.segment
     answer = await subject.worker.verify(call(), draft, sampling)
     size = len(draft.tokens)
@@ -287,9 +295,9 @@ async def test_a_verified_segment_can_be_cut_anywhere(subject: Subject, sampling
 @pytest.mark.asyncio
 async def test_verifying_nothing_asks_for_the_next_token(subject: Subject) -> None:
     answer = await subject.worker.verify(call(), Segment("small", ""), GREEDY)
-    assert (answer.surprise, answer.pieces, answer.ending) == ((), (), None)
+    assert (answer.nll, answer.pieces, answer.ending) == ((), (), None)
     (option,) = answer.options
-    _, generation = await run(subject.worker, Span(1))
+    _, generation = await run(subject.worker, StopCriteria(1))
     if generation.segment.tokens:
         assert option.tokens == generation.segment.tokens
         assert option.text == generation.segment.text
@@ -299,12 +307,12 @@ async def test_verifying_nothing_asks_for_the_next_token(subject: Subject) -> No
 @pytest.mark.asyncio
 @pytest.mark.parametrize("finish", ["think_end", "eos"])
 async def test_a_segments_end_is_verified_like_a_token(subject: Subject, finish: Any) -> None:
-    _, generation = await run(subject.worker, Span(4))
+    _, generation = await run(subject.worker, StopCriteria(4))
     draft = replace(generation.segment, finish=finish)
     answer = await subject.worker.verify(call(), draft, GREEDY)
     assert answer.ending is not None
     assert answer.ending >= 0
-    assert len(answer.surprise) == len(draft.tokens)
+    assert len(answer.nll) == len(draft.tokens)
 
 
 @pytest.mark.asyncio
@@ -318,11 +326,11 @@ async def test_tokens_of_another_vocabulary_cannot_be_verified(subject: Subject)
 @pytest.mark.asyncio
 async def test_greedy_text_does_not_depend_on_where_it_is_cut(subject: Subject) -> None:
     needs(subject, "usage")
-    _, whole = await run(subject.worker, Span(16))
-    _, first = await run(subject.worker, Span(7))
+    _, whole = await run(subject.worker, StopCriteria(16))
+    _, first = await run(subject.worker, StopCriteria(7))
     assert whole.segment.tokens[: len(first.segment.tokens)] == first.segment.tokens
     rest = 16 - len(first.segment.tokens)
-    _, second = await run(subject.worker, Span(rest), QUESTION.extend(first.segment))
+    _, second = await run(subject.worker, StopCriteria(rest), QUESTION.extend(first.segment))
     assert (*first.segment.tokens, *second.segment.tokens) == whole.segment.tokens
     # Law: the prompt of a longer prefix is the shorter one's and the segment's ids.
     assert second.usage.prompt == first.usage.prompt + len(first.segment.tokens)
@@ -331,13 +339,13 @@ async def test_greedy_text_does_not_depend_on_where_it_is_cut(subject: Subject) 
 @pytest.mark.asyncio
 async def test_a_prefix_is_read_once(subject: Subject) -> None:
     needs(subject, "usage")
-    trace = Trace((Message("user", "A question that nobody asked before: 77?"),))
-    _, first = await run(subject.worker, Span(6), trace)
-    longer = trace.extend(first.segment)
+    transcript = Transcript((Message("user", "A question that nobody asked before: 77?"),))
+    _, first = await run(subject.worker, StopCriteria(6), transcript)
+    longer = transcript.extend(first.segment)
     judged = await subject.worker.classify(
         call(longer), (Message("user", "Good?"),), "Score: ", ("1", "2")
     )
-    _, second = await run(subject.worker, Span(4), longer)
+    _, second = await run(subject.worker, StopCriteria(4), longer)
     assert judged.usage.cached >= first.usage.prompt + len(first.segment.tokens) - 1
     assert second.usage.cached == second.usage.prompt - 1
 
@@ -345,12 +353,17 @@ async def test_a_prefix_is_read_once(subject: Subject) -> None:
 @pytest.mark.asyncio
 async def test_calls_at_once_answer_as_they_do_alone(subject: Subject) -> None:
     needs(subject, "usage")
-    traces = [Trace((Message("user", f"What is {i} + {i * i}?"),)) for i in range(9)]
-    alone = [(await run(subject.worker, Span(12), trace))[1] for trace in traces]
+    traces = [Transcript((Message("user", f"What is {i} + {i * i}?"),)) for i in range(9)]
+    alone = [(await run(subject.worker, StopCriteria(12), transcript))[1] for transcript in traces]
     sampling = Sampling(0.9, seed=3)
-    sampled = [(await run(subject.worker, Span(12), trace, sampling))[1] for trace in traces]
-    pending = [run(subject.worker, Span(12), trace) for trace in traces]
-    pending += [run(subject.worker, Span(12), trace, sampling) for trace in traces]
+    sampled = [
+        (await run(subject.worker, StopCriteria(12), transcript, sampling))[1]
+        for transcript in traces
+    ]
+    pending = [run(subject.worker, StopCriteria(12), transcript) for transcript in traces]
+    pending += [
+        run(subject.worker, StopCriteria(12), transcript, sampling) for transcript in traces
+    ]
     together = [generation for _, generation in await asyncio.gather(*pending)]
     for one, other in zip([*alone, *sampled], together, strict=True):
         assert one.segment.tokens == other.segment.tokens
@@ -367,7 +380,7 @@ async def gone(subject: Subject) -> bool:
 
 @pytest.mark.asyncio
 async def test_closing_a_stream_frees_its_row(subject: Subject) -> None:
-    stream: AsyncIterator[Any] = subject.worker.generate(call(), Span(300), GREEDY)
+    stream: AsyncIterator[Any] = subject.worker.generate(call(), StopCriteria(300), GREEDY)
     await anext(stream)
     assert subject.live() == 1
     await stream.aclose()  # type: ignore[attr-defined]
@@ -376,25 +389,25 @@ async def test_closing_a_stream_frees_its_row(subject: Subject) -> None:
 
 @pytest.mark.asyncio
 async def test_cancelling_a_call_frees_its_row(subject: Subject) -> None:
-    task = asyncio.create_task(run(subject.worker, Span(300), stream=False))
+    task = asyncio.create_task(run(subject.worker, StopCriteria(300), stream=False))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     assert await gone(subject)
-    await run(subject.worker, Span(2))
+    await run(subject.worker, StopCriteria(2))
 
 
 @pytest.mark.asyncio
 async def test_a_prompt_beyond_the_context(subject: Subject) -> None:
-    long = Trace((Message("user", " ".join(words("word " * 500))),))
+    long = Transcript((Message("user", " ".join(words("word " * 500))),))
     with pytest.raises(ContextLengthExceeded) as caught:
-        await run(subject.worker, Span(4), long)
+        await run(subject.worker, StopCriteria(4), long)
     assert caught.value.code == "context_length_exceeded"
 
 
 @pytest.mark.asyncio
 async def test_a_closed_thought_is_continued_with_the_answer(subject: Subject) -> None:
-    trace = replace(QUESTION.extend(Segment("policy", "12 + 34 = 46.\n\n")), closed=True)
-    _, generation = await run(subject.worker, Span(8), trace)
+    transcript = replace(QUESTION.extend(Segment("policy", "12 + 34 = 46.\n\n")), closed=True)
+    _, generation = await run(subject.worker, StopCriteria(8), transcript)
     assert generation.segment.finish in ("length", "eos", "until")

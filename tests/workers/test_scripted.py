@@ -8,23 +8,27 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ContextLengthExceeded, WorkerUnavailable
-from orchestrator.types import Finish, Generation, Message, Sampling, Span, Trace
+from orchestrator.types import Finish, Generation, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call, Delta
 from workers.scripted import Say, Scripted, segment, words
 
 pytestmark = pytest.mark.asyncio
 
-TRACE = Trace((Message("user", "what is 2+2?"),))
+TRACE = Transcript((Message("user", "what is 2+2?"),))
 CLOSED = replace(TRACE, closed=True)
 
 
-async def generate(worker: Scripted, span: Span, trace: Trace = TRACE) -> list[Delta | Generation]:
-    call = Call("r", trace, "small")
-    return [item async for item in worker.generate(call, span, Sampling())]
+async def generate(
+    worker: Scripted, criteria: StopCriteria, transcript: Transcript = TRACE
+) -> list[Delta | Generation]:
+    call = Call("r", transcript, "small")
+    return [item async for item in worker.generate(call, criteria, Sampling())]
 
 
-async def said(worker: Scripted, span: Span, trace: Trace = TRACE) -> tuple[str, Finish]:
-    last = (await generate(worker, span, trace))[-1]
+async def said(
+    worker: Scripted, criteria: StopCriteria, transcript: Transcript = TRACE
+) -> tuple[str, Finish]:
+    last = (await generate(worker, criteria, transcript))[-1]
     assert isinstance(last, Generation)
     return last.segment.text, last.segment.finish
 
@@ -35,23 +39,25 @@ async def test_words_make_up_the_text(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "span", "expected"),
+    ("line", "criteria", "expected"),
     [
-        ("one two\n\nthree", Span(9, until=("\n\n",)), ("one two\n\n", "until")),
-        ("one two\n\nthree", Span(9), ("one two\n\nthree", "think_end")),
-        ("one two three", Span(2), ("one two ", "length")),
-        ("one two three", Span(9, stop=("thr",)), ("one two ", "stop")),
-        (Say("", "think_end"), Span(9), ("", "think_end")),
-        (Say("one\n\n", "think_end"), Span(9, until=("\n\n",)), ("one\n\n", "think_end")),
-        (Say("one", "eos"), Span(9), ("one", "eos")),
+        ("one two\n\nthree", StopCriteria(9, until=("\n\n",)), ("one two\n\n", "until")),
+        ("one two\n\nthree", StopCriteria(9), ("one two\n\nthree", "think_end")),
+        ("one two three", StopCriteria(2), ("one two ", "length")),
+        ("one two three", StopCriteria(9, stop=("thr",)), ("one two ", "stop")),
+        (Say("", "think_end"), StopCriteria(9), ("", "think_end")),
+        (Say("one\n\n", "think_end"), StopCriteria(9, until=("\n\n",)), ("one\n\n", "think_end")),
+        (Say("one", "eos"), StopCriteria(9), ("one", "eos")),
     ],
 )
-async def test_spans_are_kept_to(line: Any, span: Span, expected: tuple[str, Finish]) -> None:
-    assert await said(Scripted([line]), span) == expected
+async def test_spans_are_kept_to(
+    line: Any, criteria: StopCriteria, expected: tuple[str, Finish]
+) -> None:
+    assert await said(Scripted([line]), criteria) == expected
 
 
 async def test_deltas_add_up_to_the_generation() -> None:
-    *deltas, last = await generate(Scripted(["one two three"]), Span(9))
+    *deltas, last = await generate(Scripted(["one two three"]), StopCriteria(9))
     assert isinstance(last, Generation)
     assert last.segment == segment("small", "one two three", "think_end")
     assert "".join(delta.text for delta in deltas) == last.segment.text  # type: ignore[union-attr]
@@ -61,17 +67,17 @@ async def test_deltas_add_up_to_the_generation() -> None:
 
 async def test_a_story_goes_on_where_the_trace_stands() -> None:
     worker = Scripted(story=("a\n\nb\n\nc", "four"))
-    step = Span(9, until=("\n\n",))
+    step = StopCriteria(9, until=("\n\n",))
     assert await said(worker, step) == ("a\n\n", "until")
     assert await said(worker, step, TRACE.extend(segment("small", "a\n\n"))) == ("b\n\n", "until")
     other = TRACE.extend(segment("small", "x y\n\n")).extend(segment("small", "z\n\n"))
     assert await said(worker, step, other) == ("c", "think_end")
-    assert await said(worker, Span(9), CLOSED) == ("four", "eos")
+    assert await said(worker, StopCriteria(9), CLOSED) == ("four", "eos")
 
 
 async def test_an_empty_span_only_reads() -> None:
     worker = Scripted(["one"])
-    (only,) = await generate(worker, Span(0))
+    (only,) = await generate(worker, StopCriteria(0))
     assert isinstance(only, Generation)
     assert (only.usage.prompt, only.segment.text) == (3, "")
     assert (worker.prompts, worker.calls) == (1, [])
@@ -80,16 +86,16 @@ async def test_an_empty_span_only_reads() -> None:
 async def test_a_gate() -> None:
     lines = [Say("one two", entropy=0.7), Say("one two", entropy=0.7), Say("one", entropy=0.7)]
     worker = Scripted(lines)
-    assert await said(worker, Span(9, max_entropy=0.6)) == ("", "doubt")
-    assert await said(worker, Span(9, max_entropy=0.7)) == ("one two", "think_end")
-    assert await said(worker, Span(9)) == ("one", "think_end")
+    assert await said(worker, StopCriteria(9, max_entropy=0.6)) == ("", "doubt")
+    assert await said(worker, StopCriteria(9, max_entropy=0.7)) == ("one two", "think_end")
+    assert await said(worker, StopCriteria(9)) == ("one", "think_end")
 
 
 async def test_failures_and_deaths() -> None:
     worker = Scripted(["b c d"], failures={0: WorkerUnavailable("busy")}, deaths={1: 2})
     with pytest.raises(WorkerUnavailable, match="busy"):
-        await generate(worker, Span(9))
-    dying = worker.generate(Call("r", TRACE), Span(9), Sampling())
+        await generate(worker, StopCriteria(9))
+    dying = worker.generate(Call("r", TRACE), StopCriteria(9), Sampling())
     assert isinstance(await anext(dying), Delta)
     assert isinstance(await anext(dying), Delta)
     with pytest.raises(WorkerUnavailable, match="mid-stream"):
@@ -97,7 +103,7 @@ async def test_failures_and_deaths() -> None:
     assert worker.live == 0
     down = Scripted(down=WorkerUnavailable("down"))
     with pytest.raises(WorkerUnavailable, match="down"):
-        await generate(down, Span(0))
+        await generate(down, StopCriteria(0))
 
 
 async def test_verdicts() -> None:
@@ -106,11 +112,11 @@ async def test_verdicts() -> None:
     assert law.probabilities.index(1.0) == 7
     draft = segment("small", "a b")
     verdict = await worker.verify(Call("r", TRACE), draft, Sampling())
-    assert verdict.surprise == (2.5, 2.5)
+    assert verdict.nll == (2.5, 2.5)
     assert len(verdict.choices) == 3
     assert [heard.verb for heard in worker.calls] == ["classify", "verify"]
 
 
 async def test_a_context_can_be_too_short() -> None:
     with pytest.raises(ContextLengthExceeded):
-        await generate(Scripted(["a"], context=3), Span(0))
+        await generate(Scripted(["a"], context=3), StopCriteria(0))

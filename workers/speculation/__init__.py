@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from workers.model.target import Target
 from workers.speculation.auto import Auto
 from workers.speculation.chain import Chain
 from workers.speculation.drafter import LoadModel
@@ -20,7 +21,6 @@ from workers.speculation.recursive_c import RecursiveConstant
 from workers.speculation.recursive_s import RecursiveBeam
 from workers.speculation.reflective import Reflective
 from workers.speculation.spectr import Spectr
-from workers.speculation.target import Target
 from workers.speculation.vanilla import Vanilla
 
 Builder = Callable[..., Method]

@@ -21,10 +21,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from workers.model.target import Result, Target
+from workers.model.tree import Accepted, Plan, Row
 from workers.speculation.drafter import LoadModel, at_least
 from workers.speculation.method import Method
-from workers.speculation.target import Result, Target
-from workers.speculation.tree import Accepted, Plan, Row
 
 TRIAL = 8  # rounds of a trial at each length
 STALE = 1000  # rounds of a batch size after which a candidate is tried again

@@ -12,6 +12,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from workers.model.target import Target
+from workers.model.tree import Plan, Row
 from workers.speculation.drafter import (
     Confident,
     Drafted,
@@ -22,8 +24,6 @@ from workers.speculation.drafter import (
     share,
     small_enough,
 )
-from workers.speculation.target import Target
-from workers.speculation.tree import Plan, Row
 
 
 class Chain(Drafted):

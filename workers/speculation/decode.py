@@ -15,9 +15,9 @@ from types import MappingProxyType
 import torch
 
 from orchestrator.types import Sampling
+from workers.model.target import CHUNK, Result, Target
+from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method
-from workers.speculation.target import CHUNK, Result, Target
-from workers.speculation.tree import Accepted, Plan, Row, Tree
 
 
 class Decoder:

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from orchestrator.types import Sampling
+from workers.model.sampling import DRAFT, draw, gumbels, key, uniform, warp
+from workers.model.target import CHUNK, SPARE, Result, Target
+from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method
-from workers.speculation.sampling import DRAFT, draw, gumbels, key, uniform, warp
-from workers.speculation.target import CHUNK, SPARE, Result, Target
-from workers.speculation.tree import Accepted, Plan, Row, Tree
 
 LoadModel = Callable[[str], Any]
 """From the name of a checkpoint to a model with the target's tokenizer, on its device.

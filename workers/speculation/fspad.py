@@ -21,6 +21,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from workers.model.target import Result, Target
+from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.drafter import (
     Child,
     Drafter,
@@ -32,9 +34,7 @@ from workers.speculation.drafter import (
     one_of,
     small_enough,
 )
-from workers.speculation.head import VARIANTS, Ahead, Head, Variant
-from workers.speculation.target import Result, Target
-from workers.speculation.tree import Accepted, Plan, Row, Tree
+from workers.speculation.feature_head import VARIANTS, Ahead, Head, Variant
 
 
 class Fspad(Drafting):

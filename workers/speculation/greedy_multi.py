@@ -13,6 +13,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from workers.model.sampling import DRAFT, draw, uniform
+from workers.model.target import Target
+from workers.model.tree import Plan, Row
 from workers.speculation import rules
 from workers.speculation.drafter import (
     Child,
@@ -23,9 +26,6 @@ from workers.speculation.drafter import (
     law_of,
     listed,
 )
-from workers.speculation.sampling import DRAFT, draw, uniform
-from workers.speculation.target import Target
-from workers.speculation.tree import Plan, Row
 
 
 class GreedyMulti(Drafted):

@@ -18,7 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workers.speculation.adapter import Adapter
+from workers.model.early_exit import Adapter
+from workers.model.target import Result, Target
+from workers.model.tree import Plan, Row, Tree
 from workers.speculation.drafter import (
     Independent,
     at_least,
@@ -27,8 +29,6 @@ from workers.speculation.drafter import (
     small_enough,
 )
 from workers.speculation.method import Method
-from workers.speculation.target import Result, Target
-from workers.speculation.tree import Plan, Row, Tree
 
 FOLDER = "kangaroo"
 """Where a checkpoint's adapter lies, beside its weights."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from workers.model.target import Result, Target
+from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.drafter import LoadModel, at_least, small_enough
 from workers.speculation.method import Method
-from workers.speculation.target import Result, Target
-from workers.speculation.tree import Accepted, Plan, Row, Tree
 
 
 class Lookup(Method):

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from workers.model.sampling import Chance, draw, uniform, warp
+from workers.model.target import Result, Target
+from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation import rules
-from workers.speculation.sampling import Chance, draw, uniform, warp
-from workers.speculation.target import Result, Target
-from workers.speculation.tree import Accepted, Plan, Row, Tree
 
 
 class Method:

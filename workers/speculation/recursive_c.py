@@ -16,6 +16,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from workers.model.target import Target
+from workers.model.tree import Plan, Row
 from workers.speculation import rules
 from workers.speculation.drafter import (
     Child,
@@ -28,8 +30,6 @@ from workers.speculation.drafter import (
     noise,
     one_of,
 )
-from workers.speculation.target import Target
-from workers.speculation.tree import Plan, Row
 
 
 class RecursiveConstant(Drafted):

@@ -18,6 +18,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from workers.model.target import Target
+from workers.model.tree import Plan, Row
 from workers.speculation import rules
 from workers.speculation.drafter import (
     Child,
@@ -30,8 +32,6 @@ from workers.speculation.drafter import (
     one_of,
     small_enough,
 )
-from workers.speculation.target import Target
-from workers.speculation.tree import Plan, Row
 
 
 class RecursiveBeam(Drafted):

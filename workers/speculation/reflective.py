@@ -24,10 +24,10 @@ from typing import Any, ClassVar
 
 import torch
 
+from workers.model.target import Result, Target
+from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.drafter import MOST_NODES, LoadModel, share, small_enough
 from workers.speculation.method import Method
-from workers.speculation.target import Result, Target
-from workers.speculation.tree import Accepted, Plan, Row, Tree
 
 PROMPT = "\nWait, let me check:"
 

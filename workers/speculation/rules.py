@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from workers.speculation.tree import Tree
+from workers.model.tree import Tree
 
 
 class Choices(Protocol):

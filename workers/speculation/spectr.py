@@ -8,10 +8,10 @@ still agree with what was emitted; its rate is within 1 - (1 - 1/k)^k of the bes
 
 from __future__ import annotations
 
+from workers.model.target import Target
+from workers.model.tree import Plan, Row
 from workers.speculation import rules
 from workers.speculation.drafter import Drafted, Independent, LoadModel, at_least, small_enough
-from workers.speculation.target import Target
-from workers.speculation.tree import Plan, Row
 
 
 class Spectr(Drafted):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from workers.model.target import Target
 from workers.speculation.method import Method
-from workers.speculation.target import Target
 
 
 class Vanilla(Method):

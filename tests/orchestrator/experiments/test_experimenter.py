@@ -13,11 +13,11 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.auth import Access, Keys
 from orchestrator.errors import WorkerError
 from orchestrator.experiments import experimenter
-from orchestrator.memory_store import MemoryStore
-from orchestrator.service import Service
+from orchestrator.http.auth import Access, Keys
+from orchestrator.http.service import Service
+from orchestrator.state.memory import MemoryStore
 from tests.orchestrator.serving import HTTP, post, service, serving, told, until
 
 ARMS = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "small-only"}]

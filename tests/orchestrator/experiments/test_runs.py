@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from orchestrator.configuration import Follower
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
-from orchestrator.experiment_api import told
 from orchestrator.experiments.documents import Experiment, Stop
 from orchestrator.experiments.runs import Runs
-from orchestrator.memory_store import MemoryStore
-from orchestrator.redis_store import RedisStore
-from orchestrator.store import AUDIT, Move, Store
-from orchestrator.versions import PolicyVersions, Publication, Who
+from orchestrator.http.experiment_routes import told
+from orchestrator.state.memory import MemoryStore
+from orchestrator.state.redis import RedisStore
+from orchestrator.state.store import AUDIT, Move, Store
+from orchestrator.state.versions import PolicyVersions, Publication, Who
+from orchestrator.state.watcher import Follower
 from policies import POLICIES
 from tests.orchestrator.redis_server import redis_server
 

@@ -1,0 +1,58 @@
+"""Where greedy texts part from plain decoding's, and how near to a tie that is.
+
+A pass over several tokens rounds otherwise than a pass over one. In float32 that never shows here;
+in half precision two tokens whose logits lie closer than the rounding may change places, and from
+there on the texts differ. A wide margin would be a defect and not rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from deploy.bench.rounds import Row, Turns
+from workers.model.target import CHUNK, Target
+
+
+@torch.inference_mode()
+def divergences(
+    turns: Sequence[Turns], base: Turns, prompts: Sequence[list[int]], target: Target
+) -> dict[str, Row]:
+    """By label of a lossless contender whose texts part from the base's: `divergence_margin`, the
+    widest of the margins, in logits, between the two tokens where they first do. None: a text is
+    another's beginning.
+    """
+    plain = [output for group in base.works for output in group[0].outputs]
+    found: dict[str, Row] = {}
+    for one in turns:
+        contender = one.contender
+        if not contender.lossless or contender.dtype != base.contender.dtype:
+            continue
+        margins, first = [], 0
+        for group in one.works:
+            for at in range(len(group[0].outputs)):
+                wanted = plain[first + at]
+                others = {tuple(work.outputs[at]) for work in group} - {tuple(wanted)}
+                margins += [_margin(target, prompts[first + at], said, wanted) for said in others]
+            first += len(group[0].outputs)
+        if margins:
+            known = [margin for margin in margins if margin is not None]
+            widest = max(known) if len(known) == len(margins) else None
+            found[contender.entry.label] = {"divergence_margin": widest}
+    return found
+
+
+def _margin(
+    target: Target, prompt: list[int], said: Sequence[int], wanted: list[int]
+) -> float | None:
+    """Between the first two tokens that differ; None where one text is the other's beginning."""
+    pairs = enumerate(zip(said, wanted, strict=False))
+    at = next((i for i, (mine, theirs) in pairs if mine != theirs), None)
+    if at is None:
+        return None
+    text = prompt + wanted[:at]
+    target.cache.claim(0, [], 0)
+    for begin in range(0, len(text), CHUNK):
+        law = target.read(0, text[begin : begin + CHUNK]).logits[0, -1].float()
+    return abs(float(law[said[at]] - law[wanted[at]]))

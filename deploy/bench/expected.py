@@ -1,0 +1,262 @@
+"""How many drafts a method accepts, from the laws of target and draft alone.
+
+`along` predicts a method's rounds over a text that the target has written, from both laws at each
+of its places. A lossless method emits such texts, so whether a round goes on below a token depends,
+given the text, on that place alone (and on how many drafts are left); where rounds begin and end is
+then a Markov chain over the places, which is summed exactly. Nothing of the methods' own drafting
+or judging is used: it is a prediction of them.
+
+The shape of a stochastic beam depends on laws beside the text too. So its trees are drawn by the
+method itself, and `of_tree` sums what its rule accepts of each (exactly, given the tree).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from workers.model.tree import Tree
+from workers.speculation import rules
+from workers.speculation.method import Method
+
+Law = NDArray[np.float64]
+Goes = Callable[[int, int], list[float]]
+"""(place at which a round begins, tokens left) -> chance that it goes on below its l-th draft."""
+
+REJECTED = 12
+"""Of the rejected siblings before a third one, so many are told apart: the likeliest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One token of a text: the laws of both models there, over the vocabulary, and the token."""
+
+    target: Law
+    draft: Law
+    token: int
+
+    def given(self, joint: float) -> float:
+        """From the chance of the token and an event to the chance of the event."""
+        return min(1.0, joint / float(self.target[self.token]))
+
+
+def along(name: str, parameters: Mapping[str, Any], places: Sequence[Place]) -> float | None:
+    """Rounds a method needs for the places of a text; None: there is no closed form.
+
+    Tokens over rounds is the mean acceptance length, bonus token included.
+    """
+    verification = parameters.get("verification")
+    if name == "chain" and verification == "block":
+        goes = block(places, parameters["gamma"])
+    elif name == "chain":
+        goes = independent(places, 1, parameters["gamma"])
+    elif name == "spectr":
+        goes = independent(places, parameters["count"], parameters["gamma"])
+    elif name == "recursive-c" and verification != "traversal":
+        goes = levels(places, parameters["branching"], distinct)
+    elif name == "greedy-multi":
+        goes = levels(places, parameters["branching"], beside_certain)
+    else:
+        return None
+    return rounds(len(places), goes)
+
+
+def rounds(count: int, goes: Goes) -> float:
+    """Expected rounds until `count` tokens are emitted: how often each place begins one, summed."""
+    begins = np.zeros(count + 1)
+    begins[0] = 1.0
+    for place in range(count):
+        still = [1.0, *goes(place, count - place - 1)]
+        for length, chance in enumerate(still):
+            after = still[length + 1] if length + 1 < len(still) else 0.0
+            begins[place + length + 1] += begins[place] * (chance - after)
+    return float(begins[:count].sum())
+
+
+def block(places: Sequence[Place], gamma: int) -> Goes:
+    """Block verification: the least ratio of draft to target so far, over the whole block."""
+    ratios = [place.draft[place.token] / place.target[place.token] for place in places]
+
+    def goes(place: int, left: int) -> list[float]:
+        products = np.cumprod(ratios[place : place + min(gamma, left)])
+        return [float(least) for least in np.minimum.accumulate(np.minimum(products, 1.0))]
+
+    return goes
+
+
+def levels(
+    places: Sequence[Place], branching: Sequence[int], accepted: Callable[[Place, int], float]
+) -> Goes:
+    """Trees in which the children of a node depend on nothing but the laws there."""
+    chance = {count: [accepted(place, count) for place in places] for count in set(branching)}
+
+    def goes(place: int, left: int) -> list[float]:
+        here = [chance[count][place + at] for at, count in enumerate(branching[:left])]
+        return [float(chance) for chance in np.cumprod(here)]
+
+    return goes
+
+
+def distinct(place: Place, count: int) -> float:
+    """Recursive rejection of `count` draws without replacement: the token is one of them."""
+
+    def joint(target: Law, draft: Law, count: int) -> float:
+        token = place.token
+        kept = float(min(target[token], draft[token]))
+        excess = (draft - target).clip(min=0)  # the chance that a token is drawn and rejected
+        if count == 1 or excess.sum() < 1e-12:
+            return kept
+        rest: Law = rules.residual(target, draft)
+        if rest[token] <= 0:
+            return kept
+        if count == 2:
+            rejected = np.flatnonzero(excess)
+            left = 1 - draft[rejected]
+            seconds = draft[token] / np.where(left > 0, left, np.inf)
+            found = (excess[rejected] * np.minimum(seconds, rest[token])).sum()
+            return kept + float(found)
+        likeliest = np.argsort(excess)[-REJECTED:]
+        scale = float(excess.sum() / excess[likeliest].sum())
+        return kept + scale * sum(
+            float(excess[first]) * joint(rest, rules.without(draft, int(first)), count - 1)
+            for first in likeliest
+            if excess[first] > 0
+        )
+
+    return place.given(joint(place.target, place.draft, count))
+
+
+def beside_certain(place: Place, count: int) -> float:
+    """Greedy multi-draft: a sure child for certain, another one as in speculative sampling."""
+    sure = np.argsort(-place.draft, kind="stable")[: count - 1]
+    if place.token in sure and place.draft[place.token] > 0:
+        return 1.0
+    rest = place.draft.copy()
+    rest[sure] = 0
+    if rest.sum() <= 0:
+        return 0.0
+    return place.given(float(min(place.target[place.token], rest[place.token] / rest.sum())))
+
+
+def independent(places: Sequence[Place], count: int, gamma: int) -> Goes:
+    """K-SEQ among `count` sequences: how many agree with the text is the state."""
+    steps = [survivors(place, count) for place in places]
+
+    def goes(place: int, left: int) -> list[float]:
+        state, found = np.eye(count + 1)[count], []
+        for step in steps[place : place + min(gamma, left)]:
+            state = state @ step
+            found.append(1.0 - float(state[0]))
+        return found
+
+    return goes
+
+
+def survivors(place: Place, count: int) -> Law:
+    """[count + 1, count + 1]: from candidates before the token to those that are the token.
+
+    Generating functions: a candidate that was rejected is the token with the chance
+    `mass - kept` over `1 - beta`, one that was never looked at with the chance `mass`.
+    """
+    step = np.zeros((count + 1, count + 1))
+    step[0, 0] = 1.0
+    token = place.token
+    mass = float(place.draft[token])
+    for held in range(1, count + 1):
+        scale = rules.rho(place.target, place.draft, held)
+        overlap = rules.overlap(place.draft, place.target / scale)
+        kept, refused = float(overlap[token]), max(0.0, 1 - float(overlap.sum()))
+        seen = np.array([refused - (mass - kept), mass - kept]).clip(min=0)  # rejected, by one
+        unseen = np.array([1 - mass, mass])
+        before, after = [np.ones(1)], [np.ones(1)]
+        for _ in range(held):
+            before.append(np.convolve(before[-1], seen))
+            after.append(np.convolve(after[-1], unseen))
+        law = np.zeros(held + 1)
+        for first in range(held):  # the candidate that is accepted
+            law[1:] += kept * np.convolve(before[first], after[held - 1 - first])
+        # None is accepted, and the residual law gives the token nevertheless.
+        rest = max(0.0, float(place.target[token]) - law.sum())
+        everyone = before[held].sum()
+        law += rest * (before[held] / everyone if everyone > 0 else np.eye(held + 1)[0])
+        step[held, : held + 1] = law / law.sum()
+    return step
+
+
+# Drawn trees ------------------------------------------------------------------------------
+
+
+def of_tree(method: Method, tree: Tree, targets: Any, ends: Collection[int] = ()) -> float:
+    """Expected tokens of a round, its last one included, whose tree is drawn already.
+
+    `targets[i]` is the law behind node i. Nothing counts behind one of the `ends`.
+    """
+    if tree.laws is not None and method.by_path:
+        judged = _outcomes(lambda one: rules.traverse(tree, targets, one)[0])
+        return sum(chance * _told([tree.tokens[i] for i in p[1:]], ends) for p, chance, _ in judged)
+    rule = rules.follow if tree.laws is None else method.rule
+
+    def tokens(node: int) -> float:
+        children = tree.children(node)
+        if not children:
+            return 1.0
+        draft = None if tree.laws is None else tree.laws[node]
+        drawn = [tree.tokens[c] for c in (tree.drawn[node] if tree.drawn else children)]
+        target = targets[node]
+        chances = dict.fromkeys((tree.tokens[child] for child in children), 0.0)
+        for token, chance, law in _outcomes(lambda one: rule(target, draft, drawn, one)):
+            if law is None:
+                chances[token] += chance
+                continue
+            for child in chances:
+                chances[child] += chance * float(law[child])
+        beyond = (c for c in children if tree.tokens[c] not in ends)
+        return 1.0 + sum(chances[tree.tokens[c]] * tokens(c) for c in beyond)
+
+    return tokens(0)
+
+
+def _told(drafts: Sequence[int], ends: Collection[int]) -> int:
+    """Tokens of accepted drafts and the one behind them, up to the first end."""
+    return next((at for at, token in enumerate(drafts, 1) if token in ends), len(drafts) + 1)
+
+
+class _Fixed:
+    """Refuses so often, then accepts; notes the chance of that, and the law of a draw."""
+
+    def __init__(self, refusals: int) -> None:
+        self.refusals, self.chance = refusals, 1.0
+        self.accepted, self.law = False, None
+
+    def accept(self, target: Any, draft: Any) -> bool:
+        chance = min(1.0, float(target) / float(draft))
+        self.accepted = self.refusals == 0
+        self.chance *= chance if self.accepted else 1 - chance
+        self.refusals -= 1
+        return self.accepted
+
+    def draw(self, law: Any) -> int:
+        if not self.accepted:
+            self.law = law
+        return -1
+
+
+def _outcomes(decide: Callable[[_Fixed], Any]) -> list[tuple[Any, float, Any]]:
+    """All answers of a rule with their chances, and the law where it went on to draw.
+
+    A rule accepts once at most, so its outcomes are told apart by how often it refused before.
+    """
+    found: list[tuple[Any, float, Any]] = []
+    left = 1.0
+    while left > 1e-12:
+        one = _Fixed(len(found))
+        answer = decide(one)
+        found.append((answer, one.chance, one.law))
+        if not one.accepted:
+            break
+        left -= one.chance
+    return found

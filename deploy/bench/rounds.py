@@ -1,0 +1,226 @@
+"""Turns on the same prompts, and what they say: tokens a second, ratios, acceptance.
+
+Every contender takes its turn on a group of prompts before the next group comes, and the order
+rotates, so that a machine that warms up or slows down treats all alike. Intervals are of 95 %, by a
+bootstrap over the groups in which both sides of a ratio are drawn together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from deploy.bench.contenders import BASELINE, Contender, Work
+
+RESAMPLES: Final = 2000
+MOST_WARM: Final = 40
+Numbers = NDArray[np.float64]
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """What one contender did: `works[group][round]`."""
+
+    contender: Contender
+    works: list[list[Work]]
+
+    @property
+    def seconds_per_token(self) -> Numbers:
+        """[groups] medians over the rounds."""
+        return np.array(
+            [np.median([work.seconds / work.tokens for work in group]) for group in self.works]
+        )
+
+    def sums(self, count: Callable[[Work], float]) -> Numbers:
+        """[groups] sums over the rounds."""
+        return np.array([sum(map(count, group)) for group in self.works], float)
+
+    @property
+    def emitted(self) -> Numbers:
+        return self.sums(lambda work: work.emitted)
+
+    @property
+    def rounds(self) -> Numbers:
+        return self.sums(lambda work: work.rounds)
+
+
+def take_turns(
+    contenders: Sequence[Contender],
+    groups: Sequence[Sequence[list[int]]],
+    rounds: int,
+    temperature: float,
+    seed: int,
+    advance: Callable[[str], None],
+) -> list[Turns]:
+    """Each contender `rounds` times on each group, after turns to warm up.
+
+    One turn is enough, but for a method that is still finding out what is fastest here.
+    """
+    found = [Turns(contender, [[] for _ in groups]) for contender in contenders]
+    for contender in contenders:
+        advance(contender.entry.label)
+        for turn in range(MOST_WARM):
+            contender.run(groups[-1 - turn % len(groups)], temperature, seed)
+            if contender.settled:
+                break
+    for turn in range(rounds * len(groups)):
+        at, group = turn % len(found), turn % len(groups)
+        for one in found[at:] + found[:at]:
+            advance(one.contender.entry.label)
+            work = one.contender.run(groups[group], temperature, seed + 1 + turn * len(groups[0]))
+            one.works[group].append(work)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A figure with its interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def keys(self, name: str) -> Row:
+        return {name: self.value, f"{name}_low": self.low, f"{name}_high": self.high}
+
+
+def estimate(
+    above: tuple[Numbers, Numbers], below: tuple[Numbers, Numbers] | None = None
+) -> Estimate:
+    """Ratio of two sums over groups, or of two such ratios."""
+    size = len(above[0])
+    drawn = np.random.default_rng(0).integers(0, size, (RESAMPLES, size))
+
+    def ratio(pair: tuple[Numbers, Numbers], chosen: NDArray[np.int64]) -> Any:
+        return pair[0][chosen].sum(-1) / np.maximum(pair[1][chosen].sum(-1), 1e-12)
+
+    def figure(chosen: NDArray[np.int64]) -> Any:
+        return ratio(above, chosen) / (1.0 if below is None else ratio(below, chosen))
+
+    low, high = np.quantile(figure(drawn), (0.025, 0.975))
+    return Estimate(float(figure(np.arange(size))), float(low), float(high))
+
+
+def speed(turns: Turns) -> tuple[Numbers, Numbers]:
+    """Tokens and their seconds, group by group, every group counting alike."""
+    spent = turns.seconds_per_token
+    return np.ones_like(spent), spent
+
+
+def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length: int) -> list[Row]:
+    """A row for each contender; of assisted generation the best alone.
+
+    `over_NAME` is the ratio of tokens a second to that contender's.
+    """
+    named = {one.contender.entry.label: one for one in turns}
+    base = named[BASELINE]
+    peers: dict[str, Turns] = {"vanilla": base}
+    if "hf-generate" in named:
+        peers["hf_generate"] = named["hf-generate"]
+    assisted = [one for one in turns if one.contender.entry.method == "hf-assisted"]
+    if assisted:
+        peers["hf_assisted"] = min(assisted, key=lambda one: float(one.seconds_per_token.sum()))
+    chain = next((one for one in turns if _is_plain_chain(one, chain_length)), None)
+    found = []
+    for one in turns:
+        if one in assisted and one is not peers["hf_assisted"]:
+            continue
+        row = _row(one, base, temperature, streams)
+        for name, peer in peers.items():
+            row |= estimate(speed(one), speed(peer)).keys(f"over_{name}")
+        row["ratio"] = row["over_vanilla"]
+        if one in assisted:
+            row["tried"] = {
+                str(other.contender.entry.parameters["drafts"]): estimate(
+                    speed(other), speed(base)
+                ).value
+                for other in assisted
+            }
+        if chain is not None and row["length"] == chain_length:
+            row |= estimate(speed(one), speed(chain)).keys("over_chain")
+            gain = estimate((one.emitted, one.rounds), (chain.emitted, chain.rounds))
+            row |= gain.keys("accepted_over_chain")
+        found.append(row)
+    return found
+
+
+def _row(one: Turns, base: Turns, temperature: float, streams: int) -> Row:
+    contender, works = one.contender, [work for group in one.works for work in group]
+    entry = contender.entry
+    drafted = sum(work.drafted or 0 for work in works)
+    same = (
+        identical(one, base)
+        if temperature == 0 and contender.dtype == base.contender.dtype
+        else None
+    )
+    prompts = sum(len(group[0].outputs) for group in one.works)
+    return {
+        "method": entry.method,
+        "label": entry.label,
+        "parameters": dict(entry.parameters),
+        "length": entry.length,
+        "budget": entry.budget,
+        "lossless": contender.lossless,
+        "dtype": contender.dtype,
+        "temperature": temperature,
+        "streams": streams,
+        **estimate(speed(one)).keys("tokens_per_s"),
+        **estimate((one.emitted, one.rounds)).keys("mean_acceptance_length"),
+        "target_passes": sum(work.passes for work in works) / sum(map(len, one.works)),
+        "passes_per_token": sum(w.passes for w in works) / sum(w.tokens for w in works),
+        "acceptance_rate": sum(w.accepted or 0 for w in works) / drafted if drafted else None,
+        "drafted_per_round": drafted / max(1, sum(work.rounds for work in works)),
+        "identical": None if same is None else same / prompts,
+        "identical_prompts": same,
+        "prompts": prompts,
+    }
+
+
+def identical(one: Turns, base: Turns) -> int:
+    """Prompts on which every round said what plain decoding said."""
+    count = 0
+    for mine, theirs in zip(one.works, base.works, strict=True):
+        for at, expected in enumerate(theirs[0].outputs):
+            count += all(work.outputs[at] == expected for work in (*mine, *theirs))
+    return count
+
+
+def _is_plain_chain(one: Turns, length: int) -> bool:
+    entry = one.contender.entry
+    if entry.method != "chain" or entry.parameter("threshold"):
+        return False
+    return (entry.length, entry.parameter("verification")) == (length, "token")
+
+
+def right(turns: Turns, is_right: Callable[[int, list[int]], bool]) -> Estimate:
+    """The share of outputs that are; `is_right` takes a prompt's number and an output."""
+    good, made, first = [], [], 0
+    for group in turns.works:
+        found = [is_right(first + i, out) for one in group for i, out in enumerate(one.outputs)]
+        good.append(sum(found))
+        made.append(len(found))
+        first += len(group[0].outputs)
+    return estimate((np.array(good, float), np.array(made, float)))
+
+
+def texts(turns: Turns) -> list[tuple[int, list[int]]]:
+    """(which prompt, output) of every turn."""
+    found, first = [], 0
+    for group in turns.works:
+        found += [(first + at, out) for work in group for at, out in enumerate(work.outputs)]
+        first += len(group[0].outputs)
+    return found
+
+
+def pooled(pairs: Mapping[str, list[tuple[float, float]]]) -> dict[str, Estimate]:
+    """Ratios of sums over texts, with intervals over texts."""
+    return {
+        name: estimate((np.array(found)[:, 0], np.array(found)[:, 1]))
+        for name, found in pairs.items()
+        if found
+    }

@@ -1,0 +1,145 @@
+"""One run of `baton bench-decode`: load, take turns, predict, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from deploy.bench.ablation import ablations
+from deploy.bench.contenders import BASELINE, Contender, Entry, enter, entries
+from deploy.bench.divergence import divergences
+from deploy.bench.predict import predictions
+from deploy.bench.rounds import Row, Turns, right, rows, take_turns, texts
+from deploy.cli.common import Bar
+from deploy.evaluation.evaluate import Problem
+from deploy.evaluation.problems import load_problems
+from orchestrator.errors import InvalidRequest
+from orchestrator.experiments.values import compare
+from orchestrator.types import Message, Transcript
+from workers.engine.loading import Opened, open_target
+from workers.text.prompt import Prompts
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says."""
+
+    model: str
+    draft: str | None
+    device: str
+    dtype: str | None
+    threads: int | None
+    prompts: int
+    rounds: int
+    max_new: int
+    temperatures: Sequence[float]
+    streams: Sequence[int]
+    length: int
+    budget: int
+    seed: int
+
+
+def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict[str, Any]:
+    """All rows, predictions, and what was not available."""
+    opened = open_target(
+        settings.model, device=settings.device, dtype=settings.dtype, slots=max(settings.streams)
+    )
+    threads = settings.threads
+    if threads is None and settings.device == "cpu" and opened.is_small:
+        threads = 1
+    if threads is not None:
+        torch.set_num_threads(threads)
+    problems = load_problems("builtin:dev", settings.prompts, settings.seed)
+    prompts = rendered(opened, problems, settings)
+
+    def is_right(prompt: int, output: list[int]) -> bool:
+        return bool(compare(opened.tokenizer.decode(output), problems[prompt].answer))
+
+    chosen = list(entries(asked))
+    data: dict[str, Any] = {"rows": [], "laws": [], "ablations": [], "unavailable": []}
+    fields: list[tuple[int, list[Contender]]] = []
+    for streams in settings.streams:
+        entered, missing = enter(
+            chosen, opened, settings.model, settings.draft,
+            device=settings.device, max_new=settings.max_new, streams=streams,
+        )  # fmt: skip
+        fields.append((streams, entered))
+        data["unavailable"] += [one for one in missing if one not in data["unavailable"]]
+    turns = sum(
+        len(entered) * (1 + settings.rounds * settings.prompts // streams)
+        for streams, entered in fields
+    )
+    shown.total(turns * len(settings.temperatures))
+    for streams, entered in fields:
+        groups = [prompts[at : at + streams] for at in range(0, len(prompts), streams)]
+        for temperature in settings.temperatures:
+            done = take_turns(
+                entered, groups, settings.rounds, temperature, settings.seed, shown.turn
+            )
+            found = rows(done, temperature, streams, settings.length)
+            if temperature > 0 and settings.draft is not None and streams == 1:
+                data["laws"].append(
+                    _predict(opened, settings.draft, done, found, prompts, temperature, shown.tell)
+                )
+            if temperature == 0:
+                base = next(one for one in done if one.contender.entry.method == BASELINE)
+                parted = divergences(done, base, prompts, opened.target)
+                for row in found:
+                    row |= parted.get(row["label"], {})
+            shares = {one.contender.entry.label: right(one, is_right) for one in done}
+            for row in found:
+                row |= shares[row["label"]].keys("right")
+            data["rows"] += found
+            if streams == 1:
+                data["ablations"] += ablations(done, temperature)
+    data["about"] = {
+        "model": settings.model,
+        "draft": settings.draft,
+        "device": settings.device,
+        "dtype": str(opened.target.dtype).removeprefix("torch."),
+        "threads": torch.get_num_threads(),
+        "prompts": settings.prompts,
+        "rounds": settings.rounds,
+        "max_new": settings.max_new,
+        "length": settings.length,
+        "budget": settings.budget,
+        "seed": settings.seed,
+    }
+    return data
+
+
+def rendered(opened: Opened, problems: Sequence[Problem], settings: Settings) -> list[list[int]]:
+    """Problems as chat prompts."""
+    prompts = Prompts(opened.tokenizer)
+    found = [prompts.transcript(Transcript((Message("user", one.question),))) for one in problems]
+    longest, room = max(map(len, found)), opened.target.max_len
+    if longest + settings.max_new > room:
+        raise InvalidRequest(
+            f"--max-new {settings.max_new}: prompts have up to {longest} tokens, "
+            f"and {settings.model} holds {room}"
+        )
+    return found
+
+
+def _predict(
+    opened: Opened,
+    draft: str,
+    turns: Sequence[Turns],
+    found: Sequence[Row],
+    prompts: Sequence[list[int]],
+    temperature: float,
+    tell: Callable[[str], None],
+) -> Row:
+    """Put predictions into the rows; what they are made of is the answer."""
+    base = next(one for one in turns if one.contender.entry.method == BASELINE)
+    contenders = [one.contender for one in turns]
+    expected, about = predictions(
+        contenders, opened, draft, prompts, texts(base), temperature, tell
+    )
+    for row in found:
+        if row["label"] in expected:
+            row |= expected[row["label"]].keys("predicted")
+    return {"temperature": temperature, "draft": draft} | about

@@ -1,0 +1,114 @@
+"""`baton ask`: one question, step by step."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import aclosing
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text as Styled
+
+from deploy.cli.common import Config, Url, asking, line_of, lossy
+
+if TYPE_CHECKING:
+    from deploy.evaluation.askers import Options, Told
+    from deploy.evaluation.evaluate import Contender
+
+
+def ask(
+    question: Annotated[str, typer.Argument(help="What you want to know.")],
+    policy: Annotated[
+        str, typer.Option(help="NAME, or NAME:KEY=VALUE with parameters of your own.")
+    ] = "baton",
+    url: Url = None,
+    config: Config = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Cap on thought and answer together.")
+    ] = None,
+    temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int | None, typer.Option(help="Makes a sampled answer repeatable.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+) -> None:
+    """Ask one question and watch who thinks what.
+
+    [bold]Examples[/]
+
+      baton ask "What is 37*6+12?"
+
+      baton ask "What is 37*6+12?" --policy specreason:threshold=9
+
+      baton ask "What is 37*6+12?" --url http://127.0.0.1:8000 --json
+    """
+    from deploy.evaluation.askers import Options
+    from deploy.evaluation.evaluate import Contender
+    from orchestrator.errors import InvalidRequest
+
+    if not question.strip():
+        raise InvalidRequest("the question is empty")
+    options = Options(max_tokens, temperature, seed)
+    asyncio.run(_ask(question, Contender.parse(policy), url, config, options, as_json))
+
+
+async def _ask(
+    question: str,
+    contender: Contender,
+    url: str | None,
+    config: Path | None,
+    options: Options,
+    as_json: bool,
+) -> None:
+    from deploy.evaluation.askers import Told
+    from orchestrator.loop.events import StepCompleted, TextDelta
+
+    console = Console(highlight=False, quiet=as_json, soft_wrap=True)
+    # A service tells who wrote a step when all are written; until then the text itself is shown.
+    draft = Styled(style="dim")
+    with Live(draft, console=console, transient=True) as live:
+        async with (
+            asking(url, config, options, [contender]) as asker,
+            aclosing(asker.stream(question, contender)) as items,
+        ):
+            async for item in items:
+                if isinstance(item, StepCompleted) and item.step.phase == "thought":
+                    draft.truncate(0)
+                    live.console.print(line_of(item.step))
+                elif isinstance(item, TextDelta) and item.phase == "thought" and url is not None:
+                    draft.append(item.text)
+                elif isinstance(item, Told):
+                    told = item
+    if as_json:
+        print(json.dumps(_whole(told), ensure_ascii=False))
+    else:
+        _conclude(console, told)
+
+
+def _whole(told: Told) -> dict[str, Any]:
+    steps = [asdict(step) for step in told.answered.steps]
+    return {"answer": told.answered.text, "steps": steps, "metrics": told.summary}
+
+
+def _conclude(console: Console, told: Told) -> None:
+    summary = told.summary
+    rate = summary["acceptance_rate"]
+    console.print()
+    console.print(told.answered.text or "(no answer)", style="bold", markup=False)
+    console.print()
+    parts = [
+        f"{summary['ms']['total']:.0f} ms",
+        f"{summary['small_tokens']} small and {summary['large_tokens']} large tokens",
+        f"{summary['discarded_tokens']} of them discarded",
+    ]
+    if rate is not None:
+        parts.append(f"{rate:.0%} of the drafts accepted")
+    if summary["forced"]:
+        parts.append("the thought was cut short")
+    parts += lossy(summary["speculation"])
+    if trace_id := summary.get("trace_id"):
+        parts.append(f"trace {trace_id}")
+    console.print(", ".join(parts), style="dim")

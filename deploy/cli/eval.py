@@ -1,0 +1,322 @@
+"""`baton eval`: a problem set through several policies, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from deploy.cli.common import (
+    Config,
+    Limit,
+    Problems,
+    Seed,
+    Url,
+    asking,
+    progress,
+    wide_console,
+    write,
+)
+from orchestrator.errors import BatonError, InvalidRequest
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deploy.evaluation.evaluate import Answered, Contender, Outcome, Problem, Turn
+    from deploy.evaluation.journal import Journal
+
+
+class Unanswered(BatonError):
+    """Some requests of an evaluation failed."""
+
+
+def evaluate(
+    problems: Problems,
+    policies: Annotated[
+        str,
+        typer.Option(help="Comma-separated; parameters as specreason:threshold=5; all: every one."),
+    ] = "large-only,small-only,specreason",
+    speculation: Annotated[
+        str | None,
+        typer.Option(help="Method in the large worker, for all policies (in-process: vanilla)."),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(help="Cap on thinking tokens; several as 64,128.")
+    ] = None,
+    limit: Limit = None,
+    seed: Seed = 0,
+    concurrency: Annotated[
+        int, typer.Option(min=1, help="Requests at once; speedups are meant at 1.")
+    ] = 1,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Cap on thought and answer together.")
+    ] = None,
+    small: Annotated[
+        str | None, typer.Option(help="Another small model: a folder or a Hugging Face id.")
+    ] = None,
+    url: Url = None,
+    feedback: Annotated[
+        bool,
+        typer.Option(
+            "--feedback", help="Tell the service whether each answer was right (with --url)."
+        ),
+    ] = False,
+    config: Config = None,
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="A JSON line per problem and policy; a second run goes on from there."),
+    ] = None,
+    recordings: Annotated[
+        Path | None,
+        typer.Option(help="Folder for rows.jsonl and a recording per answer (in-process)."),
+    ] = None,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the summary to this file.")
+    ] = None,
+    as_markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the tables to this file.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw accuracy over time and over large tokens as PNG.")
+    ] = None,
+) -> None:
+    """Accuracy, latency, speedup and tokens of policies on the same problems.
+
+    The policies take turns problem by problem; large-only always runs. Speedup is its summed wall
+    time over the policy's.
+
+    [bold]Examples[/]
+
+      baton eval --problems builtin:heldout --limit 100
+
+      baton eval --problems builtin:dev --policies specreason:threshold=5,specreason:threshold=8
+
+      baton eval --problems mine.jsonl --budget 64,128 --json rows.json --plot rows.png
+
+      baton eval --problems builtin:dev --policies bild --small runs/aligned
+
+      baton eval --problems builtin:heldout --limit 1000 --policies all --rows run.jsonl
+
+      baton eval --problems builtin:heldout --url http://127.0.0.1:8000
+
+      baton eval --problems builtin:dev --policies baton --feedback --url http://127.0.0.1:8000
+    """
+    from deploy.evaluation.evaluate import lineup
+    from deploy.evaluation.problems import load_problems
+    from deploy.evaluation.summary import rows as summarise
+    from deploy.evaluation.tables import MAIN, WORK, by_level, notes, report, show
+
+    if url is not None and speculation is not None:
+        raise InvalidRequest("--speculation is the service's own choice; leave it out with --url")
+    if url is not None and small is not None:
+        raise InvalidRequest("--small is the service's own choice; leave it out with --url")
+    if feedback and url is None:
+        raise InvalidRequest("--feedback is for a service; name it with --url")
+    if recordings is not None and (url is not None or rows is not None):
+        raise InvalidRequest(
+            "--recordings holds its own rows and works in-process: no --url, --rows"
+        )
+    chosen = load_problems(problems, limit, seed)
+    contenders = lineup(_named(policies), _budgets(budget))
+    method, pair = _served_by(url, config, contenders, small, speculation)
+    about: dict[str, Any] = {
+        "problems": problems,
+        "seed": seed,
+        "concurrency": concurrency,
+        "max_tokens": max_tokens,
+        "small": small,
+        "speculation": method,
+        "transport": "in-process" if url is None else "http",
+    }
+    file = recordings / "rows.jsonl" if recordings is not None else rows
+    journal = _journal(file, {**about, "pair": pair}, contenders, recordings)
+    turns = asyncio.run(
+        _run(
+            chosen,
+            contenders,
+            journal,
+            about,
+            url,
+            config,
+            speculation,
+            recording=recordings is not None,
+            feedback=feedback,
+        )
+    )
+    table = summarise(
+        chosen,
+        contenders,
+        turns,
+        speculation=about["speculation"],
+        transport=about["transport"],
+    )
+    about["n"] = len(chosen)
+    if as_json is not None:
+        write(as_json, json.dumps({"rows": table, **about}, indent=2) + "\n")
+    if as_markdown is not None:
+        write(as_markdown, report(table, about))
+    if plot is not None:
+        from deploy.evaluation.plots import draw
+
+        draw(table, plot)
+    console = wide_console()
+    show(table, MAIN, console)
+    show(table, WORK, console)
+    if any(row["levels"] for row in table):
+        show(table, by_level(table), console, "accuracy % (speedup)")
+    console.print(notes(concurrency, about["speculation"]), style="dim")
+    errors = [outcome.error for turn in turns for outcome in turn if outcome.error is not None]
+    if errors:
+        raise Unanswered(f"{len(errors)} requests failed; the first: {errors[0]}")
+
+
+async def _run(
+    problems: Sequence[Problem],
+    contenders: Sequence[Contender],
+    journal: Journal | None,
+    about: dict[str, Any],
+    url: str | None,
+    config: Path | None,
+    speculation: str | None,
+    *,
+    recording: bool,
+    feedback: bool,
+) -> list[Turn]:
+    from deploy.evaluation.askers import HttpAsker, Options, ask
+    from deploy.evaluation.evaluate import run
+    from deploy.evaluation.grading import Grader
+
+    done = journal.resume(problems) if journal is not None else []
+    lots = -(-len(problems) // about["concurrency"]) * len(contenders)
+    past = min(len(done), len(problems)) // about["concurrency"] * len(contenders)
+    async with AsyncExitStack() as stack:
+        grader = stack.enter_context(closing(Grader()))
+        if journal is not None:
+            stack.enter_context(closing(journal))
+        if len(done) >= len(problems):
+            return list(done[: len(problems)])
+        asker = await stack.enter_async_context(
+            asking(
+                url,
+                config,
+                Options(about["max_tokens"], seed=about["seed"]),  # of what a policy draws
+                contenders,
+                speculation,
+                "vanilla",
+                small=about["small"],
+                recording=recording,
+            )
+        )
+
+        shown = stack.enter_context(progress(Console(stderr=True, highlight=False)))
+        task = shown.add_task("", total=lots, completed=past)
+        graded: list[Outcome] = []  # what the service has not been told yet
+
+        def keep(index: int, turn: Sequence[Outcome]) -> None:
+            if journal is not None:
+                journal.add(index, problems[index], turn)
+            if feedback:
+                graded.extend(outcome for outcome in turn if outcome.error is None)
+
+        async def tell() -> None:
+            assert isinstance(asker, HttpAsker)
+            told, graded[:] = graded[:], []
+            await asyncio.gather(
+                *(asker.judge(one.answered.trace_id, float(one.correct)) for one in told)
+            )
+
+        async def fairly(question: str, contender: Contender) -> Answered:
+            """Who comes second must not find the prompt, or the first one's words, read."""
+            if graded:
+                await tell()
+            asker.forget()
+            return await ask(asker, question, contender)
+
+        turns = await run(
+            problems,
+            contenders,
+            fairly,
+            grader.same,
+            concurrency=about["concurrency"],
+            done=done,
+            keep=keep,
+            progress=lambda contender: shown.update(task, advance=1, description=contender.label),
+        )
+        if graded:
+            await tell()
+        return turns
+
+
+def _journal(
+    file: Path | None,
+    settings: dict[str, Any],
+    contenders: Sequence[Contender],
+    recordings: Path | None,
+) -> Journal | None:
+    from deploy.evaluation.journal import Journal
+
+    if file is None:
+        return None
+    return Journal(file, settings, contenders, recordings=recordings is not None)
+
+
+def _served_by(
+    url: str | None,
+    config: Path | None,
+    contenders: Sequence[Contender],
+    small: str | None,
+    speculation: str | None,
+) -> tuple[str, dict[str, Any]]:
+    """What the large worker decodes with, and who answers: different pairs share no file.
+
+    A wrong policy or parameter is told here, before any file is begun.
+    """
+    from deploy.evaluation.summary import SERVICE
+    from orchestrator.worker import SERVER_METHOD
+
+    if url is not None:
+        return SERVICE, {"url": url}
+    from deploy.evaluation.askers import policy_of
+    from deploy.evaluation.journal import fingerprint
+    from deploy.service.config import DEFAULT_FILE, Speculation, load
+    from workers.embedded.checkpoints import folder_of
+
+    args = load(config or DEFAULT_FILE).args
+    for contender in contenders:
+        policy_of(args, contender)
+    own, large = args.workers.small, args.workers.large
+    pair = {
+        "small": fingerprint(folder_of(small) if small else own.folder(), small or str(own.model)),
+        "large": fingerprint(large.folder(), str(large.model)),
+        "params": args.policy.params,
+    }
+    told = Speculation(method=speculation or "vanilla").told
+    return SERVER_METHOD if large.url is not None else told, pair
+
+
+def _named(policies: str) -> list[str]:
+    """The policies of the option; `all` stands for every one there is."""
+    from policies import POLICIES
+
+    return [
+        name
+        for part in policies.split(",")
+        for name in (POLICIES if part.strip() == "all" else (part,))
+    ]
+
+
+def _budgets(text: str | None) -> list[int | None]:
+    if text is None:
+        return [None]
+    try:
+        budgets = [int(part) for part in text.split(",")]
+    except ValueError:
+        budgets = [0]
+    if min(budgets) < 1:
+        raise InvalidRequest(f"--budget {text}: want whole numbers from 1, such as 64,128")
+    return list(budgets)

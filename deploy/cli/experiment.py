@@ -1,0 +1,286 @@
+"""`baton experiment`: policies compared on a running service."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated, Any
+from urllib.parse import quote
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deploy.cli.common import (
+    DEFAULT_URL,
+    AsJson,
+    Limit,
+    Note,
+    Problems,
+    Seed,
+    ServiceUrl,
+    add_row,
+    ask_service,
+    bar,
+    default_author,
+    dump,
+    moment,
+    wide_console,
+)
+from orchestrator.errors import WorkerUnavailable
+
+experiment = typer.Typer(help="Compare policies in production: start, watch, read, stop.")
+
+Which = Annotated[str, typer.Argument(metavar="NAME", help="The experiment.")]
+
+
+@experiment.command("list")
+def overview(url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """Every experiment, its state, and who gets what at this moment.
+
+    [bold]Examples[/]
+
+      baton experiment list
+
+      baton experiment list --url http://10.0.0.7:8000 --json
+    """
+    told = ask_service(url, "GET", "/v1/experiments")
+    if as_json:
+        dump(told)
+        return
+    table = Table("experiment", "status", "since", "coverage", "arms", "stopped", box=None)
+    for row in told["data"]:
+        arms = ", ".join(f"{name} {share:.0%}" for name, share in row["weights"].items())
+        stopped = ", ".join(row["state"]["stopped"])
+        add_row(
+            table,
+            row["id"],
+            row["status"],
+            moment(row["state"]["started"]),
+            f"{row['coverage']:.0%}",
+            arms,
+            stopped,
+        )
+    wide_console().print(table)
+
+
+@experiment.command("show")
+def show(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """One experiment: its document, its arms, and what has been decided since.
+
+    [bold]Examples[/]
+
+      baton experiment show thresholds
+
+      baton experiment show thresholds --json
+    """
+    told = ask_service(url, "GET", f"/v1/experiments/{quote(which, safe='')}")
+    dump(told) if as_json else _print(told)
+
+
+@experiment.command("start")
+def start(
+    document: Annotated[
+        Path, typer.Argument(metavar="FILE", help="The experiment in YAML or JSON; - reads stdin.")
+    ],
+    url: ServiceUrl = DEFAULT_URL,
+    note: Note = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start an experiment; requests for the model `baton` take part from now on.
+
+    Wants the admin key in $BATON_ADMIN_KEY where the service has one.
+
+    [bold]Examples[/]
+
+      baton experiment start thresholds.yaml
+
+      echo '{"name": "thresholds", "arms": [
+        {"name": "five", "policy": "specreason", "params": {"threshold": 5}},
+        {"name": "seven", "policy": "specreason", "params": {"threshold": 7}}],
+        "goal": {"metric": "ms"}}' | baton experiment start -
+    """
+    given = _read(document)
+    if note:
+        given["note"] = note
+    given.setdefault("author", default_author())
+    told = ask_service(url, "POST", "/v1/experiments", given, admin=True)
+    dump(told) if as_json else print(f"{told['id']} runs, for the {_th(told['run'])} time")
+
+
+@experiment.command("stop")
+def stop(
+    which: Which, url: ServiceUrl = DEFAULT_URL, note: Note = "", as_json: AsJson = False
+) -> None:
+    """End an experiment; everybody gets the active policy again. Its report stays.
+
+    [bold]Examples[/]
+
+      baton experiment stop thresholds --note "seven it is"
+    """
+    body = {"note": note, "author": default_author()}
+    path = f"/v1/experiments/{quote(which, safe='')}/stop"
+    told = ask_service(url, "POST", path, body, admin=True)
+    dump(told) if as_json else print(f"{told['id']} is stopped")
+
+
+@experiment.command("report")
+def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
+    """What an experiment has shown so far; may be asked for as often as one likes.
+
+    Intervals named always valid keep their promise however often one looks; those for a fixed
+    horizon only at one planned end. The verdict goes by the first.
+
+    [bold]Examples[/]
+
+      baton experiment report thresholds
+
+      baton experiment report thresholds --json
+    """
+    told = ask_service(url, "GET", f"/v1/experiments/{quote(which, safe='')}/report")
+    if as_json:
+        dump(told)
+        return
+    console = wide_console()
+    console.print(told["sentence"], style="bold", markup=False)
+    if ratio := told["sample_ratio"]:
+        counts = ", ".join(f"{arm} {count}" for arm, count in ratio["counts"].items())
+        sound = "as intended" if ratio["ok"] else "NOT as intended"
+        console.print(f"sample ratio {sound}: {counts} (p {ratio['p']:.2g})", markup=False)
+    if 0 < told["coverage"] < 1:
+        console.print(f"{told['coverage']:.0%} of the units take part by now", markup=False)
+    table = Table(
+        "arm", "metric", "value", "against", "difference", "always valid", "fixed horizon"
+    )
+    table.box = None
+    for row in told["comparisons"]:
+        value = told["arms"].get(row["arm"], {}).get(row["metric"], {}).get("mean")
+        test = row["fixed_horizon"]
+        add_row(
+            table,
+            row["arm"],
+            row["metric"],
+            _number(value),
+            row["against"],
+            _number(row["always_valid"]["estimate"]),
+            _interval(row["always_valid"]),
+            "" if test is None else f"{_interval(test)} p {test['p']:.2g}",
+        )
+    console.print(table)
+    for row in told["bounds"]:
+        sure = "kept" if row["surely"] else "broken" if row["broken"] else "not sure yet"
+        bound = f"{row['arm']}: {row['metric']} at most {row['by']:g} worse than {row['than']}"
+        console.print(f"{bound}: {sure}, {_interval(row['always_valid'])}", markup=False)
+
+
+@experiment.command("drive")
+def drive(
+    problems: Problems,
+    limit: Limit = None,
+    seed: Seed = 0,
+    concurrency: Annotated[int, typer.Option(min=1, help="Requests at once.")] = 4,
+    every: Annotated[int, typer.Option(min=1, help="Answers in a line of the table.")] = 250,
+    url: ServiceUrl = DEFAULT_URL,
+    as_json: AsJson = False,
+) -> None:
+    """Ask questions of the model baton, judge each answer, and tell which arms gave them.
+
+    The service hears of every answer whether it was right (its reward), as it would from users.
+    `baton eval` compares policies side by side; this feeds an experiment, which does so itself.
+
+    [bold]Examples[/]
+
+      baton experiment drive --problems builtin:dev --limit 500
+
+      baton experiment drive --problems mine.jsonl --concurrency 8 --json
+    """
+    import asyncio
+
+    from deploy.evaluation.askers import HttpAsker
+    from deploy.evaluation.grading import Grader
+    from deploy.evaluation.problems import load_problems
+    from deploy.evaluation.traffic import Answered, lots
+    from deploy.evaluation.traffic import drive as send
+
+    chosen = load_problems(problems, limit, seed)
+    answers: list[Answered] = []
+
+    async def run() -> None:
+        asker = HttpAsker(url)
+        with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
+            shown.total(len(chosen))
+
+            def heard(answer: Answered) -> None:
+                answers.append(answer)
+                shown.turn(answer.arm)
+
+            try:
+                await send(asker, chosen, grader.same, concurrency=concurrency, heard=heard)
+            finally:
+                await asker.aclose()
+
+    asyncio.run(run())
+    told = lots(answers, every)
+    if as_json:
+        dump({"lots": told})
+    else:
+        names = sorted({name for lot in told for name in lot["arms"]})
+        table = Table("answers until", *names, box=None)
+        for lot in told:
+            count = sum(arm["requests"] for arm in lot["arms"].values())
+            shares = (
+                lot["arms"].get(name, {}).get("requests", 0) / max(1, count) for name in names
+            )
+            add_row(table, lot["until"], *(f"{share:.0%}" for share in shares))
+        wide_console().print(table)
+    if failed := [answer.error for answer in answers if answer.error is not None]:
+        raise WorkerUnavailable(f"{len(failed)} requests failed; the first: {failed[0]}")
+
+
+def _print(told: dict[str, Any]) -> None:
+    console = wide_console()
+    console.print(f"{told['id']}, {told['status']}", style="bold", markup=False)
+    document, state = told["experiment"], told["state"]
+    by = [moment(state["started"]), document["author"], document["note"]]
+    console.print(", ".join(part for part in by if part), style="dim", markup=False)
+    table = Table("arm", "weight", "policy", "parameters", "stopped", box=None)
+    for name, arm in told["arms"].items():
+        policy = f"{arm['policy']}@{arm['version']}" if arm["version"] else arm["policy"]
+        share = f"{told['weights'][name]:.1%}" if name in told["weights"] else "shadow"
+        if arm["speculation"] is not None:
+            policy += f", {arm['speculation']}"
+        why = state["stopped"].get(name, {}).get("why", "")
+        add_row(table, name, share, policy, json.dumps(arm["params"], ensure_ascii=False), why)
+    console.print(table)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    import yaml
+
+    from orchestrator.errors import ConfigError
+
+    try:
+        text = sys.stdin.read() if str(path) == "-" else path.read_text(encoding="utf-8")
+        given = yaml.safe_load(text)
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    if not isinstance(given, dict):
+        raise ConfigError(f"{path}: an experiment is a mapping of names to values")
+    return given
+
+
+def _interval(told: dict[str, Any]) -> str:
+    return f"[{_number(told['low'])}, {_number(told['high'])}]"
+
+
+def _number(value: float | None) -> str:
+    return "?" if value is None else f"{value:.4g}"
+
+
+def _th(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{'th' if number % 100 in (11, 12, 13) else ending}"

@@ -1,0 +1,97 @@
+"""`baton trace show`: one request, step by step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from deploy.cli.common import DEFAULT_URL, ServiceUrl, line_of, lossy
+from orchestrator.types import Step
+
+trace = typer.Typer(help="Look at what happened to a request.")
+
+
+@trace.command("show")
+def show(
+    which: Annotated[str, typer.Argument(metavar="ID|FILE", help="Trace id, or a saved trace.")],
+    url: ServiceUrl = DEFAULT_URL,
+    as_json: Annotated[bool, typer.Option("--json", help="The record as JSON.")] = False,
+) -> None:
+    """Show one request, step by step: who wrote what, with which score.
+
+    [bold]Examples[/]
+
+      baton trace show 3f2a9c...            from the service at http://127.0.0.1:8000
+
+      baton trace show saved.jsonl          a recording
+
+      baton trace show 3f2a9c... --json > saved.json
+    """
+    record = _read(Path(which)) if Path(which).is_file() else _fetch(which, url)
+    if as_json:
+        print(json.dumps(record, ensure_ascii=False))
+        return
+    from deploy.evaluation.journal import made
+
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(record.get("question", ""), style="bold", markup=False)
+    for step in record.get("steps", []):
+        if step.get("phase", "thought") == "thought":
+            console.print(line_of(made(Step, step)))
+    console.print()
+    console.print(record.get("answer") or "(no answer)", style="bold", markup=False)
+    console.print()
+    told = [record.get("policy"), record.get("status"), record.get("finish_reason")]
+    if error := record.get("error"):
+        told.append(error.get("message"))
+    if metrics := record.get("metrics"):
+        told.append(f"{metrics['ms']['total']:.0f} ms")
+        told.append(f"{metrics['small_tokens']} small, {metrics['large_tokens']} large tokens")
+    told += lossy(record.get("speculation", {}))
+    console.print(", ".join(part for part in told if part), style="dim", markup=False)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """A record as the service gives it, or a recording in JSON lines."""
+    from dataclasses import asdict
+
+    from deploy.evaluation.recording import RecordingError, loads
+    from orchestrator.errors import ConfigError
+    from orchestrator.loop.events import StepCompleted
+
+    text = path.read_text(encoding="utf-8")
+    try:
+        whole = json.loads(text)
+        if isinstance(whole, dict) and "steps" in whole:
+            return whole
+    except ValueError:
+        pass
+    try:
+        recording = loads(text)
+    except RecordingError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    ended = recording.ended
+    steps = [event.step for event in recording.events if isinstance(event, StepCompleted)]
+    answer = ended.transcript.answer if ended else ()
+    return {
+        "question": recording.asked.messages[-1].content,
+        "policy": recording.asked.policy,
+        "speculation": dict(recording.asked.speculation),
+        "status": "finished" if ended else "broken off",
+        "finish_reason": ended.transcript.finish if ended else None,
+        "steps": [asdict(step) for step in steps],
+        "answer": "".join(segment.text for segment in answer).strip(),
+        "metrics": asdict(ended.metrics) if ended else None,
+    }
+
+
+def _fetch(trace_id: str, url: str) -> dict[str, Any]:
+    from urllib.parse import quote
+
+    from deploy.evaluation.service_client import call
+
+    return call(url, "GET", f"/v1/traces/{quote(trace_id, safe='')}")

@@ -1,0 +1,146 @@
+"""The value of a policy's threshold that meets a target, found by bisection.
+
+Which parameter is calibrated, and between which bounds, the policy says itself: its class names
+the field (`Policy.calibrated`), the field has the bounds. Nothing is assumed about which way the
+parameter works; both ends are measured first. In between, more of the large model is taken to mean
+no less accuracy, which a sample obeys only roughly: every value that was tried is reported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any, Literal, get_args
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.loop.policy import Policy
+
+ROUNDS = 10
+"""Halvings of the range: a threshold from 0 to 10 is found to about 0.01."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What is to be met: a large-token share of at most, or an accuracy of at least `value`."""
+
+    measure: Literal["large_share", "accuracy"]
+    value: float
+
+    def met_by(self, point: Point) -> bool:
+        if self.measure == "large_share":
+            return point.large_share <= self.value
+        return point.accuracy >= self.value
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What one value of the parameter came to on the problems, as fractions of 1."""
+
+    value: float
+    large_share: float
+    accuracy: float
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The parameter that is calibrated and where its value may lie."""
+
+    parameter: str
+    low: float
+    high: float
+    whole: bool = False  # only whole numbers make sense
+
+    @classmethod
+    def of(
+        cls,
+        policy: type[Policy],
+        parameter: str | None = None,
+        bounds: tuple[float, float] | None = None,
+    ) -> Range:
+        """The policy's own choice, unless a parameter or bounds are given.
+
+        Raises:
+            InvalidRequest: names what is missing or wrong.
+        """
+        name = parameter or policy.calibrated
+        if name is None:
+            raise InvalidRequest(
+                f"{policy.__name__} names no threshold; choose one with --parameter",
+                param="parameter",
+            )
+        field = policy.model_fields.get(name)
+        kind = _number(field.annotation) if field is not None else None
+        if field is None or kind is None:
+            numbers = [
+                key
+                for key, one in policy.model_fields.items()
+                if _number(one.annotation) is not None
+            ]
+            raise InvalidRequest(
+                f"no number {name!r} to calibrate; there are {', '.join(numbers) or 'none'}",
+                param="parameter",
+            )
+        found: dict[str, float] = {}
+        for rule in field.metadata:
+            for key in ("ge", "gt", "le", "lt"):
+                if (limit := getattr(rule, key, None)) is not None:
+                    found[key] = float(limit)
+        low, high = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
+        if bounds is not None:
+            low, high = bounds
+        if low is None or high is None or not (isfinite(low) and isfinite(high) and low < high):
+            raise InvalidRequest(
+                f"{name} needs a range to search: give --range LOW,HIGH", param="range"
+            )
+        if bounds is None:  # a bound that the field itself excludes is approached, not tried
+            inset = (high - low) / 2**ROUNDS
+            low, high = low + inset * ("gt" in found), high - inset * ("lt" in found)
+        return cls(name, low, high, kind is int)
+
+    def middle(self, a: float, b: float) -> float | None:
+        """A value between two others; None where there is none left to try."""
+        if self.whole:
+            between = round((a + b) / 2)
+            return None if between in (a, b) else between
+        return (a + b) / 2 if abs(a - b) > (self.high - self.low) / 2**ROUNDS else None
+
+
+def _number(annotation: Any) -> type[int] | type[float] | None:
+    """`int` or `float` where a field is one, or may be one (`float | None`)."""
+    if annotation is int or annotation is float:
+        return annotation
+    inner = [one for one in get_args(annotation) if _number(one) is not None]
+    return _number(inner[0]) if len(inner) == 1 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The best value that meets the target, or the nearest miss; and every value tried."""
+
+    best: Point
+    met: bool
+    tried: tuple[Point, ...]
+
+
+async def search(
+    measure: Callable[[float], Awaitable[Point]], where: Range, target: Target
+) -> Found:
+    """Bisect between the end that meets the target and the end one would rather have.
+
+    For a share of the large model that is the end with more of it (accuracy), for an accuracy the
+    end with less (cost). The value returned meets the target and lies nearest to that end.
+    """
+    ends = [await measure(where.low), await measure(where.high)]
+    cheap, rich = sorted(ends, key=lambda point: (point.large_share, point.accuracy))
+    safe, wanted = (cheap, rich) if target.measure == "large_share" else (rich, cheap)
+    tried = list(ends)
+    if target.met_by(wanted):
+        return Found(wanted, True, tuple(tried))
+    if not target.met_by(safe):
+        return Found(safe, False, tuple(tried))
+    while (value := where.middle(safe.value, wanted.value)) is not None:
+        point = await measure(value)
+        tried.append(point)
+        safe, wanted = (point, wanted) if target.met_by(point) else (safe, point)
+    return Found(safe, True, tuple(sorted(tried, key=lambda point: point.value)))

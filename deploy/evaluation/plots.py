@@ -1,0 +1,96 @@
+"""Pareto plots: accuracy against latency, and accuracy against the large model's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from deploy.evaluation.evaluate import BASELINE
+from deploy.evaluation.summary import Row
+from deploy.evaluation.tables import label
+from orchestrator.errors import ConfigError
+
+PANELS = (
+    ("mean_ms", "mean wall time per problem (ms)"),
+    ("large_tokens", "large-model tokens per problem"),
+)
+MARKERS = "osD^vP*X<>"
+
+
+def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
+    """Both panels as PNG: a point with its interval per row, and the Pareto front.
+
+    A colour stands for a policy, a marker for a budget; names are in the legend, where they cannot
+    cover each other however close the points are.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = figure_of(11, 4.8)
+    from matplotlib import colormaps
+
+    names = list(dict.fromkeys(row["policy"] for row in table))
+    budgets = list(dict.fromkeys(row["budget"] for row in table))
+    others = [name for name in names if name != BASELINE]
+    palette = colormaps["tab10" if len(others) <= 10 else "tab20"]
+    colours = {name: palette(index % 20) for index, name in enumerate(others)}
+    colours[BASELINE] = (0.0, 0.0, 0.0, 1.0)
+    panels: Any = figure.subplots(1, 2, sharey=True)
+    for axes, (key, caption) in zip(panels, PANELS, strict=True):
+        for row in table:
+            x, y = row[key], 100 * row["accuracy"]
+            spread = [
+                [max(0.0, y - 100 * row["accuracy_low"])],
+                [max(0.0, 100 * row["accuracy_high"] - y)],
+            ]
+            axes.errorbar(
+                [x],
+                [y],
+                yerr=spread,
+                fmt=MARKERS[budgets.index(row["budget"]) % len(MARKERS)],
+                color=colours[row["policy"]],
+                markersize=7,
+                capsize=3,
+                elinewidth=1,
+                label=label(row),
+            )
+        best = front([(row[key], 100 * row["accuracy"]) for row in table])
+        axes.step(*zip(*best, strict=True), where="post", color="0.6", lw=1, ls="--", zorder=0)
+        axes.set_xlabel(caption)
+        most = max(row[key] for row in table)
+        axes.set_xlim(-0.04 * most or -1, 1.06 * most or 1)  # a point at 0 is seen whole
+        axes.grid(alpha=0.3)
+    panels[0].set_ylabel("accuracy % (95 % interval)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right upper", fontsize=9, frameon=False)
+    if title:
+        figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def figure_of(width: float, height: float) -> Any:
+    """An empty figure of so many inches; ConfigError without matplotlib."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ConfigError("a plot needs matplotlib: pip install 'baton[plot]'") from None
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def save(figure: Any, path: Path) -> None:
+    """Write a figure as PNG; ConfigError where that cannot be."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, dpi=150, format="png")
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{path}: {error}") from None
+
+
+def front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The points that no other beats in both: from the cheapest to the most accurate."""
+    best: list[tuple[float, float]] = []
+    for x, y in sorted(points, key=lambda point: (point[0], -point[1])):
+        if not best or y > best[-1][1]:
+            best.append((x, y))
+    return best

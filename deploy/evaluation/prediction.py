@@ -1,0 +1,152 @@
+"""Recorded evaluations at other costs: what a policy would take on a pair that cannot run here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import ValidationError
+
+from deploy.evaluation import journal
+from deploy.evaluation.costs import ASSUMPTIONS, Costs, Predicted, predict
+from deploy.evaluation.evaluate import BASELINE
+from deploy.evaluation.intervals import mean, paired, quantile, wilson
+from deploy.evaluation.summary import Row
+from deploy.evaluation.tables import Column, difference, label, markdown, percent
+from deploy.service.config import explain
+from orchestrator.errors import ConfigError
+
+HERE = Path(__file__).parents[1] / "costs"
+
+
+def load_costs(source: str) -> Costs:
+    """Costs by file, or by the name of a file in deploy/costs.
+
+    Raises:
+        ConfigError: names the file and the key that is wrong.
+    """
+    path = Path(source)
+    if not path.is_file() and (HERE / f"{source}.yaml").is_file():
+        path = HERE / f"{source}.yaml"
+    try:
+        return Costs.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        known = ", ".join(sorted(one.stem for one in HERE.glob("*.yaml")))
+        raise ConfigError(f"{source}: {error.strerror or error}; there are {known}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: not YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {explain(error)}") from None
+
+
+def predicted(folder: Path, costs: Costs) -> dict[str, Any]:
+    """What `baton predict --json` writes: rows, costs and assumptions, all marked as predicted.
+
+    Raises:
+        ConfigError: the folder holds no recordings that can be used.
+    """
+    settings, found = journal.read(folder / "rows.jsonl")
+    if settings.get("speculation") != "vanilla":
+        raise ConfigError(
+            f"{folder}: recorded with {settings.get('speculation')!r} in the large worker; the "
+            "cost model charges a pass per token and wants recordings with vanilla"
+        )
+    columns: dict[tuple[str, int | None], list[tuple[dict[str, Any], Predicted]]] = {}
+    for row in found:
+        if row["error"] is None and "recording" not in row:
+            raise ConfigError(f"{folder}: its rows have no recordings")
+        if "recording" in row:
+            one = predict(journal.recording(folder / row["recording"]), costs)
+            columns.setdefault((row["policy"], row["budget"]), []).append((row, one))
+    if not any(policy == BASELINE for policy, _ in columns):
+        raise ConfigError(f"{folder}: no recordings of {BASELINE}")
+    return {
+        "predicted": True,
+        "rows": _rows(columns),
+        "costs": costs.model_dump(mode="json"),
+        "assumptions": [*ASSUMPTIONS, *costs.assumptions],
+        "recorded": settings,
+    }
+
+
+def _rows(
+    columns: dict[tuple[str, int | None], list[tuple[dict[str, Any], Predicted]]],
+) -> list[Row]:
+    made = []
+    usual = next(found for (policy, _), found in columns.items() if policy == BASELINE)
+    for (policy, budget), found in columns.items():
+        base = {row["problem"]: (row, one) for row, one in columns.get((BASELINE, budget), usual)}
+        both = [(row, one, *base[row["problem"]]) for row, one in found if row["problem"] in base]
+        right = [row["correct"] for row, *_ in both]
+        times = [one.ms for _, one, *_ in both]
+        low, high = wilson(sum(right), len(right))
+        against = paired(right, [row["correct"] for *_, row, _ in both])
+        made.append(
+            {
+                "predicted": True,
+                "policy": policy,
+                "budget": budget,
+                "n": len(both),
+                "accuracy": mean(right),
+                "accuracy_low": low,
+                "accuracy_high": high,
+                "difference": against.difference,
+                "difference_low": against.low,
+                "difference_high": against.high,
+                "p50_ms": quantile(times, 0.50),
+                "p95_ms": quantile(times, 0.95),
+                "mean_ms": mean(times),
+                "total_ms": sum(times),
+                "speedup": sum(one.ms for *_, one in both) / sum(times) if sum(times) else 0.0,
+                "measured_speedup": sum(row["ms"] for *_, row, _ in both)
+                / sum(row["ms"] for row, *_ in both),
+                "ms": {
+                    name: mean([getattr(one, name) for _, one, *_ in both])
+                    for name in ("small", "large", "classify", "overlap")
+                },
+                "large_tokens": mean([row["metrics"]["large_tokens"] for row, *_ in both]),
+            }
+        )
+    return made
+
+
+COLUMNS: list[Column] = [
+    ("policy", label),
+    ("predicted p50/p95 ms", lambda row: f"{row['p50_ms']:.0f}/{row['p95_ms']:.0f}"),
+    ("predicted speedup", lambda row: f"{row['speedup']:.2f}x"),
+    ("measured speedup of the recorded pair", lambda row: f"{row['measured_speedup']:.2f}x"),
+    ("ms small", lambda row: f"{row['ms']['small']:.0f}"),
+    ("ms large", lambda row: f"{row['ms']['large']:.0f}"),
+    ("ms judge", lambda row: f"{row['ms']['classify']:.0f}"),
+    ("ms overlap", lambda row: f"{row['ms']['overlap']:.0f}"),
+    ("accuracy % of the recorded pair", percent),
+    ("difference to large-only", difference),
+]
+
+
+def title(told: dict[str, Any]) -> str:
+    return f"PREDICTION, not a measurement: {told['costs']['name']}"
+
+
+def basis(told: dict[str, Any]) -> list[str]:
+    """What a prediction rests on, one statement each: hardware, sources, assumptions."""
+    costs = told["costs"]
+    pair = " and ".join(
+        f"{costs[name]['model']} ({costs[name]['token_ms']:g} ms a token, "
+        f"{costs[name]['read_ms']:g} + {costs[name]['read_token_ms']:g} a token read, "
+        f"{costs[name]['call_ms']:g} a call)"
+        for name in ("small", "large")
+    )
+    return [
+        f"Pair: {pair}.",
+        f"Hardware: {costs['hardware']}.",
+        *(f"Source of {source}" for source in costs["sources"]),
+        *told["assumptions"],
+    ]
+
+
+def report(told: dict[str, Any], heading: str = "#") -> str:
+    """A prediction in Markdown, with all that it assumes."""
+    lines = "".join(f"- {line}\n" for line in basis(told))
+    return f"{heading} {title(told)}\n\n{markdown(told['rows'], COLUMNS)}\nAssumptions:\n\n{lines}"

@@ -1,0 +1,57 @@
+"""Problem sets by name: a file of JSON lines, a part of the generated ones, or an external set."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, cast
+
+from deploy.evaluation.evaluate import Problem, Question
+from orchestrator.errors import ConfigError
+
+DEFAULT_LIMIT = 50  # problems of a builtin set, where nobody says how many
+BUILTIN = ("heldout", "dev", "train", "strangers")
+EXTERNAL = Path(__file__).parent / "external.jsonl"
+"""The external evaluation set: every family of question, by somebody who had not seen the
+generator."""
+
+
+def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem]:
+    """The problems that `--problems` names.
+
+    Raises:
+        ConfigError: names the file and line that cannot be used.
+    """
+    kind, _, name = source.partition(":")
+    if kind == "builtin":
+        if name not in BUILTIN:
+            raise ConfigError(f"no builtin problems {name!r}; there are {', '.join(BUILTIN)}")
+        if name == "strangers":
+            return load_problems(str(EXTERNAL), limit, seed)
+        from workers.training import problems
+
+        part = cast("Literal['train', 'dev', 'heldout']", name)
+        return problems.draw(part, seed, limit or DEFAULT_LIMIT)
+    try:
+        lines = Path(source).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
+    found = [_question(source, at, line) for at, line in enumerate(lines, 1) if line.strip()]
+    if not found:
+        raise ConfigError(f"{source}: no problems in it")
+    return found[:limit]
+
+
+def _question(source: str, at: int, line: str) -> Question:
+    try:
+        data = json.loads(line)
+        question, answer = data["question"], data["answer"]
+    except (ValueError, TypeError, KeyError):
+        raise ConfigError(f"{source}:{at}: want an object with question and answer") from None
+    if not isinstance(question, str) or not isinstance(answer, str | int | float):
+        raise ConfigError(f"{source}:{at}: question must be text, answer text or a number")
+    level = data.get("level")
+    if not isinstance(level, str | int | None):
+        raise ConfigError(f"{source}:{at}: level must be a whole number or text")
+    return Question(question, str(answer), level)

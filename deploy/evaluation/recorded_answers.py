@@ -1,0 +1,77 @@
+"""Recorded answers, found by their question whatever the order.
+
+A generation that was gated by the entropy of its first token (`Span.max_entropy`) answers the same
+question under other gates too, as far as its text reaches: what was written says what would have
+been withheld.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+from orchestrator.loop.actions import Action, Classify, First, Generate, Job, Start, Verify, Write
+from orchestrator.loop.events import ActionCompleted, Event
+from orchestrator.types import Generation, Usage
+
+GATED = 0.0  # stands for any gate in the key of a question
+
+
+class Answers:
+    """The answers of one recording; each is given once."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._known: dict[Action[Any], deque[ActionCompleted]] = {}
+        started: dict[Job, Action[Any]] = {}
+        for event in events:
+            match event:
+                case ActionCompleted(Start(action), Job() as job):
+                    started[job] = action
+                case ActionCompleted(First(), (job, answer)) if job in started:
+                    self._note(ActionCompleted(started[job], answer, 0.0))
+                case ActionCompleted(Generate() | Write() | Classify() | Verify()):
+                    self._note(event)
+
+    def take(self, action: Action[Any]) -> ActionCompleted | None:
+        """An answer to this question; None where the recording has none left."""
+        known = self._known.get(_key(action), deque())
+        for index, called in enumerate(known):
+            if (answer := _fitting(called, action)) is not None:
+                del known[index]
+                return answer
+        return None
+
+    def _note(self, called: ActionCompleted) -> None:
+        self._known.setdefault(_key(called.action), deque()).append(called)
+
+
+def _gate(action: Action[Any]) -> float | None:
+    return action.criteria.max_entropy if isinstance(action, Generate) else None
+
+
+def _key(action: Action[Any]) -> Action[Any]:
+    if isinstance(action, Generate) and action.criteria.max_entropy is not None:
+        return replace(action, criteria=replace(action.criteria, max_entropy=GATED))
+    return action
+
+
+def _fitting(called: ActionCompleted, action: Action[Any]) -> ActionCompleted | None:
+    """What was answered, as the gate of `action` would have let it through."""
+    gate, answer = _gate(action), called.answer
+    if gate == _gate(called.action):
+        return called
+    if not isinstance(answer, Generation):
+        return replace(called, action=action)  # a failure, which has nothing to do with gates
+    if gate is None or answer.entropy is None:
+        return None
+    if answer.entropy > gate:
+        # The prompt was read and nothing written. How long that took was not measured: no longer.
+        silent = replace(answer.segment, text="", tokens=(), logprobs=(), finish="doubt")
+        usage = Usage(answer.usage.prompt, answer.usage.cached, 0, min(1, answer.usage.passes))
+        return replace(called, action=action, answer=replace(answer, segment=silent, usage=usage))
+    recorded = _gate(called.action)
+    if recorded is None or answer.entropy > recorded:
+        return None  # withheld then, wanted now
+    return replace(called, action=action)

@@ -1,0 +1,45 @@
+"""A running service as the command line asks it: JSON over HTTP, errors as Baton's own."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import httpx
+
+from deploy.evaluation.askers import failure, home, reason
+from orchestrator.errors import WorkerUnavailable
+
+PATIENCE_S = 15.0
+
+
+def call(
+    url: str, method: str, path: str, body: Any = None, *, admin: bool = False, **query: Any
+) -> dict[str, Any]:
+    """What the service at `url` answers; `admin` sends `$BATON_ADMIN_KEY`, else `$BATON_API_KEY`.
+
+    Raises:
+        InvalidRequest, Overloaded, WorkerUnavailable: the service refused, or was not reached.
+    """
+    keys = [os.environ.get("BATON_ADMIN_KEY")] if admin else []
+    key = next(filter(None, [*keys, os.environ.get("BATON_API_KEY")]), None)
+    try:
+        response = httpx.request(
+            method,
+            f"{home(url)}{path}",
+            json=body,
+            params=query or None,
+            headers={"authorization": f"Bearer {key}"} if key else {},
+            timeout=PATIENCE_S,
+            trust_env=False,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        told = reason(error) if isinstance(error, httpx.HTTPError) else str(error)
+        raise WorkerUnavailable(f"{url}: {told} (another service: --url)") from None
+    if not response.is_success:
+        raise failure(response)
+    try:
+        answer: dict[str, Any] = response.json()
+    except ValueError:
+        raise WorkerUnavailable(f"{url}: this is no service of Baton's") from None
+    return answer

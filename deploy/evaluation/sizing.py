@@ -1,0 +1,269 @@
+"""What one request takes of a running service, and what so many a minute would need.
+
+Everything is a difference between two readings of counters: the service's own at /metrics, and
+where its Redis is named those of `INFO`. What goes on without any request (health checks, followers
+of the store) is measured first, and taken off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+from prometheus_client.parser import text_string_to_metric_families
+from redis import Redis
+from redis.exceptions import RedisError
+
+from deploy.evaluation.askers import HttpAsker, Options, ask, failure, reason
+from deploy.evaluation.evaluate import Answered, Contender, Problem
+from orchestrator.errors import ConfigError, WorkerUnavailable
+
+QUIET_S: Final = 20.0  # without requests, to see what goes on anyway
+SETTLE_S: Final = 3.0  # until what replicas count is written down, and outcomes are in the store
+LOOKS: Final = 10  # at /ready, each after the look before has become old
+LOOK_S: Final = 1.1
+LOOP_FULL: Final = 0.7  # of a core, at which an event loop counts as full
+ROWS_FULL: Final = 0.8  # of a pool's rows, likewise
+_OURS: Final = ("info", "hello", "auth", "client|setinfo", "select")  # of whoever measures
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The counters of one moment; Redis's are zero where none is named."""
+
+    at: float
+    cpu_s: float
+    small_calls: float
+    large_calls: float
+    redis_calls: float = 0.0
+    redis_us: float = 0.0
+    redis_bytes: float = 0.0
+    redis_memory: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Means per request, and what holds for the service as a whole."""
+
+    requests: int
+    seconds: float  # wall time
+    small_tokens: float
+    large_tokens: float
+    judge_calls: float
+    small_calls: float
+    large_calls: float
+    small_row_s: float  # seconds for which a row of the pool is held
+    large_row_s: float
+    cpu_s: float  # CPU seconds of the orchestrators
+    redis_calls: float | None
+    redis_us: float | None  # microseconds of Redis's one thread
+    redis_bytes: float | None  # over the network, both ways
+    redis_kept: float | None  # bytes that stay until they expire
+    idle_cpu: float  # cores that one orchestrator takes without requests
+    idle_redis: float | None  # commands a second of one orchestrator without requests
+    http_ms: float  # an empty request and its answer
+    call_ms: float  # an empty Serve call and its answer
+    small_rows: float | None  # of a replica; None where a server is asked instead
+    large_rows: float | None
+
+
+def measure(
+    url: str,
+    problems: Sequence[Problem],
+    contender: Contender,
+    *,
+    options: Options | None = None,
+    concurrency: int = 4,
+    redis: Redis | None = None,
+) -> Measured:
+    """Ask the service at `url` these problems, `concurrency` at a time, and nobody else meanwhile.
+
+    Raises:
+        BatonError: the service or its Redis does not answer, or a request failed.
+    """
+    asker = HttpAsker(url, options)
+    with httpx.Client(base_url=url, headers=asker.headers, timeout=30.0, trust_env=False) as http:
+        first, scraped = _read(http, redis)
+        if not first.cpu_s:
+            raise ConfigError(f"{url}: tells no baton_orchestrator_cpu_seconds_total")
+        sizes = {name: _rows(scraped, name) for name in ("small", "large")}
+        http_ms, call_ms = _waits(http)
+        quiet, _ = _read(http, redis)
+        time.sleep(QUIET_S)
+        before, _ = _read(http, redis)
+        answers = asyncio.run(_ask(asker, problems, contender, concurrency))
+        time.sleep(SETTLE_S)
+        after, _ = _read(http, redis)
+    replicas = scraped["baton_orchestrator_replicas", ""]
+
+    def idle(name: str) -> float:
+        more: float = getattr(before, name) - getattr(quiet, name)
+        return more / (before.at - quiet.at)
+
+    def spent(name: str) -> float:
+        """Of a counter, for each request."""
+        total: float = getattr(after, name) - getattr(before, name)
+        return max(0.0, total - idle(name) * (after.at - before.at)) / len(answers)
+
+    def mean(name: str) -> float:
+        return statistics.fmean(getattr(answer.metrics, name) for answer in answers)
+
+    def held(*names: str) -> float:
+        return statistics.fmean(
+            sum(answer.metrics.ms[name] for name in names) / 1000 for answer in answers
+        )
+
+    stored = redis is not None
+    return Measured(
+        requests=len(answers),
+        seconds=held("total"),
+        small_tokens=mean("small_tokens"),
+        large_tokens=mean("large_tokens"),
+        judge_calls=mean("judge_calls"),
+        small_calls=spent("small_calls"),
+        large_calls=spent("large_calls"),
+        small_row_s=held("small"),
+        large_row_s=held("large", "classify"),
+        cpu_s=spent("cpu_s"),
+        redis_calls=spent("redis_calls") if stored else None,
+        redis_us=spent("redis_us") if stored else None,
+        redis_bytes=spent("redis_bytes") if stored else None,
+        redis_kept=spent("redis_memory") if stored else None,
+        idle_cpu=idle("cpu_s") / replicas,
+        idle_redis=idle("redis_calls") / replicas if stored else None,
+        http_ms=http_ms,
+        call_ms=call_ms,
+        small_rows=sizes["small"],
+        large_rows=sizes["large"],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Need:
+    """One part of a service under a load."""
+
+    part: str
+    each: float  # requests a second that one of it carries
+    count: int  # how many the load needs
+    formula: str
+
+
+def needs(measured: Measured, per_minute: float) -> list[Need]:
+    """What a load needs, by Little's law; what is full first stands first."""
+    arrivals = per_minute / 60
+    told = [
+        ("orchestrator", LOOP_FULL, measured.cpu_s, "{full:g} core / {cost:.4g} s of CPU"),
+        (
+            "small replica",
+            ROWS_FULL * (measured.small_rows or 0.0),
+            measured.small_row_s,
+            "{full:.3g} rows / {cost:.3g} s in a row",
+        ),
+        (
+            "large replica",
+            ROWS_FULL * (measured.large_rows or 0.0),
+            measured.large_row_s,
+            "{full:.3g} rows / {cost:.3g} s in a row",
+        ),
+        ("Redis", LOOP_FULL, (measured.redis_us or 0.0) / 1e6, "{full:g} core / {cost:.3g} s"),
+    ]
+    found = []
+    for part, full, cost, why in told:
+        if cost > 0 and full > 0:
+            count = math.ceil(round(arrivals * cost / full, 9))
+            found.append(Need(part, full / cost, count, why.format(full=full, cost=cost)))
+    return sorted(found, key=lambda need: need.each)
+
+
+async def _ask(
+    asker: HttpAsker, problems: Sequence[Problem], contender: Contender, concurrency: int
+) -> list[Answered]:
+    room = asyncio.Semaphore(concurrency)
+
+    async def one(problem: Problem) -> Answered:
+        async with room:
+            return await ask(asker, problem.question, contender)
+
+    try:
+        return await asyncio.gather(*map(one, problems))
+    finally:
+        await asker.aclose()
+
+
+def _waits(http: httpx.Client) -> tuple[float, float]:
+    """Milliseconds of an empty request, and of a Serve call: /ready makes one to each pool."""
+
+    def took(path: str) -> float:
+        began = time.perf_counter()
+        _get(http, path)
+        return 1000 * (time.perf_counter() - began)
+
+    empty = statistics.median(took("/health") for _ in range(5 * LOOKS))
+    looks = []
+    for _ in range(LOOKS):
+        time.sleep(LOOK_S)
+        looks.append(took("/ready"))
+    return empty, max(0.0, statistics.median(looks) - empty)
+
+
+def _read(http: httpx.Client, redis: Redis | None) -> tuple[Reading, dict[tuple[str, str], float]]:
+    """The counters of now, and every sample of /metrics by its name and worker, summed."""
+    scraped: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(_get(http, "/metrics").text):
+        for sample in family.samples:
+            key = sample.name, sample.labels.get("worker", "")
+            scraped[key] = scraped.get(key, 0.0) + sample.value
+    calls = (scraped.get(("baton_worker_calls_total", name), 0.0) for name in ("small", "large"))
+    cpu_s = scraped.get(("baton_orchestrator_cpu_seconds_total", ""), 0.0)
+    return Reading(time.monotonic(), cpu_s, *calls, *_redis(redis)), scraped
+
+
+def _rows(scraped: Mapping[tuple[str, str], float], worker: str) -> float | None:
+    """Rows of one replica; None where a server is asked instead.
+
+    Raises:
+        WorkerUnavailable: no replica has told.
+    """
+    if ("baton_worker_rows", worker) not in scraped:
+        return None
+    replicas = scraped.get(("baton_worker_replicas", worker), 0.0)
+    if not replicas:
+        raise WorkerUnavailable(f"no replica of the {worker} worker tells how it is; try again")
+    return scraped["baton_worker_rows", worker] / replicas
+
+
+def _redis(redis: Redis | None) -> tuple[float, ...]:
+    """Commands, microseconds, bytes over the network, bytes in memory."""
+    if redis is None:
+        return ()
+    try:
+        told: dict[str, Any] = redis.info("all")
+    except RedisError as error:
+        raise WorkerUnavailable(f"Redis: {' '.join(str(error).split())}") from None
+    commands = [
+        value
+        for name, value in told.items()
+        if name.startswith("cmdstat_") and name.removeprefix("cmdstat_") not in _OURS
+    ]
+    return (
+        sum(command["calls"] for command in commands),
+        sum(command["usec"] for command in commands),
+        told["total_net_input_bytes"] + told["total_net_output_bytes"],
+        told["used_memory"],
+    )
+
+
+def _get(http: httpx.Client, path: str) -> httpx.Response:
+    try:
+        response = http.get(path)
+    except httpx.HTTPError as error:
+        raise WorkerUnavailable(f"{http.base_url}: {reason(error)}") from None
+    if not response.is_success:
+        raise failure(response)
+    return response

@@ -1,0 +1,148 @@
+"""Rows as people read them: in the terminal, and in Markdown.
+
+A table is a list of columns, each a heading and a way to say one row. Intervals are of 95 %.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from deploy.evaluation.evaluate import BASELINE
+from deploy.evaluation.summary import Row
+
+Column = tuple[str, Callable[[Row], str]]
+
+
+def label(row: Row) -> str:
+    """The policy, with its budget where it has one."""
+    budget = row["budget"]
+    return str(row["policy"]) + ("" if budget is None else f" @{budget}")
+
+
+def percent(row: Row) -> str:
+    low, high = row["accuracy_low"], row["accuracy_high"]
+    return f"{100 * row['accuracy']:.1f} [{100 * low:.0f}, {100 * high:.0f}]"
+
+
+def difference(row: Row) -> str:
+    """Points to large-only with their interval."""
+    if row["policy"] == BASELINE:
+        return ""
+    low, high = 100 * row["difference_low"], 100 * row["difference_high"]
+    return f"{100 * row['difference']:+.1f} [{low:+.0f}, {high:+.0f}]"
+
+
+def probability(row: Row) -> str:
+    if row["policy"] == BASELINE:
+        return ""
+    p = row["mcnemar_p"]
+    return (
+        f"{row['won']}/{row['lost']} p={p:.2f}"
+        if p >= 0.01
+        else (f"{row['won']}/{row['lost']} p<0.01")
+    )
+
+
+MAIN: list[Column] = [
+    ("policy", label),
+    ("accuracy % [95 %]", percent),
+    ("difference to large-only", difference),
+    ("won/lost, McNemar", probability),
+    ("p50/p95 ms", lambda row: f"{row['p50_ms']:.0f}/{row['p95_ms']:.0f}"),
+    ("speedup", lambda row: f"{row['speedup']:.2f}x"),
+    ("tokens small+large", lambda row: f"{row['small_tokens']:.0f}+{row['large_tokens']:.0f}"),
+    ("large share", lambda row: f"{row['large_share']:.0%}"),
+]
+WORK: list[Column] = [
+    ("policy", label),
+    ("output tokens", lambda row: f"{row['output_tokens']:.0f}"),
+    ("discarded tokens", lambda row: f"{row['discarded_tokens']:.1f}"),
+    ("accepted steps", lambda row: f"{row['accepted_steps']:.1f} of {row['steps']:.1f}"),
+    ("judge calls", lambda row: f"{row['judge_calls']:.1f}"),
+    ("large passes", lambda row: f"{row['large_passes']:.0f}"),
+    ("ms small", lambda row: f"{row['ms']['small']:.0f}"),
+    ("ms large", lambda row: f"{row['ms']['large']:.0f}"),
+    ("ms judge", lambda row: f"{row['ms']['classify']:.0f}"),
+    ("ms rest", lambda row: f"{row['ms']['rest']:.0f}"),
+    ("ms overlap", lambda row: f"{row['ms']['overlap']:.0f}"),
+]
+
+
+def by_level(table: Sequence[Row]) -> list[Column]:
+    """Accuracy, and speedup in brackets, per level of difficulty."""
+    levels = list(dict.fromkeys(level for row in table for level in row["levels"]))
+
+    def cell(level: str) -> Callable[[Row], str]:
+        def say(row: Row) -> str:
+            at = row["levels"].get(level)
+            return "" if at is None else f"{100 * at['accuracy']:.1f} ({at['speedup']:.2f}x)"
+
+        return say
+
+    return [("policy", label), *((f"level {level}", cell(level)) for level in levels)]
+
+
+def notes(concurrency: int, speculation: str) -> str:
+    """What stands under the tables."""
+    told = (
+        "Speedup: summed wall time of large-only over the policy's. Tokens, calls, passes and "
+        "milliseconds of the breakdown are means per problem; overlap is work done side by side."
+    )
+    if concurrency > 1:
+        told += f" Measured at concurrency {concurrency}; speedup is meant at 1."
+    if "lossy" in speculation:
+        told += f" The large worker speculates: {speculation}, so large-only is not its own text."
+    return told
+
+
+def show(
+    table: Sequence[Row], columns: Sequence[Column], console: Console, title: str = ""
+) -> None:
+    """Print rows to a terminal."""
+    made = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left")
+    for index, (head, _) in enumerate(columns):
+        made.add_column(head, justify="right" if index else "left", no_wrap=False)
+    for row in table:
+        made.add_row(*(say(row) for _, say in columns))
+    console.print(made)
+
+
+def markdown(table: Sequence[Row], columns: Sequence[Column]) -> str:
+    """Rows as a Markdown table."""
+    heads = [head for head, _ in columns]
+    lines = [heads, ["---", *("---:" for _ in heads[1:])]]
+    lines += [[say(row) for _, say in columns] for row in table]
+    return "".join("| " + " | ".join(escape(cell) for cell in line) + " |\n" for line in lines)
+
+
+def escape(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def report(table: Sequence[Row], about: dict[str, Any], heading: str = "#") -> str:
+    """An evaluation in Markdown: the main table, the work behind it, and the levels."""
+    parts = [
+        f"{heading} Evaluation\n\n{setting(about)}\n\n{markdown(table, MAIN)}",
+        f"{heading}# Where work and time go\n\n{markdown(table, WORK)}",
+    ]
+    if any(row["levels"] for row in table):
+        parts.append(
+            f"{heading}# By level\n\nAccuracy %, speedup in brackets.\n\n"
+            f"{markdown(table, by_level(table))}"
+        )
+    return "\n".join(parts) + f"\n{notes(about['concurrency'], about['speculation'])}\n"
+
+
+def setting(about: dict[str, Any]) -> str:
+    """In which circumstances the rows were measured, in one sentence."""
+    warm = " A service's prefix cache may hold what the policy before has read."
+    return (
+        f"{about['n']} problems of `{about['problems']}` (seed {about['seed']}), "
+        f"{about['transport']}, `{about['speculation']}` in the large worker, "
+        f"concurrency {about['concurrency']}.{warm if about['transport'] == 'http' else ''}"
+    )

@@ -1,0 +1,167 @@
+"""A small Ray of our own on this machine, and a deployment on it; all gone at the end."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from deploy.service.config import Deployment
+from orchestrator.errors import BatonError
+
+READY_S = 300.0  # a large model may take minutes to load
+PARTING_S = 5.0  # for replicas to end in good order before they are stopped
+OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
+
+
+class NotServing(BatonError):
+    """The deployment did not come up."""
+
+
+@contextmanager
+def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[str]:
+    """The deployment, up and ready on a Ray of its own; yields its address.
+
+    Nothing that was started outlives the block, not even after an exception. Call
+    `deploy.service.environment.prepare` before anything imports ray.
+
+    Raises:
+        NotServing: the port is taken, a deployment failed, or it was not ready in time.
+    """
+    options = deployment.serve.http_options
+    _want_port(options.host, options.port)
+    import ray
+
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    before = descendants(os.getpid())
+    try:
+        ray.init(
+            address="local",
+            num_cpus=max(2, os.cpu_count() or 1),
+            include_dashboard=False,
+            object_store_memory=OBJECTS_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            namespace="serve",
+        )
+        client = _start_serve(deployment)
+        # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.
+        client.deploy_apps(deployment.serve, _blocking=False)
+        _wait(deployment, ready_s)
+        yield deployment.url
+    finally:
+        _stop(before)
+
+
+def _start_serve(deployment: Deployment) -> Any:
+    from ray.serve._private.api import serve_start
+
+    for last in (False, False, True):
+        try:
+            return serve_start(
+                http_options=deployment.serve.http_options.model_dump(),
+                proxy_location=deployment.serve.proxy_location,
+                global_logging_config=deployment.serve.logging_config,
+            )
+        except TimeoutError:  # a busy machine; the next call finds what this one has started
+            if last:
+                raise
+    raise AssertionError
+
+
+def _want_port(host: str | None, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in (host or "") else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host or "127.0.0.1", port))
+        except OSError as error:
+            raise NotServing(f"cannot listen on {host}:{port}: {error.strerror}") from None
+
+
+def _wait(deployment: Deployment, ready_s: float) -> None:
+    from ray import serve
+
+    until = time.monotonic() + ready_s
+    with httpx.Client(timeout=5.0, trust_env=False) as client:
+        while time.monotonic() < until:
+            with suppress(httpx.HTTPError):
+                if client.get(f"{deployment.url}/ready").status_code == 200:
+                    return
+            for name, app in serve.status().applications.items():
+                if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
+                    told = [app.message, *(d.message for d in app.deployments.values())]
+                    raise NotServing(f"{name} did not start: {_gist(told)}")
+            time.sleep(0.25)
+    raise NotServing(f"not ready within {ready_s:g} s; Ray's logs are in /tmp/ray/session_latest")
+
+
+def _gist(messages: list[str]) -> str:
+    """The line that says what went wrong: the last exception of the longest traceback."""
+    lines = [line.strip() for message in messages for line in message.splitlines()]
+    errors = [line for line in lines if line.partition(":")[0].endswith("Error")]
+    return (errors or lines or ["no reason was given"])[-1]
+
+
+def _stop(before: set[int]) -> None:
+    import ray
+    from ray import serve
+
+    ours = descendants(os.getpid()) - before
+    # While Serve goes down, Ray reports that tasks of its own failed: news to nobody.
+    with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
+        if ray.is_initialized():
+            parting = threading.Thread(target=_quietly, args=(serve.shutdown,), daemon=True)
+            parting.start()
+            parting.join(PARTING_S)
+            ours |= descendants(os.getpid()) - before
+            _quietly(ray.shutdown)
+    _reap(ours)
+
+
+def _quietly(step: Callable[[], object]) -> None:
+    with suppress(Exception):
+        step()
+
+
+def _reap(pids: set[int]) -> None:
+    """Wait until these processes are gone; what is left after a while is killed."""
+    until = time.monotonic() + PARTING_S
+    while pids and time.monotonic() < until:
+        pids = {pid for pid in pids if _runs(pid)}
+        time.sleep(0.05)
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def descendants(pid: int) -> set[int]:
+    """Process ids of the children of `pid`, and of theirs."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            fields = entry.read_text().rpartition(")")[2].split()
+            children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
+    found: set[int] = set()
+    new = children.get(pid, [])
+    while new:
+        found.update(new)
+        new = [child for parent in new for child in children.get(parent, [])]
+    return found
+
+
+def _runs(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return False
+    return state != "Z"

@@ -1,0 +1,514 @@
+"""The deployment file: a Ray Serve config whose application's `args` are one typed model.
+
+Everything a deployer may say about Baton itself is in `Args`; the rest of the file is Ray Serve's.
+Unknown keys are refused by name, at every level: Ray Serve's own schema would let a typo pass.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from ray.serve.schema import ServeDeploySchema
+
+from deploy.service.store_spec import StoreSpec
+from orchestrator.errors import ConfigError
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.policy import Policy
+from orchestrator.state.versions import build
+from orchestrator.worker import SERVER_METHOD
+from policies import POLICIES
+from policies.judge import Judging
+from workers.embedded.checkpoints import JUDGE_FILE, folder_of
+from workers.remote.address import base
+
+HERE = Path(__file__).parents[1]
+DEFAULT_FILE = HERE / "local.yaml"
+
+
+SERVERS = {"tokenizer", "api_key_env", "connect_s", "silence_s", "retries"}
+"""Settings of a worker that go with a url."""
+OURS = {
+    "device", "replicas", "patience_s", "nodes", "gpu", "dtype", "rows", "threads", "speculation",
+}  # fmt: skip
+"""Settings of a model that this deployment runs itself."""
+
+
+LOSSY = {"reflective"}
+"""Methods of `METHODS` that change what is said; named here, since those cannot be imported
+without torch."""
+
+
+class Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Method(Strict):
+    """A token-level method by its name in `METHODS`, with its parameters."""
+
+    method: str
+    params: dict[str, Any] = {}
+
+    @property
+    def lossy(self) -> bool:
+        return self.method in LOSSY
+
+    @property
+    def told(self) -> str:
+        """The method as users read it, marked where it is lossy."""
+        return f"{self.method} (lossy)" if self.lossy else self.method
+
+
+class Speculation(Method):
+    """What one worker decodes with, and the methods that requests may name instead."""
+
+    method: str = "vanilla"
+    also: tuple[Method, ...] = Field(
+        default=(), description="the large worker's: further methods, for arms and requests"
+    )
+
+    @model_validator(mode="after")
+    def _once(self) -> Speculation:
+        names = [one.method for one in self.offered]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise ValueError(f"also: {twice} is named twice")
+        return self
+
+    @property
+    def offered(self) -> tuple[Method, ...]:
+        """Every method that a request may have, the default first."""
+        return (Method(method=self.method, params=self.params), *self.also)
+
+
+class Replicas(Strict):
+    """How many replicas: a number, or the fewest and the most of them (`{min: 1, max: 4}`).
+
+    Between the two, replicas come and go with the load: one of a worker's is full when its rows
+    are taken (live sequences, and with them the cache, are what limits), one of the orchestrator's
+    when it has `limits.concurrent` requests.
+    """
+
+    min: int = Field(ge=1)
+    max: int = Field(ge=1)
+    full_at: float = Field(
+        default=0.8, gt=0, le=1, description="share of a replica's room in use; above it, one more"
+    )
+    up_after_s: float = Field(default=20.0, ge=0, description="so long above it")
+    down_after_s: float = Field(default=600.0, ge=0, description="so long below it")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _number(cls, value: Any) -> Any:
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        return {"min": value, "max": value} if is_number else value
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Replicas:
+        if self.min > self.max:
+            raise ValueError(f"min {self.min} is more than max {self.max}")
+        return self
+
+    def scaling(self, room: int) -> dict[str, Any]:
+        """Options of `serve.deployment` for replicas that hold `room` calls or requests each."""
+        if self.min == self.max:
+            return {"num_replicas": self.min}
+        return {
+            "autoscaling_config": {
+                "min_replicas": self.min,
+                "max_replicas": self.max,
+                "target_ongoing_requests": self.full_at * room,
+                "upscale_delay_s": self.up_after_s,
+                "downscale_delay_s": self.down_after_s,
+            }
+        }
+
+
+ONE = Replicas(min=1, max=1)
+Nodes = Annotated[
+    dict[str, str], Field(description="labels of the Ray nodes where replicas may run; {}: any")
+]
+
+
+class WorkerSpec(Strict):
+    """One pool of replicas of one model."""
+
+    model: str | None = Field(
+        default=None,
+        description="Hugging Face id, a folder, or embedded:NAME; with url, its name on the server",
+    )
+    url: str | None = Field(
+        default=None, description="an OpenAI-compatible server that has the model already"
+    )
+    tokenizer: str | None = Field(
+        default=None, description="with url: as model without one; None: the same name"
+    )
+    api_key_env: str | None = Field(
+        default=None, description="with url: the variable of the environment that holds its key"
+    )
+    connect_s: float = Field(default=5.0, gt=0, description="with url: to come to a connection")
+    silence_s: float = Field(
+        default=60.0, gt=0, description="with url: silence after which a call counts as lost"
+    )
+    retries: int = Field(default=2, ge=0, le=10, description="with url: tries after the first")
+    device: Literal["cpu", "cuda"] = "cpu"
+    replicas: Replicas = ONE
+    patience_s: float = Field(
+        default=60.0,
+        gt=0,
+        description="seconds that a call waits while no replica answers: as long as one loads",
+    )
+    nodes: Nodes = {}
+    gpu: float = Field(
+        default=1.0,
+        gt=0,
+        le=1,
+        description="share of a GPU and its memory per replica, where device is cuda",
+    )
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    rows: int = Field(default=8, ge=1, description="live sequences per replica")
+    max_len: int | None = Field(
+        default=None, ge=16, description="tokens of context; None: the model's"
+    )
+    threads: int | None = Field(
+        default=None, ge=1, description="CPU threads of torch; None: all cores"
+    )
+    speculation: Speculation = Speculation()
+
+    @model_validator(mode="after")
+    def _one_source(self) -> WorkerSpec:
+        if not self.model:
+            raise ValueError("model is missing")
+        for name in sorted(self.model_fields_set & (SERVERS if self.url is None else OURS)):
+            if self.url is None:
+                raise ValueError(f"{name}: goes with url, which is missing")
+            raise ValueError(f"{name}: is the server's own where a url is given")
+        if self.url is not None:
+            try:
+                base(self.url)
+            except ConfigError as error:
+                raise ValueError(str(error)) from None
+        return self
+
+    def key(self) -> str | None:
+        """The key of the server.
+
+        Raises:
+            ConfigError: it is promised and not there.
+        """
+        if self.api_key_env is None:
+            return None
+        key = os.environ.get(self.api_key_env, "").strip()
+        if not key:
+            raise ConfigError(f"api_key_env: ${self.api_key_env} holds no key")
+        return key
+
+    def folder(self) -> Path | None:
+        """Where the checkpoint lies, if that is a folder of this machine."""
+        return folder_of(self.model if self.url is None else self.tokenizer or self.model)
+
+
+class Workers(Strict):
+    small: WorkerSpec
+    large: WorkerSpec
+
+    @model_validator(mode="after")
+    def _chosen_for_the_large(self) -> Workers:
+        if self.small.speculation.also:
+            raise ValueError("small.speculation.also: requests choose for the large worker alone")
+        return self
+
+    def by_name(self) -> dict[WorkerName, WorkerSpec]:
+        return {"small": self.small, "large": self.large}
+
+    def speculation(self) -> dict[str, str]:
+        """What each worker decodes with, as users read it."""
+        return {
+            name: spec.speculation.told if spec.url is None else SERVER_METHOD
+            for name, spec in self.by_name().items()
+        }
+
+    def methods(self) -> dict[str, str]:
+        """What a request may ask of the large worker, by name and as users read it."""
+        if self.large.url is not None:
+            return {}
+        return {one.method: one.told for one in self.large.speculation.offered}
+
+
+class PolicyChoice(Strict):
+    """What the model name `baton` means, and each policy's own defaults."""
+
+    default: str = "specreason"
+    params: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _known(self) -> PolicyChoice:
+        for name in (self.default, *self.params):
+            if name not in POLICIES:
+                raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+        for name in self.params:
+            try:
+                self.policy(name)
+            except ValidationError as error:
+                raise ValueError(f"params.{name}.{explain(error)}") from None
+        return self
+
+    def policy(self, name: str) -> Policy:
+        """The policy of that name with the file's parameters."""
+        return build(POLICIES, name, self.params.get(name, {}))
+
+
+class Auth(Strict):
+    """Where keys come from: variables of the environment (comma-separated) or files (one a line).
+
+    Keys themselves never stand in a deployment file.
+    """
+
+    api_keys_env: str | None = None
+    api_keys_file: Path | None = None
+    admin_key_env: str | None = None
+    admin_key_file: Path | None = None
+
+    @model_validator(mode="after")
+    def _some_keys(self) -> Auth:
+        if self.api_keys_env is None and self.api_keys_file is None:
+            raise ValueError("name api_keys_env or api_keys_file, or write `auth: none`")
+        return self
+
+    def api_keys(self) -> frozenset[str]:
+        """The keys that open the API.
+
+        Raises:
+            ConfigError: the variable or file is missing or holds no key.
+        """
+        return _keys(self.api_keys_env, self.api_keys_file)
+
+    def admin_keys(self) -> frozenset[str]:
+        """The keys that may change policies; empty where none is named."""
+        if self.admin_key_env is None and self.admin_key_file is None:
+            return frozenset()
+        return _keys(self.admin_key_env, self.admin_key_file)
+
+
+class OrchestratorSpec(Strict):
+    """The pool of the HTTP surface, which runs the policies and no model."""
+
+    replicas: Replicas = ONE
+    nodes: Nodes = {}
+
+
+class ServiceLimits(Strict):
+    """What one replica of the orchestrator takes on (`orchestrator.http.service.ServiceLimits`)."""
+
+    concurrent: int = Field(default=64, ge=1, description="requests at once; one more is 429")
+    max_tokens: int = Field(default=2048, ge=1, description="cap where a request names none")
+    max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
+    deadline_s: float = Field(default=600.0, gt=0, description="wall time of a request, seconds")
+    body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body is 413")
+
+
+class Tracing(Strict):
+    """Spans of every request, by OpenTelemetry; none are made where this is not written."""
+
+    exporter: Literal["otlp", "console"] = "otlp"
+    endpoint: str | None = Field(
+        default=None, description="with otlp: the collector's address for spans over HTTP"
+    )
+    headers_env: str | None = Field(
+        default=None, description="with otlp: the variable with name=value,... sent along"
+    )
+    sample: float = Field(
+        default=1.0, ge=0, le=1, description="share of requests, where the client does not decide"
+    )
+    service: str = Field(default="baton", min_length=1, description="service.name of the spans")
+
+    @model_validator(mode="after")
+    def _an_address(self) -> Tracing:
+        if self.exporter == "otlp" and not (self.endpoint or "").startswith(
+            ("http://", "https://")
+        ):
+            raise ValueError(
+                "endpoint: an http(s) address is wanted, as http://HOST:4318/v1/traces"
+            )
+        if self.exporter != "otlp":
+            for name in sorted(self.model_fields_set & {"endpoint", "headers_env"}):
+                raise ValueError(f"{name}: goes with exporter otlp")
+        return self
+
+
+class Args(Strict):
+    """The application's `args`: everything that is Baton's own."""
+
+    workers: Workers
+    orchestrator: OrchestratorSpec = OrchestratorSpec()
+    policy: PolicyChoice = PolicyChoice()
+    store: StoreSpec = StoreSpec()
+    auth: Auth | Literal["none"] | None = Field(
+        default=None, description="keys; none binds loopback only unless `auth: none` is written"
+    )
+    limits: ServiceLimits = ServiceLimits()
+    tracing: Tracing | None = None
+
+    @model_validator(mode="after")
+    def _judge_of_the_checkpoint(self) -> Args:
+        """A checkpoint may say how it judges; what the deployment file says goes before it."""
+        folder = self.workers.large.folder()
+        if folder is not None and (folder / JUDGE_FILE).is_file():
+            judge = json.loads((folder / JUDGE_FILE).read_text())["policy"]
+            for name, policy in POLICIES.items():
+                # Only the curve means the same to a policy that does not judge by digits.
+                meant = set(judge) if issubclass(policy, Judging) else {"likelihood"}
+                own = {key: judge[key] for key in meant & judge.keys() & set(policy.model_fields)}
+                if own:
+                    self.policy.params[name] = own | self.policy.params.get(name, {})
+        return self
+
+    @field_validator("store", mode="before")
+    @classmethod
+    def _url_alone(cls, store: Any) -> Any:
+        return {"url": store} if isinstance(store, str) else store
+
+    def api_keys(self) -> frozenset[str]:
+        """The keys that open the API; empty where everybody may ask.
+
+        Raises:
+            ConfigError: keys were promised and are not there.
+        """
+        return self.auth.api_keys() if isinstance(self.auth, Auth) else frozenset()
+
+    def admin_keys(self) -> frozenset[str]:
+        """The keys that may change what others get; empty where none is named.
+
+        Raises:
+            ConfigError: keys were promised and are not there.
+        """
+        return self.auth.admin_keys() if isinstance(self.auth, Auth) else frozenset()
+
+    def check_host(self, host: str | None) -> None:
+        """Without keys, only this machine may ask.
+
+        Raises:
+            ConfigError: `host` is reachable from elsewhere, and `auth` is not written at all.
+        """
+        if self.auth is None and not _is_loopback(host):
+            raise ConfigError(
+                f"http_options.host: {host} is open to the network and there are no API keys: "
+                "name them under auth, or write `auth: none`"
+            )
+
+
+class Deployment:
+    """A deployment file that has been checked: Ray Serve's part and ours."""
+
+    def __init__(self, serve: ServeDeploySchema, args: Args) -> None:
+        self.serve, self.args = serve, args
+
+    @property
+    def url(self) -> str:
+        options = self.serve.http_options
+        host = "127.0.0.1" if options.host in ("0.0.0.0", "::", None) else options.host  # noqa: S104
+        prefix = (self.serve.applications[0].route_prefix or "/").rstrip("/")
+        return f"http://{f'[{host}]' if ':' in host else host}:{options.port}{prefix}"
+
+
+def load(path: Path | str, *, port: int | None = None) -> Deployment:
+    """Read and check a deployment file; `port` replaces the file's.
+
+    Raises:
+        ConfigError: names the file and the key that is wrong.
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return _parse(data, port)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explain(error)}") from None
+
+
+def _parse(data: Any, port: int | None) -> Deployment:
+    if not isinstance(data, dict):
+        raise ConfigError("not a mapping; see deploy/local.yaml for a deployment file")
+    for key in unknown_keys(ServeDeploySchema, data):
+        raise ConfigError(f"{key}: unknown key")
+    if port is not None:
+        data = {**data, "http_options": {**(data.get("http_options") or {}), "port": port}}
+    serve = ServeDeploySchema.model_validate(data)
+    if len(serve.applications) != 1:
+        raise ConfigError("applications: exactly one is expected")
+    try:
+        args = Args.model_validate(serve.applications[0].args)
+    except ValidationError as error:
+        raise ConfigError(f"applications.0.args.{explain(error)}") from None
+    args.check_host(serve.http_options.host)
+    return Deployment(serve, args)
+
+
+def unknown_keys(model: type[BaseModel], data: Any, path: str = "") -> Iterator[str]:
+    """Dotted paths of keys that Ray Serve's schema would silently ignore."""
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            yield f"{path}{key}"
+            continue
+        inner = model_of(field.annotation)
+        if inner is not None:
+            items = value if isinstance(value, list) else [value]
+            for index, item in enumerate(items):
+                where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
+                yield from unknown_keys(inner, item, where)
+
+
+def explain(error: ValidationError) -> str:
+    """The first thing that is wrong, in one line: `where: what`."""
+    first = error.errors(include_url=False)[0]
+    # A union names its branches in the path ("function-after[...]"); the reader wrote none of them.
+    where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
+    what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
+    what = what.removeprefix("Value error, ")
+    return f"{where}: {what}" if where else what
+
+
+def model_of(annotation: Any) -> type[BaseModel] | None:
+    """The model inside `X`, `X | None` or `list[X]`; none where a value may be anything else."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = [arg for arg in getattr(annotation, "__args__", ()) if arg is not type(None)]
+    return model_of(inner[0]) if len(inner) == 1 else None
+
+
+def _keys(variable: str | None, file: Path | None) -> frozenset[str]:
+    found: list[str] = []
+    if variable is not None:
+        found += os.environ.get(variable, "").split(",")
+    if file is not None:
+        try:
+            found += file.read_text(encoding="utf-8").splitlines()
+        except OSError as error:
+            raise ConfigError(f"auth: {file}: {error.strerror or error}") from None
+    keys = frozenset(key.strip() for key in found if key.strip())
+    if not keys:
+        source = f"${variable}" if variable is not None else str(file)
+        raise ConfigError(f"auth: {source} holds no key")
+    return keys
+
+
+def _is_loopback(host: str | None) -> bool:
+    if host is None or host == "localhost":
+        return True  # no HTTP at all, or this machine
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

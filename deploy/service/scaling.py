@@ -1,0 +1,46 @@
+"""How many replicas of a worker pool there should be: by sequences and cached prefixes, not calls.
+
+A replica is full when its rows are taken, or when the requests that come back to it have more
+prefixes than its cache has slots: then each step reads its prompt anew. Counting requests would see
+neither (a request holds no row while the other model writes, and a slot all the time).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.service.config import Replicas
+
+LOOK_BACK_S = 15.0
+"""Over so many seconds a replica's load is averaged, or fewer where the delays are shorter."""
+
+
+def by_load(replicas: Replicas, rows: int) -> dict[str, Any]:
+    """Options of `serve.deployment` for replicas of `rows` sequences each."""
+    options = replicas.scaling(rows)
+    if (config := options.get("autoscaling_config")) is not None:
+        del config["target_ongoing_requests"]
+        config["look_back_period_s"] = max(2.0, min(LOOK_BACK_S, replicas.down_after_s))
+        config["policy"] = {
+            "policy_function": "deploy.service.scaling.PoolLoad",
+            "policy_kwargs": {"full_at": replicas.full_at},
+        }
+    return options
+
+
+class PoolLoad:
+    """Serve's autoscaling policy of a worker pool; Serve adds delays and bounds.
+
+    `full_at`: the load at which a replica counts as full, where 1 is all it has room for (see
+    `WorkerReplica.record_autoscaling_stats`).
+    """
+
+    def __init__(self, full_at: float) -> None:
+        self._full_at = full_at
+
+    def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
+        """The number of replicas wanted, a fraction where it is one, and no state."""
+        loads = (context.aggregated_metrics or {}).get("load", {})
+        if not loads:  # they are starting, and have not said anything yet
+            return context.target_num_replicas, {}
+        return sum(loads.values()) / self._full_at, {}

@@ -1,0 +1,62 @@
+"""The `store` of a deployment file: where it is, and what goes with it."""
+
+from __future__ import annotations
+
+import os
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from orchestrator.errors import ConfigError
+from orchestrator.state.redis import RedisStore
+
+PASSWORD = "BATON_REDIS_PASSWORD"  # noqa: S105 (a name, no password)
+
+
+class StoreSpec(BaseModel):
+    """Where replicas meet; in a deployment file also its url alone."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    url: str = Field(default="memory", description="memory, redis://... or rediss://...")
+    password_env: str | None = Field(
+        default=None,
+        description=f"with redis: the environment's variable with its password; {PASSWORD} if set",
+    )
+    prefix: str = Field(
+        default="baton:",
+        pattern=r"^[A-Za-z0-9._:{}-]{1,64}$",
+        description="with redis: how every key begins",
+    )
+    trace_ttl_s: float = Field(default=86_400.0, gt=0, description="seconds that traces are kept")
+
+    @model_validator(mode="after")
+    def _known(self) -> StoreSpec:
+        if self.url == "memory":
+            if self.password_env is not None:
+                raise ValueError("password_env: goes with redis://")
+            return self
+        scheme = self.url.partition("://")[0]
+        if scheme not in ("redis", "rediss"):
+            raise ValueError(f"must be `memory` or redis://..., not {scheme!r}")
+        self.redis("")
+        return self
+
+    def redis(self, password: str | None) -> RedisStore:
+        """A connection to the server; nothing is asked of it yet."""
+        try:
+            return RedisStore(self.url, password=password, prefix=self.prefix)
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+
+    def password(self) -> str | None:
+        """The server's password, where the environment has one.
+
+        Raises:
+            ConfigError: it is promised and not there.
+        """
+        if self.password_env is None:
+            return os.environ.get(PASSWORD)
+        password = os.environ.get(self.password_env, "")
+        if not password:
+            raise ConfigError(f"store: ${self.password_env} holds no password")
+        return password

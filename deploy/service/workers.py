@@ -1,0 +1,98 @@
+"""From a worker's part of the deployment file to a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from deploy.service.config import Workers, WorkerSpec
+from orchestrator.loop.actions import WorkerName
+
+if TYPE_CHECKING:
+    from workers.engine.worker import LocalWorker
+    from workers.remote.worker import RemoteWorker
+
+
+def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker:
+    """A worker in this process; `close()` stops it.
+
+    `share` is what the whole process may take of a GPU's memory (None: what the file says).
+
+    Raises:
+        ConfigError: the model or a parameter cannot be used.
+    """
+    # Here, not above: the orchestrator and the command line need no torch (seconds, and memory).
+    from transformers.utils.logging import disable_progress_bar
+
+    from workers.engine.loading import load
+
+    disable_progress_bar()
+    assert spec.model is not None
+    methods = [{"method": one.method, **one.params} for one in spec.speculation.offered]
+    return load(
+        spec.model,
+        device=spec.device,
+        dtype=None if spec.dtype == "auto" else spec.dtype,
+        speculation=methods[0],
+        also=methods[1:],
+        rows=spec.rows,
+        max_len=spec.max_len,
+        threads=spec.threads,
+        share=spec.gpu if share is None else share,
+    )
+
+
+def connect_worker(spec: WorkerSpec) -> RemoteWorker:
+    """A worker over the server that `spec.url` names, which is not asked anything yet.
+
+    Raises:
+        ConfigError: there is no such tokenizer, or the key is missing.
+    """
+    from workers.embedded.checkpoints import resolve
+    from workers.engine.loading import load_tokenizer
+    from workers.remote.worker import RemoteWorker, Server
+
+    assert spec.url is not None
+    assert spec.model is not None
+    server = Server(
+        spec.url,
+        key=spec.key(),
+        connect_s=spec.connect_s,
+        silence_s=spec.silence_s,
+        retries=spec.retries,
+    )
+    tokenizer = load_tokenizer(str(resolve(spec.tokenizer or spec.model)))
+    return RemoteWorker(server, spec.model, tokenizer, context=spec.max_len)
+
+
+def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker:
+    """A worker in this process, which may hold another, or over the server `spec.url` names."""
+    return load_worker(spec, share=1.0) if spec.url is None else connect_worker(spec)
+
+
+def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker]:
+    """Both workers, each in this process or over its server."""
+    from workers.remote.worker import RemoteWorker
+
+    small = open_worker(workers.small)
+    try:
+        return {"small": small, "large": open_worker(workers.large)}
+    except BaseException:
+        if not isinstance(
+            small, RemoteWorker
+        ):  # a server that was not asked yet keeps nothing open
+            with suppress(Exception):
+                small.close()
+        raise
+
+
+async def close(workers: Iterable[LocalWorker | RemoteWorker]) -> None:
+    """Stop the models and hang up on the servers."""
+    from workers.remote.worker import RemoteWorker
+
+    for worker in workers:
+        if isinstance(worker, RemoteWorker):
+            await worker.aclose()
+        else:
+            worker.close()

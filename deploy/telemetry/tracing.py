@@ -1,0 +1,62 @@
+"""Where spans go: to an OpenTelemetry collector, or to the log, as the deployment file says.
+
+Spans leave in the background. A collector that is slow or down costs spans, never a request.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from orchestrator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from deploy.service.config import Tracing
+    from orchestrator.telemetry.spans import Spans
+
+
+def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
+    """What makes spans, and what sends the last of them and ends.
+
+    Raises:
+        ConfigError: the headers are promised and not there.
+    """
+    # Here, not above: a service without tracing loads none of it.
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+    from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
+
+    from orchestrator.telemetry.spans import Spans
+
+    exporter: SpanExporter
+    if tracing.exporter == "otlp":
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        exporter = OTLPSpanExporter(tracing.endpoint, headers=headers(tracing))
+    else:
+        exporter = ConsoleSpanExporter(out=sys.stdout)  # as it is now: Serve's log, in a replica
+    provider = TracerProvider(
+        # Ours alone: Serve has a tracer of its own, which the whole process may share.
+        sampler=ParentBasedTraceIdRatio(tracing.sample),
+        resource=Resource.create({"service.name": tracing.service}),
+        shutdown_on_exit=False,
+    )
+    provider.add_span_processor(BatchSpanProcessor(exporter))
+    return Spans(provider.get_tracer("baton")), provider.shutdown
+
+
+def headers(tracing: Tracing) -> dict[str, str]:
+    """What a collector wants to be told, such as its key: `name=value` pairs with commas.
+
+    Raises:
+        ConfigError: the variable that holds them is empty, or holds something else.
+    """
+    if tracing.headers_env is None:
+        return {}
+    pairs = [pair.partition("=") for pair in os.environ.get(tracing.headers_env, "").split(",")]
+    if not all(name.strip() and sign for name, sign, _ in pairs):
+        raise ConfigError(f"tracing.headers_env: ${tracing.headers_env} holds no name=value pairs")
+    return {name.strip(): value.strip() for name, _, value in pairs}

@@ -1,0 +1,99 @@
+"""The HTTP surface of experiments.
+
+    GET  /v1/experiments               every experiment's newest run, with its state
+    POST /v1/experiments               start one: its document, as `experiments.documents` has it
+    GET  /v1/experiments/{name}        one with its document and state
+    GET  /v1/experiments/{name}/report the readout: trust, differences, verdict
+    POST /v1/experiments/{name}/stop   end it: {note, author}
+
+What changes something wants the admin key; `auth` sees to that.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from fastapi import FastAPI, Request
+from starlette.responses import JSONResponse, Response
+
+from orchestrator.errors import StoreError
+from orchestrator.experiments.assignment import current_weights
+from orchestrator.experiments.documents import Experiment
+from orchestrator.experiments.runs import Run
+from orchestrator.http.body import json_body
+from orchestrator.http.policy_routes import Change, read_body
+from orchestrator.http.schemas import parse_object
+from orchestrator.http.service import Service
+from orchestrator.state.versions import Who
+
+Json = dict[str, Any]
+
+
+def add_experiment_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes, behind the application's gate like every other."""
+    experimenter = service.experimenter
+    runs = experimenter.runs
+
+    @app.get("/v1/experiments")
+    async def overview() -> Response:
+        state = await service.store.state()
+        assert state is not None
+        listed = [told(run) for run in await runs.read(state)]
+        return JSONResponse({"object": "list", "degraded": service.degraded, "data": listed})
+
+    @app.post("/v1/experiments")
+    async def start(request: Request) -> Response:
+        given = Experiment.parse(parse_object(await json_body(request, service.limits)))
+        run = await runs.start(given, Who(given.author, request.state.key, given.note))
+        await _look(service)
+        return JSONResponse(told(run), status_code=201)
+
+    @app.get("/v1/experiments/{name}")
+    async def show(name: str) -> Response:
+        return JSONResponse(told(await runs.find(name)))
+
+    @app.get("/v1/experiments/{name}/report")
+    async def readout(name: str) -> Response:
+        run, found = await experimenter.report(name)
+        coverage = run.state.coverage(run.experiment) if run.live else 0.0
+        about = {"object": "baton.report", "run": run.number, "coverage": coverage}
+        return JSONResponse({**about, **found.json()})
+
+    @app.post("/v1/experiments/{name}/stop")
+    async def stop(name: str, request: Request) -> Response:
+        given = await read_body(service, request, Change)
+        run = await runs.stop(name, Who(given.author, request.state.key, given.note))
+        await _look(service)
+        return JSONResponse(told(run))
+
+
+def told(run: Run) -> Json:
+    """A run as clients read it; `coverage` and `weights` are those of this moment."""
+    experiment, state = run.experiment, run.state
+    return {
+        "object": "baton.experiment",
+        "id": run.name,
+        "run": run.number,
+        "status": "running" if run.live else "stopped",
+        "trouble": run.trouble if run.live else None,
+        "coverage": state.coverage(experiment) if run.live else 0.0,
+        "weights": dict(current_weights(experiment, state)),
+        "arms": {
+            name: {
+                "policy": arm.name,
+                "version": arm.version,
+                "params": arm.policy.model_dump(mode="json"),
+                "speculation": arm.speculation,
+            }
+            for name, arm in run.arms.items()
+        },
+        "state": state.model_dump(mode="json"),
+        "experiment": experiment.model_dump(mode="json"),
+    }
+
+
+async def _look(service: Service) -> None:
+    """Whoever changed something finds it so on this replica at once."""
+    with suppress(StoreError):
+        await service.follower.look()

@@ -1,0 +1,81 @@
+"""What surrounds every request: an id, a key, a last resort for errors, one line in the log.
+
+Plain ASGI rather than Starlette's BaseHTTPMiddleware, which stands between a response and the
+news that its client has gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from time import perf_counter
+from typing import Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orchestrator.errors import describe
+from orchestrator.http.errors import problem
+from orchestrator.http.service import Service
+from orchestrator.telemetry.logs import about
+
+log = logging.getLogger(__name__)
+
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class Gate:
+    """ASGI middleware. Leaves `request_id` and `key` (a digest's start) in the request's state."""
+
+    def __init__(self, app: ASGIApp, service: Service) -> None:
+        self._app, self._service = app, service
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await self._serve(scope, receive, send)
+        else:  # there are no websockets here
+            await send({"type": "websocket.close", "code": 1008})
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        given = Headers(scope=scope).get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(16)
+        with about(request_id=request_id):
+            await self._answer(scope, receive, send, request_id)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        headers, began, status = Headers(scope=scope), perf_counter(), 0
+
+        async def signed(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                self._service.responses.labels(str(status)).inc()
+                if not self._service.signed:
+                    MutableHeaders(scope=message)["x-request-id"] = request_id
+            await send(message)
+
+        key = None
+        try:
+            path = scope["path"].removeprefix(scope.get("root_path", ""))
+            authorization = headers.get("authorization")
+            key = self._service.access.owner(scope["method"], path, authorization)
+            scope.setdefault("state", {}).update(request_id=request_id, key=key)
+            await self._app(scope, receive, signed)
+        except ClientDisconnect:
+            pass
+        except Exception as error:
+            told = problem(error)
+            if told.status >= 500:
+                log.error("request %s failed: %s", request_id, describe(error))
+            if not status:
+                await told.response()(scope, receive, signed)
+        finally:
+            ms = (perf_counter() - began) * 1000
+            method, path = scope["method"], scope["path"]
+            fields = {"method": method, "path": path, "status": status, "ms": round(ms, 1)}
+            line = "%s %r %d %.0f ms request=%s key=%s"
+            log.info(line, method, path, status, ms, request_id, key, extra=fields)

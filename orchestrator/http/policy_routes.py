@@ -1,0 +1,179 @@
+"""The HTTP surface of published policies.
+
+    GET  /v1/policies                  every policy, what is active, whether the store is in order
+    POST /v1/policies                  publish a version: {policy, params, note, author, activate}
+    GET  /v1/policies/{name}           its versions, newest first
+    GET  /v1/policies/{name}@{version} one version
+    GET  /v1/policies/active           what the model `baton` means
+    PUT  /v1/policies/active           {version: NAME@VERSION, or null: the file's default}
+    POST /v1/policies/rollback         back to what was active before
+    GET  /v1/policies/history          who changed what, newest first
+
+What changes something wants the admin key; `auth` sees to that.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any, Final, TypeVar
+
+from fastapi import FastAPI, Query, Request
+from pydantic import BaseModel, ConfigDict, ValidationError
+from starlette.responses import JSONResponse, Response
+
+from orchestrator.errors import StoreError, UnknownPolicy
+from orchestrator.http.body import json_body
+from orchestrator.http.schemas import invalid, parse_object
+from orchestrator.http.service import Service
+from orchestrator.state.versions import (
+    Author,
+    Note,
+    PolicyVersion,
+    Publication,
+    Who,
+    active,
+    latest,
+    previous,
+)
+
+Json = dict[str, Any]
+LISTED: Final = 100  # versions or changes that a list holds unless told otherwise
+Body = TypeVar("Body", bound=BaseModel)
+
+
+class Change(BaseModel):
+    """The body of a rollback."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    note: Note = ""
+    author: Author = ""
+
+
+class Activation(Change):
+    """The body of `PUT /v1/policies/active`."""
+
+    version: str | None
+
+
+def add_policy_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes, behind the application's gate like every other."""
+    versions = service.versions
+    count = Query(LISTED, ge=1, le=1000)
+
+    @app.get("/v1/policies")
+    async def overview() -> Response:
+        return JSONResponse(await _overview(service))
+
+    @app.post("/v1/policies")
+    async def publish(request: Request) -> Response:
+        given = await read_body(service, request, Publication)
+        made = await versions.publish(given, _who(request, given.author, given.note))
+        await _look(service)
+        return JSONResponse(told(made), status_code=201)
+
+    @app.get("/v1/policies/active")
+    async def show_active() -> Response:
+        state = await service.store.state()
+        assert state is not None
+        return JSONResponse(await _version(service, active(state)))
+
+    @app.put("/v1/policies/active")
+    async def activate(request: Request) -> Response:
+        given = await read_body(service, request, Activation)
+        await versions.activate(given.version, _who(request, given.author, given.note))
+        await _look(service)
+        return JSONResponse(await _version(service, given.version))
+
+    @app.post("/v1/policies/rollback")
+    async def rollback(request: Request) -> Response:
+        given = await read_body(service, request, Change)
+        target = await versions.rollback(_who(request, given.author, given.note))
+        await _look(service)
+        return JSONResponse(await _version(service, target))
+
+    @app.get("/v1/policies/history")
+    async def history(count: int = count) -> Response:
+        return JSONResponse({"object": "list", "data": await versions.history(count)})
+
+    @app.get("/v1/policies/{name}")
+    async def show(name: str, count: int = count) -> Response:
+        if "@" in name:
+            return JSONResponse(await _version(service, name))
+        found = await versions.newest(name, count)
+        return JSONResponse({"object": "list", "data": [told(version) for version in found]})
+
+
+def told(version: PolicyVersion) -> Json:
+    """A version as clients read it."""
+    return {
+        "object": "baton.policy",
+        "id": version.reference,
+        **version.model_dump(mode="json"),
+    }
+
+
+async def _overview(service: Service) -> Json:
+    """What there is: as the store says it now, or as this replica knew it last."""
+    current = service.follower.current
+    known: Json = {
+        "active": None if current.active is None else current.active.document.reference,
+        "previous": None,
+    }
+    numbers, revision, trouble = dict(current.latest), current.revision, service.degraded
+    try:
+        state = await service.store.state()
+        assert state is not None
+        if state.revision or not revision:
+            known = {"active": active(state), "previous": previous(state)}
+            numbers, revision = latest(state), state.revision
+    except StoreError as error:
+        trouble = str(error)
+    return {
+        "object": "list",
+        **known,
+        "default": service.default_policy,
+        "revision": revision,
+        "degraded": trouble,
+        "data": [
+            {"object": "baton.policy", "policy": name, "latest": numbers.get(name, 0)}
+            for name in service.policies
+        ],
+    }
+
+
+async def _version(service: Service, target: str | None) -> Json:
+    """A version by NAME@VERSION; None: the deployment file's default, whose version is 0."""
+    if target is not None:
+        try:
+            return told((await service.versions.find(target)).document)
+        except UnknownPolicy as error:
+            raise UnknownPolicy(error.message, param="version", code="version_not_found") from None
+    choice = await service.choose(service.default_policy, {})
+    return {
+        "object": "baton.policy",
+        "id": choice.name,
+        "policy": choice.name,
+        "version": 0,
+        "params": choice.policy.model_dump(mode="json"),
+        "note": "the deployment file's default",
+        "author": "",
+        "created": None,
+    }
+
+
+async def read_body(service: Service, request: Request, kind: type[Body]) -> Body:
+    try:
+        return kind.model_validate(parse_object(await json_body(request, service.limits)))
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+async def _look(service: Service) -> None:
+    """Whoever changed something finds it so on this replica at once; others follow in a moment."""
+    with suppress(StoreError):  # the change is made; that it cannot be read shows in `degraded`
+        await service.follower.look()
+
+
+def _who(request: Request, author: str, note: str) -> Who:
+    return Who(author, request.state.key, note)

@@ -1,0 +1,146 @@
+"""What a policy may ask for. Each action is typed by its answer.
+
+A policy is a plain generator: `segment = yield from Generate("small", transcript, span)` hands the
+action to whoever drives the policy and receives the answer. The driver does the I/O, so one
+policy file runs in a test without an event loop, in one process, on Ray, over HTTP, and from a
+recording. (The shape is httpx's `Auth.auth_flow`.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+from orchestrator.types import (
+    Classification,
+    Cost,
+    Generation,
+    Message,
+    Segment,
+    StopCriteria,
+    Transcript,
+    Verification,
+)
+
+A = TypeVar("A")
+WorkerName = Literal["small", "large"]
+Script = Generator["Action[Any]", Any, None]
+"""A running policy."""
+
+
+class Action(Generic[A]):
+    """A request to the driver; `yield from action` evaluates to its answer of type A."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Generator[Action[A], A, A]:
+        return (yield self)
+
+
+@dataclass(frozen=True, slots=True)
+class Generate(Action[Generation]):
+    """Draft from the end of the transcript. Nothing of it is streamed before `Accept`."""
+
+    worker: WorkerName
+    transcript: Transcript
+    criteria: StopCriteria
+    temperature: float | None = None  # None: the request's own, as all else of its sampling is
+
+
+@dataclass(frozen=True, slots=True)
+class Write(Action[Transcript]):
+    """Generate, accepted as it arrives: streamed to the client token by token."""
+
+    worker: WorkerName
+    transcript: Transcript
+    criteria: StopCriteria
+
+
+@dataclass(frozen=True, slots=True)
+class Classify(Action[Classification]):
+    """A law over single-token `labels` after a side conversation that leaves no transcript.
+
+    The worker reads the transcript with its thought left open, then `turns`, then begins its reply
+    with `lead_in`; the labels compete for the next position. `likeliest`: only which token is
+    the likeliest counts, so a worker that knows no probabilities may answer with a point mass.
+    `nll`: the same pass also tells the surprise at the transcript's last segment and its end.
+    """
+
+    worker: WorkerName
+    transcript: Transcript
+    turns: tuple[Message, ...]
+    lead_in: str
+    labels: tuple[str, ...]
+    likeliest: bool = False
+    nll: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Verify(Action[Verification]):
+    """The surprise at a segment's tokens and k + 1 choices of the worker's own.
+
+    After an empty segment that is one choice: the worker's next token for the price of a pass.
+    """
+
+    worker: WorkerName
+    transcript: Transcript
+    segment: Segment
+
+
+@dataclass(frozen=True, slots=True)
+class Accept(Action[Transcript]):
+    """Commit a segment: it joins the transcript and is streamed. `score` is shown beside it."""
+
+    transcript: Transcript
+    segment: Segment
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Reject(Action[None]):
+    """Say that a draft was thrown away, for the record only."""
+
+    segment: Segment
+    score: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Close(Action[Transcript]):
+    """End the thought; `forced` when a loop or a budget did it rather than a model."""
+
+    transcript: Transcript
+    forced: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Account(Action[Cost]):
+    """Ask what the request has cost so far: the sum over the answers, so a replay says the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A handle on a started action."""
+
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Start(Action[Job]):
+    """Begin an action (Generate, Classify or Verify) without waiting for it."""
+
+    action: Action[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class First(Action[tuple[Job, Any]]):
+    """Wait for whichever of the jobs ends first; a job's failure is thrown here."""
+
+    jobs: tuple[Job, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel(Action[None]):
+    """Stop a job; its work is counted as discarded."""
+
+    job: Job

@@ -1,0 +1,94 @@
+"""What a request may spend, and how an accepted segment ends a phase.
+
+Two caps (contract, "HTTP"): `max_tokens` bounds thought and answer together, the budget bounds the
+accepted thought. A few tokens of `max_tokens` are kept back for the answer, so that a thought cut
+short still leads to one (SpecReason 5.1 counts accuracy under a token budget the same way). Drafts
+and judge calls are never charged here: they are counted in `metrics`.
+
+Everything is a pure function of the transcript, so a replay settles every transcript as the live
+run did.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.types import Limits, Segment, StopCriteria, Transcript
+
+ANSWER_RESERVE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The caps of one request: `thought` tokens of thinking, `total` with the answer."""
+
+    total: int
+    thought: int
+    stop: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, limits: Limits, budget: int | None = None) -> Budget:
+        """The caps that `limits` and a policy's own `budget` (which goes first) amount to.
+
+        Raises:
+            InvalidRequest: a cap below one token.
+        """
+        if limits.max_tokens < 1:
+            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+        cap = limits.budget if budget is None else budget
+        if cap is not None and cap < 1:
+            raise InvalidRequest("budget must be at least 1", param="budget")
+        room = limits.max_tokens - min(ANSWER_RESERVE, limits.max_tokens // 2)
+        return cls(limits.max_tokens, room if cap is None else min(cap, room), limits.stop)
+
+    def left(self, transcript: Transcript) -> int:
+        """Tokens that the phase the transcript is in may still take."""
+        if transcript.closed:
+            return max(0, self.total - transcript.thought_tokens - transcript.answer_tokens)
+        return max(0, self.thought - transcript.thought_tokens)
+
+    def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
+        """The span, no longer than what is left; in the answer the caller's stop strings join."""
+        tokens = max(0, min(criteria.max_tokens, self.left(transcript)))
+        if transcript.closed and self.stop:
+            return replace(criteria, max_tokens=tokens, stop=(*criteria.stop, *self.stop))
+        return replace(criteria, max_tokens=tokens)
+
+    def commit(
+        self, transcript: Transcript, segment: Segment, asked: int | None = None
+    ) -> Transcript:
+        """The transcript after an accepted segment; `asked` is the span it was given, if it fell
+        short.
+
+        A generation that stops at "length" short of its span (or with nothing at all) met the end
+        of the worker's context: asking again would give nothing, so the phase ends there.
+        """
+        size = len(segment.tokens)
+        exhausted = segment.finish == "length" and (size == 0 or (asked or 0) > size)
+        after = transcript.extend(segment) if segment.text or size else transcript
+        if transcript.closed:
+            if segment.finish in ("eos", "stop", "think_end"):
+                return replace(after, done=True, finish="stop")
+            if exhausted or self.left(after) == 0:
+                return replace(after, done=True, finish="length")
+            return after
+        if segment.finish in ("think_end", "eos"):
+            # A model that ends its turn inside the thought has nothing more to think either.
+            return self.close(after)
+        if exhausted or self.left(after) == 0:
+            return self.close(after, forced=True)
+        return after
+
+    def close(self, transcript: Transcript, forced: bool = False) -> Transcript:
+        """The transcript with its thought ended; done at once where no token is left to answer
+        with."""
+        if transcript.closed:
+            return transcript
+        closed = replace(transcript, closed=True, forced=forced)
+        return closed if self.left(closed) else self.cut(closed)
+
+    def cut(self, transcript: Transcript) -> Transcript:
+        """The transcript ended here for want of room."""
+        forced = transcript.forced or not transcript.closed
+        return replace(transcript, closed=True, forced=forced, done=True, finish="length")

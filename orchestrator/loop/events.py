@@ -1,0 +1,73 @@
+"""What a running request tells whoever watches it: the API, the record, the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from orchestrator.loop.actions import Action
+from orchestrator.types import Author, Step, Transcript
+
+
+@dataclass(frozen=True, slots=True)
+class TextDelta:
+    """Accepted text, in order; only this ever reaches the client."""
+
+    author: Author
+    phase: Literal["thought", "answer"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class StepCompleted:
+    """A step is complete: accepted, or a draft that was thrown away."""
+
+    step: Step
+
+
+@dataclass(frozen=True, slots=True)
+class ActionCompleted:
+    """One action and what the world said to it, for the record.
+
+    `answer` is an exception where the worker failed. For Write it is the Generation (the transcript
+    that the policy gets follows from it), for First the job with its answer or exception, for
+    Cancel the Usage that the job had cost; None for Accept, Reject, Close and Account.
+    """
+
+    action: Action[Any]
+    answer: Any
+    ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Metrics:
+    """One request's totals. Tokens are generated tokens, drafts and rewrites included.
+
+    acceptance_rate: accepted drafts over judged drafts (None where nothing was judged).
+    large_passes: forward passes of the large worker's model that served this request.
+    """
+
+    small_tokens: int = 0
+    large_tokens: int = 0
+    discarded_tokens: int = 0
+    judge_calls: int = 0
+    large_passes: int = 0
+    prompt_tokens: int = 0
+    prefill_tokens: int = 0  # prompt tokens computed, over all calls and workers
+    cached_tokens: int = 0  # prompt tokens found in a cache, over all calls and workers
+    acceptance_rate: float | None = None
+    ms: dict[str, float] = field(
+        default_factory=lambda: {"small": 0.0, "large": 0.0, "classify": 0.0, "total": 0.0}
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RequestCompleted:
+    """The last event of a request that ended properly."""
+
+    transcript: Transcript
+    steps: tuple[Step, ...]
+    metrics: Metrics
+
+
+Event = TextDelta | StepCompleted | ActionCompleted | RequestCompleted

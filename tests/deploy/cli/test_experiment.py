@@ -1,0 +1,160 @@
+"""`baton experiment` against a running service."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.http.auth import Access, Keys
+from tests.deploy.cli.test_main import baton  # noqa: F401
+from tests.orchestrator.serving import HTTP, post, service, serving, until
+
+DOCUMENT = """
+name: thresholds
+arms:
+  - {name: five, policy: specreason, params: {threshold: 5}}
+  - {name: seven, policy: specreason, params: {threshold: 7}}
+goal: {metric: ms, within: [{metric: reward, by: 0.01}]}
+note: "is [red]seven better?"
+"""
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.delenv("BATON_API_KEY", raising=False)
+    monkeypatch.delenv("BATON_ADMIN_KEY", raising=False)
+    with serving(service()) as address:
+        yield address
+
+
+def test_an_experiment_from_start_to_stop(baton: Any, url: str, tmp_path: Path) -> None:  # noqa: F811
+    file, to = tmp_path / "thresholds.yaml", ("--url", url)
+    file.write_text(DOCUMENT)
+    ran = baton("experiment", "start", str(file), *to)
+    assert (ran.status, ran.out) == (0, "thresholds runs, for the 1st time\n")
+    listed = baton("experiment", "list", *to).out
+    assert "five 50%, seven 50%" in listed
+    assert "running" in listed
+    shown = baton("experiment", "show", "thresholds", *to).out
+    assert "is [red]seven better?" in shown
+    assert '"threshold": 7.0' in shown
+    for _ in range(10):
+        assert post(url).status_code == 200
+
+    def counted() -> int:
+        told = json.loads(baton("experiment", "report", "thresholds", "--json", *to).out)
+        return sum(told["sample_ratio"]["counts"].values())
+
+    until(lambda: counted() == 10)
+    told = baton("experiment", "report", "thresholds", *to).out
+    assert "too early" in told
+    assert "sample ratio as intended" in told
+    assert "always valid" in told
+    assert "not sure yet" in told
+    ran = baton("experiment", "stop", "thresholds", "--note", "enough", *to)
+    assert (ran.status, ran.out) == (0, "thresholds is stopped\n")
+    assert "stopped" in baton("experiment", "list", *to).out
+    again = baton("experiment", "start", str(file), *to)
+    assert again.out == "thresholds runs, for the 2nd time\n"
+
+
+def test_an_evaluation_tells_the_experiment_what_its_answers_were_worth(
+    baton: Any,  # noqa: F811
+    url: str,
+    tmp_path: Path,
+) -> None:
+    file, problems = tmp_path / "thresholds.yaml", tmp_path / "problems.jsonl"
+    file.write_text(DOCUMENT)
+    assert baton("experiment", "start", str(file), "--url", url).status == 0
+    problems.write_text(
+        '{"question": "2+2?", "answer": "8"}\n{"question": "?", "answer": "9"}\n' * 4
+    )
+    ran = baton(
+        *("eval", "--problems", str(problems), "--policies", "baton", "--feedback"), "--url", url
+    )
+    assert ran.status == 0, ran.err
+
+    def rewards() -> list[float]:
+        told = baton("experiment", "report", "thresholds", "--json", "--url", url).out
+        arms = [one["reward"] for one in json.loads(told)["arms"].values() if "reward" in one]
+        units = sum(arm["units"] for arm in arms)
+        return [units, sum(arm["units"] * arm["mean"] for arm in arms)]
+
+    until(lambda: rewards() == [8, 4.0])
+
+
+def test_what_goes_wrong_is_told_in_a_line(
+    baton: Any,  # noqa: F811
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    to = ("--url", url)
+    for text, told in (
+        ("name: [", "thresholds.yaml"),
+        ("- 1", "a mapping"),
+        ("name: x", "arms: missing"),
+    ):
+        file = tmp_path / "thresholds.yaml"
+        file.write_text(text)
+        ran = baton("experiment", "start", str(file), *to)
+        assert ran.status != 0
+        assert told in ran.err
+        assert ran.err.count("\n") == 1
+    assert baton("experiment", "start", str(tmp_path / "none.yaml"), *to).status == 1
+    assert "no experiment" in baton("experiment", "report", "nobody", *to).err
+    monkeypatch.setattr("sys.stdin", io.StringIO(DOCUMENT))
+    assert baton("experiment", "start", "-", *to).status == 0
+    monkeypatch.setattr("sys.stdin", io.StringIO(DOCUMENT))
+    assert "runs already" in baton("experiment", "start", "-", *to).err
+
+
+def test_changes_want_the_admin_key(
+    baton: Any,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with serving(service(access=Access(Keys(["one"]), Keys(["root"])))) as address:
+        to = ("--url", address)
+        monkeypatch.setenv("BATON_API_KEY", "one")
+        monkeypatch.delenv("BATON_ADMIN_KEY", raising=False)
+        monkeypatch.setattr("sys.stdin", io.StringIO(DOCUMENT))
+        assert baton("experiment", "start", "-", *to).status != 0
+        monkeypatch.setenv("BATON_ADMIN_KEY", "root")
+        monkeypatch.setattr("sys.stdin", io.StringIO(DOCUMENT))
+        assert baton("experiment", "start", "-", *to).status == 0
+        assert "thresholds" in baton("experiment", "list", *to).out
+        assert HTTP.get(f"{address}/v1/experiments").status_code == 401
+
+
+def test_driving_an_experiment_judges_every_answer(baton: Any, url: str, tmp_path: Path) -> None:  # noqa: F811
+    file, problems, to = tmp_path / "x.yaml", tmp_path / "problems.jsonl", ("--url", url)
+    file.write_text(DOCUMENT)
+    rows = [{"question": f"{n}: what is twice 4?", "answer": 8 if n % 4 else 9} for n in range(40)]
+    problems.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    drive = ("experiment", "drive", "--problems", str(problems), "--every", "16", *to)
+    ran = baton(*drive)
+    assert ran.status == 0, ran.err
+    assert "no experiment" in ran.out  # nothing is being compared yet
+    assert baton("experiment", "start", str(file), *to).status == 0
+    told = json.loads(baton(*drive, "--json").out)["lots"]
+    assert [lot["until"] for lot in told] == [16, 32, 40]
+    arms = [arm for lot in told for arm in lot["arms"].values()]
+    assert sum(arm["requests"] for arm in arms) == 40
+    assert sum(arm["right"] for arm in arms) == 30
+    assert {name for lot in told for name in lot["arms"]} == {"thresholds/five", "thresholds/seven"}
+
+    def rewards() -> list[tuple[int, float]]:
+        told = json.loads(baton("experiment", "report", "thresholds", "--json", *to).out)
+        found = [arm["reward"] for arm in told["arms"].values() if "reward" in arm]
+        return [(one["requests"], one["mean"]) for one in found]
+
+    until(lambda: sum(count for count, _ in rewards()) == 40)
+    assert sum(count * mean for count, mean in rewards()) == pytest.approx(30)
+    ran = baton("experiment", "drive", "--problems", str(problems), "--url", "http://127.0.0.1:9")
+    assert ran.status == 1
+    assert "40 requests failed" in ran.err

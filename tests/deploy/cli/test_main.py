@@ -1,0 +1,324 @@
+"""The command line: exit statuses, errors in one line, and what runs without a server."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deploy.cli import main as cli
+from deploy.cli import serve
+from deploy.evaluation import recording as record
+from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
+from orchestrator.types import Message, Segment, Step, Transcript
+
+
+class Ran:
+    """What a command did."""
+
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+@pytest.fixture
+def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    monkeypatch.setenv("COLUMNS", "160")
+
+    def run(*args: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["baton", *args])
+        with pytest.raises(SystemExit) as info:
+            cli.main()
+        told = capsys.readouterr()
+        return Ran(int(info.value.code or 0), told.out, told.err)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        *((), ("serve",), ("ask",), ("eval",), ("calibrate",), ("predict",), ("results",)),
+        ("bench-decode",),
+        *(("experiment", name) for name in ("list", "show", "start", "drive", "stop", "report")),
+        *(("trace",), ("trace", "show"), ("policy",), ("policy", "list"), ("policy", "show")),
+        *(("policy", name) for name in ("publish", "activate", "rollback", "history")),
+    ],
+)
+def test_help(baton: Any, command: tuple[str, ...]) -> None:
+    ran = baton(*command, "--help")
+    assert (ran.status, ran.err) == (0, "")
+    assert command in ((), ("trace",), ("policy",)) or "Examples" in ran.out
+
+
+def test_version(baton: Any) -> None:
+    assert baton("--version").out.startswith("baton 0.")
+
+
+DEAD = "http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "said"),
+    [
+        (("--nope",), 2, "No such option"),
+        (("ask",), 2, "Missing argument"),
+        (("ask", " "), 2, "the question is empty"),
+        (("ask", "x", "--policy", "best"), 2, "no policy 'best'"),
+        (("ask", "x", "--policy", "specreason:threshold=99"), 2, "specreason: threshold: "),
+        (("ask", "x", "--policy", "specreason:threshold"), 2, "NAME:KEY=VALUE"),
+        (("ask", "x", "--url", DEAD), 1, DEAD),
+        (("ask", "x", "--url", "nonsense"), 1, "nonsense"),
+        (("ask", "x", "--config", "/nowhere.yaml"), 1, "/nowhere.yaml: No such file"),
+        (("serve", "/nowhere.yaml"), 1, "/nowhere.yaml: No such file"),
+        (("eval",), 2, "Missing option"),
+        (("eval", "--problems", "builtin:exam"), 1, "no builtin problems 'exam'"),
+        (("eval", "--problems", "/nowhere"), 1, "/nowhere: No such file"),
+        (("eval", "--problems", "builtin:dev", "--budget", "0"), 2, "--budget 0"),
+        (("eval", "--problems", "builtin:dev", "--policies", "best"), 2, "no policy 'best'"),
+        (("eval", "--problems", "builtin:dev", "--concurrency", "0"), 2, "concurrency"),
+        (
+            ("eval", "--problems", "builtin:dev", "--url", DEAD, "--speculation", "chain"),
+            2,
+            "--speculation",
+        ),
+        (("eval", "--problems", "builtin:dev", "--url", DEAD, "--small", "x"), 2, "--small"),
+        (("eval", "--problems", "builtin:dev", "--feedback"), 2, "--feedback"),
+        (("eval", "--problems", "builtin:dev", "--small", "/nowhere"), 1, "/nowhere is no model"),
+        (("train", "allign"), 2, "no such stage: allign"),
+        (("eval", "--problems", "builtin:dev", "--rows", "/proc/x/y"), 1, "/proc/x/y"),
+        (
+            ("eval", "--problems", "builtin:dev", "--rows", "a", "--recordings", "b"),
+            2,
+            "--recordings",
+        ),
+        (("calibrate", "--policy", "specreason"), 2, "give one target"),
+        (("calibrate", "--policy", "best", "--target-accuracy", "0.9"), 2, "no policy 'best'"),
+        (
+            ("calibrate", "--policy", "large-only", "--target-accuracy", "0.9"),
+            2,
+            "LargeOnly names no threshold",
+        ),
+        (
+            (*("calibrate", "--policy", "specreason", "--target-accuracy", "0.9"), "--range", "1"),
+            2,
+            "--range 1",
+        ),
+        (
+            (
+                *("calibrate", "--policy", "specreason", "--target-accuracy", "0.9"),
+                *("--problems", "builtin:heldout"),
+            ),
+            2,
+            "nothing is tuned on held-out problems",
+        ),
+        (("predict", "/nowhere"), 1, "/nowhere/rows.jsonl: No such file"),
+        (("predict", "/nowhere", "--costs", "nope"), 1, "nope: No such file"),
+        (("results", "/nowhere.json"), 1, "/nowhere.json: No such file"),
+        (("results", __file__), 1, "not JSON"),
+        (("trace", "show", "abc", "--url", DEAD), 1, DEAD),
+        (("trace", "show", __file__), 1, "line 1: cannot be read"),
+        (("policy", "list", "--url", DEAD), 1, DEAD),
+        (("policy", "publish", "specreason:threshold", "--url", DEAD), 2, "threshold"),
+        (("policy", "show"), 2, "policy show --help"),
+    ],
+)
+def test_errors_are_one_line(baton: Any, args: tuple[str, ...], status: int, said: str) -> None:
+    ran = baton(*args)
+    assert ran.status == status
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+    assert ran.err.startswith("baton: ")
+    assert ran.out == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [("{", ":1: want"), ('{"question": "x"}', ":1: want"), ('{"question": 1, "answer": 2}', ":1:")],
+)
+def test_problem_files_are_checked(baton: Any, tmp_path: Path, line: str, said: str) -> None:
+    file = tmp_path / "problems.jsonl"
+    file.write_text(line)
+    ran = baton("eval", "--problems", str(file))
+    assert ran.status == 1
+    assert said in ran.err
+
+
+def test_ask_in_process(baton: Any, tiny_file: Path) -> None:
+    ran = baton("ask", "12 + 34", "--config", str(tiny_file), "--max-tokens", "60")
+    assert (ran.status, ran.err) == (0, "")
+    assert "small ✗" in ran.out
+    assert "large ✓" in ran.out
+    assert "large tokens" in ran.out
+
+
+def test_ask_as_json(baton: Any, tiny_file: Path) -> None:
+    config = ("--config", str(tiny_file), "--max-tokens", "60")
+    ran = baton("ask", "12 + 34", "--policy", "large-only", "--json", *config)
+    told = json.loads(ran.out)
+    assert {step["author"] for step in told["steps"]} == {"large"}
+    assert told["metrics"]["small_tokens"] == 0
+
+
+def test_eval_in_process(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    out, plot = tmp_path / "rows.json", tmp_path / "rows.png"
+    ran = baton(
+        *("eval", "--problems", "builtin:dev", "--limit", "2", "--config", str(tiny_file)),
+        *("--max-tokens", "40", "--policies", "specreason:threshold=5", "--budget", "8,16"),
+        *("--json", str(out), "--plot", str(plot)),
+    )
+    assert ran.status == 0
+    rows = json.loads(out.read_text())["rows"]
+    found = [(row["policy"], row["budget"], row["n"], row["transport"]) for row in rows]
+    assert found == [
+        ("large-only", 8, 2, "in-process"),
+        ("specreason:threshold=5", 8, 2, "in-process"),
+        ("large-only", 16, 2, "in-process"),
+        ("specreason:threshold=5", 16, 2, "in-process"),
+    ]
+    contract = (
+        "policy n accuracy p50_ms p95_ms speedup small_tokens large_tokens output_tokens "
+        "accepted_steps budget speculation transport"
+    )
+    assert set(contract.split()) <= rows[0].keys()
+    assert rows[0]["speculation"] == "vanilla"
+    assert "specreason:threshold=5" in ran.out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_lossy_speculation_shows_wherever_it_serves(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    data = yaml.safe_load(tiny_file.read_text())
+    large = data["applications"][0]["args"]["workers"]["large"]
+    small = data["applications"][0]["args"]["workers"]["small"]["model"]
+    large["speculation"] = {"method": "reflective", "params": {"draft": small, "gamma": 2}}
+    file, out, tables = (tmp_path / name for name in ("lossy.yaml", "rows.json", "tables.md"))
+    file.write_text(yaml.safe_dump(data))
+    short = ("--config", str(file), "--max-tokens", "12")
+    told = baton("ask", "1+1?", "--policy", "large-only", *short)
+    assert "large worker: reflective (lossy)" in told.out
+    ran = baton(
+        *("eval", "--problems", "builtin:dev", "--limit", "1", "--policies", "large-only", *short),
+        *("--speculation", "reflective", "--json", str(out), "--markdown", str(tables)),
+        *("--recordings", str(tmp_path / "run")),
+    )
+    assert ran.status == 0
+    assert "The large worker speculates: reflective (lossy)" in " ".join(ran.out.split())
+    assert json.loads(out.read_text())["rows"][0]["speculation"] == "reflective (lossy)"
+    assert "`reflective (lossy)` in the large worker" in tables.read_text()
+    (recording,) = (
+        path for path in (tmp_path / "run").rglob("*.jsonl") if path.name != "rows.jsonl"
+    )
+    shown = baton("trace", "show", str(recording))
+    assert "large worker: reflective (lossy)" in shown.out
+
+
+def test_an_evaluation_from_rows_to_the_results_page(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    config = ("--config", str(tiny_file), "--max-tokens", "40")
+    problems, recordings = tmp_path / "problems.jsonl", tmp_path / "run"
+    line = {"question": "1+1?", "answer": "\\frac{4}{2}", "level": "easy"}
+    problems.write_text(f"{json.dumps(line)}\n" * 2)
+    asked = ("eval", "--problems", str(problems), "--recordings", str(recordings), *config)
+    first = baton(*asked, "--limit", "1")
+    assert first.status == 0
+    assert "level easy" in first.out
+    out, page = tmp_path / "summary.json", tmp_path / "docs" / "results.md"
+    second = baton(*asked, "--json", str(out), "--markdown", str(tmp_path / "tables.md"))
+    assert second.status == 0
+    assert "## Where work and time go" in (tmp_path / "tables.md").read_text()
+    assert len((recordings / "rows.jsonl").read_text().splitlines()) == 1 + 2 * 3
+    refused = baton(*asked, "--concurrency", "2")
+    assert refused.status == 1
+    assert "its concurrency is 1, now 2" in refused.err
+
+    guessed = tmp_path / "predicted.json"
+    ran = baton("predict", str(recordings), "--json", str(guessed))
+    assert ran.status == 0
+    assert "PREDICTION, not a measurement" in ran.out
+    told = json.loads(guessed.read_text())
+    assert told["predicted"] is True
+    assert [row["policy"] for row in told["rows"]] == ["large-only", "small-only", "specreason"]
+    large, small, _ = (row["speedup"] for row in told["rows"])
+    assert large == 1.0 < small
+
+    ran = baton("results", str(out), "--predicted", str(guessed), "--out", str(page))
+    assert ran.status == 0
+    assert "### specreason" in page.read_text()
+    assert "### PREDICTION, not a measurement" in page.read_text()
+    assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_calibrate(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    """The tiny models know nothing, so the judge turns all drafts down at 9 and none at 0."""
+    config = ("--config", str(tiny_file), "--max-tokens", "40", "--limit", "2")
+    asked = ("calibrate", "--policy", "specreason:answer_by=small", *config)
+    ran = baton(*asked, "--target-large-share", "0.1", "--json")
+    assert ran.status == 0
+    told = json.loads(ran.out)
+    assert (told["parameter"], told["met"], told["n"]) == ("threshold", True, 2)
+    assert told["large_share"] <= 0.1
+    assert told["replayed_calls"] > told["live_calls"] > 0
+    values = [point["value"] for point in told["tried"]]
+    assert {0.0, 10.0} <= set(values)
+    ran = baton(*asked, "--target-accuracy", "1")
+    assert ran.status == 1
+    assert "no threshold from 0 to 10 meets accuracy 1" in ran.err
+
+
+def test_calibrate_from_recordings(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    config = ("--config", str(tiny_file), "--max-tokens", "40", "--limit", "2")
+    folder = tmp_path / "run"
+    policies = "specreason:threshold=0,specreason:threshold=10"
+    recorded = ("eval", "--problems", "builtin:dev", "--recordings", str(folder))
+    assert baton(*recorded, "--policies", policies, *config).status == 0
+    asked = ("calibrate", "--policy", "specreason", "--target-large-share", "1", *config, "--json")
+    told = json.loads(baton(*asked, "--recordings", str(folder)).out)
+    assert (told["live_calls"], told["met"]) == (0, True)
+    assert told["recorded_answers"] > 0
+
+
+def test_trace_show_reads_a_recording(baton: Any, tmp_path: Path) -> None:
+    step = Step("small", "12+34=46", True, 5, 3.0, 8.4)
+    transcript = Transcript(
+        (Message("user", "12 + 34?"),), (), (Segment("large", "46"),), True, done=True
+    )
+    asked = record.Asked("r1", "specreason", transcript.messages)
+    recording = record.Recording(
+        asked, (StepCompleted(step), RequestCompleted(transcript, (step,), Metrics()))
+    )
+    file = tmp_path / "saved.jsonl"
+    file.write_text(record.dumps(recording))
+    ran = baton("trace", "show", str(file))
+    assert ran.status == 0
+    assert "small ✓  8.4 12+34=46" in ran.out
+    assert "46" in ran.out.splitlines()
+    again = tmp_path / "saved.json"
+    again.write_text(baton("trace", "show", str(file), "--json").out)
+    assert baton("trace", "show", str(again)).out == ran.out
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_ctrl_c_while_starting_leaves_the_clearing_away_alone(
+    sign: signal.Signals,
+) -> None:
+    cleared = False
+
+    def start() -> None:
+        nonlocal cleared
+        with serve._stopping():
+            try:
+                signal.raise_signal(sign)
+            finally:
+                signal.raise_signal(sign)
+                cleared = True
+
+    with pytest.raises(KeyboardInterrupt):
+        start()
+    assert cleared

@@ -1,0 +1,97 @@
+"""`baton policy` against a running service."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.http.auth import Access, Keys
+from tests.deploy.cli.test_main import baton  # noqa: F401
+from tests.orchestrator.serving import post, service, serving
+
+NO_SERVICE = "http://127.0.0.1:9"
+
+
+@pytest.fixture
+def url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.delenv("BATON_API_KEY", raising=False)
+    monkeypatch.delenv("BATON_ADMIN_KEY", raising=False)
+    with serving(service(defaults={"specreason": {"step_tokens": 40}})) as address:
+        yield address
+
+
+def test_publish_show_and_roll_back(baton: Any, url: str) -> None:  # noqa: F811
+    to = ("--url", url)
+    told = baton("policy", "list", *to)
+    assert told.status == 0
+    assert "specreason (the deployment file's)" in told.out
+    note = "fewer [red]rewrites"
+    ran = baton("policy", "publish", "specreason:threshold=7:judge=short", "--note", note, *to)
+    assert (ran.status, ran.out) == (0, "specreason@1 is published and active\n")
+    assert post(url).json()["baton"]["version"] == 1
+    ran = baton("policy", "publish", "bild:fallback=0.4", "--no-activate", "--author", "ben", *to)
+    assert ran.out == "bild@1 is published\n"
+    told = baton("policy", "list", *to).out
+    assert [line.split() for line in told.splitlines() if "@" in line] == [
+        ["specreason", "1", "specreason@1"]
+    ]
+    shown = json.loads(baton("policy", "show", "active", "--json", *to).out)
+    assert (shown["id"], shown["params"]["threshold"], shown["note"]) == ("specreason@1", 7, note)
+    assert note in baton("policy", "show", "specreason", *to).out
+    assert shown["params"]["step_tokens"] == 40
+    assert "threshold" in baton("policy", "show", "specreason@1", *to).out
+    assert "ben" in baton("policy", "show", "bild", *to).out
+    assert baton("policy", "rollback", *to).out == "specreason (the deployment file's) is active\n"
+    assert baton("policy", "rollback", *to).out == "specreason@1 is active\n"
+    assert baton("policy", "rollback", "bild@1", *to).out == "bild@1 is active\n"
+    assert post(url).json()["baton"]["policy"] == "bild"
+    told = baton("policy", "activate", "default", "--json", *to)
+    assert json.loads(told.out)["version"] == 0
+    history = json.loads(baton("policy", "history", "--json", *to).out)["data"]
+    assert [event["what"] for event in history[:2]] == ["default", "bild@1"]
+    assert "policy.rollback" in baton("policy", "history", *to).out
+
+
+@pytest.mark.parametrize(
+    ("command", "status", "said"),
+    [
+        (("publish", "nonesuch"), 2, "nonesuch"),
+        (("publish", "specreason:thresh=7"), 2, "params.thresh: unknown parameter"),
+        (("publish", "specreason:threshold=99"), 2, "params.threshold"),
+        (("show", "specreason@9"), 2, "no version specreason@9"),
+        (("show", "nonesuch"), 2, "nonesuch"),
+        (("activate", "specreason@9"), 2, "specreason@9"),
+        (("rollback",), 2, "nothing to roll back"),
+        (("list", "--url", NO_SERVICE), 1, NO_SERVICE),
+        (("list", "--url", "nonsense"), 1, "nonsense"),
+    ],
+)
+def test_mistakes_are_one_line(
+    baton: Any,  # noqa: F811
+    url: str,
+    command: tuple[str, ...],
+    status: int,
+    said: str,
+) -> None:
+    to = () if "--url" in command else ("--url", url)
+    ran = baton("policy", *command, *to)
+    assert (ran.status, ran.out) == (status, "")
+    assert said in ran.err
+    assert ran.err.count("\n") == 1
+
+
+def test_the_admin_key(baton: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+    for name in ("BATON_API_KEY", "BATON_ADMIN_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    access = Access(Keys(["sk-user"]), Keys(["sk-admin"]))
+    with serving(service(access=access)) as url:
+        publish = ("policy", "publish", "specreason", "--url", url)
+        assert "no API key" in baton(*publish).err
+        monkeypatch.setenv("BATON_API_KEY", "sk-user")
+        assert "needs an admin key" in baton(*publish).err
+        assert baton("policy", "list", "--url", url).status == 0
+        monkeypatch.setenv("BATON_ADMIN_KEY", "sk-admin")
+        assert baton(*publish).status == 0

@@ -1,0 +1,106 @@
+"""Bisection with a known answer, and the range that a policy names itself."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import pytest
+from pydantic import Field
+
+from deploy.evaluation.calibration import ROUNDS, Point, Range, Target, search
+from orchestrator.errors import InvalidRequest
+from orchestrator.loop.actions import Script
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Transcript
+from policies.single import LargeOnly
+from policies.specreason import SpecReason
+
+
+class Gate(Policy):
+    """A policy with thresholds of every kind."""
+
+    calibrated: ClassVar[str | None] = "share"
+    share: float = Field(default=0.5, gt=0, lt=1)
+    nats: float = Field(default=2.0, ge=0)
+    window: int = Field(default=4, ge=1, le=9)
+    name: str = "x"
+
+    def solve(self, transcript: Transcript) -> Script:
+        yield from ()
+
+
+def test_the_policy_names_its_threshold_and_the_field_its_bounds() -> None:
+    assert Range.of(SpecReason) == Range("threshold", 0.0, 10.0)
+    found = Range.of(Gate)
+    assert found.parameter == "share"
+    assert (found.low, found.high) == pytest.approx((1 / 2**ROUNDS, 1 - 1 / 2**ROUNDS))
+    assert Range.of(Gate, "window") == Range("window", 1, 9, whole=True)
+    assert Range.of(Gate, "nats", (0.5, 10)) == Range("nats", 0.5, 10)
+
+
+@pytest.mark.parametrize(
+    ("policy", "parameter", "bounds", "said"),
+    [
+        (LargeOnly, None, None, "LargeOnly names no threshold"),
+        (Gate, "nats", None, "nats needs a range"),
+        (Gate, "nats", (3.0, 3.0), "nats needs a range"),
+        (Gate, "nats", (0.0, float("inf")), "nats needs a range"),
+        (Gate, "name", None, "no number 'name' .*there are budget, share, nats, window"),
+        (Gate, "nope", None, "no number 'nope'"),
+    ],
+)
+def test_what_cannot_be_searched(
+    policy: type[Policy],
+    parameter: str | None,
+    bounds: tuple[float, float] | None,
+    said: str,
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        Range.of(policy, parameter, bounds)
+
+
+class Curve:
+    """A policy whose large share is the threshold over ten (or ten minus it)."""
+
+    def __init__(self, *, falling: bool = False) -> None:
+        self.falling = falling
+        self.asked: list[float] = []
+
+    async def __call__(self, value: float) -> Point:
+        self.asked.append(value)
+        share = 1 - value / 10 if self.falling else value / 10
+        return Point(value, share, 0.5 + share / 2)
+
+
+@pytest.mark.parametrize("falling", [False, True])
+async def test_a_share_is_met_from_below_and_nearly_used_up(falling: bool) -> None:
+    curve = Curve(falling=falling)
+    found = await search(curve, Range("x", 0, 10), Target("large_share", 0.33))
+    assert found.met
+    assert 0.33 - 0.002 < found.best.large_share <= 0.33
+    assert len(curve.asked) == len(found.tried) == 2 + ROUNDS
+    assert [point.value for point in found.tried] == sorted(curve.asked)
+
+
+@pytest.mark.parametrize("falling", [False, True])
+async def test_an_accuracy_is_met_at_the_least_cost(falling: bool) -> None:
+    found = await search(Curve(falling=falling), Range("x", 0, 10), Target("accuracy", 0.8))
+    assert found.met
+    assert 0.8 <= found.best.accuracy < 0.802
+
+
+async def test_whole_numbers() -> None:
+    curve = Curve()
+    found = await search(curve, Range("x", 0, 10, whole=True), Target("large_share", 0.35))
+    assert (found.best.value, found.met) == (3, True)
+    assert all(value == int(value) for value in curve.asked)
+
+
+async def test_ends_that_settle_it() -> None:
+    easy = Curve()
+    found = await search(easy, Range("x", 0, 10), Target("large_share", 1.0))
+    assert (found.met, found.best.value, len(easy.asked)) == (True, 10, 2)
+    found = await search(Curve(), Range("x", 5, 10), Target("large_share", 0.3))
+    assert (found.met, found.best.value) == (False, 5)
+    found = await search(Curve(), Range("x", 0, 5), Target("accuracy", 0.9))
+    assert (found.met, found.best.value) == (False, 5)

@@ -1,0 +1,50 @@
+"""Answers that take algebra, and algebra that never ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from deploy.evaluation.grading import LONGEST, Grader
+
+
+@pytest.fixture(scope="module")
+def grader() -> Iterator[Grader]:
+    made = Grader(timeout_s=30)
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "equal"),
+    [
+        ("\\boxed{2\\sqrt3}", "\\sqrt{12}", True),
+        ("\\boxed{2\\sqrt{3}}", "3", False),
+        ("\\boxed{x = 5}", "5", True),
+        ("\\boxed{5\\text{ apples}}", "5", True),
+        ("\\boxed{(1,2)}", "(1, 2)", True),
+        ("\\boxed{2, 1}", "\\{1,2\\}", True),
+        ("\\boxed{\\frac{\\sqrt{2}}{2}}", "\\frac{1}{\\sqrt{2}}", True),
+        ("\\boxed{\\frac{", "\\sqrt{2}", False),
+        ("\\boxed{" + "x+" * LONGEST + "1}", "\\sqrt{2}", False),
+    ],
+)
+async def test_by_algebra(grader: Grader, text: str, answer: str, equal: bool) -> None:
+    assert await grader.same(text, answer) is equal
+
+
+async def test_plain_numbers_start_no_process() -> None:
+    grader = Grader()
+    assert await grader.same("The answer is \\boxed{1,714}.", "1714")
+    assert not await grader.same("\\boxed{50\\%}", "0.4")
+    assert grader._pool is None
+    grader.close()
+
+
+async def test_what_hangs_is_killed_and_wrong() -> None:
+    grader = Grader(timeout_s=1.0)
+    assert not await grader.same("\\boxed{9^{9^{9^{9}}}}", "7")
+    assert grader.timeouts == 1
+    assert await grader.same("\\boxed{1+x}", "x+1")  # the pool lives on
+    grader.close()

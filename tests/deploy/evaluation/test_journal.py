@@ -1,0 +1,126 @@
+"""The rows of an evaluation: going on after a break, and refusing what does not belong."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from deploy.evaluation.evaluate import Answered, Outcome, Question, Turn, lineup
+from deploy.evaluation.journal import Journal, fingerprint, read
+from deploy.evaluation.recording import Asked, Recording, loads
+from orchestrator.errors import ConfigError
+from orchestrator.loop.events import Metrics
+from orchestrator.types import Message, Step
+
+PROBLEMS = [Question(f"{number}?", str(number), 2) for number in range(4)]
+CONTENDERS = lineup(["specreason:threshold=5"], [8, 16])
+SETTINGS = {"problems": "x.jsonl", "seed": 0}
+STEP = Step("small", "a", True, 3, 1.5, 9.0)
+
+
+def turn(number: int) -> Turn:
+    answered = Answered(str(number), 3, Metrics(1, 2, acceptance_rate=0.5), (STEP,))
+    return [Outcome(True, 1.25 * (i + 1), answered) for i in range(len(CONTENDERS))]
+
+
+def written(path: Path, count: int) -> str:
+    journal = Journal(path, SETTINGS, CONTENDERS)
+    assert journal.resume(PROBLEMS) == []
+    for number in range(count):
+        journal.add(number, PROBLEMS[number], turn(number))
+    journal.close()
+    return path.read_text()
+
+
+def test_a_second_run_reads_what_the_first_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "rows.jsonl"
+    text = written(path, 2)
+    journal = Journal(path, SETTINGS, CONTENDERS)
+    assert journal.resume(PROBLEMS) == [turn(0), turn(1)]
+    journal.add(2, PROBLEMS[2], turn(2))
+    journal.close()
+    assert path.read_text().startswith(text)
+    settings, rows = read(path)
+    assert settings["seed"] == 0
+    assert [row["problem"] for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
+    assert {row["level"] for row in rows} == {2}
+    assert [row["budget"] for row in rows[:4]] == [8, 8, 16, 16]
+
+
+@pytest.mark.parametrize("cut", [10, 200])
+def test_a_turn_that_was_broken_off_is_made_again(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "rows.jsonl"
+    text = written(path, 3)
+    path.write_text(text[:-cut])
+    journal = Journal(path, SETTINGS, CONTENDERS)
+    assert len(journal.resume(PROBLEMS)) == 2
+    journal.add(2, PROBLEMS[2], turn(2))
+    journal.close()
+    assert path.read_text() == text
+
+
+def test_fewer_problems_lose_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    text = written(path, 3)
+    journal = Journal(path, SETTINGS, CONTENDERS)
+    assert len(journal.resume(PROBLEMS[:1])) == 3
+    journal.close()
+    assert path.read_text() == text
+
+
+def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    text = written(path, 1)
+    for journal, said in (
+        (Journal(path, {**SETTINGS, "seed": 1}, CONTENDERS), "its seed is 0, now 1"),
+        (Journal(path, SETTINGS, CONTENDERS[:2]), "its policies"),
+        (Journal(path, {**SETTINGS, "pair": "b"}, CONTENDERS), "its pair is null"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            journal.resume(PROBLEMS)
+    others = [replace(PROBLEMS[0], answer="7"), *PROBLEMS[1:]]
+    with pytest.raises(ConfigError, match="problem 0 of it is another one"):
+        Journal(path, SETTINGS, CONTENDERS).resume(others)
+    assert path.read_text() == text
+
+
+def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text("my notes\n")
+    with pytest.raises(ConfigError, match="not the rows of an evaluation"):
+        Journal(path, SETTINGS, CONTENDERS).resume(PROBLEMS)
+    assert path.read_text() == "my notes\n"
+    with pytest.raises(ConfigError, match="not the rows"):
+        read(path)
+    with pytest.raises(ConfigError, match="No such file"):
+        read(tmp_path / "nowhere")
+
+
+def test_recordings_lie_beside_it(tmp_path: Path) -> None:
+    recording = Recording(Asked("r", "large-only", (Message("user", "0?"),)), ())
+    journal = Journal(tmp_path / "rows.jsonl", SETTINGS, CONTENDERS, recordings=True)
+    journal.resume(PROBLEMS)
+    own = [replace(one, answered=replace(one.answered, recording=recording)) for one in turn(0)]
+    journal.add(0, PROBLEMS[0], own)
+    journal.close()
+    names = [row["recording"] for row in read(tmp_path / "rows.jsonl")[1]]
+    assert len(set(names)) == len(CONTENDERS)
+    assert all(loads((tmp_path / name).read_text()).asked == recording.asked for name in names)
+
+
+def test_checkpoints_are_told_apart_by_their_weights(tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"a" * 100)
+    first = fingerprint(tmp_path, "m")
+    weights.write_bytes(b"a" * 99 + b"b")
+    assert fingerprint(tmp_path, "m") != first
+    assert fingerprint(None, "Qwen/x") == "Qwen/x"
+
+
+def test_rows_are_json_lines(tmp_path: Path) -> None:
+    lines = written(tmp_path / "rows.jsonl", 1).splitlines()
+    assert json.loads(lines[0])["baton_eval"] == 1
+    assert json.loads(lines[1])["steps"][0]["author"] == "small"

@@ -1,0 +1,182 @@
+"""Remembered answers: the same events as a live run, and only new questions reach a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from deploy.evaluation.memo import Memo
+from deploy.evaluation.recording import Asked, Recording
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, TextDelta
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
+from orchestrator.types import (
+    Generation,
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+    Usage,
+)
+from orchestrator.worker import Call, Worker
+from policies.single import LargeOnly
+from policies.specreason import SpecReason
+from workers.scripted import Scripted
+
+ASKED = (Message("user", "2 + 2?"),)
+STORY = ("First, 2+2=4.\n\nIt is even.\n\nSo it is four.", "4")
+SCORES = {"First, 2+2=4.\n\n": 9.0, "First, 2+2=4.\n\nIt is even.\n\n": 5.0}
+
+
+def pair() -> dict[str, Scripted]:
+    return {
+        "small": Scripted(story=STORY),
+        "large": Scripted(story=STORY, scores=lambda transcript: SCORES.get(transcript.text, 7.0)),
+    }
+
+
+async def events(
+    policy: Policy, workers: Mapping[Any, Worker], sampling: Sampling | None = None
+) -> list[Event]:
+    sampling = sampling or Sampling()
+    return [
+        event
+        async for event in solve(
+            policy, ASKED, workers, request="r", sampling=sampling, limits=Limits(100)
+        )
+    ]
+
+
+def texts(found: list[Event]) -> str:
+    return "".join(event.text for event in found if isinstance(event, TextDelta))
+
+
+def memos(workers: Mapping[str, Scripted]) -> dict[WorkerName, Memo]:
+    return {"small": Memo(lambda: workers["small"]), "large": Memo(lambda: workers["large"])}
+
+
+@pytest.mark.parametrize("threshold", [0.0, 5.0, 6.0, 8.0, 10.0])
+async def test_every_threshold_is_what_a_live_run_says(threshold: float) -> None:
+    workers, policy = pair(), SpecReason(threshold=threshold)
+    remembered = memos(workers)
+    for other in (0.0, 5.0, 10.0):
+        await events(SpecReason(threshold=other), remembered)
+    found, live = await events(policy, remembered), await events(policy, pair())
+    assert texts(found) == texts(live)
+    ended, expected = found[-1], live[-1]
+    assert isinstance(ended, RequestCompleted)
+    assert isinstance(expected, RequestCompleted)
+    assert ended.transcript == expected.transcript
+    assert ended.metrics.large_tokens == expected.metrics.large_tokens
+
+
+async def test_what_was_asked_before_reaches_no_model() -> None:
+    workers = pair()
+    remembered = memos(workers)
+    await events(SpecReason(threshold=5), remembered)
+    asked = [len(worker.calls) for worker in workers.values()]
+    counted = [(memo.live, memo.replayed) for memo in remembered.values()]
+    await events(SpecReason(threshold=4), remembered)  # the same decisions
+    assert [len(worker.calls) for worker in workers.values()] == asked
+    for (live, replayed), memo in zip(counted, remembered.values(), strict=True):
+        assert memo.live == live
+        assert memo.replayed == replayed + live
+
+
+async def test_only_what_a_changed_decision_leads_to_is_asked() -> None:
+    workers = pair()
+    workers["large"].story = (STORY[0].replace("It is even.", "Four is even."), STORY[1])
+    remembered = memos(workers)
+    await events(SpecReason(threshold=5), remembered)
+    before = len(workers["small"].calls)
+    await events(SpecReason(threshold=6), remembered)  # the second draft falls
+    asked = [heard.call.transcript.text for heard in workers["small"].calls[before:]]
+    assert asked == ["First, 2+2=4.\n\nFour is even.\n\n"]  # the third step, after another second
+
+
+async def test_chance_is_not_remembered_without_a_seed() -> None:
+    worker = Scripted(story=STORY)
+    memo = Memo(lambda: worker)
+    call = Call("r", Transcript(ASKED))
+    for sampling, calls in (
+        (Sampling(1.0), 1),
+        (Sampling(1.0), 2),
+        (Sampling(1.0, seed=3), 3),
+        (Sampling(1.0, seed=3), 3),
+        (Sampling(1.0, seed=4), 4),
+        (Sampling(0.0), 5),
+        (Sampling(0.0, seed=9), 5),
+    ):
+        [_ async for _ in memo.generate(call, StopCriteria(50), sampling, stream=False)]
+        assert len(worker.calls) == calls, sampling
+
+
+async def test_a_generation_that_ended_by_itself_serves_every_span_that_holds_it() -> None:
+    worker = Scripted(story=STORY)
+    memo = Memo(lambda: worker)
+
+    async def ask(size: int) -> Generation:
+        call = Call("r", Transcript(ASKED))
+        items = memo.generate(call, StopCriteria(size, ("\n\n",)), Sampling(), stream=False)
+        (item,) = [item async for item in items]
+        assert isinstance(item, Generation)
+        return item
+
+    assert (await ask(50)).segment.finish == "until"
+    assert (await ask(2)).segment.text == "First, 2+2=4.\n\n"  # two tokens
+    assert len(worker.calls) == 1
+    assert (await ask(1)).segment.finish == "length"
+    assert (await ask(1)).segment.finish == "length"
+    assert len(worker.calls) == 2
+
+
+async def test_a_recording_answers_without_a_model() -> None:
+    policy = SpecReason(threshold=6, scoring="likelihood", budget=30)
+    found = [e for e in await events(policy, pair()) if not isinstance(e, TextDelta)]
+    asked = Asked("r", "specreason", ASKED, policy.model_dump(mode="json"), limits=Limits(100))
+    recording = Recording(asked, tuple(found))  # type: ignore[arg-type]
+
+    def none() -> Worker:
+        raise AssertionError("a model was asked")
+
+    remembered: dict[WorkerName, Memo] = {"small": Memo(none), "large": Memo(none)}
+    learnt = sum(memo.learn(name, recording) for name, memo in remembered.items())
+    assert learnt == sum(isinstance(e, ActionCompleted) and _asks(e) for e in found)
+    again = await events(policy, remembered)
+    assert isinstance(again[-1], RequestCompleted)
+    assert again[-1].transcript == found[-1].transcript  # type: ignore[union-attr]
+
+
+def _asks(called: ActionCompleted) -> bool:
+    return type(called.action).__name__ in ("Generate", "Write", "Verify", "Classify")
+
+
+async def test_a_stream_that_broke_off_teaches_nothing() -> None:
+    workers = pair() | {"large": Scripted(story=STORY, deaths={0: 1})}
+    found = [e for e in await events(LargeOnly(), workers) if not isinstance(e, TextDelta)]
+    recording = Recording(Asked("r", "large-only", ASKED, limits=Limits(100)), tuple(found))  # type: ignore[arg-type]
+    large = Scripted(story=STORY)
+    memo = Memo(lambda: large)
+    memo.learn("large", recording)
+    whole = await events(LargeOnly(), {"large": memo})
+    assert texts(whole).startswith(STORY[0])
+    assert large.calls[0].call.transcript.thought == ()
+
+
+def test_drawn_recordings_teach_nothing() -> None:
+    said = ActionCompleted(
+        _generate(), Generation(Segment("small", "a", finish="eos"), Usage(5, 0, 1)), 1.0
+    )
+    asked = Asked("r", "p", ASKED, sampling=Sampling(0.7))
+    assert Memo(lambda: Scripted()).learn("small", Recording(asked, (said,))) == 0
+
+
+def _generate() -> Any:
+    from orchestrator.loop.actions import Generate
+
+    return Generate("small", Transcript(ASKED), StopCriteria(9))

@@ -1,0 +1,107 @@
+"""Predictions from recordings, and the files of costs that ship."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.evaluation.costs import ASSUMPTIONS, Costs
+from deploy.evaluation.evaluate import Answered, Outcome, Question, lineup
+from deploy.evaluation.journal import Journal
+from deploy.evaluation.prediction import HERE, load_costs, predicted, report
+from deploy.evaluation.recording import Asked, Recording
+from orchestrator.errors import ConfigError
+from orchestrator.loop.actions import Generate, Write
+from orchestrator.loop.events import ActionCompleted
+from orchestrator.types import Generation, Message, Segment, StopCriteria, Transcript, Usage
+
+WORKER = {"model": "m", "read_ms": 0, "read_token_ms": 1}
+COSTS = Costs.model_validate(
+    {
+        "name": "toy",
+        "hardware": "a desk",
+        "sources": ["all: made up for a test"],
+        "assumptions": ["Desks do not sleep."],
+        "small": {**WORKER, "token_ms": 1},
+        "large": {**WORKER, "token_ms": 10},
+    }
+)
+
+
+def answered(worker: Any, tokens: int) -> Answered:
+    transcript = Transcript((Message("user", "?"),))
+    reading = Generation(Segment(worker, "", finish="length"), Usage(5, 0, 0))
+    writing = Generation(Segment(worker, "a"), Usage(5, 4, tokens))
+    calls = (
+        ActionCompleted(Generate(worker, transcript, StopCriteria(0)), reading, 1.0),
+        ActionCompleted(Write(worker, transcript, StopCriteria(99)), writing, 1.0),
+    )
+    return Answered("1", recording=Recording(Asked("r", "p", transcript.messages), calls))
+
+
+def recorded(folder: Path, **more: Any) -> Path:
+    contenders = lineup(["large-only", "small-only"], [None])
+    settings = {"speculation": "vanilla", "transport": "in-process", **more}
+    journal = Journal(folder / "rows.jsonl", settings, contenders, recordings=True)
+    problems = [Question("a", "1"), Question("b", "1")]
+    journal.resume(problems)
+    for index, problem in enumerate(problems):
+        turn = [
+            Outcome(True, 100.0, answered("large", 11 + 10 * index)),
+            Outcome(index == 0, 50.0, answered("small", 11)),
+        ]
+        journal.add(index, problem, turn)
+    journal.close()
+    return folder
+
+
+def test_predicted_rows(tmp_path: Path) -> None:
+    told = predicted(recorded(tmp_path), COSTS)
+    assert told["predicted"] is True
+    large, small = told["rows"]
+    assert large["predicted"] is small["predicted"] is True
+    # 5 + 1 tokens read, then ten tokens and twenty after the first
+    assert (large["policy"], large["n"], large["total_ms"]) == ("large-only", 2, 106 + 206)
+    assert (small["total_ms"], small["p50_ms"]) == (32, 16)
+    assert (small["speedup"], small["measured_speedup"]) == (312 / 32, 2.0)
+    assert (small["accuracy"], small["difference"]) == (0.5, -0.5)
+    assert told["assumptions"] == [*ASSUMPTIONS, "Desks do not sleep."]
+    page = report(told)
+    assert page.startswith("# PREDICTION, not a measurement: toy")
+    assert "predicted speedup" in page
+    assert "- Desks do not sleep." in page
+    assert "a desk" in page
+    json.dumps(told)
+
+
+def test_recordings_that_cannot_be_used(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="No such file"):
+        predicted(tmp_path, COSTS)
+    folder = recorded(tmp_path / "a", speculation="chain")
+    with pytest.raises(ConfigError, match="recorded with 'chain'"):
+        predicted(folder, COSTS)
+    folder = recorded(tmp_path / "b")
+    next(folder.glob("00000-*")).write_text("{}\n")
+    with pytest.raises(ConfigError, match="line 1: cannot be read"):
+        predicted(folder, COSTS)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("*.yaml")))
+def test_the_costs_that_ship(name: str) -> None:
+    costs = load_costs(name)
+    assert costs.large.token_ms > costs.small.token_ms
+    assert any("token_ms" in source for source in costs.sources)
+    assert any("read_token_ms" in source for source in costs.sources)
+
+
+def test_bad_costs(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    for text, said in (("a: [", "not YAML"), ("name: x", "hardware"), ("[]", "mine.yaml: ")):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=said):
+            load_costs(str(path))
+    with pytest.raises(ConfigError, match=r"there are qwen2\.5-1\.5b-32b-a100"):
+        load_costs("nope")

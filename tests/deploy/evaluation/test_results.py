@@ -1,0 +1,182 @@
+"""The results page, the claims beside it, the tables and the plot."""
+
+from __future__ import annotations
+
+import json
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.evaluation.claims import Claim, Claims, load_claims, verdict
+from deploy.evaluation.evaluate import Answered, Outcome, Question, Turn, lineup
+from deploy.evaluation.plots import draw, front
+from deploy.evaluation.results import page
+from deploy.evaluation.summary import Row, rows
+from deploy.evaluation.tables import MAIN, WORK, by_level, markdown, report
+from orchestrator.errors import ConfigError
+from orchestrator.loop.events import Metrics
+from policies import POLICIES
+
+
+def outcome(correct: bool, ms: float, large: int) -> Outcome:
+    return Outcome(correct, ms, Answered("", 5, Metrics(10, large)))
+
+
+def measured(speculation: str = "vanilla", transport: str = "in-process") -> list[Row]:
+    """Large-only: all right in 100 ms; small-only: half in 25; specreason: 3 in 4 in 50 or 40."""
+    problems = [Question(str(n), str(n), 1 + n // 4) for n in range(8)]
+    contenders = lineup(
+        ["large-only", "small-only", "specreason", "specreason:threshold=9"], [None]
+    )
+    turns: list[Turn] = [
+        [
+            outcome(True, 100.0, 40),
+            outcome(n % 2 == 0, 25.0, 0),
+            outcome(n % 4 != 0, 50.0, 10),
+            outcome(True, 80.0, 30),
+        ]
+        for n in range(8)
+    ]
+    return rows(problems, contenders, turns, speculation=speculation, transport=transport)
+
+
+ABOUT: dict[str, Any] = {
+    "n": 8,
+    "problems": "builtin:dev",
+    "seed": 0,
+    "concurrency": 1,
+    "transport": "in-process",
+    "speculation": "vanilla",
+}
+
+
+def claim(**data: Any) -> Claim:
+    return Claim.model_validate({"says": "so", **data})
+
+
+@pytest.mark.parametrize(
+    ("data", "value", "holds"),
+    [
+        ({"measure": "speedup", "from": 2.0}, 2.0, True),
+        ({"measure": "speedup", "from": 2.1}, 2.0, False),
+        ({"measure": "speedup", "loss": 1, "from": 1.2}, 1.25, True),  # another variant
+        ({"measure": "speedup", "loss": 0, "from": 1.2}, 2.0, False),  # eight do not show it
+        ({"measure": "speedup", "loss": 30, "from": 1.2}, 2.0, True),
+        ({"measure": "latency_cut", "from": 25.9}, 50.0, True),
+        ({"measure": "over_large", "from": -2.1, "to": 1.0}, -25.0, False),
+        ({"measure": "over_small", "from": 6.2}, 25.0, True),
+        ({"measure": "latency_cut", "speculation": "token-level", "from": 8.8}, None, None),
+    ],
+)
+def test_verdicts(data: dict[str, Any], value: float | None, holds: bool | None) -> None:
+    found = verdict("specreason", claim(**data), measured())
+    assert (found.value, found.holds) == (value, holds)
+
+
+def test_a_claim_is_measured_under_its_own_conditions() -> None:
+    other = [*measured("chain"), *measured("the service's", "http")]
+    wanted = claim(measure="speedup", speculation="token-level", **{"from": 1})
+    found = verdict("specreason", wanted, other)
+    assert found.row is not None
+    assert found.row["speculation"] == "chain"
+    assert verdict("specreason", claim(measure="speedup", **{"from": 1}), other).holds is None
+    assert verdict("bild", wanted, other).told == "not measured"
+    lossy = measured("reflective (lossy)")  # no claim is about it
+    assert verdict("specreason", wanted, lossy).told == "not measured"
+
+
+def test_the_claims_that_ship_can_be_read() -> None:
+    found = load_claims()
+    assert {"specreason", "speculative-thinking", "bild", "entropy-gate"} <= found.keys()
+    assert [one.low for one in found["bild"].claims] == [1.85, 2.12]
+
+
+def test_bad_claims(tmp_path: Path) -> None:
+    file = tmp_path / "claims.yaml"
+    file.write_text("x: {paper: p, why: w, claims: [{says: s, measure: luck, from: 1}]}")
+    with pytest.raises(ConfigError, match="measure"):
+        load_claims(file)
+
+
+def test_the_page_names_every_policy_and_every_broken_claim() -> None:
+    claims = {
+        "specreason": Claims(
+            paper="A paper",
+            claims=(
+                claim(measure="speedup", **{"from": 1.4}),
+                claim(measure="over_large", **{"from": 0.4}),
+            ),
+            why="The pair is small.",
+        )
+    }
+    told = page(
+        [
+            {"rows": measured(), **ABOUT},
+            {"rows": measured("chain"), **ABOUT, "speculation": "chain"},
+        ],
+        [],
+        claims,
+        [*POLICIES, "to-come"],
+        "results.png",
+    )
+    assert "![Accuracy against latency and against large-model tokens](results.png)" in told
+    assert "| so | 2.00x | `specreason`, vanilla, in-process, n=8, -25.0" in told
+    assert "holds |" in told
+    assert "-25.00 points" in told
+    assert "**does not hold**" in told
+    assert "Why not here: The pair is small." in told
+    assert "### to-come\n\nNo paper's claim is on record for it. Not measured." in told
+    assert "## Also measured: in-process, chain" in told
+    assert "Predictions" not in told
+
+
+def test_why_is_kept_for_claims_that_do_not_hold() -> None:
+    claims = {
+        "specreason": Claims(
+            paper="A paper", claims=(claim(measure="speedup", **{"from": 1.4}),), why="No reason."
+        )
+    }
+    told = page([{"rows": measured(), **ABOUT}], [], claims, POLICIES, "x.png")
+    assert "Why not here" not in told
+
+
+def test_tables_in_markdown() -> None:
+    table = measured()
+    lines = markdown(table, MAIN).splitlines()
+    assert len(lines) == 2 + len(table)
+    assert len({line.count("|") for line in lines}) == 1
+    assert "| large-only | 100.0 [68, 100] |  |  | 100/100 | 1.00x | 10+40 | 80% |" in lines
+    assert "level 1" in markdown(table, by_level(table))
+    assert "75.0 (2.00x)" in markdown(table, by_level(table))
+    whole = report(table, ABOUT)
+    assert "8 problems of `builtin:dev` (seed 0)" in whole
+    assert "ms judge" in markdown(table, WORK)
+    assert "## By level" in whole
+
+
+def test_the_plot_is_a_picture_of_two_panels(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "plot.png"
+    draw(measured(), path, "title")
+    data = path.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    assert (width, height) == (1650, 720)
+    assert len(data) > 20_000
+    with pytest.raises(ConfigError):
+        draw(measured(), tmp_path)
+
+
+def test_the_pareto_front() -> None:
+    points = [(3, 5), (1, 1), (2, 4), (2, 3), (4, 5), (5, 9)]
+    assert front(points) == [(1, 1), (2, 4), (3, 5), (5, 9)]
+
+
+def test_every_number_of_the_page_is_measured(tmp_path: Path) -> None:
+    """The same page from the same JSON, whatever happened in between."""
+    data = {"rows": measured(), **ABOUT}
+    again = json.loads(json.dumps(data))
+    assert page([data], [], load_claims(), POLICIES, "x.png") == page(
+        [again], [], load_claims(), POLICIES, "x.png"
+    )

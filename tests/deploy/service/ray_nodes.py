@@ -1,0 +1,82 @@
+"""Several Ray nodes on this machine, in a process of their own that does as it is told.
+
+A process of its own, because Ray reads its environment (HAProxy or not, tokens, intervals) when it
+is imported. One JSON command a line comes in, one answer goes out:
+
+    {"add": {LABELS}}    another node with these labels, and its number
+    {"find": PID}        the number of the node where a process runs
+    {"kill": NUMBER}     every process of that node at once, as when a machine is lost
+
+The end of the input ends everything that was started.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from contextlib import suppress
+from typing import Any
+
+from deploy.service.cluster import descendants
+
+OBJECTS_BYTES = 80 << 20
+
+
+def main(temp_dir: str, dashboard_port: int) -> None:
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever Ray prints is no answer
+    from ray.cluster_utils import Cluster
+
+    nodes: list[Any] = []
+    cluster = Cluster()
+
+    def add(labels: dict[str, str], **more: Any) -> int:
+        # Few, because Ray starts a process for each beforehand; replicas take a fifth of one.
+        resources = {"num_cpus": 2, "object_store_memory": OBJECTS_BYTES, "labels": labels}
+        nodes.append(cluster.add_node(**resources, **more))
+        return len(nodes) - 1
+
+    def processes(number: int) -> set[int]:
+        raylet = nodes[number].all_processes["raylet"][0].process.pid
+        return {raylet, *descendants(raylet)}
+
+    def find(pid: int) -> int:
+        return next(number for number in range(len(nodes)) if pid in processes(number))
+
+    def kill(number: int) -> int:
+        pids = processes(number)
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return len(pids)
+
+    try:
+        add(
+            {"pool": "head"},
+            temp_dir=temp_dir,
+            include_dashboard=True,
+            dashboard_host="127.0.0.1",
+            dashboard_port=dashboard_port,
+            # A lost node is given up after seconds, not after half a minute.
+            _system_config={
+                "health_check_initial_delay_ms": 1000,
+                "health_check_period_ms": 500,
+                "health_check_failure_threshold": 3,
+            },
+        )
+        print(json.dumps(cluster.address), file=answers)
+        for line in sys.stdin:
+            for command, argument in json.loads(line).items():
+                told = {"add": add, "find": find, "kill": kill}[command](argument)
+                print(json.dumps(told), file=answers)
+    finally:
+        pids = descendants(os.getpid())
+        for pid in pids:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

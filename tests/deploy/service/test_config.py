@@ -1,0 +1,261 @@
+"""Deployment files: what is right is typed, what is wrong is named in one line."""
+
+from __future__ import annotations
+
+import copy
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from ray.serve.config import AutoscalingConfig
+
+from deploy.service.config import DEFAULT_FILE, LOSSY, Args, Replicas, Workers, WorkerSpec, load
+from orchestrator.errors import ConfigError
+from policies import POLICIES
+from policies.judge import Judging
+from workers.embedded.checkpoints import MODELS
+from workers.speculation import METHODS
+
+GOOD: dict[str, Any] = yaml.safe_load(DEFAULT_FILE.read_text())
+
+
+def write(folder: Path, change: dict[str, Any] | None = None, **http: Any) -> Path:
+    """local.yaml with other keys; `change` is dotted path -> value."""
+    data = copy.deepcopy(GOOD)
+    for path, value in (change or {}).items():
+        *parents, last = path.split(".")
+        place: Any = data
+        for key in parents:
+            place = place[int(key)] if key.isdigit() else place.setdefault(key, {})
+        place[last] = value
+    data["http_options"].update(http)
+    file = folder / "some.yaml"
+    file.write_text(yaml.safe_dump(data))
+    return file
+
+
+ARGS = "applications.0.args"
+
+
+def test_local_yaml_spells_out_what_the_contract_promises() -> None:
+    deployment = load(DEFAULT_FILE)
+    assert deployment.url == "http://127.0.0.1:8000"
+    assert deployment.args.workers.large.model == "embedded:large"
+    application = GOOD["applications"][0]
+    assert {"route_prefix", "import_path"} <= application.keys()
+    assert application["args"]["store"] == "memory"
+
+
+def test_every_key_of_local_yaml_is_ours_or_serves() -> None:
+    assert Args.model_validate(GOOD["applications"][0]["args"])
+
+
+def test_a_lossy_method_is_marked(tmp_path: Path) -> None:
+    lossy = {name for name, made in METHODS.items() if not made.lossless}  # type: ignore[attr-defined]
+    assert lossy == LOSSY
+    change = {f"{ARGS}.workers.large.speculation": {"method": "reflective", "params": {}}}
+    told = load(write(tmp_path, change)).args.workers.speculation()
+    assert told == {"small": "vanilla", "large": "reflective (lossy)"}
+    server = Workers.model_validate(
+        {"small": {"model": "embedded:small"}, "large": {"model": "m", "url": "http://h/v1"}}
+    )
+    assert server.speculation()["large"] == "the server's"
+    assert server.methods() == {}
+
+
+def test_what_a_request_may_ask_of_the_large_worker(tmp_path: Path) -> None:
+    also = [{"method": "lookup"}, {"method": "reflective", "params": {"draft": "embedded:small"}}]
+    change = {f"{ARGS}.workers.large.speculation": {"method": "vanilla", "also": also}}
+    workers = load(write(tmp_path, change)).args.workers
+    assert workers.speculation() == {"small": "vanilla", "large": "vanilla"}
+    told = {"vanilla": "vanilla", "lookup": "lookup", "reflective": "reflective (lossy)"}
+    assert workers.methods() == told
+
+
+def test_the_port_can_be_replaced() -> None:
+    assert load(DEFAULT_FILE, port=9000).url == "http://127.0.0.1:9000"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({f"{ARGS}.workers.large.rowz": 1}, "args.workers.large.rowz: unknown key"),
+        ({f"{ARGS}.workers.large.rows": 0}, "args.workers.large.rows: "),
+        (
+            {f"{ARGS}.workers.large.replicas": {"min": 3, "max": 2}},
+            "workers.large.replicas: min 3 is more than max 2",
+        ),
+        ({f"{ARGS}.workers.large.replicas": 0}, "workers.large.replicas.min: "),
+        ({f"{ARGS}.workers.large.replicas": True}, "workers.large.replicas: "),
+        ({f"{ARGS}.workers.large.gpu": 1.5}, "workers.large.gpu: "),
+        ({f"{ARGS}.orchestrator": {"replica": 2}}, "orchestrator.replica: unknown key"),
+        ({f"{ARGS}.workers.large.device": "tpu"}, "args.workers.large.device: "),
+        ({f"{ARGS}.workers.large.model": None}, "args.workers.large: model is missing"),
+        ({f"{ARGS}.workers.small.url": "http://x"}, "workers.small: device: is the server's own"),
+        ({f"{ARGS}.workers.small": {"url": "http://x"}}, "workers.small: model is missing"),
+        ({f"{ARGS}.workers.small": {"url": "x", "model": "m"}}, "workers.small: url: 'x' is not"),
+        ({f"{ARGS}.workers.small.tokenizer": "t"}, "workers.small: tokenizer: goes with url"),
+        ({f"{ARGS}.workers.small.silence_s": 0}, "workers.small.silence_s: "),
+        ({f"{ARGS}.workers.small.patience_s": 0}, "workers.small.patience_s: "),
+        (
+            {f"{ARGS}.workers.small": {"url": "http://x", "model": "m", "patience_s": 9}},
+            "workers.small: patience_s: is the server's own",
+        ),
+        ({f"{ARGS}.workers.small.speculation.methods": "x"}, "speculation.methods: unknown key"),
+        ({f"{ARGS}.workers.large.speculation.also": [{}]}, "also.0.method: "),
+        (
+            {f"{ARGS}.workers.large.speculation.also": [{"method": "lookup", "gamma": 2}]},
+            "speculation.also.0.gamma: unknown key",
+        ),
+        (
+            {f"{ARGS}.workers.large.speculation.also": [{"method": "vanilla"}]},
+            "speculation: also: vanilla is named twice",
+        ),
+        (
+            {f"{ARGS}.workers.small.speculation.also": [{"method": "lookup"}]},
+            "small.speculation.also: requests choose for the large worker alone",
+        ),
+        ({f"{ARGS}.store": "disk"}, "store: must be `memory`"),
+        ({f"{ARGS}.store": "redis://h:port"}, "store: not a url of Redis's"),
+        ({f"{ARGS}.store": "redis://h?nonsense=1"}, "store: not a url of Redis's"),
+        ({f"{ARGS}.store": {"url": "redis://h", "ttl": 1}}, "store.ttl: unknown key"),
+        ({f"{ARGS}.store": {"url": "redis://h", "prefix": "a b"}}, "store.prefix: "),
+        ({f"{ARGS}.store": {"url": "redis://h", "trace_ttl_s": 0}}, "store.trace_ttl_s: "),
+        ({f"{ARGS}.store": {"password_env": "X"}}, "store: password_env: goes with redis://"),
+        ({f"{ARGS}.policy.default": "best"}, "args.policy: no policy 'best'"),
+        ({f"{ARGS}.policy.params": {"best": {}}}, "args.policy: no policy 'best'"),
+        ({f"{ARGS}.policy.params": {"specreason": {"threshold": 99}}}, "specreason.threshold: "),
+        ({f"{ARGS}.policy.params": {"specreason": {"thresh": 9}}}, "specreason.thresh: unknown"),
+        ({f"{ARGS}.policy.params": {"specreason": {"threshold": "7"}}}, "specreason.threshold: "),
+        ({f"{ARGS}.policy.params": {"specreason": {"budget": True}}}, "specreason.budget: "),
+        (
+            {f"{ARGS}.policy.params": {"specreason": {"threshold": date(2026, 1, 1)}}},
+            "specreason.threshold: ",
+        ),
+        ({f"{ARGS}.limits.deadline": 1}, "args.limits.deadline: unknown key"),
+        ({f"{ARGS}.auth": {"api_key": "x"}}, "args.auth.api_key: unknown key"),
+        ({f"{ARGS}.auth": {"admin_key_env": "X"}}, "args.auth: name api_keys_env"),
+        ({"applications.0.route_prefx": "/"}, "applications.0.route_prefx: unknown key"),
+        ({"http_options.prt": 1}, "http_options.prt: unknown key"),
+        ({"applications": []}, "applications: exactly one"),
+        (
+            {"applications.0.deployments": [{"name": "LargeWorker", "max_ongoing_request": 5}]},
+            "applications.0.deployments.0.max_ongoing_request: unknown key",
+        ),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: str) -> None:
+    file = write(tmp_path, change)
+    with pytest.raises(ConfigError) as info:
+        load(file)
+    message = str(info.value)
+    assert message.startswith(f"{file}: ")
+    assert said in message
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "\x00", "just words"])
+def test_what_is_no_deployment_file_at_all(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "bad.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigError) as info:
+        load(file)
+    assert "\n" not in str(info.value)
+
+
+def test_a_worker_may_be_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = load(DEFAULT_FILE.parent / "remote.yaml").args.workers
+    assert workers.large.url == "http://127.0.0.1:8001/v1"
+    assert (workers.large.model, workers.large.key()) == ("Qwen/Qwen3-32B", None)
+    spec = WorkerSpec(url="http://x", model="m", tokenizer="embedded:large", api_key_env="K")
+    assert spec.folder() == MODELS / "large"  # how it judges is said beside its tokenizer
+    with pytest.raises(ConfigError, match=r"\$K holds no key"):
+        spec.key()
+    monkeypatch.setenv("K", " secret ")
+    assert spec.key() == "secret"
+    assert "secret" not in repr(spec)
+
+
+def test_replicas_are_a_number_or_a_range() -> None:
+    workers = load(DEFAULT_FILE).args.workers
+    assert workers.large.replicas.scaling(8) == {"num_replicas": 1}
+    told = Replicas.model_validate({"min": 1, "max": 4, "full_at": 0.5}).scaling(8)
+    config = AutoscalingConfig(**told["autoscaling_config"])
+    assert (config.min_replicas, config.max_replicas) == (1, 4)
+    assert config.target_ongoing_requests == 4
+    assert Replicas.model_validate({"min": 2, "max": 2}).scaling(8) == {"num_replicas": 2}
+
+
+def test_without_keys_only_loopback(tmp_path: Path) -> None:
+    for host in ("127.0.0.1", "localhost", "::1", "127.8.8.8"):
+        assert load(write(tmp_path, host=host))
+    for host in ("0.0.0.0", "::", "192.168.0.7", "example.org"):
+        with pytest.raises(ConfigError, match="no API keys"):
+            load(write(tmp_path, host=host))
+        assert load(write(tmp_path, {f"{ARGS}.auth": "none"}, host=host))
+        assert load(write(tmp_path, {f"{ARGS}.auth": {"api_keys_env": "KEYS"}}, host=host))
+
+
+def test_keys_come_from_the_environment_or_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("c\n\n d \n")
+    auth = {"api_keys_env": "KEYS", "api_keys_file": str(file), "admin_key_env": "ADMIN"}
+    args = load(write(tmp_path, {f"{ARGS}.auth": auth})).args
+    monkeypatch.setenv("KEYS", "a, b")
+    assert args.api_keys() == {"a", "b", "c", "d"}
+    assert load(DEFAULT_FILE).args.api_keys() == frozenset()
+
+
+def test_keys_that_are_promised_must_be_there(tmp_path: Path) -> None:
+    for auth in ({"api_keys_env": "NOT_SET_ANYWHERE"}, {"api_keys_file": "/nowhere"}):
+        args = load(write(tmp_path, {f"{ARGS}.auth": auth})).args
+        with pytest.raises(ConfigError, match="auth"):
+            args.api_keys()
+
+
+def test_a_checkpoint_says_how_it_judges(tmp_path: Path) -> None:
+    """judge.json beside the large model gives the policy's defaults; the file goes before it."""
+    curve = {"policy": {"judge": "short", "scoring": "likelihood", "likelihood": [3.5, 0.5]}}
+    (tmp_path / "judge.json").write_text(json.dumps(curve))
+    (tmp_path / "config.json").write_text("{}")
+    workers = {"small": {"model": "embedded:small"}, "large": {"model": str(tmp_path)}}
+    args = Args.model_validate({"workers": workers})
+    assert args.policy.params["specreason"] == curve["policy"]
+    assert "large-only" not in args.policy.params
+    for name, policy in POLICIES.items():  # those that judge; others have the curve at most
+        given = curve["policy"] if issubclass(policy, Judging) else {"likelihood": [3.5, 0.5]}
+        mine = {key: value for key, value in given.items() if key in policy.model_fields}
+        assert args.policy.params.get(name, {}) == mine
+        assert args.policy.policy(name)  # and the values fit them
+    own = {"params": {"specreason": {"scoring": "greedy", "threshold": 5}}}
+    args = Args.model_validate({"workers": workers, "policy": own})
+    assert args.policy.params["specreason"] == curve["policy"] | own["params"]["specreason"]
+
+
+def test_a_store_by_its_url_or_with_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = load(write(tmp_path, {f"{ARGS}.store": "rediss://me@h:6380/2"})).args.store
+    assert (plain.url, plain.prefix, plain.password()) == ("rediss://me@h:6380/2", "baton:", None)
+    monkeypatch.setenv("BATON_REDIS_PASSWORD", "common")
+    assert plain.password() == "common"
+    given = {"url": "redis://h", "password_env": "OWN", "prefix": "staging:", "trace_ttl_s": 60}
+    more = load(write(tmp_path, {f"{ARGS}.store": given})).args.store
+    with pytest.raises(ConfigError, match=r"\$OWN holds no password"):
+        more.password()
+    monkeypatch.setenv("OWN", "secret")
+    assert more.password() == "secret"
+
+
+def test_the_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    auth = {"api_keys_env": "ASK", "admin_key_env": "ADMIN"}
+    args = Args.model_validate({**GOOD["applications"][0]["args"], "auth": auth})
+    monkeypatch.setenv("ADMIN", " sk-admin ")
+    assert args.admin_keys() == {"sk-admin"}
+    monkeypatch.delenv("ADMIN")
+    with pytest.raises(ConfigError, match=r"\$ADMIN holds no key"):
+        args.admin_keys()
+    assert Args.model_validate(GOOD["applications"][0]["args"]).admin_keys() == frozenset()

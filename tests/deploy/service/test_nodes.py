@@ -1,0 +1,309 @@
+"""A service on several Ray nodes: nodes die, load and versions change, no request is lost.
+
+`BATON_NODES=all` in the environment shows it behind HAProxy as well as behind Ray's own proxy.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import json
+import os
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+from tests.deploy.service.nodes import KEY, Nodes
+from tests.deploy.telemetry.test_tracing import Collector, collector
+
+pytestmark = [pytest.mark.serve, pytest.mark.timeout(1200)]
+
+SECRET = "xyzzy"  # stands in every question, and in no log
+QUESTIONS = [f"{number} + 34, {SECRET}, step by step" for number in range(20)]
+PROXIES = ["ray", "haproxy"] if os.environ.get("BATON_NODES") == "all" else ["ray"]
+
+
+@pytest.fixture(scope="module", params=PROXIES)
+def nodes(request: pytest.FixtureRequest) -> Iterator[Nodes]:
+    """A head that runs no replica of a model, and two nodes that may run the large one."""
+    folder = Path(tempfile.mkdtemp(prefix="baton-", dir="/tmp"))  # sockets want short paths
+    cluster = Nodes(folder, haproxy=request.param == "haproxy")
+    try:
+        for _ in range(2):
+            cluster.add(pool="models")
+        yield cluster
+    finally:
+        cluster.close()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def spans() -> Iterator[Collector]:
+    with collector() as there:
+        yield there
+
+
+@pytest.fixture(scope="module")
+def data(nodes: Nodes, tiny_file: Path, spans: Collector) -> dict[str, Any]:
+    """Two orchestrators, one small worker, one or two large ones, each pool where it belongs."""
+    data: dict[str, Any] = yaml.safe_load(tiny_file.read_text())
+    data["http_options"]["port"] = nodes.port
+    data["logging_config"] = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
+    args = data["applications"][0]["args"]
+    args["tracing"] = {"endpoint": spans.url, "sample": 0.0}
+    args["auth"] = {"api_keys_env": "BATON_KEYS"}
+    args["orchestrator"] = {"replicas": 2, "nodes": {"pool": "head"}}
+    # A busy machine is slow, not broken: what takes its time is waited for.
+    args["workers"]["small"] |= {"replicas": 1, "patience_s": 300, "nodes": {"pool": "head"}}
+    args["workers"]["large"] |= {
+        "replicas": {"min": 1, "max": 2, "up_after_s": 0, "down_after_s": 1, "full_at": 0.5},
+        "rows": 4,
+        "patience_s": 300,
+        "nodes": {"pool": "models"},
+    }
+    # Serve's own option, as for any deployment: what one node takes along is one replica.
+    data["applications"][0]["deployments"] = [{"name": "LargeWorker", "max_replicas_per_node": 1}]
+    return data
+
+
+async def answer(nodes: Nodes, question: str, **more: Any) -> str:
+    """Thought and answer of a stream that ended as it should."""
+    text, finish = "", None
+    async with nodes.client() as client:
+        chunks = await client.chat.completions.create(
+            **{"model": "large-only", "max_tokens": 160, **more},
+            messages=[{"role": "user", "content": question}],
+            stream=True,
+        )
+        async for chunk in chunks:
+            delta = chunk.choices[0].delta
+            text += (getattr(delta, "reasoning", None) or "") + (delta.content or "")
+            finish = chunk.choices[0].finish_reason or finish
+    assert finish in ("stop", "length")
+    return text
+
+
+async def until(condition: Callable[[], Any], seconds: float, every: float = 0.2) -> Any:
+    end = time.monotonic() + seconds
+    while not (found := await asyncio.to_thread(condition)):
+        assert time.monotonic() < end, "it did not come to pass"
+        await asyncio.sleep(every)
+    return found
+
+
+def told(metrics: dict[str, float], name: str, **labels: str) -> list[float]:
+    """The samples of that name with those labels among theirs."""
+    return [
+        value
+        for key, value in metrics.items()
+        if key.partition("{")[0] == name
+        and all(f'{label}="{text}"' in key for label, text in labels.items())
+    ]
+
+
+class Falling(AssertionError):
+    """A counter went backwards."""
+
+
+class Watch:
+    """Scrapes for as long as something goes on, and compares each answer with the one before."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self._nodes, self.last = nodes, dict[str, float]()
+
+    async def __aenter__(self) -> Watch:
+        self._task = asyncio.create_task(self._scrape())
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        self._task.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._task
+        self.look(self._nodes.metrics())
+
+    async def _scrape(self) -> None:
+        while True:
+            with suppress(httpx.HTTPError, ValueError):
+                self.look(await asyncio.to_thread(self._nodes.metrics))
+            await asyncio.sleep(0.5)
+
+    def look(self, now: dict[str, float]) -> None:
+        for name, before in self.last.items():
+            is_count = name.partition("{")[0].endswith(("_total", "_bucket", "_sum", "_count"))
+            if is_count and now.get(name, 0.0) < before:
+                raise Falling(f"{name}: {before} and then {now.get(name)}")
+        self.last = now
+
+
+async def load(nodes: Nodes, expected: dict[str, str], over: asyncio.Event, streams: int) -> int:
+    """So many streams at a time until it is over; all answers as they were. How many they were."""
+
+    async def one(question: str) -> int:
+        count = 0
+        while not over.is_set():
+            assert await answer(nodes, question) == expected[question]
+            count += 1
+        return count
+
+    return sum(await asyncio.gather(*map(one, QUESTIONS[:streams])))
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, str]:
+    """Answers of an undisturbed run, once there was one."""
+    return {}
+
+
+async def test_deploy_and_status(
+    nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
+) -> None:
+    nodes.deploy(data)
+    nodes.wait()
+    status = yaml.safe_load(nodes.serve("status"))
+    application = status["applications"]["baton"]
+    assert application["status"] == "RUNNING"
+    assert {name: one["status"] for name, one in application["deployments"].items()} == {
+        "Orchestrator": "HEALTHY",
+        "SmallWorker": "HEALTHY",
+        "LargeWorker": "HEALTHY",
+        "Store": "HEALTHY",
+    }
+    # Replicas are where their labels say: the large model is not on the head.
+    (large,) = nodes.replicas("LargeWorker")
+    assert large["node_id"] not in {one["node_id"] for one in nodes.replicas("SmallWorker")}
+    assert len(nodes.replicas("Orchestrator")) == 2
+    ids = nodes.get("/v1/models").headers.get_list("x-request-id")
+    assert len(ids) == 1
+    answers = await asyncio.gather(*(answer(nodes, question) for question in QUESTIONS))
+    expected.update(zip(QUESTIONS, answers, strict=True))
+    assert len(set(answers)) > 10
+
+
+async def test_the_node_with_the_large_worker_dies_during_streams(
+    nodes: Nodes, expected: dict[str, str]
+) -> None:
+    (large,) = nodes.replicas("LargeWorker")
+    before = nodes.metrics()['baton_lost_calls_total{worker="large"}']
+    async with Watch(nodes) as watch:
+        streams = [asyncio.create_task(answer(nodes, question)) for question in QUESTIONS]
+        await until(lambda: nodes.metrics()['baton_worker_live_rows{worker="large"}'] > 0, 20)
+        nodes.kill(nodes.number(large["pid"]))
+        assert await asyncio.gather(*streams) == list(expected.values())
+    assert watch.last['baton_lost_calls_total{worker="large"}'] > before
+    await asyncio.to_thread(nodes.wait)
+
+
+async def test_replicas_come_with_the_load_and_go_after_it(
+    nodes: Nodes, expected: dict[str, str]
+) -> None:
+    nodes.add(pool="models")  # in place of the lost one
+    over = asyncio.Event()
+    async with Watch(nodes):
+        running = asyncio.create_task(load(nodes, expected, over, 12))
+        await until(lambda: len(nodes.replicas("LargeWorker")) == 2, 300)
+        assert len({one["node_id"] for one in nodes.replicas("LargeWorker")}) == 2
+        over.set()
+        assert await running >= 12
+        await until(lambda: len(nodes.replicas("LargeWorker")) == 1, 300)
+
+
+async def test_a_lost_orchestrator_takes_no_count_with_it(nodes: Nodes) -> None:
+    async with Watch(nodes) as watch:
+        for question in QUESTIONS[:4]:
+            await answer(nodes, question, model="specreason", max_tokens=100)
+        await asyncio.sleep(2.5)  # what it counted since its last report would be lost with it
+        victim = nodes.replicas("Orchestrator")[0]
+        os.kill(victim["pid"], 9)
+        await until(lambda: victim["pid"] not in nodes.pids("Orchestrator"), 60)
+        await until(lambda: len(nodes.replicas("Orchestrator")) == 2, 300)
+        await until(lambda: watch.last["baton_orchestrator_replicas"] == 2, 10)
+
+
+async def test_a_rolling_update_loses_no_request(
+    nodes: Nodes, data: dict[str, Any], expected: dict[str, str]
+) -> None:
+    newer = copy.deepcopy(data)
+    newer["applications"][0]["args"]["limits"]["max_tokens"] = 2000
+    names = ("Orchestrator", "SmallWorker", "LargeWorker")
+    old = {pid for name in names for pid in nodes.pids(name)}
+    nodes.add(pool="models")  # for a second large worker: so much load asks for one
+    over = asyncio.Event()
+    async with Watch(nodes) as watch:
+        running = asyncio.create_task(load(nodes, expected, over, 4))
+        await asyncio.sleep(1)
+        await asyncio.to_thread(nodes.deploy, newer)
+
+        def updated() -> bool:
+            return not old & {pid for name in names for pid in nodes.pids(name)}
+
+        await until(updated, 600)
+        await asyncio.to_thread(nodes.wait)
+        over.set()
+        assert await running >= 8
+    before = len(QUESTIONS) * 2  # of the two tests that every mode begins with
+    assert sum(told(watch.last, "baton_requests_total", policy="large-only")) >= before + 8
+
+
+async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
+    """After all that has gone wrong above."""
+    async with nodes.client() as client:
+        reply = await client.chat.completions.with_raw_response.create(
+            model="small-only",
+            max_tokens=20,
+            messages=[{"role": "user", "content": QUESTIONS[0]}],
+            extra_headers={"x-request-id": "asked-by-me"},
+        )
+    assert reply.headers.get_list("x-request-id") == ["asked-by-me"]
+    logs = nodes.folder / "session_latest" / "logs"
+
+    def read() -> list[dict[str, Any]]:
+        files = (logs / "serve").glob("replica_baton_*.log")
+        written = [line for file in files for line in file.read_text().splitlines(keepends=True)]
+        return [json.loads(line) for line in written if line.endswith("\n")]
+
+    def of_mine() -> list[dict[str, Any]]:
+        return [line for line in read() if line.get("request_id") == "asked-by-me"]
+
+    await until(lambda: bool(of_mine()), 60)  # it is written behind the answer
+    ((mine,), lines) = of_mine(), read()
+    assert mine["path"] == "/v1/chat/completions"
+    assert (mine["status"], mine["deployment"]) == (200, "baton_Orchestrator")
+    assert all(line["asctime"] and line["levelname"] for line in lines)
+    lost = [line for line in lines if "trying again" in line["message"]]
+    assert lost
+    assert all(len(line["trace_id"]) == 32 and line["request_id"] for line in lost)
+    for file in logs.rglob("*"):
+        if file.is_file():
+            text = file.read_bytes()
+            assert SECRET.encode() not in text, file
+            assert KEY.encode() not in text, file
+
+
+async def test_a_clients_trace_reaches_the_collector(nodes: Nodes, spans: Collector) -> None:
+    trace = secrets.token_hex(16)
+    parent = {"traceparent": f"00-{trace}-{secrets.token_hex(8)}-01"}
+    await answer(nodes, QUESTIONS[0], model="specreason", max_tokens=60, extra_headers=parent)
+
+    def arrived() -> set[str]:
+        names = {span.name for span in spans.spans if span.trace_id.hex() == trace}
+        return names if "request" in names else set()
+
+    assert await until(arrived, 20) >= {"request", "step", "generate", "classify"}
+
+
+def test_replicas_apart_on_rays_own_port(nodes: Nodes) -> None:
+    text = nodes.exported()
+    found = [line for line in text.splitlines() if line.startswith("ray_baton_requests_total{")]
+    assert len({line.partition('replica="')[2].partition('"')[0] for line in found}) >= 2
+    assert "ray_baton_worker_passes_total{" in text
+    assert "ray_baton_worker_slots{" in text
+    assert "ray_baton_request_seconds_sum_total{" in text

@@ -1,0 +1,143 @@
+"""Spans over OTLP/HTTP to a collector, and what a deployment file may say of it."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from pydantic import ValidationError
+
+from deploy.service.config import Tracing, explain
+from deploy.telemetry.tracing import headers, open_spans
+from orchestrator.errors import ConfigError
+from tests.orchestrator.serving import client, service, serving
+
+
+class Collector:
+    """What an OpenTelemetry collector would have received."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.spans: list[Any] = []
+        self.services: set[str] = set()
+        self.headers: list[dict[str, str]] = []
+
+    def add(self, headers: dict[str, str], body: bytes) -> None:
+        packed = headers.get("content-encoding") == "gzip"
+        told = ExportTraceServiceRequest.FromString(gzip.decompress(body) if packed else body)
+        self.headers.append(headers)
+        for resource in told.resource_spans:
+            values = {one.key: one.value.string_value for one in resource.resource.attributes}
+            self.services.add(values["service.name"])
+            for scope in resource.scope_spans:
+                self.spans.extend(scope.spans)
+
+
+@contextmanager
+def collector() -> Iterator[Collector]:
+    """A small receiver of OTLP over HTTP on this machine."""
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["content-length"]))
+            found.add({name.lower(): value for name, value in self.headers.items()}, body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
+    found = Collector(f"http://127.0.0.1:{server.server_port}/v1/traces")
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield found
+    finally:
+        server.shutdown()
+        thread.join()
+
+
+def ask(spans: Any, **more: Any) -> None:
+    with serving(service(spans=spans)) as url:
+        client(url).chat.completions.create(
+            model="specreason", messages=[{"role": "user", "content": "How many?"}], **more
+        )
+
+
+def test_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLLECTOR", "x-key=secret, x-team = ours")
+    with collector() as there:
+        tracing = Tracing(endpoint=there.url, headers_env="COLLECTOR", service="mine")
+        spans, end = open_spans(tracing)
+        ask(spans)
+        end()
+    assert {span.name for span in there.spans} == {"request", "step", "generate", "classify"}
+    by_id = {span.span_id: span for span in there.spans}
+    parents = {
+        (span.name, by_id[span.parent_span_id].name) for span in there.spans if span.parent_span_id
+    }
+    assert parents == {
+        ("step", "request"),
+        ("generate", "request"),
+        ("generate", "step"),
+        ("classify", "step"),
+    }
+    assert there.services == {"mine"}
+    assert there.headers[0]["x-key"] == "secret"
+    assert there.headers[0]["x-team"] == "ours"
+
+
+@pytest.mark.parametrize(("flag", "arrive"), [("01", True), ("00", False)])
+def test_the_client_decides_what_is_sampled(flag: str, arrive: bool) -> None:
+    parent = f"00-{'a' * 32}-{'b' * 16}-{flag}"
+    with collector() as there:
+        spans, end = open_spans(Tracing(endpoint=there.url, sample=0.0))
+        ask(spans, extra_headers={"traceparent": parent})
+        ask(spans)  # of those without a parent, none
+        end()
+    assert {span.trace_id.hex() for span in there.spans} == ({"a" * 32} if arrive else set())
+
+
+def test_a_collector_that_is_down_costs_no_request() -> None:
+    with collector() as there:
+        pass
+    spans, end = open_spans(Tracing(endpoint=there.url))
+    ask(spans)
+    threading.Thread(target=end, daemon=True).start()  # it tries for a while
+
+
+def test_on_the_console(capsys: pytest.CaptureFixture[str]) -> None:
+    spans, end = open_spans(Tracing(exporter="console"))
+    ask(spans)
+    end()
+    assert '"name": "request"' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "endpoint: an http"),
+        ({"endpoint": "collector:4317"}, "endpoint: an http"),
+        ({"exporter": "jaeger"}, "exporter: "),
+        ({"exporter": "console", "endpoint": "http://x"}, "endpoint: goes with exporter otlp"),
+        ({"endpoint": "http://x", "sample": 2}, "sample: "),
+        ({"endpoint": "http://x", "ratio": 1}, "ratio: unknown key"),
+    ],
+)
+def test_what_is_wrong_is_named(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as info:
+        Tracing.model_validate(given)
+    assert message in explain(info.value)
+
+
+@pytest.mark.parametrize("value", ["", "key", "=x", "a=b,c"])
+def test_headers_that_are_none(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv("COLLECTOR", value)
+    with pytest.raises(ConfigError, match=r"\$COLLECTOR"):
+        headers(Tracing(endpoint="http://x", headers_env="COLLECTOR"))

@@ -1,0 +1,311 @@
+"""The openai client, unmodified, against a real server."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from orchestrator.errors import ConfigError, WorkerUnavailable
+from orchestrator.http.service import ServiceLimits
+from orchestrator.state.memory import MemoryStore
+from tests.orchestrator.serving import (
+    HTTP,
+    STORY,
+    asking,
+    client,
+    post,
+    service,
+    serving,
+    told,
+    until,
+)
+
+ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(
+        service(told(), told(scores=lambda trace: 9 if len(trace.thought) < 2 else 2))
+    ) as url:
+        yield url
+
+
+def test_models(url: str) -> None:
+    with client(url) as api:
+        names = [model.id for model in api.models.list()]
+        assert names[0] == "baton"
+        assert {"small-only", "large-only", "specreason"} < set(names)
+        assert api.models.retrieve("specreason").owned_by == "baton"
+        with pytest.raises(openai.NotFoundError) as caught:
+            api.models.retrieve("nonesuch")
+        assert caught.value.code == "model_not_found"
+
+
+def test_a_lossy_method_is_told_wherever_a_model_is() -> None:
+    told_so = {"small": "chain", "large": "reflective (lossy)"}
+    with serving(service(speculation=told_so)) as lossy, client(lossy) as api:
+        for card in (*api.models.list(), api.models.retrieve("large-only")):
+            assert (card.model_extra or {})["speculation"] == told_so
+        reply: Any = api.chat.completions.create(model="large-only", messages=ASKED)
+        extra = reply.model_extra["baton"]
+        assert extra["speculation"] == told_so
+        kept = HTTP.get(f"{lossy}/v1/traces/{extra['trace_id']}").json()
+        assert kept["speculation"] == told_so
+
+
+def test_a_request_may_name_the_large_workers_method() -> None:
+    methods = {"vanilla": "vanilla", "reflective": "reflective (lossy)"}
+    large = told()
+    made = service(large=large, methods=methods, speculation={"small": "x", "large": "vanilla"})
+    with serving(made) as url, client(url) as api:
+        for card in api.models.list():
+            assert (card.model_extra or {})["methods"] == [
+                {"name": "vanilla", "lossy": False},
+                {"name": "reflective", "lossy": True},
+            ]
+        for asked, used in ((None, "vanilla"), ("vanilla", "vanilla"), ("reflective", None)):
+            body = {} if asked is None else {"speculation": asked}
+            reply: Any = api.chat.completions.create(
+                model="specreason", messages=ASKED, extra_body=body
+            )
+            extra = reply.model_extra["baton"]
+            assert extra["speculation"] == {"small": "x", "large": used or "reflective (lossy)"}
+            heard = [h.call for h in large.calls if h.call.request == extra["trace_id"]]
+            assert {call.speculation for call in heard} == {asked}
+            kept = HTTP.get(f"{url}/v1/traces/{extra['trace_id']}").json()
+            assert kept["overrides"] == ([] if asked is None else ["speculation"])
+        for wrong, said in (("chain", "offers vanilla, reflective"), (3, "valid string")):
+            with pytest.raises(openai.BadRequestError, match=said) as caught:
+                api.chat.completions.create(
+                    model="baton", messages=ASKED, extra_body={"speculation": wrong}
+                )
+            assert caught.value.param == "speculation"
+    assert not any(call.speculation for call in (h.call for h in made.workers["small"].calls))  # type: ignore[attr-defined]
+
+
+def test_completion(url: str) -> None:
+    with client(url) as api:
+        reply: Any = api.chat.completions.create(model="baton", messages=ASKED)
+    choice, extra = reply.choices[0], reply.model_extra["baton"]
+    assert choice.message.content == "The answer is 8."
+    assert choice.message.reasoning_content == choice.message.reasoning == STORY[0]
+    assert choice.finish_reason == "stop"
+    assert (extra["policy"], extra["version"], extra["experiment"]) == ("specreason", 0, None)
+    lines = [(step["author"], step["accepted"], step["score"]) for step in extra["steps"]]
+    assert lines == [("small", True, 9), ("small", False, 2), ("large", True, None)]
+    assert "".join(step["text"] for step in extra["steps"] if step["accepted"]) == STORY[0]
+    assert [step["author"] for step in extra["answer_steps"]] == ["large"]
+    assert extra["forced"] is False
+    metrics = extra["metrics"]
+    assert metrics["acceptance_rate"] == 0.5
+    assert metrics["discarded_tokens"] == 5
+    assert {"large_tokens", "small_tokens", "large_passes"} < metrics.keys()
+    assert {"small", "large", "classify", "total"} == metrics["ms"].keys()
+    usage = reply.usage
+    assert usage.prompt_tokens == 2
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    assert usage.completion_tokens_details.reasoning_tokens == 9  # the rejected draft's 5: never
+    assert usage.completion_tokens == 9 + sum(step["tokens"] for step in extra["answer_steps"])
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_stream_says_the_same_in_pieces(url: str) -> None:
+    with client(url) as api:
+        whole: Any = api.chat.completions.create(model="baton", messages=ASKED)
+        chunks: list[Any] = list(
+            api.chat.completions.create(
+                model="baton", messages=ASKED, stream=True, stream_options={"include_usage": True}
+            )
+        )
+    *said, last, usage = chunks
+    deltas = [chunk.choices[0].delta for chunk in said]
+    assert deltas[0].role == "assistant"
+    assert "".join(delta.content or "" for delta in deltas) == "The answer is 8."
+    for name in ("reasoning", "reasoning_content"):
+        assert "".join((d.model_extra or {}).get(name, "") for d in deltas) == STORY[0]
+    assert all(chunk.choices[0].finish_reason is None for chunk in said)
+    assert last.choices[0].finish_reason == "stop"
+    assert last.model_extra["baton"]["steps"][0]["author"] == "small"
+    assert last.model_extra["baton"].keys() == whole.model_extra["baton"].keys()
+    assert usage.choices == []
+    assert usage.usage == whole.usage
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+async def _ask_async(url: str) -> str:
+    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as api:
+        stream = await api.chat.completions.create(model="baton", messages=ASKED, stream=True)
+        return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+
+async def test_async_client(url: str) -> None:
+    assert await _ask_async(url) == "The answer is 8."
+
+
+def test_stream_on_the_wire(url: str) -> None:
+    body = asking(stream=True)
+    with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+        text = reply.read().decode()
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    assert reply.headers["cache-control"] == "no-cache"
+    assert reply.headers["x-accel-buffering"] == "no"
+    events = text.split("\n\n")
+    assert events[-2:] == ["data: [DONE]", ""]
+    assert text.count("[DONE]") == 1
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events[:-2]]
+    finishes = [chunk["choices"][0]["finish_reason"] for chunk in chunks]
+    assert finishes == [None] * (len(chunks) - 1) + ["stop"]
+    assert ["baton" in chunk for chunk in chunks] == [bool(finish) for finish in finishes]
+    assert not any("usage" in chunk for chunk in chunks)
+
+
+def test_a_reply_can_be_sent_back(url: str) -> None:
+    with client(url) as api:
+        first = api.chat.completions.create(model="baton", messages=ASKED).choices[0].message
+        again: list[Any] = [*ASKED, first, {"role": "user", "content": "Sure?"}]
+        reply = api.chat.completions.create(model="baton", messages=again)
+    assert reply.choices[0].message.content == "The answer is 8."
+
+
+def test_policy_parameters(url: str) -> None:
+    def authors(**body: Any) -> list[str]:
+        steps = post(url, body).json()["baton"]["steps"]
+        return [step["author"] for step in steps if step["accepted"]]
+
+    assert authors(policy={"threshold": 0}) == ["small", "small"]
+    assert authors(model="specreason", policy={"threshold": 10}) == ["large", "large"]
+    assert authors(policy={"name": "small-only"}) == ["small"]
+    assert authors(model="large-only") == ["large"]
+
+
+def test_caps(url: str) -> None:
+    short = post(url, {"max_tokens": 4, "model": "large-only"}).json()
+    assert short["choices"][0]["finish_reason"] == "length"
+    assert short["usage"]["completion_tokens"] == 4
+    for body in (
+        {"policy": {"budget": 2}},
+        {"reasoning_effort": "low", "max_completion_tokens": 8},
+        {"reasoning_effort": "low", "max_tokens": 8, "policy": {"budget": 7}},
+        {"reasoning_effort": "high", "max_tokens": 800, "policy": {"budget": 2}},
+    ):
+        reply = post(url, {**body, "model": "large-only"}).json()
+        assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2, body
+        assert reply["baton"]["forced"]
+        assert reply["choices"][0]["message"]["content"]
+
+
+def test_stop_and_harmless_parameters(url: str) -> None:
+    body = {"stop": "8", "n": 1, "presence_penalty": 0.0, "response_format": {"type": "text"}}
+    reply = post(url, {**body, "temperature": None, "tools": [], "user": "u", "seed": -1}).json()
+    assert reply["choices"][0]["message"]["content"] == "The answer is"
+
+
+def test_trace(url: str) -> None:
+    body = {"user": "ann", "metadata": {"run": "7"}, "seed": 5}
+    reply = post(url, body, headers={"x-request-id": "mine-1"})
+    assert reply.headers["x-request-id"] == "mine-1"
+    trace_id = reply.json()["baton"]["trace_id"]
+    record = HTTP.get(f"{url}/v1/traces/{trace_id}").json()
+    assert record["question"] == "Twice 2+2?"
+    assert record["answer"] == "The answer is 8."
+    assert [step["accepted"] for step in record["steps"]] == [True, False, True, True]
+    assert record["parameters"]["threshold"] == 7.0
+    assert record["sampling"]["seed"] == 5
+    assert (record["status"], record["request_id"], record["user"]) == ("finished", "mine-1", "ann")
+    assert record["metadata"] == {"run": "7"}
+    missing = HTTP.get(f"{url}/v1/traces/nonesuch")
+    assert missing.status_code == 404
+    assert missing.json()["error"]["code"] == "trace_not_found"
+
+
+def test_request_ids(url: str) -> None:
+    made = {HTTP.get(f"{url}/health").headers["x-request-id"] for _ in range(2)}
+    assert len(made) == 2
+    for bad in ("a b", "x" * 129, "<script>"):
+        reply = HTTP.get(f"{url}/nowhere", headers={"x-request-id": bad})
+        assert reply.headers["x-request-id"] != bad
+
+
+def test_metrics(url: str) -> None:
+    post(url)
+    text = HTTP.get(f"{url}/metrics").text
+    assert 'baton_requests_total{outcome="stop",policy="specreason"}' in text
+    assert 'baton_http_responses_total{code="200"}' in text
+    assert "baton_live_requests 0.0" in text
+
+
+def test_a_silent_stream_pings() -> None:
+    slow = service(told(delay=0.03), limits=ServiceLimits(ping_s=0.01))
+    with serving(slow) as url:
+        text = post(url, {"stream": True}).text
+        assert ": ping\n\n" in text
+        assert text.endswith("data: [DONE]\n\n")
+        with client(url) as api:
+            stream = api.chat.completions.create(model="baton", messages=ASKED, stream=True)
+            assert "".join(c.choices[0].delta.content or "" for c in stream) == "The answer is 8."
+
+
+def test_readiness() -> None:
+    pools = {"small": True, "large": False}
+
+    async def ready() -> dict[str, bool]:
+        if not pools:
+            raise WorkerUnavailable("at 10.0.0.7")
+        return pools
+
+    with serving(service(ready=ready)) as url:
+        reply = HTTP.get(f"{url}/ready")
+        assert reply.status_code == 503
+        assert reply.headers["retry-after"]
+        assert reply.json()["workers"] == pools
+        assert reply.json()["error"]["code"] == "not_ready"
+        assert HTTP.get(f"{url}/health").status_code == 200
+        pools["large"] = True
+        assert HTTP.get(f"{url}/ready").json() == {
+            "ready": True,
+            "workers": pools,
+            "store": True,
+            "degraded": False,
+        }
+        pools.clear()
+        reply = HTTP.get(f"{url}/ready")
+        assert reply.status_code == 503
+        assert "10.0.0.7" not in reply.text
+
+
+def test_traces_are_bounded() -> None:
+    made = service(store=MemoryStore(count=2))
+    with serving(made) as url:
+        ids = [post(url).json()["baton"]["trace_id"] for _ in range(3)]
+        until(lambda: HTTP.get(f"{url}/v1/traces/{ids[0]}").status_code == 404)
+        codes = [HTTP.get(f"{url}/v1/traces/{trace_id}").status_code for trace_id in ids]
+    assert codes == [404, 200, 200]
+
+
+@pytest.mark.parametrize("trace_id", ["nonesuch", "a%20b", "x" * 200, "%00", "a%2Fb"])
+def test_a_trace_that_is_not_there(trace_id: str) -> None:
+    with serving(service()) as url:
+        assert HTTP.get(f"{url}/v1/traces/{trace_id}").status_code == 404
+
+
+def test_deployment_defaults() -> None:
+    made = service(defaults={"specreason": {"threshold": 0}}, default_policy="large-only")
+    with serving(made) as url:
+        assert post(url).json()["baton"]["policy"] == "large-only"
+        steps = post(url, {"model": "specreason"}).json()["baton"]["steps"]
+        assert all(step["author"] == "small" for step in steps)
+        record = post(url, {"model": "specreason", "policy": {"threshold": 10}}).json()
+        assert any(step["author"] == "large" for step in record["baton"]["steps"])
+    mistakes: list[dict[str, Any]] = [
+        {"default_policy": "nonesuch"},
+        {"defaults": {"nonesuch": {}}},
+        {"defaults": {"specreason": {"threshold": 11}}},
+    ]
+    for wrong in mistakes:
+        with pytest.raises(ConfigError):
+            service(**wrong)

@@ -1,0 +1,421 @@
+"""Every way to be refused, as clients see it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import openai
+import pytest
+from starlette.routing import Route
+
+from orchestrator.errors import BatonError, Overloaded, Unsupported, WorkerError, WorkerUnavailable
+from orchestrator.http.app import create_app
+from orchestrator.http.auth import ASKING, OPEN, READING, Access, Keys
+from orchestrator.http.schemas import UNSUPPORTED
+from orchestrator.http.service import ServiceLimits
+from tests.orchestrator.serving import (
+    HTTP,
+    Say,
+    asking,
+    client,
+    post,
+    service,
+    serving,
+    told,
+    until,
+)
+from workers.remote.errors import Absent, Declined
+from workers.scripted import Scripted
+
+FORM = {"message", "type", "param", "code"}
+ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(service(limits=ServiceLimits(max_tokens_cap=4096))) as url:
+        yield url
+
+
+def error(reply: httpx.Response, status: int) -> Any:
+    """The error of a reply, after looking at its form."""
+    assert reply.status_code == status, reply.text
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers["x-request-id"]
+    assert reply.json().keys() == {"error"}
+    told = reply.json()["error"]
+    assert told.keys() == FORM
+    assert told["message"]
+    assert told["type"]
+    return told
+
+
+def turns(*roles: str, content: Any = "hello") -> dict[str, Any]:
+    return {"messages": [{"role": role, "content": content} for role in roles]}
+
+
+WRONG: list[tuple[dict[str, Any], str, str]] = [
+    ({"temprature": 1}, "temprature", "unknown_parameter"),
+    ({"temprature": None}, "temprature", "unknown_parameter"),
+    ({"temperature": 2.1}, "temperature", "invalid_value"),
+    ({"temperature": -0.1}, "temperature", "invalid_value"),
+    ({"temperature": "0.5"}, "temperature", "invalid_type"),
+    ({"temperature": True}, "temperature", "invalid_type"),
+    ({"temperature": 10**400}, "temperature", "invalid_type"),
+    ({"top_p": 0}, "top_p", "invalid_value"),
+    ({"top_p": 1.5}, "top_p", "invalid_value"),
+    ({"top_k": -2}, "top_k", "invalid_value"),
+    ({"seed": 2**63}, "seed", "invalid_value"),
+    ({"seed": 1.5}, "seed", "invalid_type"),
+    ({"max_tokens": 0}, "max_tokens", "invalid_value"),
+    ({"max_tokens": -5}, "max_tokens", "invalid_value"),
+    ({"max_tokens": 4097}, "max_tokens", "invalid_value"),
+    ({"max_completion_tokens": 10**30}, "max_completion_tokens", "invalid_value"),
+    ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "invalid_value"),
+    ({"n": 2}, "n", "unsupported_parameter"),
+    ({"n": 10**6}, "n", "unsupported_parameter"),
+    ({"n": True}, "n", "unsupported_parameter"),
+    ({"stop": ""}, "stop[0]", "invalid_value"),
+    ({"stop": ["x"] * 17}, "stop", "invalid_value"),
+    ({"stop": 5}, "stop", "invalid_type"),
+    ({"stream": "yes"}, "stream", "invalid_type"),
+    ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
+    (
+        {"stream": True, "stream_options": {"chatty": True}},
+        "stream_options.chatty",
+        "unknown_parameter",
+    ),
+    ({"reasoning_effort": "none"}, "reasoning_effort", "invalid_value"),
+    ({"logprobs": True}, "logprobs", "unsupported_parameter"),
+    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
+    ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
+    ({"chat_template": "{{ evil }}"}, "chat_template", "unsupported_parameter"),
+    ({"metadata": {"k": 1}}, "metadata.k", "invalid_type"),
+    ({"metadata": {str(i): "" for i in range(17)}}, "metadata", "invalid_value"),
+    ({"user": "u" * 257}, "user", "invalid_value"),
+    ({"messages": []}, "messages", "invalid_value"),
+    ({"messages": "hi"}, "messages", "invalid_type"),
+    ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
+    (turns("user", "assistant"), "messages", "invalid_value"),
+    (turns("system"), "messages", "invalid_value"),
+    (turns("robot"), "messages[0].role", "invalid_value"),
+    (turns("tool", "user"), "messages[0].role", "unsupported_parameter"),
+    (turns("user", content=""), "messages[0].content", "invalid_value"),
+    (turns("user", content=None), "messages[0].content", "invalid_type"),
+    (turns("user", content=[]), "messages[0].content", "invalid_value"),
+    (
+        turns("user", content=[{"type": "image_url", "image_url": {"url": "x"}}]),
+        "messages[0].content",
+        "unsupported_parameter",
+    ),
+    (turns("user", content="a\0b"), "messages[0].content", "invalid_value"),
+    (turns("user", content="half \ud83d"), "messages[0].content", "invalid_value"),
+    ({"messages": [{**ASKED[0], "name": "ann"}]}, "messages[0].name", "invalid_value"),
+    ({"user": "\udc00"}, "user", "invalid_value"),
+    ({"policy": "specreason"}, "policy", "invalid_type"),
+    ({"policy": {"treshold": 5}}, "policy.treshold", "unknown_parameter"),
+    ({"policy": {"a-b": 5}}, "policy.a-b", "unknown_parameter"),
+    ({"policy": {"threshold": 11}}, "policy.threshold", "invalid_value"),
+    ({"policy": {"threshold": "5"}}, "policy.threshold", "invalid_type"),
+    ({"policy": {"budget": 0}}, "policy.budget", "invalid_value"),
+    ({"policy": {"budget": True}}, "policy.budget", "invalid_type"),
+    ({"policy": {"budget": "9"}, "reasoning_effort": "low"}, "policy.budget", "invalid_type"),
+    ({"policy": {"name": "nonesuch"}}, "policy.name", "invalid_value"),
+    ({"policy": {"name": ["a"]}}, "policy.name", "invalid_value"),
+    ({"model": "large-only", "policy": {"name": "specreason"}}, "policy.name", "invalid_value"),
+    ({"model": "large-only", "policy": {"threshold": 5}}, "policy.threshold", "unknown_parameter"),
+    ({"model": 7}, "model", "invalid_type"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "code"), WRONG, ids=lambda value: str(value)[:40])
+def test_refused_by_name(url: str, body: dict[str, Any], param: str, code: str) -> None:
+    data = json.dumps(asking(**body))  # escapes lone surrogates, as a hostile client would
+    reply = HTTP.post(f"{url}/v1/chat/completions", content=data, headers=JSON)
+    found = error(reply, 400)
+    assert (found["param"], found["code"]) == (param, code)
+    assert found["type"] == "invalid_request_error"
+    assert param in found["message"]
+
+
+JSON = {"content-type": "application/json"}
+
+
+@pytest.mark.parametrize("name", sorted(UNSUPPORTED))
+def test_unsupported_unless_it_asks_for_nothing(url: str, name: str) -> None:
+    assert error(post(url, {name: {"some": "thing"}}), 400)["param"] == name
+    for harmless in (None, *UNSUPPORTED[name]):
+        reply = post(url, {name: harmless, "model": "nonesuch"})
+        assert error(reply, 404)["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b'"text"',
+        b"null",
+        b"\xff\xfe",
+        b'{"model": "baton", "temperature": NaN}',
+        b'{"model": "baton", "temperature": -Infinity}',
+        b'{"model": "baton", "temperature": 1e999}',
+        b'{"model": "baton", "seed": ' + b"9" * 5000 + b"}",
+        b'{"messages": ' + b"[" * 100_000,
+        b'{"messages": "\x00"}',
+    ],
+    ids=lambda body: repr(body[:30]),
+)
+def test_malformed_json(url: str, body: bytes) -> None:
+    reply = HTTP.post(f"{url}/v1/chat/completions", content=body, headers=JSON)
+    assert error(reply, 400)["code"] == "invalid_json"
+
+
+def test_nesting_and_crowds(url: str) -> None:
+    deep: Any = 1
+    for _ in range(200):
+        deep = [deep]
+    assert error(post(url, {"policy": {"threshold": deep}}), 400)["param"] == "policy"
+    assert error(post(url, {"stop": ["x"] * 50_000}), 400)["param"] == "stop"
+    assert error(post(url, {"policy": {"\0": 1}}), 400)["param"] == "policy"
+
+
+def test_duplicate_keys_are_fine(url: str) -> None:
+    body = json.dumps(asking())[:-1] + ', "seed": 1, "seed": 2}'
+    reply = HTTP.post(f"{url}/v1/chat/completions", content=body, headers=JSON)
+    assert reply.status_code == 200
+
+
+def test_content_type(url: str) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        reply = HTTP.post(
+            f"{url}/v1/chat/completions",
+            content=json.dumps(asking()),
+            headers={"content-type": kind},
+        )
+        assert error(reply, 400)["code"] == "invalid_content_type"
+
+
+def test_body_size(url: str) -> None:
+    large = b'{"model": "' + b"x" * (50 << 20) + b'"}'
+    assert error(HTTP.post(f"{url}/v1/chat/completions", content=large, headers=JSON), 413)
+
+    def pieces() -> Iterator[bytes]:  # no Content-Length to judge by
+        for _ in range(100):
+            yield b" " * (64 << 10)
+
+    reply = HTTP.post(f"{url}/v1/chat/completions", content=pieces(), headers=JSON)
+    assert error(reply, 413)["code"] == "request_too_large"
+
+
+def test_a_body_that_does_not_come() -> None:
+    def slowly() -> Iterator[bytes]:
+        yield b"{"
+        time.sleep(0.3)
+        yield b"}"
+
+    made = service(limits=ServiceLimits(body_s=0.1))
+    with serving(made) as url:
+        reply = HTTP.post(f"{url}/v1/chat/completions", content=slowly(), headers=JSON)
+        assert error(reply, 408)["code"] == "request_timeout"
+
+
+def test_routes_that_are_not(url: str) -> None:
+    assert error(HTTP.get(f"{url}/nowhere"), 404)["code"] == "not_found"
+    assert error(HTTP.get(f"{url}/v1/models/"), 404)
+    assert error(HTTP.get(f"{url}/docs"), 404)
+    assert error(HTTP.get(f"{url}/openapi.json"), 404)
+    reply = HTTP.get(f"{url}/v1/chat/completions")
+    assert error(reply, 405)["code"] == "method_not_allowed"
+    assert reply.headers["allow"] == "POST"
+
+
+def test_exceptions_of_the_client(url: str) -> None:
+    with client(url) as api:
+        with pytest.raises(openai.NotFoundError) as missing:
+            api.chat.completions.create(model="nonesuch", messages=ASKED)
+        assert (missing.value.code, missing.value.param) == ("model_not_found", "model")
+        with pytest.raises(openai.BadRequestError) as refused:
+            api.chat.completions.create(
+                model="baton", messages=ASKED, extra_body={"policy": {"threshold": 99}}
+            )
+        assert refused.value.param == "policy.threshold"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_context_length(stream: bool) -> None:
+    with serving(service(large=told(context=2))) as url:
+        found = error(post(url, {"stream": stream}), 400)
+    assert (found["code"], found["param"]) == ("context_length_exceeded", "messages")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("raised", "status", "code"),
+    [
+        (WorkerUnavailable("http://10.0.0.7:8001 refused"), 503, "worker_unavailable"),
+        (Overloaded("http://10.0.0.7:8001 is full"), 503, "overloaded"),
+        (WorkerError("10.0.0.7"), 503, "worker_unavailable"),
+        (Absent("10.0.0.7: the model `x` does not exist"), 503, "worker_unavailable"),
+        (Declined("10.0.0.7: `seed` must be a number"), 503, "worker_unavailable"),
+        (BatonError("10.0.0.7"), 500, "internal_error"),
+        (RuntimeError("secret 10.0.0.7"), 500, "internal_error"),
+        (TimeoutError("10.0.0.7"), 500, "internal_error"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, Exception) else None,
+)
+def test_workers_that_fail(
+    raised: Exception, status: int, code: str, stream: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with serving(service(told(down=raised), told(down=raised))) as url:
+        reply = post(url, {"stream": stream})
+    assert error(reply, status)["code"] == code
+    assert "10.0.0.7" not in reply.text
+    assert ("retry-after" in reply.headers) == (status == 503)
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_a_pair_cannot_do_is_named_with_the_policy(stream: bool) -> None:
+    lacking = Unsupported("the model's server does not give log-probabilities")
+    with serving(service(told(down=lacking), told(down=lacking))) as url:
+        found = error(post(url, {"stream": stream, "model": "specreason"}), 400)
+    assert (found["code"], found["param"]) == ("unsupported_policy", "model")
+    for name in ("specreason", "does not give log-probabilities"):
+        assert name in found["message"]
+
+
+def test_deadline() -> None:
+    slow = service(large=told(delay=0.15), limits=ServiceLimits(deadline_s=0.3))
+    with serving(slow) as url:
+        reply = post(url, {"model": "large-only"})
+        assert error(reply, 503)["code"] == "deadline_exceeded"
+        assert reply.headers["x-should-retry"] == "false"
+        reply = post(url, {"model": "large-only", "stream": True})
+        assert reply.status_code == 200
+        assert broken_off(reply.text)["code"] == "deadline_exceeded"
+
+
+def broken_off(text: str) -> Any:
+    """The error that ends a stream, which then ends in nothing else."""
+    *events, last, rest = text.split("\n\n")
+    assert rest == ""
+    assert "[DONE]" not in text
+    assert not any('"finish_reason":"' in event for event in events)
+    return json.loads(last.removeprefix("data: "))["error"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "code"),
+    [(WorkerUnavailable("gone"), "worker_unavailable"), (TimeoutError("x"), "internal_error")],
+)
+def test_a_stream_that_breaks_off(raised: Exception, code: str) -> None:
+    lines = [Say("A first thought.", "think_end"), raised]
+    made = service(large=Scripted(lines=lines))  # type: ignore[arg-type]
+    with serving(made) as url:
+        text = post(url, {"model": "large-only", "stream": True}).text
+        assert "first" in text
+        assert broken_off(text)["code"] == code
+        trace_id = json.loads(text.split("\n\n")[0].removeprefix("data: "))["id"]
+        record = HTTP.get(f"{url}/v1/traces/{trace_id.removeprefix('chatcmpl-')}").json()
+        assert record["status"] == "failed"
+        assert record["error"]["code"] == code
+        assert record["reasoning_content"] == "A first thought."
+    with serving(service(large=Scripted(lines=lines))) as url, client(url) as api:  # type: ignore[arg-type]
+        stream = api.chat.completions.create(model="large-only", messages=ASKED, stream=True)
+        with pytest.raises(openai.APIError):
+            list(stream)
+
+
+def test_too_many_at_once() -> None:
+    made = service(large=told(delay=5), limits=ServiceLimits(concurrent=1))
+    body = asking(model="large-only", stream=True)
+    with serving(made) as url:
+        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body):
+            reply = post(url)
+            assert error(reply, 429)["type"] == "rate_limit_error"
+            assert int(reply.headers["retry-after"]) >= 1
+            with client(url) as api, pytest.raises(openai.RateLimitError):
+                api.chat.completions.create(model="baton", messages=ASKED)
+        until(lambda: made.live == 0, 1)
+        assert post(url, {"model": "small-only"}).status_code == 200
+
+
+def routes() -> dict[str, set[str]]:
+    """Every path of the application with its methods."""
+    found: dict[str, set[str]] = {}
+    for route in create_app(service()).routes:
+        assert isinstance(route, Route)  # one that is mounted would hide others
+        found.setdefault(route.path, set()).update(route.methods or ())
+    some = {"/v1/chat/completions", "/v1/models", "/metrics", "/v1/policies/active"}
+    assert some < found.keys() > OPEN
+    return found
+
+
+def test_every_change_wants_an_admin_key() -> None:
+    def codes(url: str, key: str) -> dict[str, Any]:
+        headers = {"authorization": f"Bearer {key}"}
+        changes = {
+            f"{method} {path}": HTTP.request(method, url + path, headers=headers)
+            for path, methods in (routes() | {"/v1/nowhere": {"DELETE"}}).items()
+            for method in methods - READING
+        }
+        return {what: reply.json()["error"]["code"] for what, reply in changes.items()}
+
+    with serving(service(access=Access(Keys(["sk-user"]), Keys(["sk-admin"])))) as url:
+        asked = codes(url, "sk-user")
+        assert {what.partition(" ")[2] for what, code in asked.items() if code != REFUSED} == ASKING
+        assert codes(url, "sk-admin")["PUT /v1/policies/active"] == "invalid_content_type"
+        assert REFUSED not in codes(url, "sk-admin").values()
+        reply = HTTP.get(f"{url}/v1/policies", headers={"authorization": "Bearer sk-user"})
+        assert reply.status_code == 200
+        reply = HTTP.post(f"{url}/v1/policies", headers={"authorization": "Bearer sk-user"})
+        assert error(reply, 403)["type"] == "permission_error"
+    with serving(service(access=Access(Keys(["sk-user"])))) as url:  # nobody is administrator
+        assert codes(url, "sk-user")["POST /v1/policies"] == REFUSED
+    with serving(service(access=Access(admins=Keys(["sk-admin"])))) as url:
+        assert post(url).status_code == 200
+        assert codes(url, "sk-user")["POST /v1/policies"] == "invalid_api_key"
+
+
+REFUSED = "admin_key_required"
+
+
+def test_every_route_wants_a_key() -> None:
+    made = service(access=Access(Keys(["sk-one", "sk-two"]), Keys(["sk-admin"])))
+    paths = routes() | {"/nowhere": {"GET"}, "/docs": {"GET"}}
+    with serving(made) as url:
+        for path, methods in paths.items():
+            for method in methods:
+                for tried in ({}, {"authorization": "Bearer sk-on"}, {"authorization": "sk-one"}):
+                    reply = HTTP.request(method, url + path, headers=tried)
+                    if path in OPEN:
+                        assert reply.status_code == 200
+                        continue
+                    assert error(reply, 401)["code"] == "invalid_api_key"
+                    assert reply.headers["www-authenticate"] == "Bearer"
+        for near in ("/health/", "//health", "/health/../metrics", "/ready%2f"):
+            assert HTTP.get(url + near).status_code == 401
+        with client(url, "sk-two") as api:
+            assert api.models.list().data
+        with client(url, "sk-three") as api, pytest.raises(openai.AuthenticationError):
+            api.models.list()
+
+
+def test_logs_hold_neither_keys_nor_prompts(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "orchestrator")
+    with serving(service(access=Access(Keys(["sk-canary"])))) as url:
+        headers = {"authorization": "Bearer sk-canary"}
+        trace_id = post(url, headers=headers).json()["baton"]["trace_id"]
+        record = HTTP.get(f"{url}/v1/traces/{trace_id}", headers=headers).text
+    assert "sk-canary" not in caplog.text + record
+    assert "Twice" not in caplog.text
+    assert f"key={json.loads(record)['key']}" in caplog.text

@@ -1,0 +1,169 @@
+"""A client that goes away: the work ends within a second, in whatever phase it was."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.http.service import Service, ServiceLimits
+from orchestrator.types import Generation, Sampling, StopCriteria
+from orchestrator.worker import Call, Delta
+from tests.orchestrator.serving import HTTP, asking, client, post, service, serving, told, until
+from workers.scripted import Scripted
+
+FOREVER = 30.0
+
+
+class Unread(Scripted):
+    """Takes for ever to read a prompt."""
+
+    async def generate(
+        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
+    ) -> AsyncIterator[Delta | Generation]:
+        with self._at_work():
+            await asyncio.sleep(FOREVER)
+            yield Delta("", ())
+
+
+PHASES: dict[str, tuple[Any, Any, str]] = {
+    "reading": (told(), Unread(), "baton"),
+    "drafting": (told(delay=FOREVER), told(), "baton"),
+    "judging": (told(), told(delay=FOREVER), "baton"),
+    "writing": (told(), told(delay=0.3), "large-only"),
+}
+
+
+def busy(made: Service, phase: str) -> bool:
+    small, large = made.workers["small"], made.workers["large"]
+    assert isinstance(small, Scripted)
+    assert isinstance(large, Scripted)
+    return bool(small.live if phase == "drafting" else large.live)
+
+
+def idle(made: Service) -> bool:
+    workers = [worker.live for worker in made.workers.values() if isinstance(worker, Scripted)]
+    return made.live == 0 and not any(workers) and _gauge(made) == 0
+
+
+def _gauge(made: Service) -> float | None:
+    return made.registry.get_sample_value("baton_live_requests")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("phase", PHASES)
+def test_hang_up(phase: str, stream: bool) -> None:
+    small, large, model = PHASES[phase]
+    made = service(small, large, limits=ServiceLimits(ping_s=0.1))
+    with serving(made) as url:
+        connections = [_ask(url, model=model, stream=stream) for _ in range(20)]
+        until(lambda: made.live == 20 and busy(made, phase))
+        for connection in connections:
+            connection.close()
+        assert until(lambda: idle(made)) < 1
+        text = HTTP.get(f"{url}/metrics").text
+    assert (
+        f'outcome="cancelled",policy="{"specreason" if model == "baton" else model}"}} 20.0' in text
+    )
+
+
+def _ask(url: str, **body: Any) -> socket.socket:
+    """A request sent on a bare socket, whose reply nobody waits for."""
+    host, port = url.removeprefix("http://").split(":")
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)  # little fits unread
+    connection.connect((host, int(port)))
+    request = httpx.Request("POST", f"{url}/v1/chat/completions", json=asking(**body))
+    lines = [f"{name}: {value}" for name, value in request.headers.items()]
+    head = "\r\n".join(["POST /v1/chat/completions HTTP/1.1", *lines, "", ""])
+    connection.sendall(head.encode() + request.read())
+    return connection
+
+
+def test_hang_up_in_the_body() -> None:
+    made = service()
+    with serving(made) as url:
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n"
+                b"content-type: application/json\r\n\r\n{"
+            )
+        assert post(url).status_code == 200
+        until(lambda: idle(made), 1)
+
+
+def test_a_client_that_breaks_out_of_its_loop() -> None:
+    made = service(large=told(delay=0.2))
+    with serving(made) as url, client(url) as api:
+        messages: list[Any] = asking()["messages"]
+        stream = api.chat.completions.create(model="large-only", messages=messages, stream=True)
+        for chunk in stream:
+            trace_id = chunk.id.removeprefix("chatcmpl-")
+            break
+        stream.close()
+        assert until(lambda: idle(made)) < 1
+        assert HTTP.get(f"{url}/v1/traces/{trace_id}").json()["status"] == "cancelled"
+
+
+def test_a_slow_reader_does_not_hold_the_workers() -> None:
+    """Far more than the sockets' buffers hold is written, nobody reads, and yet the work ends."""
+    words = "word " * 4000
+    large = Scripted(story=(words, "Done."))
+    made = service(large=large, limits=ServiceLimits(max_tokens=8000))
+    with serving(made) as url:
+        body = asking(model="large-only", stream=True)
+        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+            until(lambda: large.calls and not large.live)
+            assert reply.read().endswith(b"data: [DONE]\n\n")
+
+
+def test_a_reader_that_stopped_reading() -> None:
+    """Its connection stays open, and still its place is given to somebody else."""
+    large = Scripted(story=(("x" * 300 + " ") * 4000, "Done."))  # 3 MB on the wire
+    made = service(large=large, limits=ServiceLimits(max_tokens=8000, send_s=0.2))
+    with serving(made) as url:
+        connection = _ask(url, model="large-only", stream=True)
+        until(lambda: large.calls)
+        until(lambda: idle(made))
+        begun = connection.recv(4096).decode()
+        trace_id = begun.partition("chatcmpl-")[2].partition('"')[0]
+        assert HTTP.get(f"{url}/v1/traces/{trace_id}").json()["status"] == "cancelled"
+        connection.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_server_that_stops_says_so(stream: bool) -> None:
+    made = service(large=told(delay=FOREVER))
+    replies: list[httpx.Response] = []
+
+    def ask(url: str) -> None:
+        with suppress(httpx.HTTPError):
+            replies.append(post(url, {"model": "large-only", "stream": stream}, timeout=20))
+
+    with serving(made, grace_s=0) as url:
+        asker = threading.Thread(target=ask, args=(url,))
+        asker.start()
+        until(lambda: busy(made, "writing"))
+    asker.join()
+    assert idle(made)
+    assert "shutting_down" in replies[0].text
+    assert replies[0].status_code == (200 if stream else 503)
+
+
+def test_a_prompt_that_takes_long_to_read_begins_the_stream() -> None:
+    made = service(large=Unread(), limits=ServiceLimits(headers_s=0.05, ping_s=0.05))
+    with serving(made) as url:
+        body = asking(stream=True)
+        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body) as reply:
+            assert reply.status_code == 200
+            lines = reply.iter_lines()
+            while next(lines) != ": ping":
+                pass
+        assert until(lambda: idle(made)) < 1

@@ -1,0 +1,151 @@
+"""The caps, and how a segment ends a phase."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.loop.actions import Script, Write
+from orchestrator.loop.budget import ANSWER_RESERVE, Budget
+from orchestrator.loop.events import ActionCompleted
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.policy_runner import PolicyRunner
+from orchestrator.types import (
+    Finish,
+    Generation,
+    Limits,
+    Message,
+    Segment,
+    StopCriteria,
+    Transcript,
+    Usage,
+)
+
+QUESTION = Transcript((Message("user", "2+2?"),))
+ANSWERING = replace(QUESTION, closed=True)
+
+
+def said(tokens: int, finish: Finish = "until") -> Segment:
+    return Segment("small", "x" * tokens, tuple(range(tokens)), finish=finish)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "limit", "own", "thought"),
+    [
+        (2048, None, None, 2048 - ANSWER_RESERVE),
+        (2048, 100, None, 100),
+        (2048, 100, 30, 30),
+        (2048, 100, 300, 300),  # the policy's own budget goes first
+        (100, 90, None, 50),  # half of a small max_tokens is kept for the answer
+        (10, None, 10, 5),
+        (1, None, None, 1),
+        (2048, 1, None, 1),
+    ],
+)
+def test_caps(max_tokens: int, limit: int | None, own: int | None, thought: int) -> None:
+    budget = Budget.of(Limits(max_tokens=max_tokens, budget=limit), own)
+    assert (budget.total, budget.thought) == (max_tokens, thought)
+
+
+@pytest.mark.parametrize(
+    ("limits", "param"), [(Limits(max_tokens=0), "max_tokens"), (Limits(budget=0), "budget")]
+)
+def test_a_cap_below_one_is_refused_by_name(limits: Limits, param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Budget.of(limits)
+    assert caught.value.param == param
+
+
+def test_spans_are_clipped_to_what_is_left() -> None:
+    budget = Budget(total=100, thought=40)
+    thinking = budget.commit(QUESTION, said(30))
+    assert budget.clip(thinking, StopCriteria(512)).max_tokens == 10
+    assert budget.clip(thinking, StopCriteria(5)).max_tokens == 5
+    answering = budget.close(thinking)
+    assert budget.clip(answering, StopCriteria(512)).max_tokens == 70
+    assert budget.clip(budget.commit(answering, said(60)), StopCriteria(512)).max_tokens == 10
+
+
+def test_the_callers_stop_strings_hold_in_the_answer_only() -> None:
+    budget = Budget.of(Limits(stop=("END",)))
+    assert budget.clip(QUESTION, StopCriteria(9)).stop == ()
+    assert budget.clip(ANSWERING, StopCriteria(9, stop=("a",))).stop == ("a", "END")
+
+
+@pytest.mark.parametrize("finish", ["think_end", "eos"])
+def test_a_model_that_ends_its_thought_closes_it(finish: Finish) -> None:
+    after = Budget(100, 40).commit(QUESTION, said(3, finish))
+    assert (after.closed, after.forced, after.done) == (True, False, False)
+
+
+@pytest.mark.parametrize("finish", ["until", "stop", "length", "doubt"])
+def test_other_ends_go_on_thinking(finish: Finish) -> None:
+    assert not Budget(100, 40).commit(QUESTION, said(3, finish)).closed
+
+
+def test_the_thought_is_forced_shut_at_its_cap() -> None:
+    after = Budget(100, 40).commit(QUESTION, said(40, "length"))
+    assert (after.closed, after.forced, after.done) == (True, True, False)
+
+
+def test_a_model_that_closes_right_at_the_cap_was_not_forced() -> None:
+    assert not Budget(100, 40).commit(QUESTION, said(40, "think_end")).forced
+
+
+@pytest.mark.parametrize(
+    ("finish", "done", "reason"),
+    [
+        ("eos", True, "stop"),
+        ("stop", True, "stop"),
+        ("think_end", True, "stop"),
+        ("until", False, "stop"),
+        ("length", False, "stop"),  # a policy's own span, with room left
+    ],
+)
+def test_how_an_answer_ends(finish: Finish, done: bool, reason: str) -> None:
+    after = Budget(100, 40).commit(ANSWERING, said(3, finish), asked=3)
+    assert (after.done, after.finish) == (done, reason)
+
+
+def test_max_tokens_in_the_answer_is_length() -> None:
+    after = Budget(100, 40).commit(ANSWERING, said(100, "length"))
+    assert (after.done, after.finish) == (True, "length")
+
+
+@pytest.mark.parametrize("transcript", [QUESTION, ANSWERING])
+def test_a_length_short_of_its_span_is_a_full_context(transcript: Transcript) -> None:
+    budget = Budget(100, 40)
+    for segment, asked in [(said(3, "length"), 20), (said(0, "length"), None)]:
+        after = budget.commit(transcript, segment, asked)
+        assert after.closed
+        assert after.done == transcript.closed
+
+
+def test_nothing_left_to_answer_with_is_done() -> None:
+    after = Budget.of(Limits(max_tokens=1)).commit(QUESTION, said(1))
+    assert (after.closed, after.forced, after.done, after.finish) == (True, True, True, "length")
+
+
+def test_empty_segments_leave_no_mark() -> None:
+    after = Budget(100, 40).commit(QUESTION, said(0, "think_end"))
+    assert after.closed
+    assert after.thought == ()
+
+
+@pytest.mark.parametrize(("made", "full"), [(3, False), (2, True)])
+def test_half_a_character_at_the_end_of_a_span_is_no_full_context(made: int, full: bool) -> None:
+    class Three(Policy):
+        def solve(self, transcript: Transcript) -> Script:
+            yield from Write("large", transcript, StopCriteria(3))
+
+    dialogue = PolicyRunner(Three(), QUESTION.messages, Limits())
+    action = dialogue.ask()
+    assert action is not None
+    list(
+        dialogue.told(
+            ActionCompleted(action, Generation(said(2, "length"), Usage(generated=made)), 1.0)
+        )
+    )
+    assert dialogue.transcript.closed is full

@@ -1,0 +1,409 @@
+"""The step loop against scripted workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import (
+    BatonError,
+    ConfigError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    Overloaded,
+    WorkerUnavailable,
+)
+from orchestrator.loop.actions import (
+    Accept,
+    Close,
+    Reject,
+    Script,
+    Start,
+    WorkerName,
+    Write,
+)
+from orchestrator.loop.events import (
+    ActionCompleted,
+    Event,
+    RequestCompleted,
+    StepCompleted,
+    TextDelta,
+)
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
+from orchestrator.types import Limits, Message, Sampling, Segment, StopCriteria, Transcript
+from policies.answer import write_out
+from policies.single import LargeOnly, SmallOnly
+from policies.specreason import SpecReason
+from workers.scripted import Say, Scripted
+
+pytestmark = pytest.mark.asyncio
+
+QUESTION = (Message("user", "what is 2+2+2?"),)
+SMALL = ("2+2 is 5.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
+LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
+GONE = WorkerUnavailable("gone")
+
+
+def pair(**large: Any) -> dict[WorkerName, Scripted]:
+    return {"small": Scripted(story=SMALL), "large": Scripted(story=LARGE, **large)}
+
+
+def start(
+    policy: Policy,
+    workers: dict[WorkerName, Scripted],
+    *,
+    limits: Limits | None = None,
+    sampling: Sampling | None = None,
+) -> Any:
+    return solve(
+        policy,
+        QUESTION,
+        workers,
+        request="r",
+        sampling=sampling or Sampling(),
+        limits=limits or Limits(),
+    )
+
+
+async def run(*args: Any, **kwargs: Any) -> tuple[list[Event], RequestCompleted]:
+    events = [event async for event in start(*args, **kwargs)]
+    ended = events[-1]
+    assert isinstance(ended, RequestCompleted)
+    assert sum(isinstance(event, RequestCompleted) for event in events) == 1
+    assert sum(isinstance(event, StepCompleted) for event in events) == len(ended.steps)
+    for phase, said in (("thought", ended.transcript.thought), ("answer", ended.transcript.answer)):
+        texts = [e.text for e in events if isinstance(e, TextDelta) and e.phase == phase]
+        assert "".join(texts) == "".join(segment.text for segment in said)  # nothing else shows
+    return events, ended
+
+
+def answer(ended: RequestCompleted) -> str:
+    return "".join(segment.text for segment in ended.transcript.answer)
+
+
+def scripted_policy(body: Callable[[Transcript], Script], *names: WorkerName) -> Policy:
+    class Own(Policy):
+        workers = frozenset(names or ("small", "large"))
+
+        def solve(self, transcript: Transcript) -> Script:
+            return body(transcript)
+
+    return Own()
+
+
+# --- what the policies give ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("policy", "story"), [(SmallOnly(), SMALL), (LargeOnly(), LARGE)])
+async def test_one_model_alone(policy: Policy, story: tuple[str, str]) -> None:
+    _, ended = await run(policy, pair())
+    assert (ended.transcript.text, answer(ended)) == story
+    assert (ended.transcript.done, ended.transcript.finish, ended.transcript.forced) == (
+        True,
+        "stop",
+        False,
+    )
+    assert [(step.phase, step.accepted) for step in ended.steps] == [
+        ("thought", True),
+        ("answer", True),
+    ]
+    assert ended.metrics.acceptance_rate is None
+
+
+async def test_threshold_0_keeps_every_draft() -> None:
+    _, ended = await run(SpecReason(threshold=0, answer_by="active"), pair(scores=[0]))
+    assert (ended.transcript.text, answer(ended)) == SMALL
+    assert ended.metrics.acceptance_rate == 1
+    assert (ended.metrics.large_tokens, ended.metrics.discarded_tokens) == (0, 0)
+    assert ended.metrics.judge_calls == 3
+
+
+@pytest.mark.parametrize("answer_by", ["large", "active"])
+async def test_a_threshold_beyond_9_gives_what_the_large_alone_gives(answer_by: Any) -> None:
+    _, alone = await run(LargeOnly(), pair())
+    _, ended = await run(SpecReason(threshold=9.1, answer_by=answer_by), pair())
+    assert (ended.transcript.text, answer(ended)) == (alone.transcript.text, answer(alone))
+    assert ended.metrics.acceptance_rate == 0
+    assert ended.metrics.discarded_tokens == ended.metrics.small_tokens > 0
+
+
+async def test_poor_steps_are_rewritten_and_never_shown() -> None:
+    def scores(transcript: Transcript) -> float:
+        return 9.0 if transcript.thought[-1].text.startswith("2+2") else 3.0
+
+    events, ended = await run(SpecReason(), pair(scores=scores))
+    assert ended.transcript.text == "2+2 is 5.\n\nand 2 more is 6.\n\nso it is 6."
+    steps = [(step.author, step.accepted, step.score) for step in ended.steps]
+    assert steps == [
+        ("small", True, 9),
+        ("small", False, 3),
+        ("large", True, None),
+        ("small", False, 3),
+        ("large", True, None),
+        ("large", True, None),
+    ]
+    assert "7" not in "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert ended.metrics.acceptance_rate == pytest.approx(1 / 3)
+    assert ended.metrics.discarded_tokens == 5 + 4
+
+
+async def test_closing_early_and_answer_steps() -> None:
+    workers = pair()
+    workers["small"] = Scripted([Say("2+2 is 4.\n\n"), Say("", "think_end")])
+    _, ended = await run(SpecReason(), workers)
+    assert ended.transcript.text == "2+2 is 4.\n\n"
+    assert len(ended.transcript.thought) == 1
+    assert (ended.transcript.closed, ended.transcript.forced) == (True, False)
+    assert [step.phase for step in ended.steps] == ["thought", "thought", "answer"]
+
+
+async def test_a_loop_is_closed_by_force_and_still_answered() -> None:
+    workers = pair()
+    workers["small"] = Scripted(lambda transcript, criteria: "wait.\n\n")
+    _, ended = await run(SpecReason(), workers)
+    assert [segment.text for segment in ended.transcript.thought] == ["wait.\n\n"] * 2
+    assert ended.transcript.forced
+    assert answer(ended) == LARGE[1]
+
+
+# --- order, budget, seeds ------------------------------------------------------------------------
+
+
+async def test_a_write_is_streamed_while_it_is_made() -> None:
+    large = Scripted(story=LARGE)
+    async with aclosing(start(LargeOnly(), {"large": large})) as events:
+        async for event in events:
+            if isinstance(event, TextDelta):
+                break
+        assert event == TextDelta("large", "thought", "2+2 ")
+        assert large.live == 1  # it goes on writing
+    assert large.live == 0
+
+
+async def test_the_order_of_events() -> None:
+    events, _ = await run(SpecReason(first_n=1), pair())
+    kinds = [
+        type(event.action).__name__ if isinstance(event, ActionCompleted) else type(event).__name__
+        for event in events
+    ]
+    assert kinds[:2] == ["Generate", "Generate"]  # both workers read the prompt
+    assert kinds[2:7] == ["TextDelta", "TextDelta", "TextDelta", "StepCompleted", "Write"]
+    assert kinds[7:12] == ["Generate", "Classify", "Text", "Stepped", "Accept"]
+
+
+@pytest.mark.parametrize("budget", [1, 3, 7])
+async def test_at_the_budget_the_thought_is_closed_and_answered(budget: int) -> None:
+    for policy in (LargeOnly(budget=budget), SpecReason(budget=budget)):
+        _, ended = await run(policy, pair())
+        assert ended.transcript.thought_tokens == budget
+        assert (ended.transcript.forced, ended.transcript.finish) == (True, "stop")
+        assert answer(ended) == LARGE[1]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 8, 12, 15])
+async def test_max_tokens_caps_thought_and_answer(max_tokens: int) -> None:
+    for policy in (LargeOnly(), SmallOnly(), SpecReason(), SpecReason(threshold=10)):
+        _, ended = await run(policy, pair(), limits=Limits(max_tokens=max_tokens))
+        used = ended.transcript.thought_tokens + ended.transcript.answer_tokens
+        assert used <= max_tokens
+        assert ended.transcript.done
+        assert (ended.transcript.finish == "length") == (used == max_tokens)
+
+
+async def test_stop_strings_end_the_answer() -> None:
+    _, ended = await run(LargeOnly(), pair(), limits=Limits(stop=("is",)))
+    assert ended.transcript.text == LARGE[0]
+    assert (answer(ended), ended.transcript.finish) == ("It ", "stop")
+
+
+def seeds(worker: Scripted) -> list[int | None]:
+    found = (
+        next((a for a in heard.asked if isinstance(a, Sampling)), None) for heard in worker.calls
+    )
+    return [sampling.seed for sampling in found if sampling is not None]
+
+
+async def test_sampled_calls_have_seeds_of_their_own_that_a_request_seed_fixes() -> None:
+    drawn = []
+    for seed in (5, 5, 6, None, None):
+        workers = pair(scores=[3])
+        await run(SpecReason(), workers, sampling=Sampling(temperature=0.6, seed=seed))
+        drawn.append((*seeds(workers["small"]), *seeds(workers["large"])))
+        assert len(set(drawn[-1])) == len(drawn[-1]) == 7
+    assert drawn[0] == drawn[1]
+    assert len({*drawn}) == 4
+    workers = pair()
+    await run(LargeOnly(), workers)
+    assert seeds(workers["large"]) == [None, None]  # greedy needs none
+
+
+async def test_usage_counts_the_large_models_prompt() -> None:
+    _, ended = await run(SpecReason(), pair())
+    assert ended.metrics.prompt_tokens == 3
+    assert ended.metrics.large_passes > 0
+    assert set(ended.metrics.ms) == {"small", "large", "classify", "total"}
+
+
+async def test_waiting_for_one_workers_prompt_is_not_the_others_time() -> None:
+    class SlowReader(Scripted):
+        async def generate(self, call: Any, criteria: StopCriteria, *args: Any, **kw: Any) -> Any:
+            if criteria.max_tokens == 0:
+                await asyncio.sleep(0.1)
+            async for item in super().generate(call, criteria, *args, **kw):
+                yield item
+
+    workers = pair()
+    workers["large"] = SlowReader(story=LARGE)
+    _, ended = await run(SpecReason(), workers)
+    assert ended.metrics.ms["small"] < 80
+
+
+# --- failures ------------------------------------------------------------------------------------
+
+
+async def test_a_prompt_beyond_a_context_is_refused_before_anything_is_written() -> None:
+    workers = pair(context=3)
+    with pytest.raises(ContextLengthExceeded):
+        await run(SpecReason(), workers)
+    assert not workers["small"].calls
+
+
+async def test_a_trace_that_outgrows_the_context_ends_by_length() -> None:
+    _, ended = await run(LargeOnly(), pair(context=16))
+    assert (answer(ended), ended.transcript.finish) == ("It is six.", "stop")
+    _, ended = await run(LargeOnly(), pair(context=15))
+    assert (answer(ended), ended.transcript.finish) == ("", "length")
+    _, ended = await run(SpecReason(threshold=9.1), pair(context=7))
+    assert ended.transcript.finish == "length"
+    assert (
+        ended.transcript.text == "2+2 is 4.\n\nand 2 more is 6.\n\n"[: len(ended.transcript.text)]
+    )
+
+
+async def test_a_worker_that_dies_while_writing_is_asked_for_the_rest() -> None:
+    large = Scripted(story=LARGE, deaths={0: 4, 2: 1})
+    _, ended = await run(LargeOnly(), {"large": large})
+    assert (ended.transcript.text, answer(ended)) == LARGE
+    assert ended.transcript.thought[0].text == "2+2 is 4.\n\nand "
+    assert len(ended.transcript.thought) == len(ended.transcript.answer) == 2
+
+
+async def test_a_worker_that_stays_dead_ends_the_request() -> None:
+    for failures in ({0: GONE}, {1: GONE}):  # in the thought, in the answer
+        large = Scripted(story=LARGE, failures=failures)
+        with pytest.raises(WorkerUnavailable):
+            await run(LargeOnly(), {"large": large})
+        assert large.live == 0
+
+
+async def test_deaths_in_each_phase_of_specreason() -> None:
+    alone = (LARGE[0], LARGE[1])
+    dead_small = pair()
+    dead_small["small"] = Scripted(down=GONE)  # preflight included
+    _, ended = await run(SpecReason(), dead_small)
+    assert (ended.transcript.text, answer(ended)) == alone
+    drafting = pair()
+    drafting["small"] = Scripted(story=LARGE, deaths={0: 2, 1: 1})
+    _, ended = await run(SpecReason(), drafting)
+    assert (ended.transcript.text, answer(ended)) == alone
+    judging = pair(scores=[GONE])
+    _, ended = await run(SpecReason(), judging)
+    assert (ended.transcript.text, answer(ended)) == alone
+    assert [step.accepted for step in ended.steps if step.author == "small"] == [False] * 3
+    rewriting = pair(scores=[0], deaths={1: 2})
+    _, ended = await run(SpecReason(), rewriting)
+    assert ended.transcript.text.startswith("2+2 is ")
+    answering = pair()
+    answering["small"] = Scripted(story=SMALL, deaths={3: 1})
+    _, ended = await run(SpecReason(answer_by="small"), answering)
+    assert answer(ended).startswith("It ")
+    assert ended.transcript.answer[-1].author in ("small", "large")
+    with pytest.raises(WorkerUnavailable):
+        await run(SpecReason(), {"small": Scripted(story=SMALL), "large": Scripted(down=GONE)})
+
+
+async def test_nobody_there_or_no_room() -> None:
+    down = Scripted(down=GONE)
+    with pytest.raises(WorkerUnavailable):
+        await run(SpecReason(), {"small": down, "large": down})
+    full = Scripted(down=Overloaded("full"))
+    with pytest.raises(Overloaded):
+        await run(SpecReason(), {"small": full, "large": Scripted(story=LARGE)})
+    with pytest.raises(ConfigError, match="large"):
+        await run(SpecReason(), {"small": Scripted()})
+
+
+async def test_bad_limits_are_refused_by_name() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        await run(LargeOnly(), pair(), limits=Limits(max_tokens=0))
+    assert caught.value.param == "max_tokens"
+
+
+@pytest.mark.parametrize("policy", [LargeOnly(), SpecReason()])
+async def test_the_deadline(policy: Policy) -> None:
+    workers: dict[WorkerName, Scripted] = {
+        "small": Scripted(story=SMALL, delay=0.02),
+        "large": Scripted(story=LARGE, delay=0.02),
+    }
+    with pytest.raises(DeadlineExceeded):
+        await run(policy, workers, limits=Limits(deadline_s=0.05))
+    assert [worker.live for worker in workers.values()] == [0, 0]
+
+
+async def test_policies_that_break_the_rules() -> None:
+    def stops_early(transcript: Transcript) -> Script:
+        yield from Close(transcript)
+
+    def forks(transcript: Transcript) -> Script:
+        yield from Accept(transcript, Segment("policy", "a"))
+        yield from Accept(transcript, Segment("policy", "b"))
+
+    def spins(transcript: Transcript) -> Script:
+        while True:
+            yield from Reject(Segment("policy", ""))
+
+    def bad_job(transcript: Transcript) -> Script:
+        yield from Start(Write("large", transcript, StopCriteria(1)))
+
+    for body in (stops_early, forks, spins, bad_job):
+        with pytest.raises(BatonError):
+            await run(scripted_policy(body), pair())
+
+
+async def test_inserted_text_is_shown_under_the_policys_name() -> None:
+    def body(transcript: Transcript) -> Script:
+        transcript = yield from Accept(transcript, Segment("policy", "Let me check."))
+        transcript = yield from Close(transcript)
+        yield from write_out(transcript, "large")
+
+    events, ended = await run(scripted_policy(body), pair())
+    assert TextDelta("policy", "thought", "Let me check.") in events
+    assert ended.steps[0].author == "policy"
+
+
+async def test_a_bug_in_a_worker_is_not_hidden() -> None:
+    class Broken(Scripted):
+        async def classify(self, *args: Any, **options: Any) -> Any:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await run(SpecReason(), {"small": Scripted(story=SMALL), "large": Broken(story=LARGE)})
+
+
+async def test_a_stream_that_breaks_off_counts_as_a_dead_worker() -> None:
+    class Mute(Scripted):
+        async def generate(
+            self, call: Any, criteria: StopCriteria, *args: Any, **kw: Any
+        ) -> AsyncIterator[Any]:
+            if criteria.max_tokens == 0:
+                async for item in super().generate(call, criteria, *args, **kw):
+                    yield item
+
+    _, ended = await run(SpecReason(), {"small": Mute(), "large": Scripted(story=LARGE)})
+    assert (ended.transcript.text, answer(ended)) == LARGE

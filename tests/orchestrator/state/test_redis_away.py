@@ -1,0 +1,332 @@
+"""A Redis that is away, slow, wiped, read-only, full of garbage or secured: answers go on."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import redis as plain
+import trustme
+
+from orchestrator.errors import ConfigError, StoreError, StoreUnavailable
+from orchestrator.http.outcomes import OUTCOMES
+from orchestrator.http.service import Service
+from orchestrator.state.redis import RedisStore
+from orchestrator.state.store import Move, State
+from orchestrator.state.versions import Publication, Who
+from tests.orchestrator.redis_server import RedisServer, redis_server
+from tests.orchestrator.serving import HTTP, post, service, serving
+from tests.orchestrator.serving import until as until_now
+
+WHO = Who("anna")
+
+
+@pytest.fixture
+def redis() -> Iterator[RedisServer]:
+    with redis_server() as server:
+        yield server
+
+
+@asynccontextmanager
+async def replica(redis: RedisServer) -> AsyncIterator[Service]:
+    """A replica's state, following its store, without an HTTP server."""
+    made = service(store=RedisStore(redis.url))
+    await made.start()
+    try:
+        yield made
+    finally:
+        await made.stop()
+
+
+async def publish(made: Service, threshold: float) -> None:
+    given = Publication(policy="specreason", params={"threshold": threshold})
+    await made.versions.publish(given, WHO)
+
+
+async def threshold(made: Service) -> float:
+    choice = await made.choose("baton", {})
+    return choice.policy.threshold  # type: ignore[attr-defined,no-any-return]
+
+
+async def until(true: Callable[[], object], seconds: float = 10.0) -> float:
+    began = time.monotonic()
+    async with asyncio.timeout(seconds):
+        while not true():
+            await asyncio.sleep(0.01)
+    return time.monotonic() - began
+
+
+def version(made: Service) -> int:
+    active = made.follower.current.active
+    return 0 if active is None else active.document.version
+
+
+async def test_running_replicas_pick_a_change_up(redis: RedisServer) -> None:
+    async with replica(redis) as one, replica(redis) as other:
+        assert one.degraded is other.degraded is None
+        for number in range(1, 4):
+            await publish(one, number)
+            await until(lambda n=number: version(one) == version(other) == n)  # type: ignore[misc]
+            assert await threshold(other) == number
+        # Polling is the truth: a change that nobody is told of is found as well.
+        redis.admin.client_kill_filter(_type="pubsub")
+        await one.versions.rollback(WHO)
+        await until(lambda: version(one) == version(other) == 2)
+        # And those that were cut off listen again.
+        await until(lambda: redis.admin.pubsub_numsub("baton:changes") == [(b"baton:changes", 2)])
+
+
+async def test_away_at_the_start(redis: RedisServer) -> None:
+    redis.stop()
+    async with replica(redis) as made:
+        assert made.degraded is not None
+        assert str(redis.port) in made.degraded
+        assert (await made.choose("baton", {})).version == 0
+        redis.start()
+        await until(lambda: made.degraded is None)
+        await publish(made, 3)
+        await until(lambda: version(made) == 1)
+
+
+async def test_away_in_the_middle_and_wiped(redis: RedisServer) -> None:
+    async with replica(redis) as made:
+        await publish(made, 3)
+        await until(lambda: version(made) == 1)
+        await made.choose("specreason@1", {})
+        redis.stop()
+        await until(lambda: made.degraded is not None)
+        made.outbox.event(OUTCOMES, {"n": 1})
+        assert await threshold(made) == 3
+        assert (await made.choose("specreason@1", {})).version == 1  # has been read before
+        with pytest.raises(StoreUnavailable):
+            await made.choose("specreason@2", {})
+        redis.start()  # with nothing of what it held
+        await until(lambda: made.follower.trouble == "the store is empty: it has been wiped")
+        assert await threshold(made) == 3
+        await until(lambda: made.outbox.trouble is None)
+        assert len(await made.store.read(OUTCOMES)) == 1
+        await publish(made, 4)  # version 1 once more, and another one
+        await until(lambda: made.degraded is None)
+        assert await threshold(made) == 4
+        assert (await made.choose("specreason@1", {})).policy == (
+            await made.choose("baton", {})
+        ).policy
+
+
+async def test_wiped_while_it_runs(redis: RedisServer) -> None:
+    async with replica(redis) as made:
+        await publish(made, 3)
+        await until(lambda: version(made) == 1)
+        redis.admin.flushall()
+        await until(lambda: made.degraded is not None)
+        assert await threshold(made) == 3
+
+
+def test_slow_for_those_who_ask(redis: RedisServer) -> None:
+    """The server takes connections and says nothing: nobody waits for it."""
+    with serving(service(store=RedisStore(redis.url))) as url:
+        made = HTTP.post(
+            f"{url}/v1/policies", json={"policy": "specreason", "params": {"threshold": 1}}
+        )
+        assert made.status_code == 201
+        redis.freeze()
+        try:
+            until_now(lambda: HTTP.get(f"{url}/ready").json()["degraded"], 10)
+            before = time.monotonic()
+            replies = [post(url) for _ in range(5)]
+            took = time.monotonic() - before
+            assert {reply.json()["baton"]["version"] for reply in replies} == {1}
+            assert took < 4  # five waits for the store would take longer
+            trace = replies[0].json()["baton"]["trace_id"]
+            assert HTTP.get(f"{url}/v1/traces/{trace}").status_code == 200
+            given = {"trace_id": trace, "reward": 1}
+            assert HTTP.post(f"{url}/v1/feedback", json=given).status_code == 200
+            reply = HTTP.get(f"{url}/v1/traces/{'0' * 32}")
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
+            assert reply.headers["retry-after"]
+            reply = HTTP.post(f"{url}/v1/policies", json={"policy": "bild"})
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
+            told = HTTP.get(f"{url}/v1/policies").json()
+            assert told["active"] == "specreason@1"
+            assert "no answer" in told["degraded"]
+            reply = HTTP.get(f"{url}/ready")
+            assert reply.status_code == 200
+            assert str(redis.port) not in reply.text  # an open door says where nothing is
+            assert 'baton_store_waiting{kind="event"} 6.0' in HTTP.get(f"{url}/metrics").text
+        finally:
+            redis.thaw()
+        until_now(lambda: not HTTP.get(f"{url}/ready").json()["degraded"], 10)
+        until_now(lambda: redis.admin.xlen(f"baton:stream:{OUTCOMES}") >= 6, 10)
+
+
+async def test_read_only(redis: RedisServer) -> None:
+    async with replica(redis) as made:
+        await publish(made, 3)
+        await until(lambda: version(made) == 1)
+        redis.admin.replicaof("127.0.0.1", str(redis.port))  # of itself: a replica that is whole
+        made.outbox.event(OUTCOMES, {"n": 1})
+        await until(lambda: made.degraded is not None)
+        assert await threshold(made) == 3
+        with pytest.raises(StoreUnavailable):
+            await publish(made, 4)
+        redis.admin.replicaof("NO", "ONE")
+        await until(lambda: made.degraded is None)
+        await until(lambda: redis.admin.xlen(f"baton:stream:{OUTCOMES}") == 1)
+
+
+def _no_hash(admin: plain.Redis) -> None:
+    admin.set("baton:pointers", b"garbage")
+
+
+def _no_version(admin: plain.Redis) -> None:
+    admin.hset("baton:pointers", mapping={"": "?", "policy/active": "rm -rf"})
+
+
+def _a_version_that_is_not_there(admin: plain.Redis) -> None:
+    admin.hset("baton:pointers", mapping={"": "0a:9", "policy/active": "specreason@7"})
+
+
+def _no_number(admin: plain.Redis) -> None:
+    admin.hset("baton:pointers", mapping={b"": b"\xff", b"\xff": b"\xff"})
+    admin.hset("baton:pointers", "policy/latest/specreason", "many")
+
+
+def _another_document(admin: plain.Redis) -> None:
+    admin.set("baton:document:policy/specreason/1", b'{"policy": "rm"}')
+    admin.hset("baton:pointers", "", "0a:9")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [_no_hash, _no_version, _a_version_that_is_not_there, _no_number, _another_document],
+)
+async def test_garbage(redis: RedisServer, spoil: Callable[[plain.Redis], None]) -> None:
+    async with replica(redis) as made:
+        await publish(made, 3)
+        await until(lambda: version(made) == 1)
+        spoil(redis.admin)
+        await until(lambda: made.degraded is not None)
+        assert await threshold(made) == 3
+        redis.admin.flushall()
+        await publish(made, 5)
+        await until(lambda: made.degraded is None)
+        assert await threshold(made) == 5
+
+
+async def test_garbage_in_every_other_place(redis: RedisServer) -> None:
+    store = RedisStore(redis.url)
+    admin = redis.admin
+    admin.set("baton:stream:s", "x")
+    admin.xadd("baton:stream:t", {"other": "x"})
+    admin.hset("baton:total:n", mapping={"a": "many"})
+    admin.lpush("baton:value:v", "x")
+    admin.lpush("baton:document:d", "x")
+    for call in (store.append("s", [b"x"], keep=5), store.read("s"), store.totals("n")):
+        with pytest.raises(StoreError):
+            await call
+    with pytest.raises(StoreError):
+        await store.add("n", {"a": 1})
+    with pytest.raises(StoreError):
+        await store.get("v")
+    await store.put("v", b"y", ttl_s=9)
+    assert await store.get("v") == b"y"
+    assert await store.documents(["d"]) == [None]
+    assert [entry.event for entry in await store.read("t")] == [b""]
+    await store.aclose()
+
+
+async def test_a_failing_commit_changes_nothing(redis: RedisServer) -> None:
+    store = RedisStore(redis.url)
+    redis.admin.set("baton:stream:audit", "x")
+    with pytest.raises(StoreError):
+        await store.commit(create={"d": b"x"}, move=[Move("p", None, b"y")], audit=b"")
+    assert await store.state() == State()
+    assert await store.documents(["d"]) == [None]
+    await store.aclose()
+
+
+RIGHTS = "~baton:* &baton:* +@read +@write +@pubsub +@transaction +@connection +eval"
+
+
+async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> None:
+    redis.admin.acl_setuser(
+        "baton", enabled=True, passwords=["+s3cret"], reset=True, reset_keys=True
+    )
+    redis.admin.execute_command("ACL", "SETUSER", "baton", *RIGHTS.split())
+    redis.admin.config_set("requirepass", "other")
+    url = f"redis://baton@127.0.0.1:{redis.port}/0"
+    for password in (None, "wrong"):
+        shut = RedisStore(url, password=password)
+        with pytest.raises(StoreUnavailable) as info:
+            await shut.state()
+        assert "s3cret" not in str(info.value)
+        await shut.aclose()
+    store = RedisStore(url, password="s3cret")
+    made = await store.commit(create={"d": b"x"}, move=[Move("p", None, b"y")], audit=b"z")
+    await store.changed(made, 0.1)
+    await store.changed(made, 0.1)
+    await store.append("s", [b"1"], keep=10)
+    await store.add("t", {"n": 1})
+    await store.put("v", b"x", ttl_s=9)
+    assert await store.documents(["d"]) == [b"x"]
+    assert [entry.event for entry in await store.newest("s", 1)] == [b"1"]
+    assert (await store.totals("t"), await store.get("v")) == ({"n": 1}, b"x")
+    await store.aclose()
+    elsewhere = RedisStore(url, password="s3cret", prefix="others:")
+    with pytest.raises(StoreUnavailable, match=r"(?i)no permission"):
+        await elsewhere.state()
+    await elsewhere.aclose()
+
+
+async def test_prefixes_keep_deployments_apart(redis: RedisServer) -> None:
+    one, other = RedisStore(redis.url), RedisStore(redis.url, prefix="staging:")
+    await one.commit(create={"d": b"x"}, move=[Move("p", None, b"y")], audit=b"")
+    await one.put("v", b"x", ttl_s=9)
+    assert await other.state() == State()
+    assert (await other.documents(["d"]), await other.get("v")) == ([None], None)
+    assert all(key.startswith(b"baton:") for key in redis.admin.scan_iter())
+    assert 0 < redis.admin.pttl("baton:value:v") <= 9000
+    await one.aclose()
+    await other.aclose()
+
+
+async def test_tls(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    stranger = trustme.CA()
+    stranger.cert_pem.write_to_path(tmp_path / "stranger.pem")
+    files = ("cert", "key", "ca")
+    options = [f"--tls-{name}-file={tmp_path}/{name}.pem" for name in files[:2]]
+    options += [f"--tls-ca-cert-file={tmp_path}/ca.pem", "--tls-auth-clients=no"]
+    flat = [part for option in options for part in option.split("=")]
+    with redis_server() as plain_one:
+        port = plain_one.port
+    with redis_server("--tls-port", str(port), *flat):
+        url = f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}"
+        store = RedisStore(f"{url}/ca.pem", patience_s=5)
+        made = await store.commit(audit=b"")
+        assert (await store.state()).revision == made  # type: ignore[union-attr]
+        await store.aclose()
+        for wrong in (
+            f"{url}/stranger.pem",
+            f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem",
+        ):
+            shut = RedisStore(wrong, patience_s=5)
+            with pytest.raises(StoreUnavailable):
+                await shut.state()
+            await shut.aclose()
+
+
+@pytest.mark.parametrize(
+    "url", ["redis://h:port", "redis://h/0?nonsense=1", "http://h", "redis://h:99999999"]
+)
+def test_no_url_of_rediss(url: str) -> None:
+    with pytest.raises(ConfigError):
+        RedisStore(url)

@@ -1,0 +1,240 @@
+"""The store's port, held against every store there is."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from orchestrator.errors import Conflict, InvalidRequest
+from orchestrator.state.memory import MemoryStore
+from orchestrator.state.store import AUDIT, DOCUMENT_BYTES, Entry, Move, State, Store
+from tests.orchestrator.conftest import Open
+
+
+async def test_an_empty_store_has_no_revision(store: Store) -> None:
+    assert await store.state() == State("", {})
+    assert await store.state("") is None
+    assert await store.documents(["policy/a/1"]) == [None]
+    assert await store.documents([]) == []
+    assert await store.read("events") == await store.newest("events", 5) == []
+    assert await store.totals("sums") == {}
+    assert await store.get("value") is None
+
+
+async def test_a_commit_is_seen_whole_by_everybody(opened: Open) -> None:
+    one, other = opened(), opened()
+    made = await one.commit(
+        create={"policy/a/1": b"{}", "policy/b/1": b"\x00\xff"},
+        move=[Move("active", None, b"a@1"), Move("latest/a", None, b"1")],
+        audit=b"first",
+    )
+    assert await other.state() == State(made, {"active": b"a@1", "latest/a": b"1"})
+    assert await other.state(made) is None
+    assert await other.state("another") is not None
+    names = ["policy/b/1", "none", "policy/a/1"]
+    assert await other.documents(names) == [b"\x00\xff", None, b"{}"]
+    assert [entry.event for entry in await other.read(AUDIT)] == [b"first"]
+
+
+async def test_every_commit_has_a_revision_of_its_own(store: Store) -> None:
+    made = [await store.commit(audit=b"") for _ in range(5)]
+    assert len(set(made)) == 5
+    state = await store.state()
+    assert state is not None
+    assert state.revision == made[-1]
+
+
+async def test_a_document_is_never_written_again(store: Store) -> None:
+    await store.commit(create={"policy/a/1": b"old"}, audit=b"one")
+    before = await store.state()
+    with pytest.raises(Conflict, match="policy/a/1"):
+        await store.commit(
+            create={"policy/a/2": b"x", "policy/a/1": b"new"},
+            move=[Move("active", None, b"a@1")],
+            audit=b"two",
+        )
+    assert await store.state() == before
+    assert await store.documents(["policy/a/1", "policy/a/2"]) == [b"old", None]
+    assert len(await store.read(AUDIT)) == 1
+
+
+@pytest.mark.parametrize("seen", [None, b"", b"a@2", b"a@10"])
+async def test_nobody_moves_what_they_have_not_seen(store: Store, seen: bytes | None) -> None:
+    await store.commit(move=[Move("active", None, b"a@1")], audit=b"")
+    before = await store.state()
+    with pytest.raises(Conflict, match="active"):
+        await store.commit(
+            create={"policy/a/2": b"x"},
+            move=[Move("other", None, b"y"), Move("active", seen, b"a@2")],
+            audit=b"",
+        )
+    assert await store.state() == before
+    assert await store.documents(["policy/a/2"]) == [None]
+
+
+async def test_an_empty_pointer_is_not_a_missing_one(store: Store) -> None:
+    await store.commit(move=[Move("active", None, b"")], audit=b"")
+    with pytest.raises(Conflict):
+        await store.commit(move=[Move("active", None, b"a@1")], audit=b"")
+    await store.commit(move=[Move("active", b"", None)], audit=b"")
+    state = await store.state()
+    assert state is not None
+    assert state.pointers == {}
+
+
+async def test_of_many_who_want_the_same_version_one_gets_it(opened: Open) -> None:
+    async def publish(store: Store, author: int) -> bool:
+        try:
+            await store.commit(
+                create={"policy/a/1": b"%d" % author},
+                move=[Move("latest/a", None, b"%d" % author)],
+                audit=b"%d" % author,
+            )
+        except Conflict:
+            return False
+        return True
+
+    stores = [opened() for _ in range(8)]
+    won = await asyncio.gather(*(publish(store, n) for n, store in enumerate(stores)))
+    assert sum(won) == 1
+    winner = b"%d" % won.index(True)
+    state = await stores[0].state()
+    assert state is not None
+    assert state.pointers == {"latest/a": winner}
+    assert await stores[0].documents(["policy/a/1"]) == [winner]
+    assert [entry.event for entry in await stores[0].read(AUDIT)] == [winner]
+
+
+async def test_pointers_that_move_together_are_seen_together(opened: Open) -> None:
+    writer, readers = opened(), [opened() for _ in range(3)]
+    names = [f"p{n}" for n in range(5)]
+    done = asyncio.Event()
+
+    async def look(store: Store) -> int:
+        seen = set()
+        while not done.is_set():
+            await asyncio.sleep(0)
+            state = await store.state()
+            assert state is not None
+            assert len(set(state.pointers.values())) <= 1
+            seen.add(state.revision)
+        return len(seen)
+
+    looking = [asyncio.create_task(look(store)) for store in readers]
+    value: bytes | None = None
+    for number in range(200):
+        new = b"%d" % number
+        await writer.commit(move=[Move(name, value, new) for name in names], audit=b"")
+        value = new
+        await asyncio.sleep(0)
+    done.set()
+    assert all(seen > 1 for seen in await asyncio.gather(*looking))
+
+
+async def test_a_change_is_told_to_those_who_wait(opened: Open) -> None:
+    writer, reader = opened(), opened()
+    await reader.changed("", 0.01)  # a store that has just begun to listen may return at once
+    waiting = asyncio.create_task(reader.changed("", 30))
+    await asyncio.sleep(0.05)
+    made = await writer.commit(audit=b"")
+    async with asyncio.timeout(5):
+        await waiting
+    async with asyncio.timeout(5):
+        await reader.changed(made, 0.05)  # nothing happened: patience ends it
+
+
+async def test_a_change_made_before_the_wait_is_not_missed(opened: Open) -> None:
+    writer, reader = opened(), opened()
+    await reader.changed("", 0.01)
+    await writer.commit(audit=b"")
+    async with asyncio.timeout(5):
+        await reader.changed("", 30)
+
+
+async def test_events_come_back_in_order_and_in_pages(opened: Open) -> None:
+    writer, reader = opened(), opened()
+    await writer.append("events", [b"%d" % n for n in range(5)], keep=100)
+    await writer.append("events", [], keep=100)
+    await writer.append("events", [b"5", b"6"], keep=100)
+    page = await reader.read("events", count=3)
+    assert [entry.event for entry in page] == [b"0", b"1", b"2"]
+    rest = await reader.read("events", after=page[-1].at)
+    assert [entry.event for entry in rest] == [b"3", b"4", b"5", b"6"]
+    assert await reader.read("events", after=rest[-1].at) == []
+    assert [entry.event for entry in await reader.newest("events", 2)] == [b"6", b"5"]
+    assert await reader.read("others") == []
+
+
+async def test_a_stream_keeps_its_newest(store: Store) -> None:
+    for start in range(0, 5000, 500):
+        await store.append("events", [b"%d" % n for n in range(start, start + 500)], keep=1000)
+    found: list[Entry] = []
+    while page := await store.read("events", after=found[-1].at if found else "", count=700):
+        found += page
+    numbers = [int(entry.event) for entry in found]
+    assert numbers == list(range(5000 - len(numbers), 5000))
+    assert 1000 <= len(numbers) <= 1200
+
+
+async def test_totals_are_sums(opened: Open) -> None:
+    stores = [opened() for _ in range(4)]
+    await asyncio.gather(
+        *(store.add("sums", {"n": 1, "reward": 0.25}) for store in stores for _ in range(25))
+    )
+    await stores[0].add("sums", {"n": -1})
+    assert await stores[1].totals("sums") == {"n": 99, "reward": 25}
+
+
+async def test_values_end_with_their_time(store: Store) -> None:
+    await store.put("trace/a", b"old", ttl_s=60)
+    await store.put("trace/a", b"new", ttl_s=60)
+    await store.put("trace/b", b"x" * (DOCUMENT_BYTES + 1), ttl_s=0.05)
+    assert await store.get("trace/a") == b"new"
+    await asyncio.sleep(0.1)
+    assert await store.get("trace/b") is None
+    assert await store.get("trace/a") == b"new"
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a//b", "/a", "a/", "ä", "a\nb", "x" * 600, "*"])
+async def test_names_are_paths_of_parts(store: Store, name: str) -> None:
+    for call in (
+        store.commit(create={name: b""}, audit=b""),
+        store.commit(move=[Move(name, None, b"")], audit=b""),
+        store.documents([name]),
+        store.append(name, [b""], keep=1),
+        store.read(name),
+        store.newest(name, 1),
+        store.add(name, {"n": 1}),
+        store.totals(name),
+        store.put(name, b"", ttl_s=1),
+        store.get(name),
+    ):
+        with pytest.raises(InvalidRequest):
+            await call
+    assert await store.state() == State()
+
+
+async def test_documents_and_events_have_a_size(store: Store) -> None:
+    large = b"x" * (DOCUMENT_BYTES + 1)
+    for call in (
+        store.commit(create={"a": large}, audit=b""),
+        store.commit(move=[Move("a", None, large)], audit=b""),
+        store.commit(audit=large),
+        store.append("a", [b"", large], keep=9),
+    ):
+        with pytest.raises(InvalidRequest, match="too many"):
+            await call
+    await store.commit(create={"a": large[1:]}, audit=b"")
+
+
+async def test_memory_holds_no_more_values_than_it_may() -> None:
+    now = [0.0]
+    store = MemoryStore(count=3, size=10, clock=lambda: now[0])
+    for name, value in (("a", b"1"), ("b", b"2"), ("c", b"3"), ("d", b"4")):
+        await store.put(name, value, ttl_s=9)
+    assert [await store.get(name) for name in "abcd"] == [None, b"2", b"3", b"4"]
+    await store.put("e", b"x" * 9, ttl_s=9)
+    assert [await store.get(name) for name in "cde"] == [None, b"4", b"x" * 9]
+    now[0] = 9.0
+    assert await store.get("e") is None

@@ -1,0 +1,223 @@
+"""Published policies: immutable versions, one active, every change on record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InvalidRequest, StoreError, UnknownPolicy
+from orchestrator.state.memory import MemoryStore
+from orchestrator.state.store import Move, State, Store
+from orchestrator.state.versions import (
+    ACTIVE,
+    LATEST,
+    PolicyVersions,
+    Publication,
+    Who,
+    active,
+    latest,
+    previous,
+)
+from policies import POLICIES
+from tests.orchestrator.conftest import Open
+
+ANNA = Who("anna", "0a1b2c3d", "because")
+DEFAULTS: dict[str, dict[str, Any]] = {"specreason": {"threshold": 6, "step_tokens": 40}}
+
+
+def versions(store: Store) -> PolicyVersions:
+    return PolicyVersions(store, POLICIES, DEFAULTS)
+
+
+def publication(policy: str = "specreason", activate: bool = True, **params: Any) -> Publication:
+    return Publication(policy=policy, params=params, author="anna", note="why", activate=activate)
+
+
+async def now(store: Store) -> State:
+    state = await store.state()
+    assert state is not None
+    return state
+
+
+async def test_a_version_carries_all_its_parameters(opened: Open) -> None:
+    one = versions(opened())
+    made = await one.publish(publication(threshold=7), ANNA)
+    assert made.reference == "specreason@1"
+    assert made.params["threshold"] == 7
+    assert made.params["step_tokens"] == 40
+    assert made.params == POLICIES["specreason"](threshold=7, step_tokens=40).model_dump(
+        mode="json"
+    )
+    # Another replica, whose deployment file has changed since, reads the same policy.
+    other = PolicyVersions(opened(), POLICIES, {"specreason": {"step_tokens": 9}})
+    found = await other.find("specreason@1")
+    assert found.document == made
+    assert found.policy == POLICIES["specreason"](threshold=7, step_tokens=40)
+
+
+async def test_each_policy_counts_its_own_versions(store: Store) -> None:
+    one = versions(store)
+    made = [
+        await one.publish(publication(name), ANNA)
+        for name in ("specreason", "bild", "specreason", "specreason")
+    ]
+    told = ["specreason@1", "bild@1", "specreason@2", "specreason@3"]
+    assert [version.reference for version in made] == told
+    assert latest(await now(store)) == {"specreason": 3, "bild": 1}
+    assert [v.version for v in await one.newest("specreason", 2)] == [3, 2]
+    assert await one.newest("cascade", 9) == []
+
+
+@pytest.mark.parametrize(
+    ("policy", "params", "said"),
+    [
+        ("nonesuch", {}, "nonesuch"),
+        ("specreason", {"thresh": 1}, "params.thresh: unknown parameter"),
+        ("specreason", {"threshold": 99}, "params.threshold"),
+        ("specreason", {"threshold": "7"}, "params.threshold"),
+    ],
+)
+async def test_what_is_wrong_is_never_published(
+    store: Store, policy: str, params: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        await versions(store).publish(publication(policy, **params), ANNA)
+    assert await store.state() == State()
+
+
+async def test_active_moves_and_rolls_back(store: Store) -> None:
+    one = versions(store)
+    with pytest.raises(InvalidRequest, match="nothing to roll back"):
+        await one.rollback(ANNA)
+    await one.publish(publication(threshold=1), ANNA)
+    await one.publish(publication(threshold=2), ANNA)
+    await one.publish(publication(threshold=3, activate=False), ANNA)
+    assert active(await now(store)) == "specreason@2"
+    assert await one.rollback(ANNA) == "specreason@1"
+    assert (active(await now(store)), previous(await now(store))) == (
+        "specreason@1",
+        "specreason@2",
+    )
+    assert await one.rollback(ANNA) == "specreason@2"
+    await one.activate("specreason@3", ANNA)
+    await one.activate(None, ANNA)
+    assert active(await now(store)) is None
+    assert await one.rollback(ANNA) == "specreason@3"
+    with pytest.raises(UnknownPolicy):
+        await one.activate("specreason@4", ANNA)
+    with pytest.raises(UnknownPolicy):
+        await one.activate("specreason", ANNA)
+    assert active(await now(store)) == "specreason@3"
+
+
+async def test_a_first_version_rolls_back_to_the_file(store: Store) -> None:
+    one = versions(store)
+    await one.publish(publication(), ANNA)
+    assert await one.rollback(ANNA) is None
+    assert active(await now(store)) is None
+
+
+async def test_every_change_is_on_record(store: Store) -> None:
+    one = versions(store)
+    await one.publish(publication(threshold=1), ANNA)
+    await one.publish(publication("bild", activate=False), Who("ben"))
+    await one.activate("bild@1", ANNA)
+    await one.rollback(Who("carl", None, "no"))
+    told = await one.history(10)
+    assert [(e["action"], e["what"], e["before"], e["author"]) for e in told] == [
+        ("policy.rollback", "specreason@1", "bild@1", "carl"),
+        ("policy.activate", "bild@1", "specreason@1", "anna"),
+        ("policy.publish", "bild@1", "specreason@1", "ben"),
+        ("policy.publish", "specreason@1", "default", "anna"),
+    ]
+    assert told[1]["key"] == "0a1b2c3d"
+    assert told[0]["note"] == "no"
+    assert [event["active"] for event in told] == [True, True, False, True]
+    assert len(await one.history(2)) == 2
+
+
+async def test_many_publish_at_once_and_each_gets_a_version(opened: Open) -> None:
+    publishers = [versions(opened()) for _ in range(6)]
+    made = await asyncio.gather(
+        *(one.publish(publication(threshold=n % 10), ANNA) for n, one in enumerate(publishers))
+    )
+    assert sorted(version.version for version in made) == [1, 2, 3, 4, 5, 6]
+    for version in made:
+        assert (await publishers[0].find(version.reference)).document == version
+    assert len(await publishers[0].history(99)) == 6
+
+
+GOOD = {"policy": "specreason", "version": 1, "params": {"threshold": 7}, "created": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (b"", "cannot be used"),
+        (b"\xff\x00", "cannot be used"),
+        (b"[]", "cannot be used"),
+        (json.dumps({**GOOD, "params": {"threshold": 99}}).encode(), "threshold"),
+        (json.dumps({**GOOD, "params": {"surprise": 1}}).encode(), "surprise"),
+        (json.dumps({**GOOD, "version": 2}).encode(), "specreason@2"),
+        (json.dumps({**GOOD, "shell": "rm"}).encode(), "shell"),
+    ],
+)
+async def test_what_is_read_is_checked_again(store: Store, document: bytes, said: str) -> None:
+    await store.commit(
+        create={"policy/specreason/1": document},
+        move=[Move(LATEST + "specreason", None, b"1")],
+        audit=b"",
+    )
+    one = versions(store)
+    with pytest.raises(StoreError, match=said):
+        await one.find("specreason@1")
+    with pytest.raises(StoreError):
+        await one.activate("specreason@1", ANNA)
+    # What is broken is left behind: the next version is whole.
+    assert (await one.publish(publication(), ANNA)).reference == "specreason@2"
+    assert "specreason@2" in [v.reference for v in await one.newest("specreason", 9)]
+
+
+async def test_a_policy_that_is_gone() -> None:
+    store = MemoryStore()
+    await versions(store).publish(publication("bild"), ANNA)
+    fewer = {name: made for name, made in POLICIES.items() if name != "bild"}
+    with pytest.raises(StoreError, match="no such policy any more"):
+        await PolicyVersions(store, fewer, {}).find("bild@1")
+
+
+@pytest.mark.parametrize("pointer", [b"", b"\xff", b"specreason", b"specreason@0", b"a@1@2"])
+async def test_pointers_are_checked_when_read(pointer: bytes) -> None:
+    store = MemoryStore()
+    await store.commit(move=[Move(ACTIVE, None, pointer)], audit=b"\xffgarbage")
+    with pytest.raises(StoreError, match="holds no version"):
+        active(await now(store))
+    assert await versions(store).history(5) == []
+    for number in (b"x", b"", b"9" * 30, "٣".encode()):
+        with pytest.raises(StoreError, match="holds no number"):
+            latest(State("r", {LATEST + "specreason": number}))
+
+
+@pytest.mark.parametrize("what", ["specreason", "@1", "specreason@01", "specreason@-1", "a/b@1"])
+async def test_what_is_no_reference(what: str) -> None:
+    with pytest.raises(UnknownPolicy):
+        await versions(MemoryStore()).find(what)
+
+
+async def test_pins_are_remembered_for_as_long_as_the_contents_are_the_same() -> None:
+    store = MemoryStore()
+    one = versions(store)
+    await one.publish(publication(threshold=1), ANNA)
+    asked = []
+
+    async def documents(names: Any) -> Any:
+        asked.append(names)
+        return await MemoryStore.documents(store, names)
+
+    store.documents = documents  # type: ignore[method-assign]
+    for identity in ("a", "a", "b", "a", None):
+        await one.find("specreason@1", identity=identity)
+    assert len(asked) == 3

@@ -1,0 +1,180 @@
+"""A request as spans: who is whose child, what they say, and what they never say."""
+
+from __future__ import annotations
+
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import StatusCode
+
+from orchestrator.errors import Overloaded
+from orchestrator.loop.events import TextDelta
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
+from orchestrator.telemetry.spans import Spans
+from orchestrator.types import Limits, Message, Sampling
+from policies.lookahead import Lookahead
+from policies.specreason import SpecReason
+from tests.orchestrator.serving import client, service, serving
+from workers.scripted import Scripted
+
+STORY = ("a b\n\nc d", "four")
+TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+CALLER = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "theirs=1"}
+
+
+class Memory:
+    """Spans of this test, as they ended."""
+
+    def __init__(self) -> None:
+        self._exporter = InMemorySpanExporter()
+        provider = TracerProvider()
+        provider.add_span_processor(SimpleSpanProcessor(self._exporter))
+        self.spans = Spans(provider.get_tracer("test"))
+
+    @property
+    def ended(self) -> list[ReadableSpan]:
+        return list(self._exporter.get_finished_spans())
+
+    def tree(self) -> Any:
+        """Names as (name, [children]), in the order in which they began."""
+        below: dict[int | None, list[ReadableSpan]] = {}
+        for span in sorted(self.ended, key=lambda span: span.start_time or 0):
+            below.setdefault(span.parent.span_id if span.parent else None, []).append(span)
+
+        def told(span: ReadableSpan) -> Any:
+            children = [told(child) for child in below.get(span.context.span_id, [])]
+            return (span.name, *children) if children else span.name
+
+        (root,) = [span for span in self.ended if span.name == "request"]
+        return told(root)
+
+    def named(self, name: str) -> list[dict[str, Any]]:
+        return [dict(span.attributes or {}) for span in self.ended if span.name == name]
+
+
+def events(policy: Policy | None = None, **small: Any) -> Any:
+    workers: Any = {
+        "small": Scripted(story=STORY, **small),
+        "large": Scripted(story=STORY, scores=(9, 2)),
+    }
+    return solve(
+        policy or SpecReason(),
+        (Message("user", "2+2?"),),
+        workers,
+        request="r",
+        sampling=Sampling(),
+        limits=Limits(),
+    )
+
+
+async def run(memory: Memory, given: Any, caller: dict[str, str] | None = None) -> None:
+    told = {"trace_id": "t", "policy": "specreason"}
+    async for _ in memory.spans.watch(caller or {}, told, given):
+        pass
+
+
+async def test_a_request_its_steps_and_their_calls() -> None:
+    memory = Memory()
+    await run(memory, events())
+    assert memory.tree() == (
+        "request",
+        "generate",  # both models read the prompt
+        "generate",
+        ("step", "generate", "classify"),  # accepted
+        ("step", "generate", "classify"),  # rejected
+        ("step", "generate"),  # and rewritten
+        ("step", "generate"),  # the answer
+    )
+    steps = memory.named("step")
+    assert [(step["baton.author"], step["baton.accepted"]) for step in steps] == [
+        ("small", True),
+        ("small", False),
+        ("large", True),
+        ("large", True),
+    ]
+    assert [step.get("baton.score") for step in steps[:2]] == [9.0, 2.0]
+    assert steps[3]["baton.phase"] == "answer"
+    assert {call["baton.worker"] for call in memory.named("classify")} == {"large"}
+    (request,) = memory.named("request")
+    assert request["baton.policy"] == "specreason"
+    assert request["baton.outcome"] == "stop"
+    assert (request["baton.small_tokens"], request["baton.discarded_tokens"]) == (4, 2)
+
+
+async def test_times_lie_inside_each_other() -> None:
+    memory = Memory()
+    await run(memory, events())
+    spans = {span.context.span_id: span for span in memory.ended}
+    slack = 1_000_000  # a nanosecond clock and a millisecond one meet here
+    for span in spans.values():
+        assert span.start_time <= span.end_time  # type: ignore[operator]
+        if span.parent is not None:
+            outer = spans[span.parent.span_id]
+            assert outer.start_time - slack <= span.start_time  # type: ignore[operator]
+            assert span.end_time <= outer.end_time + slack  # type: ignore[operator]
+
+
+async def test_jobs_are_calls_from_their_start() -> None:
+    memory = Memory()
+    await run(memory, events(Lookahead(depth=2)))
+    assert len(memory.named("classify")) >= 1
+    assert all("baton.prompt_tokens" in call for call in memory.named("classify"))
+    assert len({span.context.trace_id for span in memory.ended}) == 1
+
+
+async def test_the_clients_trace_goes_on() -> None:
+    memory = Memory()
+    await run(memory, events(), CALLER)
+    assert {format(span.context.trace_id, "032x") for span in memory.ended} == {TRACE}
+    (request,) = [span for span in memory.ended if span.name == "request"]
+    assert request.parent is not None
+    assert format(request.parent.span_id, "016x") == PARENT
+    assert request.context.trace_state["theirs"] == "1"
+
+
+@pytest.mark.parametrize("header", ["", "00-x-y-01", f"00-{'0' * 32}-{PARENT}-01", "ü" * 60])
+async def test_a_traceparent_that_is_none_begins_a_trace(header: str) -> None:
+    memory = Memory()
+    await run(memory, events(), {"traceparent": header})
+    (request,) = [span for span in memory.ended if span.name == "request"]
+    assert request.parent is None
+
+
+async def test_what_goes_wrong_is_marked() -> None:
+    memory = Memory()
+    with pytest.raises(Overloaded):
+        await run(memory, events(down=Overloaded("full of xyzzy")))
+    (request,) = [span for span in memory.ended if span.name == "request"]
+    assert request.status.status_code is StatusCode.ERROR
+    assert (request.attributes or {})["baton.outcome"] == "overloaded"
+    assert all("xyzzy" not in span.to_json() for span in memory.ended)
+
+
+async def test_a_client_that_leaves_ends_all_spans() -> None:
+    memory = Memory()
+    async with aclosing(memory.spans.watch({}, {}, events())) as items:
+        async for item in items:
+            if isinstance(item, TextDelta):
+                break
+    (request,) = memory.named("request")
+    assert request["baton.outcome"] == "cancelled"
+
+
+def test_over_http_with_the_clients_headers_and_without_any_text() -> None:
+    memory = Memory()
+    with serving(service(spans=memory.spans)) as url:
+        client(url).chat.completions.create(
+            model="specreason",
+            messages=[{"role": "user", "content": "xyzzy?"}],
+            extra_headers=CALLER,
+        )
+    (request,) = [span for span in memory.ended if span.name == "request"]
+    assert format(request.context.trace_id, "032x") == TRACE
+    assert len(str((request.attributes or {})["baton.trace_id"])) == 32
+    text = "".join(span.to_json() for span in memory.ended)
+    assert all(word not in text for word in ("xyzzy", "2+2", "answer is", "none"))

@@ -1,0 +1,80 @@
+"""Memory of a worker: what a checkpoint takes is known before it is loaded, and held to a share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from orchestrator.errors import ConfigError
+from tests.workers.conftest import FAMILIES, make_model, make_tokenizer, save
+from workers.engine.loading import load_config, open_target
+from workers.engine.memory import Need, claim, need, refusal
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("slots", "max_len"), [(1, 64), (6, 300)])
+def test_the_need_is_what_is_taken(family: str, slots: int, max_len: int, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    save(tmp_path, tokenizer, make_model(family, vocabulary=len(tokenizer)))
+    told = need(load_config(str(tmp_path)), dtype=torch.float32, slots=slots, max_len=max_len)
+    target = open_target(tmp_path, slots=slots, max_len=max_len).target
+    assert told.weights == sum(p.numel() * p.itemsize for p in target.model.parameters())
+    assert told.cache == target.cache.data.nbytes
+    half = need(load_config(str(tmp_path)), dtype=torch.bfloat16, slots=slots, max_len=max_len)
+    assert 2 * half.total == told.total
+
+
+def test_real_pairs_as_the_operations_guide_counts_them() -> None:
+    """Qwen3's published shapes: parameters and bytes per cached token."""
+    sizes = {}
+    for name, width, inner, layers, heads, tied in (
+        ("1.7B", 2048, 6144, 28, 16, True),
+        ("8B", 4096, 12288, 36, 32, False),
+        ("32B", 5120, 25600, 64, 64, False),
+    ):
+        config = FAMILIES["qwen3"][0](
+            vocab_size=151_936,
+            hidden_size=width,
+            intermediate_size=inner,
+            num_hidden_layers=layers,
+            num_attention_heads=heads,
+            num_key_value_heads=8,
+            head_dim=128,
+            tie_word_embeddings=tied,
+        )
+        sizes[name] = need(config, dtype=torch.bfloat16, slots=1, max_len=1024 - 128)
+    assert {name: round(size.weights / 1e9, 1) for name, size in sizes.items()} == {
+        "1.7B": 3.4, "8B": 16.4, "32B": 65.5,
+    }  # fmt: skip
+    assert {name: size.cache // 1024 // 1024 for name, size in sizes.items()} == {
+        "1.7B": 112, "8B": 144, "32B": 256,
+    }  # KiB per token, from 1,024 tokens  # fmt: skip
+
+
+def test_a_refusal_has_the_numbers() -> None:
+    wants = Need(weights=16_400_000_000, cache=19_600_000_000)
+    fits = {"share": 0.5, "total": 80_000_000_000, "free": 79_000_000_000}
+    assert refusal(wants, **fits) is None
+    told = refusal(wants, **fits | {"share": 0.3})
+    assert told is not None
+    for number in ("16.4 GB", "19.6 GB", "36.0 GB", "0.3", "80.0 GB", "24.0 GB"):
+        assert number in told
+    told = refusal(wants, **fits | {"free": 30_000_000_000})
+    assert told is not None
+    assert "only 30.0 GB are free" in told
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_process_keeps_to_its_share() -> None:
+    free, total = torch.cuda.mem_get_info()
+    claim(Need(0, 0), device="cuda", share=0.1)
+    try:
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(int(0.2 * total), dtype=torch.uint8, device="cuda")
+        with pytest.raises(ConfigError, match=r"share 0\.1"):
+            claim(Need(int(0.2 * total), 0), device="cuda", share=0.1)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+    assert free

@@ -1,0 +1,411 @@
+"""The remote worker and servers that misbehave: each failure has its error, and heals."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import (
+    ConfigError,
+    ContextLengthExceeded,
+    Overloaded,
+    WorkerError,
+    WorkerUnavailable,
+)
+from orchestrator.http.errors import problem
+from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
+from orchestrator.worker import Call, Delta
+from workers.engine.loading import load_tokenizer, resolve
+from workers.remote.errors import Absent, Declined
+from workers.remote.protocol import Abilities
+from workers.remote.worker import RemoteWorker, Server
+from workers.retry import Breaker
+
+TOKENIZER = load_tokenizer(resolve("embedded:small"))
+TEXT = "14*3=42."
+IDS = list(TOKENIZER.encode(TEXT))
+QUESTION = Call("r1", Transcript((Message("user", "What is 14*3?"),)), "small")
+SPAN = StopCriteria(50)
+Reply = Callable[[asyncio.StreamReader, asyncio.StreamWriter, dict[str, Any]], Awaitable[None]]
+
+
+def http(status: int, body: bytes | str, kind: str = "application/json", *headers: str) -> Reply:
+    data = body.encode() if isinstance(body, str) else body
+    head = [f"HTTP/1.1 {status} So", f"content-type: {kind}", f"content-length: {len(data)}"]
+
+    async def reply(_: Any, writer: asyncio.StreamWriter, __: Any) -> None:
+        writer.write("\r\n".join([*head, *headers, "", ""]).encode() + data)
+        await writer.drain()
+
+    return reply
+
+
+def refusal(status: int, message: str, *headers: str) -> Reply:
+    error = {"message": message, "type": "x", "param": None, "code": status}
+    return http(status, json.dumps({"error": error}), "application/json", *headers)
+
+
+def chunk(ids: list[int], finish: str | None = None) -> str:
+    choice = {
+        "index": 0,
+        "text": TOKENIZER.decode(ids),
+        "token_ids": ids,
+        "logprobs": {
+            "tokens": [f"token_id:{i}" for i in ids],
+            "token_logprobs": [-0.5] * len(ids),
+            "top_logprobs": [{f"token_id:{i}": -0.5} for i in ids],
+        },
+        "finish_reason": finish,
+    }
+    return f"data: {json.dumps({'choices': [choice]})}\n\n"
+
+
+USAGE = {"prompt_tokens": 9, "completion_tokens": len(IDS)}
+END = f"data: {json.dumps({'choices': [], 'usage': USAGE})}\n\ndata: [DONE]\n\n"
+
+
+def events(*parts: str) -> Reply:
+    return http(200, "".join(parts), "text/event-stream")
+
+
+async def well(reader: Any, writer: Any, body: dict[str, Any]) -> None:
+    """As it should be: the text from where the prompt ends, a token a chunk."""
+    done = len(body["prompt"]) - well.start  # type: ignore[attr-defined]
+    parts = [chunk([i]) for i in IDS[done:]]
+    await events(*parts, chunk([], "stop"), END)(reader, writer, body)
+
+
+def breaks_off(after: int) -> Reply:
+    """The connection is cut after some tokens."""
+
+    async def reply(_: Any, writer: asyncio.StreamWriter, __: Any) -> None:
+        head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ncontent-length: 99999\r\n\r\n"
+        writer.write((head + "".join(chunk([i]) for i in IDS[:after])).encode())
+        await writer.drain()
+        writer.close()
+
+    return reply
+
+
+async def hangs(reader: asyncio.StreamReader, *_: Any) -> None:
+    await reader.read()  # until the client is gone
+
+
+class Odd:
+    """A server that gives the replies it is told, one a request, the last for ever."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.replies = list(replies)
+        self.bodies: list[dict[str, Any]] = []
+        self.connections = self.gone = 0
+        self.port = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.connections += 1
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                fields = dict(
+                    line.lower().split(": ", 1) for line in head.decode().split("\r\n")[1:-2]
+                )
+                data = await reader.readexactly(int(fields.get("content-length", 0)))
+                self.bodies.append(json.loads(data) if data else {})
+                reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+                await reply(reader, writer, self.bodies[-1])
+        except (OSError, EOFError, asyncio.CancelledError):
+            pass
+        finally:
+            self.gone += 1
+            writer.close()
+
+
+@asynccontextmanager
+async def odd(*replies: Reply, **options: Any) -> AsyncIterator[tuple[Odd, RemoteWorker]]:
+    """An odd server, and a remote worker that knows already what it can do."""
+    behind = Odd(*replies)
+    listening = await asyncio.start_server(behind.serve, "127.0.0.1", 0)
+    behind.port = listening.sockets[0].getsockname()[1]
+    worker = RemoteWorker(Server(f"http://127.0.0.1:{behind.port}", **options), "m", TOKENIZER)
+    worker._able = Abilities("ids", ids=True, top=20)
+    well.start = len(worker.prompts.transcript(QUESTION.transcript))  # type: ignore[attr-defined]
+    try:
+        yield behind, worker
+    finally:
+        await worker.aclose()
+        listening.close()
+
+
+async def write(worker: RemoteWorker, criteria: StopCriteria = SPAN) -> list[Delta | Generation]:
+    return [item async for item in worker.generate(QUESTION, criteria, Sampling())]
+
+
+def whole(items: list[Delta | Generation]) -> Generation:
+    *deltas, last = items
+    assert isinstance(last, Generation)
+    assert "".join(d.text for d in deltas if isinstance(d, Delta)) == last.segment.text
+    return last
+
+
+async def test_all_is_well() -> None:
+    async with odd(well) as (behind, worker):
+        for _ in range(3):
+            generation = whole(await write(worker))
+            assert generation.segment.text == TEXT
+            assert generation.segment.finish == "eos"
+            assert (generation.usage.prompt, generation.usage.generated) == (9, len(IDS))
+        assert behind.connections == 1  # connections are used again
+
+
+@pytest.mark.parametrize("status", [429, 503])
+async def test_too_busy_and_told_when(status: int) -> None:
+    async with odd(refusal(status, "busy", "retry-after: 0"), well) as (behind, worker):
+        assert whole(await write(worker)).segment.text == TEXT
+        assert len(behind.bodies) == 2
+    async with odd(refusal(status, "busy", "Retry-After: 77")) as (behind, worker):
+        with pytest.raises(Overloaded) as caught:
+            await write(worker)
+        assert caught.value.retry_after_s == 77
+        assert len(behind.bodies) == 1  # longer than anybody waits
+        told = problem(caught.value)
+        assert (told.status, told.headers["retry-after"]) == (503, "77")
+
+
+@pytest.mark.parametrize("header", ["soon", "Thu, 01 Jan 1970 00:00:00 GMT", "nan", "-5"])
+async def test_odd_times_to_come_back(header: str) -> None:
+    async with odd(refusal(429, "busy", f"retry-after: {header}"), well) as (_, worker):
+        assert whole(await write(worker)).segment.text == TEXT
+
+
+async def test_an_error_and_then_all_is_well() -> None:
+    async with odd(refusal(500, "x"), refusal(502, "y"), well) as (behind, worker):
+        assert whole(await write(worker)).segment.text == TEXT
+        assert len(behind.bodies) == 3
+
+
+async def test_one_error_too_many() -> None:
+    async with odd(refusal(500, "no more"), retries=1) as (behind, worker):
+        with pytest.raises(WorkerUnavailable, match=r"no more \(500\)"):
+            await write(worker)
+        assert len(behind.bodies) == 2
+
+
+@pytest.mark.parametrize("after", [0, 1, len(IDS) - 1, len(IDS)])
+async def test_a_stream_that_breaks_off_goes_on(after: int) -> None:
+    """No token is lost, and none is made twice: the rest is asked for behind what arrived."""
+    async with odd(breaks_off(after), well) as (behind, worker):
+        segment = whole(await write(worker)).segment
+        assert (segment.text, list(segment.tokens)) == (TEXT, IDS)
+        assert len(segment.logprobs) == len(IDS)
+        assert behind.bodies[1]["prompt"] == behind.bodies[0]["prompt"] + IDS[:after]
+        assert behind.bodies[1]["max_tokens"] == behind.bodies[0]["max_tokens"] - after
+
+
+async def test_a_stream_that_gets_on_by_one_token_a_try() -> None:
+    async with odd(breaks_off(1), retries=1) as (behind, worker):
+        segment = whole(await write(worker, StopCriteria(3))).segment
+        assert (segment.tokens, segment.finish) == ((IDS[0],) * 3, "length")
+    async with odd(breaks_off(0), breaks_off(2), well, retries=1) as (behind, worker):
+        assert whole(await write(worker)).segment.text == TEXT  # progress renews the tries
+        assert len(behind.bodies) == 3
+
+
+async def test_not_streamed_goes_on_as_well() -> None:
+    async with odd(breaks_off(2), well) as (_, worker):
+        stream = worker.generate(QUESTION, StopCriteria(50), Sampling(), stream=False)
+        [generation] = [item async for item in stream]
+        assert isinstance(generation, Generation)
+        assert generation.segment.text == TEXT
+
+
+async def test_a_stream_that_ends_without_a_word_is_not_an_end() -> None:
+    """No finish_reason: cut off by a proxy, say."""
+    async with odd(events(chunk(IDS[:3]), "data: [DONE]\n\n"), well) as (_, worker):
+        assert whole(await write(worker)).segment.text == TEXT
+
+
+async def test_an_error_inside_a_stream() -> None:
+    failed = 'data: {"error": {"message": "out of memory", "code": 500}}\n\n'
+    async with odd(events(chunk(IDS[:3]), failed), well) as (_, worker):
+        assert whole(await write(worker)).segment.text == TEXT
+    async with odd(events('data: {"error": "gone"}\n\n'), retries=0) as (_, worker):
+        with pytest.raises(WorkerUnavailable, match="gone"):
+            await write(worker)
+
+
+async def test_silence_counts_as_a_loss() -> None:
+    async with odd(hangs, well, silence_s=0.2) as (behind, worker):
+        assert whole(await write(worker)).segment.text == TEXT
+        assert behind.gone >= 1
+    async with odd(hangs, silence_s=0.1, retries=0) as (_, worker):
+        with pytest.raises(WorkerUnavailable, match="ReadTimeout"):
+            await write(worker)
+
+
+async def test_nobody_listens() -> None:
+    worker = RemoteWorker(Server("http://127.0.0.1:9", retries=1), "m", TOKENIZER)
+    with pytest.raises(WorkerUnavailable, match=r"127.0.0.1:9"):
+        await write(worker)
+    assert not await worker.answers()
+    await worker.aclose()
+
+
+async def test_a_redirect_is_not_followed() -> None:
+    async with odd(well) as (target, _):
+        away = f"location: http://127.0.0.1:{target.port}/v1/completions"
+        async with odd(http(307, "", "text/plain", away)) as (behind, worker):
+            with pytest.raises(WorkerError, match="redirect") as caught:
+                await write(worker)
+            assert not isinstance(caught.value, WorkerUnavailable)  # another try would not help
+            assert len(behind.bodies) == 1
+        assert target.bodies == []
+
+
+NONSENSE = {
+    "no JSON": http(200, "<html>", "text/event-stream"),
+    "not a stream": http(200, "{}"),
+    "garbage in a stream": events("data: {garbage\n\n"),
+    "a list": events("data: [1]\n\n"),
+    "no choices": events('data: {"id": 1}\n\n'),
+    "choices of nothing": events('data: {"choices": [null]}\n\n'),
+    "a strange id": events('data: {"choices": [{"text": "a", "token_ids": ["x"]}]}\n\n'),
+    "half a thing": events('data: {"choices": [{"text": 3, "logprobs": {"content": [{}]}}]}\n\n'),
+}
+
+
+@pytest.mark.parametrize("name", list(NONSENSE))
+async def test_nonsense_is_a_failure_like_others(name: str) -> None:
+    async with odd(NONSENSE[name], well) as (_, worker):
+        assert whole(await write(worker)).segment.text == TEXT
+    async with odd(NONSENSE[name], retries=0) as (_, worker):
+        with pytest.raises(WorkerUnavailable):
+            await write(worker)
+
+
+async def test_a_token_that_our_tokenizer_lacks() -> None:
+    async with odd(events(chunk(IDS[:1]), chunk(IDS).replace(str(IDS[0]), "99999"))) as (_, worker):
+        with pytest.raises(WorkerError, match="99999"):
+            await write(worker)
+
+
+@pytest.mark.parametrize("body", ["", "<html>", "[]", '{"choices": []}', '{"choices": [{}]}'])
+async def test_nonsense_instead_of_a_law(body: str) -> None:
+    async with odd(http(200, body), retries=0) as (_, worker):
+        if body.endswith("[{}]}"):  # no token at all: none of the labels
+            law = await worker.classify(QUESTION, (Message("user", "?"),), "", ("1", "2"))
+            assert law.outside == 1.0
+            return
+        with pytest.raises(WorkerUnavailable):
+            await worker.classify(QUESTION, (Message("user", "?"),), "", ("1", "2"))
+
+
+async def test_what_the_server_refuses() -> None:
+    too_long = "This model's maximum context length is 100 tokens. However, you requested 2000"
+    for reply, kind in (
+        (refusal(400, too_long), ContextLengthExceeded),
+        (refusal(400, "temperature must be below 3"), Declined),
+        (http(422, '{"detail": "Unexpected fields"}'), Declined),
+        (http(400, '{"message": "old vLLM", "object": "error"}'), Declined),
+        (http(413, "no JSON"), Declined),
+        (refusal(404, "The model `x` does not exist"), Absent),
+        (refusal(401, "no"), WorkerError),
+    ):
+        async with odd(reply) as (behind, worker):
+            with pytest.raises(kind) as caught:
+                await write(worker)
+            assert type(caught.value) is kind
+            assert len(behind.bodies) == 1  # nothing that another try would change
+            assert "\n" not in str(caught.value)
+
+
+async def test_line_separators_inside_a_text_do_not_end_a_line() -> None:
+    """JSON may hold U+2028 and the like as they are; only \\n ends a line of a stream."""
+    odd_text = "a\u2028b\x85c"
+    data = json.dumps(
+        {"choices": [{"text": odd_text, "finish_reason": "stop"}]}, ensure_ascii=False
+    )
+    async with odd(events(f"data: {data}\n\n", "data: [DONE]\n\n")) as (_, worker):
+        worker._able = Abilities("ids")
+        assert whole(await write(worker)).segment.text == odd_text
+
+
+async def test_hanging_up_closes_the_connection() -> None:
+    async def slowly(reader: Any, writer: asyncio.StreamWriter, _: Any) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n")
+        writer.write(b"content-length: 99999\r\n\r\n" + chunk(IDS[:1]).encode())
+        await hangs(reader)
+
+    async with odd(slowly) as (behind, worker):
+        stream = worker.generate(QUESTION, StopCriteria(50), Sampling())
+        assert isinstance(await anext(stream), Delta)
+        await stream.aclose()
+        await until(lambda: behind.gone == 1)
+        task = asyncio.create_task(write(worker))
+        await until(lambda: len(behind.bodies) == 2)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await until(lambda: behind.gone == 2)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_the_breaker_opens_and_closes() -> None:
+    now = 0.0
+    breaker = Breaker("it", limit=3, rest_s=5.0, clock=lambda: now)
+    replies = [refusal(500, "x")] * 4 + [well]
+    async with odd(*replies, retries=0, breaker=breaker) as (behind, worker):
+        for _ in range(3):
+            with pytest.raises(WorkerUnavailable, match="500"):
+                await write(worker)
+        assert breaker.open
+        with pytest.raises(WorkerUnavailable, match="3 times in a row"):
+            await write(worker)
+        assert len(behind.bodies) == 3  # it was left alone
+        now = 5.0
+        with pytest.raises(WorkerUnavailable, match="500"):
+            await write(worker)
+        with pytest.raises(WorkerUnavailable, match="in a row"):
+            await write(worker)  # one try each time
+        now = 10.0
+        assert whole(await write(worker)).segment.text == TEXT
+        assert not breaker.open
+        assert whole(await write(worker)).segment.text == TEXT
+
+
+async def test_refusals_do_not_open_the_breaker() -> None:
+    breaker = Breaker("it", limit=2)
+    async with odd(refusal(400, "no"), retries=0, breaker=breaker) as (_, worker):
+        for _ in range(5):
+            with pytest.raises(Declined):
+                await write(worker)
+        assert not breaker.open
+
+
+async def test_a_probe_that_failed_is_made_again() -> None:
+    async with odd(refusal(500, "starting"), retries=0) as (behind, worker):
+        worker._able = None
+        with pytest.raises(WorkerUnavailable):
+            await write(worker)
+        behind.replies = [http(200, '{"choices": [{"text": "x", "finish_reason": "length"}]}')]
+        assert await worker.abilities() == Abilities("ids")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "localhost:8000", "ftp://x", "http://", "http://u:p@x/v1", "http://x/v1?key=1"]
+)
+def test_what_is_no_address(url: str) -> None:
+    with pytest.raises(ConfigError, match="url"):
+        Server(url)
+
+
+def test_the_path_is_v1_unless_said() -> None:
+    assert Server("http://x:1").name == Server("http://x:1/").name == "http://x:1/v1"
+    assert Server("http://x:1/openai/v1/").name == "http://x:1/openai/v1"

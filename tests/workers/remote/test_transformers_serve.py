@@ -1,0 +1,137 @@
+"""The remote worker over `transformers serve` with the embedded checkpoints: real processes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.errors import Unsupported
+from orchestrator.types import Message, Sampling, StopCriteria, Transcript
+from policies.specreason import SpecReason
+from tests.deploy.conftest import free_port
+from tests.workers.remote.test_worker import JUDGE, QUESTIONS, answer, ask, call, write
+from workers.embedded.checkpoints import resolve
+from workers.engine.loading import load, load_tokenizer
+from workers.remote.protocol import Abilities
+from workers.remote.worker import RemoteWorker, Server
+
+pytestmark = pytest.mark.timeout(400)
+
+SERVE = "from transformers.cli.transformers import main; main()"
+PAIR = ("small", "large")
+
+
+@pytest.fixture(scope="module")
+def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Both checkpoints, each behind a `transformers serve` of its own."""
+    processes: list[subprocess.Popen[bytes]] = []
+    found = {}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    log: Path = tmp_path_factory.mktemp("serve") / "log"
+    try:
+        for name in PAIR:
+            port = free_port()
+            options = ["--host", "127.0.0.1", "--port", str(port)]
+            options += ["--device", "cpu", "--dtype", "float32"]
+            command = [sys.executable, "-c", SERVE, "serve"]
+            command += [str(resolve(f"embedded:{name}")), *options]
+            with log.open("ab") as out:
+                processes.append(
+                    subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.STDOUT)
+                )
+            found[name] = f"http://127.0.0.1:{port}"
+        until = time.monotonic() + 240
+        for process, url in zip(processes, found.values(), strict=True):
+            while True:
+                assert process.poll() is None, log.read_text()[-2000:]
+                assert time.monotonic() < until, "transformers serve does not answer"
+                with suppress(httpx.HTTPError):
+                    if httpx.get(f"{url}/health", timeout=5.0).status_code == 200:
+                        break
+                time.sleep(0.3)
+        yield found
+    finally:
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(timeout=20)
+            process.kill()
+            process.wait()
+
+
+@pytest.fixture
+def served(addresses: dict[str, str]) -> dict[Any, RemoteWorker]:
+    workers = {}
+    for name, url in addresses.items():
+        folder = str(resolve(f"embedded:{name}"))
+        server = Server(url, silence_s=120.0)
+        workers[name] = RemoteWorker(server, folder, load_tokenizer(folder), context=1024)
+    return workers
+
+
+async def test_it_generates_as_in_process(served: dict[Any, RemoteWorker]) -> None:
+    small = served["small"]
+    assert await small.abilities() == Abilities("text")
+    here = load("embedded:small")
+    try:
+        for question in QUESTIONS[:2]:
+            for criteria in (
+                StopCriteria(200),
+                StopCriteria(200, until=("\n\n",)),
+                StopCriteria(5),
+                StopCriteria(200, stop=("=",)),
+            ):
+                ours, theirs = [
+                    (await write(worker, ask(question), criteria)).segment
+                    for worker in (here, small)
+                ]
+                assert (theirs.text, theirs.finish) == (ours.text, ours.finish)
+                assert theirs.tokens == ours.tokens
+    finally:
+        here.close()
+
+
+async def test_greedy_specreason_as_in_process(served: dict[Any, RemoteWorker]) -> None:
+    """And with one local worker beside a remote one."""
+    here: dict[Any, Any] = {name: load(f"embedded:{name}") for name in PAIR}
+    policy = SpecReason(scoring="greedy", judge="short", threshold=5)
+    try:
+        for question in QUESTIONS[:2]:
+            ours = await answer(policy, here, question)
+            for pair in (served, {**here, "large": served["large"]}):
+                theirs = await answer(policy, pair, question)
+                assert [(s.author, s.text, s.score) for s in theirs.steps] == [
+                    (s.author, s.text, s.score) for s in ours.steps
+                ]
+    finally:
+        for worker in here.values():
+            worker.close()
+
+
+async def test_what_it_lacks_is_refused_by_name(served: dict[Any, RemoteWorker]) -> None:
+    transcript = Transcript((Message("user", "1+1?"),))
+    with pytest.raises(Unsupported, match="log-probabilities, which a law over labels needs"):
+        await served["large"].classify(call(transcript), JUDGE, "", ("1", "2"))
+    drafted = (await write(served["small"], transcript, StopCriteria(8))).segment
+    with pytest.raises(Unsupported, match="log-probabilities of the prompt"):
+        await served["large"].verify(call(transcript), drafted, Sampling())
+
+
+async def test_hanging_up_stops_it(served: dict[Any, RemoteWorker]) -> None:
+    """It serves one at a time: the next call is answered although the first asked for much."""
+    small = served["small"]
+    async with aclosing(
+        small.generate(call(ask(QUESTIONS[0])), StopCriteria(900), Sampling())
+    ) as stream:
+        await anext(stream)
+    assert (await write(small, ask(QUESTIONS[1]), StopCriteria(4))).segment.text

@@ -1,0 +1,384 @@
+"""A server in vLLM's dialect of OpenAI's API, over a real engine: for tests of the remote worker.
+
+Requests and answers have vLLM's fields, shapes and refusals: prompts as ids or text,
+`return_token_ids`, `return_tokens_as_token_ids`, `logprobs`, `logprob_token_ids`,
+`prompt_logprobs`, `stop`, `stop_token_ids`, `echo`, `continue_final_message`, streams that end in
+a chunk of usage and `[DONE]`. `Manners` takes abilities away, for servers that lack them.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from orchestrator.types import Sampling
+from workers.engine.requests import Job, Ticket
+from workers.engine.worker import LocalWorker
+from workers.model.sampling import draw, uniform, warp
+
+MODEL = "served"
+
+
+@dataclass
+class Manners:
+    """What the server does; vLLM does all of it."""
+
+    completions: bool = True
+    prompt_ids: bool = True  # takes token ids as a prompt
+    token_ids: bool = True  # tells ids in fields of their own
+    named_ids: bool = True  # tells ids inside its log-probabilities
+    max_logprobs: int = 20
+    labels: bool = True  # knows logprob_token_ids
+    prompt_logprobs: bool = True
+    echo_logprobs: bool = True
+    continues: bool = True  # continue_final_message
+    tells_context: bool = True
+    key: str | None = None
+    strict: bool = False  # refuses fields that are not OpenAI's
+    stops_at_controls: bool = False  # stop strings are looked for in what is not shown, too
+
+
+OPENAIS = {
+    "model", "prompt", "messages", "max_tokens", "temperature", "top_p", "stop", "stream", "seed",
+    "logprobs", "top_logprobs", "echo", "stream_options",
+}  # fmt: skip
+
+
+@dataclass(eq=False, slots=True)
+class LawJob(Job):
+    """Answers the log-probabilities [last, vocabulary] after the last ids."""
+
+    def answer(self, result: Any) -> Any:
+        return result.logits[0].double().log_softmax(-1)
+
+
+class Refusal(Exception):
+    def __init__(self, status: int, message: str, param: str | None = None) -> None:
+        self.status, self.message, self.param = status, message, param
+
+
+@dataclass
+class Made:
+    """What one request makes, token by token."""
+
+    ids: list[int]
+    text: str = ""
+    finish: str | None = None
+    stop: str | int | None = None
+
+
+class VllmLike:
+    """The application over one local worker's engine."""
+
+    def __init__(self, worker: LocalWorker, manners: Manners | None = None) -> None:
+        self.worker, self.manners = worker, manners or Manners()
+        self.live = 0
+        self.requests: list[tuple[str, dict[str, Any]]] = []
+        self.app = Starlette(
+            routes=[
+                Route("/v1/models", self.models),
+                Route("/v1/completions", self.complete, methods=["POST"]),
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            ],
+            exception_handlers={Refusal: self.refuse},
+        )
+
+    async def refuse(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, Refusal)
+        kind = {401: "Unauthorized", 404: "NotFoundError"}.get(error.status, "BadRequestError")
+        body = {"message": error.message, "type": kind, "param": error.param, "code": error.status}
+        return JSONResponse({"error": body}, status_code=error.status)
+
+    async def models(self, request: Request) -> Response:
+        self.check_key(request)
+        size = {"max_model_len": self.worker.context} if self.manners.tells_context else {}
+        return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", **size}]})
+
+    async def complete(self, request: Request) -> Response:
+        if not self.manners.completions:
+            raise Refusal(404, "Not Found")
+        body = await self.body(request)
+        prompt, hf = body["prompt"], self.worker.tokenizer.hf
+        if isinstance(prompt, str):
+            prompt = hf(prompt)["input_ids"]
+        elif not self.manners.prompt_ids:
+            raise Refusal(400, "prompt must be a string.", "prompt")
+        return await self.respond(body, prompt, chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        body = await self.body(request)
+        going_on = body.get("continue_final_message", False) and self.manners.continues
+        ids = self.worker.tokenizer.hf.apply_chat_template(
+            body["messages"],
+            add_generation_prompt=body.get("add_generation_prompt", True) and not going_on,
+            continue_final_message=going_on,
+            return_dict=False,
+        )
+        return await self.respond(body, ids, chat=True)
+
+    async def body(self, request: Request) -> dict[str, Any]:
+        self.check_key(request)
+        body: dict[str, Any] = await request.json()
+        self.requests.append((request.url.path, body))
+        manners, named = self.manners, body.get("model")
+        if named != MODEL:
+            raise Refusal(404, f"The model `{named}` does not exist.", "model")
+        unknown = sorted(body.keys() - OPENAIS)
+        if manners.strict and unknown:
+            raise Refusal(422, f"Unexpected fields in the request: {unknown}")
+        for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
+            if (asked := body.get(name) or 0) is not True and asked > manners.max_logprobs:
+                text = f"Requested sample logprobs of {asked}, which is greater than max allowed"
+                raise Refusal(400, text, name)
+        if body.get("stream") and body.get("prompt_logprobs"):
+            raise Refusal(400, "`prompt_logprobs` are not available when `stream=True`.")
+        if body.get("stream_options") and not body.get("stream"):
+            raise Refusal(400, "Stream options can only be defined when `stream=True`.")
+        return body
+
+    def check_key(self, request: Request) -> None:
+        key = self.manners.key
+        if key is not None and request.headers.get("authorization") != f"Bearer {key}":
+            raise Refusal(401, "Unauthorized")
+
+    async def respond(self, body: dict[str, Any], prompt: list[int], *, chat: bool) -> Response:
+        asked, context = body.get("max_tokens") or 16, self.worker.context
+        if len(prompt) + asked > context:
+            raise Refusal(
+                400,
+                f"This model's maximum context length is {context} tokens. However, you requested "
+                f"{asked} output tokens and your prompt contains {len(prompt)} input tokens.",
+                "input_tokens",
+            )
+        if body.get("stream"):
+            chunks = self.streamed(body, prompt, chat)
+            return StreamingResponse(chunks, media_type="text/event-stream")
+        laws: list[Any] = []
+        usage: dict[str, Any] = {}
+        made = Made([])
+        async with aclosing(self.generated(body, prompt, usage)) as steps:
+            async for step in steps:
+                made = step[0]
+                laws.append(step[1])
+        choice = self.choice(body, made.ids, laws, made.text, chat, "message")
+        choice |= {"finish_reason": made.finish, "stop_reason": made.stop}
+        if self.manners.prompt_logprobs and (top := body.get("prompt_logprobs")):
+            choice["prompt_logprobs"] = await self.prompt_laws(prompt, top)
+        if body.get("echo"):
+            await self.echo(body, choice, prompt)
+        kind = "chat.completion" if chat else "text_completion"
+        return JSONResponse(
+            {"id": "x", "object": kind, "model": MODEL, "choices": [choice], "usage": usage}
+        )
+
+    async def streamed(
+        self, body: dict[str, Any], prompt: list[int], chat: bool
+    ) -> AsyncIterator[str]:
+        usage: dict[str, Any] = {}
+        shown = 0
+        kind = "chat.completion.chunk" if chat else "text_completion"
+        self.live += 1
+        try:
+            async with aclosing(self.generated(body, prompt, usage)) as steps:
+                async for made, law in steps:
+                    text = made.text[shown:]
+                    shown = len(made.text)
+                    choice = self.choice(body, made.ids[-1:], [law], text, chat, "delta")
+                    choice |= {"finish_reason": made.finish, "stop_reason": made.stop}
+                    yield _sse({"id": "x", "object": kind, "choices": [choice]})
+            if (body.get("stream_options") or {}).get("include_usage"):
+                yield _sse({"id": "x", "object": kind, "choices": [], "usage": usage})
+            yield "data: [DONE]\n\n"
+        finally:
+            self.live -= 1
+
+    async def generated(
+        self, body: dict[str, Any], prompt: list[int], usage: dict[str, Any]
+    ) -> AsyncGenerator[tuple[Made, Any], None]:
+        """Tokens one by one, each with the law it was drawn from; `usage` is filled at the end."""
+        sampling = Sampling(
+            body.get("temperature", 1.0),
+            body.get("top_p", 1.0),
+            max(0, body.get("top_k", 0)),
+            body.get("seed"),
+        )
+        hf, made, cached = self.worker.tokenizer.hf, Made([]), None
+        stops = body.get("stop") or []
+        while made.finish is None:
+            job = LawJob(Ticket(self.worker.engine.lease), prompt + made.ids)
+            law = (await self.worker.engine.answer(job))[-1]
+            cached = job.cached if cached is None else cached
+            made.ids.append(choose(law, sampling, len(prompt) + len(made.ids)))
+            self.end(made, body, [stops] if isinstance(stops, str) else stops, hf)
+            if made.finish is not None:
+                usage |= {
+                    "prompt_tokens": len(prompt),
+                    "completion_tokens": len(made.ids),
+                    "total_tokens": len(prompt) + len(made.ids),
+                    "prompt_tokens_details": {"cached_tokens": cached},
+                }
+            yield made, law
+
+    def end(self, made: Made, body: dict[str, Any], stops: Sequence[str], hf: Any) -> None:
+        last = made.ids[-1]
+        if last == hf.eos_token_id:
+            made.finish = "stop"
+            return
+        if last in (body.get("stop_token_ids") or ()):
+            made.finish, made.stop = "stop", last
+            return
+        text = hf.decode(made.ids, skip_special_tokens=True)
+        whole = text.rstrip("\ufffd")  # half a character waits for its other half
+        made.text = whole if len(made.ids) < (body.get("max_tokens") or 16) else text
+        if self.manners.stops_at_controls:  # as transformers' generate does
+            raw = hf.decode(made.ids)
+            if any(stop in raw for stop in stops):
+                made.finish = "stop"
+                return
+        for stop in stops:
+            if (at := made.text.find(stop)) >= 0:
+                made.text, made.finish, made.stop = made.text[:at], "stop", stop
+                return
+        if len(made.ids) >= (body.get("max_tokens") or 16):
+            made.finish = "length"
+
+    def choice(
+        self,
+        body: dict[str, Any],
+        ids: list[int],
+        laws: list[Any],
+        text: str,
+        chat: bool,
+        part: str,
+    ) -> dict[str, Any]:
+        choice: dict[str, Any] = {"index": 0}
+        asked = body.get("top_logprobs") if chat else body.get("logprobs")
+        if chat:
+            choice[part] = {"role": "assistant", "content": text}
+        else:
+            choice["text"] = text
+        choice["logprobs"] = None
+        if asked is not None and self.manners.max_logprobs:
+            tops = [self.top(body, law, i, asked) for law, i in zip(laws, ids, strict=True)]
+            name = self.namer(body)
+            if chat:
+                choice["logprobs"] = {
+                    "content": [
+                        {
+                            "token": name(i),
+                            "logprob": top[i],
+                            "bytes": None,
+                            "top_logprobs": [
+                                {"token": name(j), "logprob": p, "bytes": None}
+                                for j, p in top.items()
+                            ],
+                        }
+                        for i, top in zip(ids, tops, strict=True)
+                    ]
+                }
+            else:
+                choice["logprobs"] = {
+                    "tokens": [name(i) for i in ids],
+                    "token_logprobs": [top[i] for i, top in zip(ids, tops, strict=True)],
+                    "top_logprobs": [{name(j): p for j, p in top.items()} for top in tops],
+                    "text_offset": [0] * len(ids),
+                }
+        if self.manners.token_ids and body.get("return_token_ids"):
+            choice["token_ids"] = ids
+        return choice
+
+    def top(self, body: dict[str, Any], law: Any, chosen: int, count: int) -> dict[int, float]:
+        """Log-probabilities by id: the token's own first, as vLLM has it."""
+        wanted = body.get("logprob_token_ids") if self.manners.labels else None
+        if wanted is None:
+            wanted = law.topk(min(count, len(law))).indices.tolist()
+        return {i: max(float(law[i]), -9999.0) for i in [chosen, *wanted]}
+
+    def namer(self, body: dict[str, Any]) -> Any:
+        if self.manners.named_ids and body.get("return_tokens_as_token_ids"):
+            return lambda i: f"token_id:{i}"
+        return lambda i: self.worker.tokenizer.hf.decode([i])
+
+    async def laws(self, prompt: list[int]) -> Any:
+        return await self.worker.engine.answer(
+            LawJob(Ticket(self.worker.engine.lease), prompt, last=len(prompt))
+        )
+
+    async def prompt_laws(self, prompt: list[int], count: int) -> list[Any]:
+        laws = await self.laws(prompt)
+        rows: list[Any] = [None]
+        for law, chosen in zip(laws, prompt[1:], strict=False):
+            ranked = law.topk(count).indices.tolist()
+            rank = {i: int((law > law[i]).sum()) + 1 for i in [chosen, *ranked]}
+            rows.append(
+                {
+                    str(i): {
+                        "logprob": max(float(law[i]), -9999.0),
+                        "rank": rank[i],
+                        "decoded_token": self.worker.tokenizer.hf.decode([i]),
+                    }
+                    for i in rank
+                }
+            )
+        return rows
+
+    async def echo(self, body: dict[str, Any], choice: dict[str, Any], prompt: list[int]) -> None:
+        choice["text"] = self.worker.tokenizer.hf.decode(prompt) + choice["text"]
+        if choice["logprobs"] is None or not self.manners.echo_logprobs:
+            return
+        name, laws, told = self.namer(body), await self.laws(prompt), choice["logprobs"]
+        tops = [
+            self.top(body, law, chosen, body["logprobs"])
+            for law, chosen in zip(laws, prompt[1:], strict=False)
+        ]
+        told["tokens"] = [*map(name, prompt), *told["tokens"]]
+        told["token_logprobs"] = [
+            None,
+            *(top[i] for top, i in zip(tops, prompt[1:], strict=True)),
+            *told["token_logprobs"],
+        ]
+        named = [{name(i): p for i, p in top.items()} for top in tops]
+        told["top_logprobs"] = [None, *named, *told["top_logprobs"]]
+
+
+def choose(law: Any, sampling: Sampling, position: int) -> int:
+    if sampling.temperature < 1e-5:
+        return int(law.argmax())
+    seed = torch.seed() if sampling.seed is None else sampling.seed
+    number = torch.tensor([uniform(seed, position)], dtype=torch.float64)
+    return int(draw(warp(law[None, None], [sampling])[0], number))
+
+
+def _sse(data: dict[str, Any]) -> str:
+    # Raw line separators, as vLLM's own JSON has them.
+    return f"data: {json.dumps(data, ensure_ascii=False)}\n\n"
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    """An application on a free port of this machine, in a thread; yields its base URL."""
+    server = uvicorn.Server(
+        uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off")
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive()
+        threading.Event().wait(0.01)
+    try:
+        port = server.servers[0].sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{port}/v1"
+    finally:
+        server.should_exit = True
+        thread.join(timeout=10)

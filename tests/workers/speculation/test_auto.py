@@ -1,0 +1,296 @@
+"""`auto`: what it chooses from measured rounds, and that its changes alter no text."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.types import Message, Sampling, StopCriteria, Transcript
+from orchestrator.worker import Call
+from tests.workers.conftest import make_model
+from tests.workers.speculation.exact import agrees
+from workers.engine.loading import load
+from workers.model.sampling import warp
+from workers.model.target import Target
+from workers.model.tree import Row, Tree
+from workers.speculation import METHODS, build
+from workers.speculation.auto import MARGIN, STALE, TRIAL, Auto, Chooser
+from workers.speculation.decode import Decoder, generate
+
+LENGTHS = [(0,), (1, 2, 4, 8)]
+
+
+class Machine:
+    """A deployment without a model: acceptance of each candidate and seconds of a round."""
+
+    def __init__(self, rate: float, seconds: Callable[[int, int, int], float]) -> None:
+        self.rate, self.seconds, self.rng = rate, seconds, random.Random(0)
+        self.chooser = Chooser(LENGTHS)
+        self.chosen: list[tuple[int, int]] = []
+
+    def serve(self, rounds: int, rows: int = 1) -> tuple[int, int]:
+        """The last choice of so many rounds."""
+        for _ in range(rounds):
+            choice = self.chooser.choose(rows)
+            drafts = [self.draft(choice[1]) for _ in range(rows)]
+            self.chooser.learn(choice, rows, self.seconds(*choice, rows), drafts)
+            self.chosen.append(choice)
+        return self.chooser.choose(rows)
+
+    def draft(self, length: int) -> tuple[int, int]:
+        taken = 0
+        while taken < length and self.rng.random() < self.rate:
+            taken += 1
+        return length, taken
+
+
+def step(number: int, length: int, rows: int) -> float:
+    """A target pass of 10 ms that reads 6 tokens for nothing, a draft of 1 ms a token."""
+    return 10.0 + 1.0 * length + 5.0 * max(0, rows * (length + 1) - 6)
+
+
+def test_every_candidate_is_tried_at_both_ends_first() -> None:
+    machine = Machine(0.9, step)
+    machine.serve(3 * TRIAL - 1)
+    assert not machine.chooser.settled
+    machine.serve(1)
+    assert machine.chooser.settled
+    assert machine.chosen == [(0, 0)] * TRIAL + [(1, 8)] * TRIAL + [(1, 1)] * TRIAL
+
+
+@pytest.mark.parametrize(("rate", "best"), [(0.9, (4,)), (0.5, (1, 2)), (0.02, (0,))])
+def test_the_length_follows_acceptance(rate: float, best: tuple[int, ...]) -> None:
+    machine = Machine(rate, lambda number, length, rows: 10.0 + 1.5 * length + 9 * (length > 4))
+    number, length = machine.serve(400)
+    assert (length if number else 0) in best
+
+
+def test_speculation_ends_where_the_batch_makes_it_a_loss() -> None:
+    machine = Machine(0.7, step)
+    assert machine.serve(200, rows=1)[0] == 1
+    assert machine.serve(200, rows=8)[0] == 0
+    assert machine.chooser.choose(1)[0] == 1  # what is known of one row stays
+
+
+def test_prompts_that_change_are_noticed() -> None:
+    machine = Machine(0.9, step)
+    assert machine.serve(300)[0] == 1
+    machine.rate = 0.0
+    assert machine.serve(300)[0] == 0
+    machine.rate = 0.9
+    assert machine.serve(STALE + 200)[0] == 1
+
+
+def test_a_small_promise_changes_nothing() -> None:
+    """Else two methods as good as each other would take turns."""
+    gain = 1 + 0.5 * (MARGIN - 1)
+    machine = Machine(0.0, lambda number, length, rows: 1 / gain if number else 1.0)
+    assert machine.serve(200) == (0, 0)
+
+
+def test_a_moment_s_load_is_forgiven() -> None:
+    machine = Machine(0.9, step)
+    machine.serve(100)
+    choice = machine.chooser.choose(1)
+    machine.chooser.learn(choice, 1, 1000.0, [(choice[1], 0)])
+    assert machine.serve(20)[0] == 1
+
+
+# The method ------------------------------------------------------------------------------
+
+DRAFTS = {"other": {"layers": 1, "width": 16, "seed": 7}}
+
+
+def test_drafts_that_end_early_are_no_full_ones() -> None:
+    """Nine of ten end behind their first token, accepted; the tenth goes all the way."""
+    machine = Machine(0.0, lambda number, length, rows: 2.9 if length == 8 else 1.0 + 0.5 * length)
+    turn = iter(range(10**6))
+    machine.draft = lambda length: (  # type: ignore[method-assign]
+        length,
+        length if next(turn) % 10 == 0 else min(1, length),
+    )
+    assert machine.serve(400) != (1, 8)  # 2.7 tokens in the time of 2.9
+
+
+def test_a_draft_is_told_as_deep_as_it_could_have_been(monkeypatch: pytest.MonkeyPatch) -> None:
+    surest = {"method": "chain", "threshold": 1}  # ends behind its first token
+    loop = decoder(slots=1, candidates=[surest], lengths=[4])
+    auto = loop.method
+    assert isinstance(auto, Auto)
+    monkeypatch.setattr(auto.chooser, "choose", lambda rows: (1, 4))
+    told: list[Any] = []
+    monkeypatch.setattr(auto.chooser, "learn", lambda *args: told.extend(args[3]))
+    (said,) = generate(loop, [[5, 9, 2, 7]], 12)
+    possible = [depth for depth, _ in told]
+    assert set(possible[:-4]) == {4}
+    assert possible[-1] < 4  # near the end there is no room for more
+    assert len(said) == 12
+    assert max(accepted for _, accepted in told) <= 1
+
+
+CANDIDATES = ["lookup", "chain", "recursive-s", {"method": "recursive-c", "branching": [2, 2]}]
+
+
+def ticking(seed: int) -> Callable[[], float]:
+    """A clock that makes up its mind anew at every look: methods change all the time."""
+    rng, now = random.Random(seed), 0.0
+
+    def clock() -> float:
+        nonlocal now
+        now += rng.random() ** 4
+        return now
+
+    return clock
+
+
+def decoder(slots: int = 8, *, seed: int = 0, vocabulary: int = 400, **options: Any) -> Decoder:
+    target = Target(make_model(vocabulary=vocabulary), slots=slots, max_len=64)
+    method = build(
+        "auto",
+        target,
+        lambda name: make_model(**{"vocabulary": vocabulary, **DRAFTS[name]}),
+        **{"draft": "other", "candidates": CANDIDATES, "clock": ticking(seed), **options},
+    )
+    assert isinstance(method, Auto)
+    rng = random.Random(seed)  # not the trials in their order: any candidate at any time
+
+    def choose(rows: int) -> tuple[int, int]:
+        number = rng.randrange(len(method.methods))
+        return number, rng.choice(method.chooser.lengths[number])
+
+    method.chooser.choose = choose  # type: ignore[method-assign]
+    return Decoder(target, method)
+
+
+def test_greedy_tokens_are_those_of_transformers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    model = make_model()
+    prompts = [torch.randint(0, 400, (3 + i % 9,), generator=generator) for i in range(40)]
+    expected = []
+    for ids in prompts:
+        made = model.generate(
+            ids[None], attention_mask=torch.ones(1, len(ids)), max_new_tokens=20, do_sample=False
+        )
+        expected.append(made[0, len(ids) :].tolist())
+    asked = [ids.tolist() for ids in prompts]
+    loop = decoder(40)
+    assert generate(loop, asked, 20) == expected
+    assert loop.method.stats()["switches"] > 5
+    alone = decoder(1, seed=1)
+    assert [generate(alone, [prompt], 20)[0] for prompt in asked] == expected
+
+
+def test_sampled_tokens_follow_the_law_of_the_model() -> None:
+    vocabulary, draws, prompt, warm = 5, 1200, [1, 2, 3], Sampling(1.0, seed=5_000)
+    loop = decoder(400, vocabulary=vocabulary, lengths=[1, 2])
+    counts = np.zeros((vocabulary,) * 2)
+    for start in range(0, draws, 400):
+        seeded = Sampling(1.0, seed=5_000 + start)
+        for output in generate(loop, [prompt] * 400, 6, sampling=seeded):
+            counts[tuple(output[2:4])] += 1
+    target = Target(make_model(vocabulary=vocabulary), slots=vocabulary**3, max_len=16)
+    beginnings = list(np.ndindex(*(vocabulary,) * 3))
+    with torch.inference_mode():
+        chains = [Tree.chain([*prompt, *map(int, b)]) for b in beginnings]
+        logits = target.forward(list(range(len(chains))), chains).logits[:, 2:]
+        laws = warp(logits, [warm] * len(chains)).double().numpy()
+    exact = np.zeros((vocabulary,) * 2)
+    for (x, y, z), law in zip(beginnings, laws, strict=True):
+        exact[z] += law[0][x] * law[1][y] * law[2][z] * law[3]
+    agrees(counts.ravel(), exact.ravel() / exact.sum())
+
+
+def test_rows_come_and_go_and_caches_stay_right() -> None:
+    loop, prompts = decoder(), [[5, 9, 2, 7], [8] * 12, [1, 2, 3]]
+    plain: list[list[int]] = [
+        generate(Decoder(loop_of(prompt), METHODS["vanilla"](loop_of(prompt))), [prompt], 30)[0]
+        for prompt in prompts
+    ]
+    rows: list[Row] = []
+    for slot, prompt in enumerate(prompts):  # one more after every two rounds
+        row = Row(2 * slot, list(prompt), Sampling(), slot, 30)
+        rows.append(row)
+        loop.target.cache.claim(row.slot, row.ids, 0)
+        loop.join(row, loop.read(row.slot, row.ids))  # type: ignore[arg-type]
+        for _ in range(2):
+            loop.step()
+            held(loop)
+    loop.leave(rows[1])
+    while rows[0].room > 0 and rows[2].room > 0:
+        loop.step()
+        held(loop)
+    for row, prompt, said in zip(rows, prompts, plain, strict=True):
+        made = row.ids[len(prompt) :]
+        assert made[:30] == said[: len(made)]
+
+
+def loop_of(_: Any) -> Target:
+    return Target(make_model(), slots=1, max_len=64)
+
+
+def held(loop: Decoder) -> None:
+    """The target's cache is that of a fresh prefill."""
+    for row in loop.rows:
+        cache, fresh = loop.target.cache, Target(loop.target.model, slots=1, max_len=64)
+        length = cache.lengths[row.slot]
+        assert length == len(row.ids) - 1
+        with torch.inference_mode():
+            fresh.read(0, row.ids[:length])
+        here = cache.data[:, row.slot, :, :length]
+        assert torch.allclose(here, fresh.cache.data[:, 0, :, :length], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"candidates": ["nothing"]}, "no candidate 'nothing'; there are vanilla"),
+        ({"candidates": ["auto"]}, "no candidate 'auto'"),
+        ({"candidates": []}, r"candidates must be a list of methods, not \[\]"),
+        ({"candidates": "chain"}, "candidates must be a list of methods, not 'chain'"),
+        ({"candidates": [{"method": "chain", "gamma": 3}]}, "auto chooses gamma, from lengths"),
+        ({"lengths": [0]}, "lengths must be a whole number of at least 1, not 0"),
+        ({"lengths": 4}, "lengths must be a list of whole numbers, not 4"),
+        ({"lengths": [500]}, "a tree of 501 nodes"),
+    ],
+)
+def test_a_wrong_parameter_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        decoder(**options)
+
+
+def test_a_lossy_candidate_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(METHODS["lookup"], "lossless", False)
+    with pytest.raises(ValueError, match="lookup is lossy"):
+        decoder()
+
+
+def test_without_a_draft_model_it_looks_up() -> None:
+    auto = Auto(loop_of(0), lambda name: pytest.fail("there is no model to load"))
+    assert auto.names == ["plain", "lookup"]
+
+
+async def test_a_worker_counts_what_it_does(checkpoint: Path, draft_checkpoint: Path) -> None:
+    speculation = {"method": "auto", "draft": str(draft_checkpoint)}
+    worker, plain = load(checkpoint, speculation=speculation, max_len=200), load(checkpoint)
+    try:
+        call = Call("r", Transcript((Message("user", "What is 12 + 34?"),)))
+        said = [
+            [item.segment.tokens async for item in one.generate(  # type: ignore[union-attr]
+                call, StopCriteria(60), Sampling(), stream=False
+            )]
+            for one in (worker, plain)
+        ]  # fmt: skip
+        assert said[0] == said[1]
+        stats = worker.stats()
+        assert stats["plain_rounds"] + stats["drafted_rounds"] == stats["rounds"]
+        assert stats["drafted_rounds"] > 0
+        assert stats["switches"] > 0
+    finally:
+        worker.close()
+        plain.close()

@@ -1,0 +1,193 @@
+"""The token loop against transformers: same tokens, same laws, same cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.types import Sampling
+from tests.workers.conftest import make_model
+from workers.model.cache import common_prefix
+from workers.model.sampling import draw, uniform, warp
+from workers.model.target import Target
+from workers.model.tree import Row, Tree
+from workers.speculation import build
+from workers.speculation.decode import Decoder, generate
+
+PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 40, [300, 20, 10, 5, 4, 3, 2]]
+DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}
+
+
+def decoder(
+    family: str = "qwen3", method: str = "vanilla", *, slots: int = 6, **options: Any
+) -> Decoder:
+    vocabulary = options.pop("vocabulary", 400)
+    target = Target(make_model(family, vocabulary=vocabulary), slots=slots, max_len=200)
+    if method == "chain":
+        options = {"draft": "other", **options}
+
+    def load(name: str) -> Any:
+        return make_model(family, vocabulary=vocabulary, **DRAFTS[name])
+
+    return Decoder(target, build(method, target, load, **options))
+
+
+def reference(family: str, prompt: list[int], count: int) -> list[int]:
+    ids = torch.tensor([prompt])
+    model = make_model(family)
+    out = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=count, do_sample=False
+    )
+    return out[0, len(prompt) :].tolist()
+
+
+VARIANTS = [
+    ("vanilla", {}),
+    ("chain", {"gamma": 3}),
+    ("chain", {"draft": "same", "gamma": 5}),
+    ("chain", {"gamma": 0}),
+]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("method", "options"), VARIANTS)
+def test_greedy_tokens_are_those_of_transformers(family: str, method: str, options: Any) -> None:
+    expected = [reference(family, prompt, 24) for prompt in PROMPTS]
+    together = generate(decoder(family, method, **options), PROMPTS, 24)
+    alone = decoder(family, method, **options)
+    assert together == expected
+    assert [generate(alone, [prompt], 24)[0] for prompt in PROMPTS] == expected
+
+
+def test_a_perfect_draft_is_always_accepted() -> None:
+    loop = decoder("llama", "chain", draft="same", gamma=4)
+    generate(loop, PROMPTS[:1], 26)
+    assert loop.target.passes == 1 + 5  # the prompt, then five tokens a round
+
+
+@pytest.mark.parametrize("method", ["vanilla", "chain"])
+def test_sampling_depends_on_the_seed_and_not_on_the_batch(method: str) -> None:
+    warm = Sampling(temperature=1.3, top_p=0.9, top_k=50, seed=11)
+    together = generate(decoder(method=method), PROMPTS, 20, sampling=warm)
+    again = generate(decoder(method=method, slots=4), PROMPTS, 20, sampling=warm)
+    assert together == again
+    last = decoder(method=method)
+    seed = Sampling(temperature=1.3, top_p=0.9, top_k=50, seed=11 + 3)
+    assert generate(last, PROMPTS[3:], 20, sampling=seed)[0] == together[3]
+    other = Sampling(temperature=1.3, top_p=0.9, top_k=50, seed=99)
+    assert generate(last, PROMPTS[3:], 20, sampling=other)[0] != together[3]
+
+
+@pytest.mark.parametrize("method", ["vanilla", "chain"])
+def test_more_prompts_than_slots_are_decoded_as_slots_become_free(method: str) -> None:
+    warm = Sampling(temperature=1.0, seed=4)
+    wide, narrow = decoder(method=method, slots=8), decoder(method=method, slots=2)
+    prompts = [*PROMPTS, *PROMPTS]
+    assert generate(narrow, prompts, 9, sampling=warm) == generate(wide, prompts, 9, sampling=warm)
+    assert not narrow.rows
+
+
+def test_a_plain_call_resumed_half_way_draws_the_same_tokens() -> None:
+    warm = Sampling(temperature=1.0, seed=5)
+    whole = generate(decoder(), [PROMPTS[0]], 20, sampling=warm)[0]
+    rest = generate(decoder(), [PROMPTS[0] + whole[:8]], 12, sampling=warm)[0]
+    assert whole[8:] == rest
+
+
+def test_rows_join_and_leave_between_iterations() -> None:
+    expected = [reference("qwen3", prompt, 16) for prompt in PROMPTS]
+    loop = decoder("qwen3", "chain", gamma=2)
+    outputs: dict[int, list[int]] = {}
+    for step in range(40):
+        if step % 2 == 0 and step // 2 < len(PROMPTS):
+            slot = (3, 0, 5, 1)[step // 2]
+            row = Row(slot, list(PROMPTS[step // 2]), Sampling(), 0, 16)
+            loop.target.cache.claim(slot, row.ids, 0)
+            loop.join(row, loop.read(slot, row.ids))
+        for row in [row for row in loop.rows if row.room <= 0]:
+            loop.leave(row)
+            outputs[row.slot] = row.ids
+        if loop.rows:
+            loop.step()
+    for slot, prompt, tokens in zip((3, 0, 5, 1), PROMPTS, expected, strict=True):
+        assert outputs[slot][len(prompt) :][:16] == tokens
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_a_leaf_of_a_tree_sees_its_own_path_only(family: str) -> None:
+    target = Target(make_model(family), slots=3, max_len=100)
+    tree = Tree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 1, 2])
+    paths = [[7, 1, 3], [7, 1, 4], [7, 2, 5]]
+    with torch.inference_mode():
+        target.read(1, PROMPTS[0])
+        target.read(2, PROMPTS[1])
+        both = target.forward([1, 2], [Tree.chain([7, 1]), tree]).logits
+        for path, leaf in zip(paths, (3, 4, 5), strict=True):
+            fresh = Target(target.model, slots=1, max_len=100)
+            plain = fresh.read(0, PROMPTS[1] + path).logits[0, -1]
+            assert torch.allclose(both[1, leaf], plain, atol=1e-4)
+        target.cache.keep(2, [0, 2, 5])
+        fresh = Target(target.model, slots=1, max_len=100)
+        fresh.read(0, PROMPTS[1] + paths[2])
+        length = len(PROMPTS[1]) + 3
+        assert target.cache.lengths[2] == length
+        kept = target.cache.data[:, 2, :, :length]
+        assert torch.allclose(kept, fresh.cache.data[:, 0, :, :length], atol=1e-4)
+
+
+def test_a_pass_may_be_cut_between_layers() -> None:
+    target = Target(make_model("qwen3", layers=3), slots=1, max_len=64)
+    tree = [Tree.chain([5, 6, 7])]
+    with torch.inference_mode():
+        whole = target.forward([0], tree, hidden=(1, 3))
+        shallow = target.forward([0], tree, layers=(0, 1)).hidden[1]
+        deep = target.forward([0], tree, states=shallow, layers=(1, None))
+    assert torch.equal(shallow, whole.hidden[1])
+    assert torch.equal(deep.logits, whole.logits)
+    assert torch.equal(target.head(whole.hidden[3][0])[None], whole.logits)
+
+
+def test_draws_skip_what_has_no_mass() -> None:
+    laws = torch.tensor([[0.0, 0.5, 0.0, 0.5, 0.0]] * 4)
+    numbers = torch.tensor([0.0, 0.499999, 0.5, 1 - 2.0**-53], dtype=torch.float64)
+    assert draw(laws, numbers).tolist() == [1, 1, 3, 3]
+
+
+def test_numbers_are_uniform_and_reproducible() -> None:
+    numbers = torch.tensor([uniform(3, i, j) for i in range(4000) for j in range(3)])
+    assert abs(numbers.mean() - 0.5) < 0.02
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    pairs = numbers.view(-1, 3)
+    assert abs(torch.corrcoef(pairs.T) - torch.eye(3)).max() < 0.06
+    assert uniform(3, 7) == uniform(3, 7) != uniform(4, 7)
+
+
+@pytest.mark.parametrize(
+    "warm", [Sampling(0.7), Sampling(1.0, 0.8), Sampling(1.0, 1.0, 5), Sampling(2.0, 0.7, 9)]
+)
+def test_warping_is_that_of_transformers(warm: Sampling) -> None:
+    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+
+    torch.manual_seed(0)
+    logits = torch.randn(6, 40) * 3
+    expected = TemperatureLogitsWarper(warm.temperature)(None, logits)
+    if warm.top_k:
+        expected = TopKLogitsWarper(warm.top_k)(None, expected)
+    if warm.top_p < 1:
+        expected = TopPLogitsWarper(warm.top_p)(None, expected)
+    mixed = warp(logits[:, None], [warm] * 5 + [Sampling(1.0)])[:, 0]
+    assert torch.allclose(mixed[:5], expected.softmax(-1)[:5], atol=1e-6)
+    assert torch.allclose(mixed[5], logits[5].softmax(-1), atol=1e-6)
+
+
+def test_common_prefix() -> None:
+    assert common_prefix([1, 2, 3, 4], [1, 2, 3, 4, 5]) == 4
+    assert common_prefix([1, 2, 9, 4], [1, 2, 3, 4, 5]) == 2
+    assert common_prefix([9], [1]) == common_prefix([], [1]) == 0
+    assert common_prefix([1], [1]) == 1
+    long = list(range(1000))
+    for i in (0, 1, 2, 511, 998, 999):
+        assert common_prefix(long, [*long[:i], -1, *long[i + 1 :]]) == i

@@ -1,0 +1,192 @@
+"""The feature drafter: what it reads, what it holds, and what it refuses.
+
+Tokens, laws and service are tested with all methods in `test_methods.py`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.errors import ConfigError
+from orchestrator.types import Sampling
+from tests.workers.conftest import FAMILIES, make_model, save_head
+from workers.engine.loading import load
+from workers.model.target import Target
+from workers.model.tree import Row, Tree
+from workers.speculation.decode import Decoder
+from workers.speculation.feature_head import VARIANTS, Ahead, Head, Variant
+from workers.speculation.fspad import Fspad
+from workers.training.features import unroll
+
+PROMPTS = [[5, 9, 2, 7], [8] * 12, [1, 2, 3]]
+
+
+def decoder(folder: Path, variant: Variant = "fspad", family: str = "llama") -> Decoder:
+    target = Target(make_model(family), slots=6, max_len=64)
+    save_head(folder, target.model, variant)
+    return Decoder(
+        target, Fspad(target, variant=variant, head=str(folder), depth=4, width=3, nodes=7)
+    )
+
+
+def begin(loop: Decoder, slot: int, prompt: list[int], temperature: float = 0.0) -> Row:
+    row = Row(slot, list(prompt), Sampling(temperature), slot)
+    loop.target.cache.claim(slot, row.ids, len(row.ids) - 1)
+    result = None
+    while result is None:
+        result = loop.read(slot, row.ids, most=5)
+    loop.join(row, result)
+    return row
+
+
+def in_line(loop: Decoder) -> None:
+    """Features and the drafter's cache are what reading all committed tokens anew would give."""
+    ahead: Any = loop.method.drafter.model  # type: ignore[attr-defined]
+    for row in loop.rows:
+        length = loop.target.cache.lengths[row.slot]
+        assert length == len(row.ids) - 1
+        fresh = Target(loop.target.model, slots=1, max_len=64)
+        anew = Ahead(ahead.drafter, fresh)
+        with torch.inference_mode():
+            fresh.read(0, row.ids[:length])
+            drafted = ahead.cache.lengths[row.slot]
+            anew.read(0, row.ids[:drafted])
+        features, expected = loop.target.cache.states, fresh.cache.states
+        assert features is not None
+        assert expected is not None
+        assert torch.allclose(features[row.slot, :length], expected[0, :length], atol=1e-4)
+        held = ahead.cache.data[:, row.slot, :, :drafted]
+        assert torch.allclose(held, anew.cache.data[:, 0, :, :drafted], atol=1e-4)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_committed_tokens_have_the_features_of_the_target(
+    tmp_path: Path, variant: Variant, temperature: float
+) -> None:
+    """In rows of unequal length, also after others joined, left, and took over their slot."""
+    loop = decoder(tmp_path, variant)
+    first = begin(loop, 0, PROMPTS[0], temperature)
+    loop.step()
+    begin(loop, 2, PROMPTS[1], temperature)
+    begin(loop, 3, PROMPTS[2], temperature)
+    for _ in range(2):
+        loop.step()
+        in_line(loop)
+    ahead = loop.method.drafter.model  # type: ignore[attr-defined]
+    # Behind by the tokens of the last round only.
+    assert all(1 <= len(row.ids) - ahead.cache.lengths[row.slot] <= 5 for row in loop.rows)
+    loop.leave(first)
+    prefix = first.ids[: loop.target.cache.lengths[0]]
+    loop.target.cache.copy(0, 5, len(prefix))
+    loop.method.copy(0, 5, len(prefix))
+    begin(loop, 5, [*prefix, 77, 78], temperature)  # goes on from a copy
+    begin(loop, 0, [*prefix[:6], 99, 98, 97], temperature)  # from a part of what its slot holds
+    for _ in range(2):
+        loop.step()
+        in_line(loop)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_service_drafts_what_training_unrolls(
+    tmp_path: Path, family: str, variant: Variant
+) -> None:
+    """Level k of a tree is step k of training: same inputs, same places, same keys."""
+    target = Target(make_model(family), slots=2, max_len=64)
+    save_head(tmp_path, target.model, variant)
+    head = Head.load(target.model, variant, tmp_path)
+    ahead = Ahead(head, target)
+    ids = [5, 9, 2, 7, 1, 3, 8]
+    tensor = torch.tensor([ids])
+    with torch.inference_mode():
+        features = target.model.model(tensor).last_hidden_state
+        steps = list(unroll(head, target.model, tensor, features, 3))
+        expected = [target.model.lm_head(head.confide(step)) for step in steps]
+        root = 4
+        target.read(1, ids[:root])
+        ahead.read(1, ids[:2])
+        read = len(ids[2 : root + 1])
+        first = ahead.forward([1], [Tree.chain(ids[2 : root + 1])])
+        assert torch.allclose(first.logits[0], expected[0][0, 2 : root + 1], atol=1e-4)
+        # Below the root: a stranger first, so that parents do not simply stand in line.
+        tree = Tree([*ids[2 : root + 1], 44, ids[root + 1]], [-1, 0, 1, 2, 2])
+        second = ahead.forward([1], [tree], skip=[read])
+        assert torch.allclose(second.logits[0, 1], expected[1][0, root + 1], atol=1e-4)
+        deeper = Tree([*tree.tokens, ids[root + 2]], [*tree.parents, 4])
+        third = ahead.forward([1], [deeper], skip=[read + 2])
+        assert torch.allclose(third.logits[0, 0], expected[2][0, root + 2], atol=1e-4)
+
+
+# The head --------------------------------------------------------------------------------
+
+
+def test_fspad_begins_as_its_ablation() -> None:
+    model = make_model()
+    ours, theirs = Head(model, "fspad"), Head(model, "eagle2")
+    theirs.load_state_dict(
+        {k: ours.state_dict().get(k) for k in theirs.state_dict() if "mlp" not in k}, strict=False
+    )
+    embedding, feature = torch.randn(2, 3, 32)
+    assert torch.equal(ours.enter(embedding, feature), theirs.enter(embedding, feature))
+    assert torch.allclose(ours.guess(feature), feature)
+    assert torch.allclose(ours.confide(feature), feature)
+
+
+def test_the_token_moves_the_feature() -> None:
+    head = Head(make_model(), "fspad")
+    torch.nn.init.normal_(head.down.weight)
+    head.fuse.weight.data[:, :32] = 0  # what is left comes through the feature
+    one, other, feature = torch.randn(3, 32)
+    assert not torch.allclose(head.enter(one, feature), head.enter(other, feature))
+    assert torch.count_nonzero(head.enter(one, 0 * feature)) == 0
+
+
+@pytest.mark.parametrize("width", [32, 64, 128])
+def test_both_variants_have_as_many_parameters(width: int) -> None:
+    sizes = [
+        sum(p.numel() for p in Head(make_model(width=width), variant).parameters())
+        for variant in VARIANTS
+    ]
+    assert max(sizes) <= 1.01 * min(sizes)
+
+
+def test_a_head_is_what_was_saved(tmp_path: Path) -> None:
+    model = make_model("qwen3")
+    save_head(tmp_path, model, "eagle2")
+    one = Head.load(model, "eagle2", tmp_path)
+    one.save(tmp_path / "again")
+    other = Head.load(model, "eagle2", tmp_path / "again")
+    assert all(
+        torch.equal(left, right)
+        for left, right in zip(one.parameters(), other.parameters(), strict=True)
+    )
+
+
+def test_what_is_no_head_for_this_target_is_refused(tmp_path: Path) -> None:
+    target = Target(make_model(), slots=1, max_len=64)
+    with pytest.raises(ValueError, match="head must name a folder: the target lies in none"):
+        Fspad(target)
+    with pytest.raises(ValueError, match=r"no fspad head .*`baton train fspad` makes one"):
+        Fspad(target, head=str(tmp_path / "none"))
+    save_head(tmp_path, target.model, "eagle2")
+    with pytest.raises(ValueError, match=r"'drafter': 'eagle2'.* and .*'drafter': 'fspad'"):
+        Fspad(target, head=str(tmp_path))
+    other = Target(make_model(width=64), slots=1, max_len=64)
+    with pytest.raises(ValueError, match=r"'width': 32.*'width': 64.* is asked for"):
+        Fspad(other, head=str(tmp_path), variant="eagle2")
+    save_head(tmp_path, make_model("qwen3"), "eagle2")
+    with pytest.raises(ValueError, match=r"does not fit the target: .*q_norm"):
+        Fspad(target, head=str(tmp_path), variant="eagle2")
+    (tmp_path / "model.safetensors").write_bytes(b"junk")
+    with pytest.raises(ValueError, match="no eagle2 head for the target"):
+        Fspad(target, head=str(tmp_path), variant="eagle2")
+
+
+def test_a_checkpoint_without_a_head_says_how_to_make_one(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match=r"tiny.*eagle2 holds no eagle2 head.*train eagle2"):
+        load(checkpoint, speculation={"method": "fspad", "variant": "eagle2"}, max_len=100)

@@ -1,0 +1,491 @@
+"""Every lossless method on real models: tokens, laws, caches, and in service.
+
+A new method is tested here by one line in `OPTIONS`; what it emits is compared with transformers
+and with the model's own law, whatever it drafts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.errors import WorkerError
+from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
+from orchestrator.worker import Call
+from tests.workers.conftest import head_folder, make_adapter, make_model, save_head
+from tests.workers.speculation.exact import agrees
+from workers.embedded.checkpoints import resolve
+from workers.engine.loading import load, load_model, load_tokenizer
+from workers.engine.worker import LocalWorker
+from workers.model.early_exit import Adapter
+from workers.model.sampling import warp
+from workers.model.target import Result, Target
+from workers.model.tree import Accepted, Plan, Row, Tree
+from workers.speculation import METHODS, build
+from workers.speculation.decode import Decoder, generate
+
+OPTIONS: list[tuple[str, dict[str, Any]]] = [
+    ("vanilla", {}),
+    ("chain", {"draft": "other", "gamma": 3}),
+    ("chain", {"draft": "other", "gamma": 3, "verification": "block"}),
+    ("chain", {"draft": "other", "gamma": 4, "threshold": 0.015}),
+    ("chain", {"draft": "other", "gamma": 4, "threshold": 0.015, "verification": "block"}),
+    ("lookup", {"gamma": 4}),
+    ("spectr", {"draft": "other", "count": 3, "gamma": 2}),
+    ("recursive-c", {"draft": "other", "branching": [2, 2]}),
+    ("recursive-c", {"draft": "other", "branching": [2, 2, 1], "verification": "traversal"}),
+    ("recursive-s", {"draft": "other", "width": 3, "gamma": 3}),
+    ("recursive-s", {"draft": "other", "width": 3, "gamma": 2, "verification": "traversal"}),
+    ("greedy-multi", {"draft": "other", "branching": [3, 2]}),
+    ("kangaroo", {"adapter": make_adapter(), "gamma": 3, "threshold": 0.3}),
+    ("fspad", {"depth": 3, "width": 2, "nodes": 5}),
+    ("fspad", {"depth": 3, "width": 2, "nodes": 5, "variant": "eagle2"}),
+]
+
+
+def case_id(case: tuple[str, dict[str, Any]]) -> str:
+    return " ".join([case[0], case[1].get("verification", case[1].get("variant", ""))]).strip()
+
+
+LOSSLESS = pytest.mark.parametrize(
+    ("method", "options"),
+    OPTIONS,
+    ids=[case_id(case) for case in OPTIONS],
+)
+DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}
+
+
+def decoder(method: str, options: dict[str, Any], *, slots: int = 8, **model: Any) -> Decoder:
+    padded = model.pop("padded", 0)
+    vocabulary = model.setdefault("vocabulary", 400)
+    target = Target(make_model(**model), slots=slots, max_len=64, vocabulary=vocabulary)
+    if method == "fspad":
+        options = {"head": head_folder(options.get("variant", "fspad"), **model), **options}
+
+    def load(name: str) -> Any:
+        made = {**model, **DRAFTS[name], "vocabulary": vocabulary + padded}
+        return make_model(**made)
+
+    return Decoder(target, build(method, target, load, **options))
+
+
+def test_every_lossless_method_is_tested() -> None:
+    lossless = {name for name, made in METHODS.items() if made.lossless}  # type: ignore[attr-defined]
+    assert lossless == {name for name, _ in OPTIONS} | {"auto"}  # auto: test_auto.py
+
+
+# Tokens ----------------------------------------------------------------------------------
+
+LENGTHS = (3, 5, 9, 14)
+
+
+@pytest.fixture(scope="module")
+def expected() -> tuple[list[list[int]], list[list[int]]]:
+    """200 prompts of four lengths, and what transformers makes of them."""
+    generator = torch.Generator().manual_seed(0)
+    model, prompts, outputs = make_model(), [], []
+    for length in LENGTHS:
+        ids = torch.randint(0, 400, (50, length), generator=generator)
+        made = model.generate(
+            ids, attention_mask=torch.ones_like(ids), max_new_tokens=7, do_sample=False
+        )
+        prompts += ids.tolist()
+        outputs += made[:, length:].tolist()
+    order = torch.randperm(200, generator=generator).tolist()  # neighbours of unequal length
+    return [prompts[i] for i in order], [outputs[i] for i in order]
+
+
+@LOSSLESS
+def test_greedy_tokens_are_those_of_transformers(
+    method: str, options: dict[str, Any], expected: Any
+) -> None:
+    prompts, outputs = expected
+    assert generate(decoder(method, options, slots=200, padded=9), prompts, 7) == outputs
+    alone = decoder(method, options, slots=1)
+    assert [generate(alone, [prompt], 7)[0] for prompt in prompts] == outputs
+
+
+ALSO: dict[str, dict[str, Any]] = {
+    "reflective": {"draft": "other", "gamma": 3, "prompt": [7, 8]},
+    "auto": {"draft": "other", "lengths": [2]},
+}
+
+
+def beside_each_other(*, slots: int = 8, only: str | None = None) -> Decoder:
+    """A decoder whose rows may have any method, or `only` one of them."""
+    model = make_model()
+    target = Target(model, slots=slots, max_len=64, vocabulary=400)
+    wanted = {**dict(reversed(OPTIONS)), **ALSO}
+    wanted["fspad"] = {"head": head_folder("fspad", vocabulary=400), **wanted["fspad"]}
+    drafts = {name: make_model(**{"vocabulary": 400, **DRAFTS[name]}) for name in DRAFTS}
+    named = {
+        name: build(name, target, drafts.__getitem__, **options)
+        for name, options in wanted.items()
+        if only in (None, name)
+    }
+    return Decoder(target, next(iter(named.values())), named)
+
+
+EVERY = [*dict.fromkeys(name for name, _ in OPTIONS), *ALSO]
+MIXED = EVERY * 3
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.9, top_p=0.95, seed=11)], ids=str)
+def test_rows_of_all_methods_in_one_batch_say_what_they_say_alone(
+    sampling: Sampling, expected: Any
+) -> None:
+    prompts, outputs = (part[: len(MIXED)] for part in expected)
+    made = generate(
+        beside_each_other(slots=len(MIXED)), prompts, 7, sampling=sampling, methods=MIXED
+    )
+    for name in EVERY:
+        mine = [at for at, method in enumerate(MIXED) if method == name]
+        if sampling.temperature == 0 and name != "reflective":
+            assert [made[at] for at in mine] == [outputs[at] for at in mine], name
+        if name == "auto" and sampling.temperature > 0:
+            continue  # which method draws a token depends on the clock
+        alone = beside_each_other(only=name)
+        for at in mine:
+            seeded = Sampling(sampling.temperature, sampling.top_p, seed=11 + at)
+            assert generate(alone, [prompts[at]], 7, sampling=seeded) == [made[at]], name
+
+
+def test_a_slot_goes_from_method_to_method(expected: Any) -> None:
+    """What one has left in its drafter, or was copied there, misleads no other."""
+    prompts, outputs = expected
+    loop = beside_each_other(slots=3)
+    lossless = [name for name in EVERY if name != "reflective"]
+    for at, prompt in enumerate(prompts[:60]):
+        method = lossless[at % len(lossless)]
+        shared = [*prompt[:-1], prompt[-1]]
+        assert generate(loop, [shared], 7, methods=[method]) == [outputs[at]], method
+        loop.copy(0, 1 + at % 2, at % (loop.target.cache.lengths[0] + 1))
+        if at % 3 == 0:
+            loop.copy(1, 0, loop.target.cache.lengths[1])
+
+
+@pytest.mark.parametrize("verification", ["token", "block"])
+def test_drafts_of_a_batch_end_each_where_it_is_unsure(verification: str) -> None:
+    options = {"draft": "same", "gamma": 4, "threshold": 0.015, "verification": verification}
+    loop = decoder("chain", options, slots=3)
+    lengths, rejected = set(), 0
+    draft, walk = loop.method.draft, loop.method.walk
+
+    def drafted(rows: list[Row]) -> Plan:
+        plan = draft(rows)
+        lengths.add(tuple(len(tree) for tree in plan.trees))
+        return plan
+
+    def walked(plan: Plan, result: Result) -> list[Accepted]:
+        nonlocal rejected
+        accepted = walk(plan, result)
+        for tree, one in zip(plan.trees, accepted, strict=True):
+            rejected += len(tree) - len(one.path)
+        return accepted
+
+    loop.method.draft, loop.method.walk = drafted, walked  # type: ignore[method-assign]
+    generate(loop, [[5, 9, 2], [7, 1, 4, 8], [30, 31]], 30, sampling=Sampling(1.0, seed=3))
+    assert any(len(set(sizes)) > 1 for sizes in lengths)  # some row ends while another goes on
+    assert rejected == 0  # so what is cached of an ended draft is right
+
+
+@LOSSLESS
+def test_a_draft_of_the_target_itself_is_accepted(method: str, options: dict[str, Any]) -> None:
+    if "draft" not in options:
+        pytest.skip("no draft model")
+    # Without noise a beam is not bound to hold the path of the argmax.
+    warm = [Sampling(1.0, seed=3), Sampling(0.7, top_p=0.9, seed=4)]
+    for sampling in warm if method == "recursive-s" else [Sampling(), *warm]:
+        certain = {"threshold": 0} if "threshold" in options else {}
+        loop = decoder(method, {**options, "draft": "same", **certain}, slots=1)
+        generate(loop, [[5, 9, 2, 7]], 25, sampling=sampling)
+        depth = len(options.get("branching", [0] * options.get("gamma", 0)))
+        assert loop.target.passes == 1 + -(-24 // (depth + 1))
+
+
+@LOSSLESS
+@pytest.mark.parametrize("warm", [Sampling(0.6), Sampling(1.0, top_p=0.8), Sampling(1.6)])
+def test_sampled_tokens_follow_the_law_of_the_model(
+    method: str, options: dict[str, Any], warm: Sampling
+) -> None:
+    vocabulary, draws, prompt = 5, 800, [1, 2, 3]
+    loop = decoder(method, options, slots=400, vocabulary=vocabulary, padded=2)
+    counts = np.zeros((vocabulary,) * 3)
+    for start in range(0, draws, 400):
+        seeded = Sampling(warm.temperature, warm.top_p, warm.top_k, 7_000 + start)
+        for output in generate(loop, [prompt] * 400, 6, sampling=seeded):
+            counts[tuple(output[1:4])] += 1
+    # Exact law of tokens 1 to 3: one pass over all beginnings of three tokens.
+    target = Target(make_model(vocabulary=vocabulary), slots=vocabulary**3, max_len=16)
+    beginnings = list(np.ndindex(*(vocabulary,) * 3))
+    with torch.inference_mode():
+        chains = [Tree.chain([*prompt, *map(int, b)]) for b in beginnings]
+        logits = target.forward(list(range(len(chains))), chains).logits[:, 2:]
+        laws = warp(logits, [warm] * len(chains)).double().numpy()
+    exact = np.zeros((vocabulary,) * 3)
+    for (x, y, z), law in zip(beginnings, laws, strict=True):
+        exact[y, z] += law[0][x] * law[1][y] * law[2][z] * law[3]
+    assert exact.sum() == pytest.approx(1, abs=1e-4)
+    agrees(counts.ravel(), exact.ravel() / exact.sum())
+
+
+@LOSSLESS
+def test_a_row_does_not_feel_its_neighbours(method: str, options: dict[str, Any]) -> None:
+    """Ragged prompts, greedy and sampled rows, rows that end sooner: each as if alone."""
+    prompts = [[5, 9, 2, 7], [8] * 20, [1, 2, 3], [300, 20, 10, 5, 4, 3, 2], [9, 9]]
+    rooms = [12, 3, 7, 1, 9]
+    kinds = [Sampling(1.2, seed=3), Sampling(), Sampling(0.8, top_p=0.9), Sampling(2.0), Sampling()]
+
+    def run(loop: Decoder, chosen: list[int]) -> dict[int, list[int]]:
+        made: dict[int, list[int]] = {}
+        for i in chosen:
+            row = Row(i, list(prompts[i]), kinds[i], 50 + i, rooms[i])
+            loop.target.cache.claim(i, row.ids, 0)
+            loop.join(row, loop.read(i, row.ids))
+        while loop.rows:
+            for row in [row for row in loop.rows if row.room <= 0]:
+                made[row.slot] = row.ids[len(prompts[row.slot]) :]
+                loop.leave(row)
+            if loop.rows:
+                loop.step()
+        return made
+
+    together = run(decoder(method, options), list(range(5)))
+    assert {i: len(tokens) for i, tokens in together.items()} == dict(enumerate(rooms))
+    for i in range(5):
+        assert run(decoder(method, options), [i])[i] == together[i]
+
+
+@LOSSLESS
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_caches_after_every_round_equal_a_fresh_prefill(
+    method: str, options: dict[str, Any], temperature: float
+) -> None:
+    loop = decoder(method, options)
+    for slot, prompt in enumerate([[5, 9, 2, 7], [8] * 12, [1, 2, 3]]):
+        row = Row(2 * slot, list(prompt), Sampling(temperature), slot)
+        loop.target.cache.claim(row.slot, row.ids, 0)
+        loop.join(row, loop.read(row.slot, row.ids))
+    models = [loop.target]
+    if "draft" in options:
+        models.append(loop.method.drafter.model)  # type: ignore[attr-defined]
+    for _ in range(3):
+        loop.step()
+        for row in loop.rows:
+            for model in models:
+                cache = model.cache
+                length = cache.lengths[row.slot]
+                assert length == len(row.ids) - 1 or (model is not loop.target and length > 2)
+                fresh = Target(model.model, slots=1, max_len=64)
+                if model.exit is not None:
+                    fresh.exit_by(Adapter.load(Path(options["adapter"]), model.model))
+                with torch.inference_mode():
+                    fresh.read(0, row.ids[:length])
+                held = cache.data[:, row.slot, :, :length]
+                assert torch.allclose(held, fresh.cache.data[:, 0, :, :length], atol=1e-4)
+
+
+@pytest.mark.parametrize("method", [name for name, _ in OPTIONS if name != "vanilla"])
+def test_the_embedded_pair_writes_what_transformers_writes(
+    method: str, embedded: Any, tmp_path: Path
+) -> None:
+    prompts, outputs, model, draft = embedded
+    target = Target(model, slots=4, max_len=128)
+    options: dict[str, Any] = {} if method == "lookup" else {"draft": "small"}
+    if method == "kangaroo":
+        options = {"adapter": make_adapter(2, 128, 4, 4), "threshold": 0.1}
+    if method == "fspad":  # a random head: what is written is the target's whatever it drafts
+        save_head(tmp_path, target.model)
+        options = {"head": str(tmp_path)}
+    loop = Decoder(target, build(method, target, lambda _: draft, **options))
+    assert generate(loop, prompts, 24) == outputs
+
+
+@pytest.fixture(scope="module")
+def embedded() -> Any:
+    folder = str(resolve("embedded:large"))
+    tokenizer = load_tokenizer(folder).hf
+    texts = ["What is 37*46+12?", "Tom has 3 boxes of 14 pens. How many pens?", "2+2", "Ada has 9"]
+    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    model = load_model(folder)
+    outputs = []
+    for prompt in prompts:
+        ids = torch.tensor([prompt])
+        made = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=24,
+            do_sample=False,
+            eos_token_id=None,
+        )
+        outputs.append(made[0, len(prompt) :].tolist())
+    return prompts, outputs, model, load_model(str(resolve("embedded:small")))
+
+
+# In service ------------------------------------------------------------------------------
+
+BESIDE_VANILLA = pytest.mark.parametrize(
+    ("method", "options"), OPTIONS[1:], ids=[case_id(case) for case in OPTIONS[1:]]
+)
+
+
+async def answers(worker: LocalWorker) -> list[Any]:
+    """Spans that end inside a block in every way there is, and calls that meet."""
+    spans = [
+        StopCriteria(23),
+        StopCriteria(40, until=("a", "\n")),
+        StopCriteria(40, stop=WORDS[:1]),
+        StopCriteria(40, stop=WORDS[1:]),
+        StopCriteria(40, min_confidence=0.05),
+        StopCriteria(1),
+        StopCriteria(2),
+    ]
+
+    async def one(text: str, criteria: StopCriteria) -> Any:
+        call = Call("r", Transcript((Message("user", text),)))
+        stream = worker.generate(call, criteria, Sampling(), stream=False)
+        (answer,) = [item async for item in stream]
+        assert isinstance(answer, Generation)
+        segment = answer.segment
+        return segment.text, segment.tokens, segment.finish
+
+    texts = ["What is 12 + 34?", "What is 12 + 35?", "Hello", "What is 12 + 34?"]
+    return [await asyncio.gather(*(one(text, criteria) for text in texts)) for criteria in spans]
+
+
+WORDS = ("st", "e", "9", "z")
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Any:
+    """What plain decoding answers, with an end-of-turn id in the middle of every text."""
+
+    async def ask() -> tuple[int, list[Any]]:
+        worker = load(checkpoint, rows=2, slots=3, max_len=200)
+        whole = await answers(worker)
+        end = whole[0][0][1][11]
+        worker._ends |= {end}
+        ended = await answers(worker)
+        worker.close()
+        return end, [whole, ended]
+
+    end, expected = asyncio.run(ask())
+    finishes = {answer[2] for part in expected for criteria in part for answer in criteria}
+    assert finishes >= {"length", "until", "stop", "doubt", "eos"}
+    return end, expected
+
+
+@BESIDE_VANILLA
+async def test_spans_end_where_they_end_without_speculation(
+    method: str, options: dict[str, Any], checkpoint: Path, plain: Any, tmp_path: Path
+) -> None:
+    end, expected = plain
+    if "draft" in options:  # the target itself, so that whole blocks are accepted
+        options = {**options, "draft": str(checkpoint)}
+    if method == "fspad":
+        save_head(tmp_path, load_model(str(checkpoint)), options.get("variant", "fspad"))
+        options = {**options, "head": str(tmp_path)}
+    speculation = {"method": method, **options}
+    worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
+    made = [await answers(worker)]
+    worker._ends |= {end}
+    made.append(await answers(worker))
+    worker.close()
+    assert made == expected
+
+
+@BESIDE_VANILLA
+async def test_nan_logits_are_an_error_and_poison_nobody(
+    method: str, options: dict[str, Any], checkpoint: Path, draft_checkpoint: Path, tmp_path: Path
+) -> None:
+    if "draft" in options:
+        options = {**options, "draft": str(draft_checkpoint)}
+    if method == "fspad":
+        save_head(tmp_path, load_model(str(checkpoint)), options.get("variant", "fspad"))
+        options = {**options, "head": str(tmp_path)}
+    worker = load(checkpoint, speculation={"method": method, **options}, rows=2, max_len=200)
+    call = Call("r", Transcript((Message("user", "What?"),)))
+
+    async def tokens(sampling: Sampling) -> Any:
+        stream = worker.generate(call, StopCriteria(9), sampling, stream=False)
+        return [item.segment.tokens async for item in stream]
+
+    good = await tokens(Sampling())
+    loop = worker.engine.decoder
+    verify = loop.method.verify
+
+    def broken(target: Target, plan: Any) -> Any:
+        result = verify(target, plan)
+        result.logits.fill_(torch.nan)
+        return result
+
+    loop.method.verify = broken  # type: ignore[method-assign]
+    for sampling in (Sampling(), Sampling(0.8, seed=1)):
+        with pytest.raises(WorkerError, match="NaN"):
+            await tokens(sampling)
+    loop.method.verify = verify  # type: ignore[method-assign]
+    assert await tokens(Sampling()) == good
+    worker.close()
+
+
+@LOSSLESS
+def test_log_probabilities_are_those_of_the_model(method: str, options: dict[str, Any]) -> None:
+    """Not of a residual, and not of the draft."""
+    warm = Sampling(0.8, top_p=0.9)
+    loop = decoder(method, options, slots=1)
+    row = Row(0, [5, 9, 2, 7], warm, 3)
+    loop.target.cache.claim(0, row.ids, 0)
+    logprobs = loop.join(row, loop.read(0, row.ids)).logprobs
+    for _ in range(5):
+        logprobs += loop.step()[0][1].logprobs
+    target = Target(loop.target.model, slots=1, max_len=64)
+    with torch.inference_mode():
+        laws = warp(target.forward([0], [Tree.chain(row.ids)]).logits, [warm])[0, 3:-1]
+    expected = laws.gather(1, torch.tensor(row.ids[4:])[:, None]).log().squeeze(1)
+    assert torch.allclose(torch.tensor(logprobs), expected, atol=1e-3)
+
+
+# Single methods --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("chain", {"gamma": -1}, "gamma must be a whole number of at least 0, not -1"),
+        ("chain", {"gamma": 500}, "gamma 500: a tree of 501 nodes"),
+        ("chain", {"verification": "blocks"}, "verification must be one of token, block"),
+        ("lookup", {"shortest": 0}, "shortest must be a whole number of at least 1"),
+        ("lookup", {"shortest": 4, "longest": 3}, "longest must be a whole number of at least 4"),
+        ("lookup", {"per_match": -1.0}, "per_match must be a number of at least 0, not -1.0"),
+        ("spectr", {"count": 0}, "count must be a whole number of at least 1"),
+        ("spectr", {"count": 40, "gamma": 9}, "count 40 and gamma 9"),
+        ("recursive-c", {"branching": [2, 0]}, "branching must be a whole number of at least 1"),
+        ("recursive-c", {"branching": [9, 9, 9]}, "820 nodes"),
+        ("recursive-c", {"verification": "x"}, "verification must be one of"),
+        ("recursive-s", {"width": 0}, "width must be a whole number of at least 1"),
+        ("recursive-s", {"verification": "x"}, "verification must be one of"),
+        ("greedy-multi", {"branching": [9, 9, 9]}, "820 nodes"),
+        ("greedy-multi", {"branching": 3}, "branching must be a list of whole numbers, not 3"),
+        ("chain", {"gamma": "4"}, "gamma must be a whole number of at least 0, not '4'"),
+        ("kangaroo", {"gamma": -1}, "gamma must be a whole number of at least 0, not -1"),
+        ("kangaroo", {"gamma": 500}, "gamma 500: a tree of 501 nodes"),
+        ("kangaroo", {"threshold": 1.5}, "threshold must be a number from 0 to 1, not 1.5"),
+        ("kangaroo", {"threshold": "0.5"}, "threshold must be a number from 0 to 1, not '0.5'"),
+        ("kangaroo", {"exit_layer": 0}, "exit_layer must be a whole number of at least 1, not 0"),
+    ],
+)
+def test_a_wrong_parameter_is_named(method: str, options: dict[str, Any], message: str) -> None:
+    if method not in ("lookup", "kangaroo"):
+        options = {"draft": "other", **options}
+    with pytest.raises(ValueError, match=message):
+        decoder(method, options)
+
+
+def test_a_draft_model_with_too_small_a_vocabulary_is_refused() -> None:
+    with pytest.raises(ValueError, match="the draft model knows 390 tokens, the target 400"):
+        decoder("chain", {"draft": "other"}, padded=-10)

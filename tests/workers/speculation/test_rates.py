@@ -1,0 +1,146 @@
+"""Acceptance rates of the rules against the theory, and against the best that is possible."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import linprog
+
+from tests.workers.speculation.exact import (
+    Judge,
+    Reference,
+    Script,
+    array,
+    constant,
+    enumerate_all,
+    independent,
+    node_by_node,
+    random_laws,
+    top_and_one,
+    traversal,
+    without,
+)
+from workers.speculation import rules
+
+SKEWED = array(["1/2", "3/10", "1/5"]), array(["1/5", "3/10", "1/2"])  # draft, target
+WIDER = array(["2/5", "3/10", "1/5", "1/10"]), array(["1/10", "1/5", "3/10", "2/5"])
+PEAKED = array(["7/10", "1/10", "1/10", "1/10"]), array(["1/4"] * 4)
+
+RATES = [
+    # laws, candidates, rho, acceptance of k-seq, of rejection, and without replacement; the best
+    # of independent candidates, and of distinct ones
+    (SKEWED, 1, 1, 0.7, 0.7, 0.7, 0.7, 0.7),
+    (SKEWED, 2, 1.456776, 0.791355, 0.76, 0.82, 0.86, 0.985714),
+    (SKEWED, 3, 1.792593, 0.858519, 0.808, 1.0, 0.988, 1.0),
+    (WIDER, 2, 1.5, 0.75, 0.72, 0.764286, 0.79, 0.834524),
+    (WIDER, 3, 1.9395, 0.79395, 0.768, 0.840298, 0.871, 1.0),
+    (PEAKED, 2, 1.537386, 0.711216, 0.685, 1.0, 0.76, 1.0),
+]
+
+
+def rate(draft: Any, target: Any, reference: Reference, rule: rules.Rule) -> float:
+    """Probability that the token is one of the drafted ones."""
+
+    def run(script: Script) -> bool:
+        tree = reference({(): draft}, script)
+        path, _ = rules.walk(tree, [target] * len(tree), step, lambda _: script)
+        return len(path) > 1
+
+    def step(law: Any, drawn_from: Any, candidates: Sequence[int], chance: Any) -> int:
+        return rule(law, drawn_from, candidates, chance) if candidates else -1
+
+    return float(enumerate_all(run)[True])
+
+
+def transport(draft: Any, target: Any, count: int, *, distinct: bool = False) -> float:
+    """Optimal transport with membership cost, as the linear program of SpecTr, section 4."""
+    lists, mass = [], []
+    for drafts in np.ndindex(*(len(draft),) * count):
+        weight, law = Fraction(1), draft
+        for token in drafts:
+            weight *= law[token]
+            law = without(law, token) if distinct else law
+        if weight:
+            lists.append(drafts)
+            mass.append(float(weight))
+    return best_coupling(lists, mass, [float(p) for p in target])
+
+
+def best_coupling(lists: Any, mass: Sequence[float], target: Sequence[float]) -> float:
+    size = len(target)
+    gain = np.array([[-float(y in drafts) for y in range(size)] for drafts in lists])
+    rows = np.kron(np.eye(len(lists)), np.ones(size))
+    columns = np.kron(np.ones(len(lists)), np.eye(size))
+    found = linprog(
+        gain.ravel(), A_eq=np.vstack([rows, columns]), b_eq=np.concatenate([mass, target])
+    )
+    return -float(found.fun)
+
+
+@pytest.mark.parametrize("case", RATES)
+def test_rates_are_those_of_the_theory(case: Any) -> None:
+    (draft, target), count, root, k_seq, with_replacement, recursive, best, best_distinct = case
+    scale = rules.rho(target.astype(float), draft.astype(float), count)
+    assert scale == pytest.approx(root, abs=1e-6)
+    beta = float(rules.overlap(draft.astype(float), target.astype(float) / scale).sum())
+    assert 1 - (1 - beta) ** count == pytest.approx(k_seq, abs=1e-6)
+    assert 1 - (1 - beta) ** count - scale * beta <= 1e-12
+    drawn = independent(count, 1)
+    assert rate(draft, target, drawn, rules.rejection) == pytest.approx(with_replacement)
+    assert rate(draft, target, constant([count]), rules.without_replacement) == pytest.approx(
+        recursive, abs=1e-6
+    )
+    assert transport(draft, target, count) == pytest.approx(best)
+    assert transport(draft, target, count, distinct=True) == pytest.approx(best_distinct, abs=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_k_seq_is_within_its_guarantee_of_the_best_transport(seed: int) -> None:
+    rng, count = random.Random(seed), 2 + seed % 2
+    target, draft = random_laws(rng, 3, 1)[()], random_laws(rng, 3, 1)[()]
+    best = transport(draft, target, count)
+    ours = rate(draft, target, independent(count, 1), rules.k_seq)
+    assert (1 - (1 - 1 / count) ** count) * best - 1e-6 <= ours <= best + 1e-6
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_greedy_multi_draft_is_the_best_transport_of_its_draft(seed: int) -> None:
+    rng = random.Random(seed)
+    target, draft = random_laws(rng, 4, 1)[()], random_laws(rng, 4, 1)[()]
+    sure = [t for t in sorted(range(4), key=lambda t: -draft[t])[:1] if draft[t]]
+    rest = draft
+    for token in sure:
+        rest = without(rest, token)
+    ours = rate(draft, target, top_and_one([2]), rules.beside_certain)
+    others = [token for token in range(4) if rest[token]]
+    lists = [(*sure, token) for token in others] or [tuple(sure)]
+    mass = [float(rest[token]) for token in others] or [1.0]
+    assert ours == pytest.approx(best_coupling(lists, mass, [float(p) for p in target]), abs=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "token", "block"),
+    [(1, 0.7, 0.7), (2, 1.19, 1.25), (3, 1.533, 1.695), (4, 1.7731, 2.0635)],
+)
+def test_block_verification_accepts_more(gamma: int, token: float, block: float) -> None:
+    draft, target = SKEWED
+    law = {prefix: draft for n in range(gamma + 1) for prefix in np.ndindex(*(3,) * n)}
+
+    def accepted(judge: Judge) -> float:
+        def run(script: Script) -> int:
+            tree = independent(1, gamma)(law, script)
+            return len(judge(tree, [target] * (gamma + 1), lambda _: ends(script))[0]) - 1
+
+        def ends(script: Script) -> Any:
+            script.draw = lambda _: -1  # type: ignore[method-assign]  # only the length matters
+            return script
+
+        return sum(float(weight) * n for n, weight in enumerate_all(run).items())
+
+    assert accepted(node_by_node(rules.rejection)) == pytest.approx(token)
+    assert accepted(traversal) == pytest.approx(block)

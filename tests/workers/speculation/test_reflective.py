@@ -1,0 +1,417 @@
+"""Reflective verification: the base method at alpha 0, and what it says it is above that."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.errors import ConfigError, WorkerError
+from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
+from orchestrator.worker import Call
+from tests.workers.conftest import make_model
+from tests.workers.speculation.test_methods import DRAFTS, decoder
+from workers.embedded.checkpoints import resolve
+from workers.engine.loading import load, load_model, load_tokenizer
+from workers.model.sampling import warp
+from workers.model.target import Target
+from workers.model.tree import Plan, Row, Tree
+from workers.speculation import build
+from workers.speculation.decode import Decoder, generate
+
+PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 20, [300, 20, 10, 5, 4, 3, 2]]
+REFLECTION = [17, 4, 99]
+CHAIN: dict[str, Any] = {"draft": "other", "gamma": 3}
+BASES: list[dict[str, Any]] = [
+    CHAIN,
+    {**CHAIN, "verification": "block"},
+    {"base": "lookup", "gamma": 4},
+    {"base": "spectr", "draft": "other", "count": 2, "gamma": 2},
+    {"base": "recursive-c", "draft": "other", "branching": [2, 2, 1]},
+    {"base": "recursive-s", "draft": "other", "width": 2, "gamma": 3, "verification": "traversal"},
+    {"base": "greedy-multi", "draft": "other", "branching": [2, 2]},
+]
+OVER = pytest.mark.parametrize("base", BASES, ids=lambda base: base.get("base", "chain"))
+WARM = (Sampling(), Sampling(0.8, seed=3), Sampling(1.4, top_p=0.9, seed=4))
+
+
+def reflective(base: dict[str, Any] | None = None, **options: Any) -> Decoder:
+    return decoder("reflective", {"prompt": REFLECTION, **CHAIN, **(base or {}), **options})
+
+
+def over(base: dict[str, Any], alpha: float, *, slots: int = 8) -> Decoder:
+    return decoder("reflective", {"prompt": REFLECTION, **base, "alpha": alpha}, slots=slots)
+
+
+def plain(base: dict[str, Any], *, slots: int = 8) -> Decoder:
+    name = base.get("base", "chain")
+    return decoder(name, {k: v for k, v in base.items() if k != "base"}, slots=slots)
+
+
+def started(loop: Decoder, kinds: Sequence[Sampling], rooms: Sequence[int] = (9,) * 4) -> None:
+    """Make the prompts rows of a loop."""
+    for slot, (prompt, sampling, room) in enumerate(zip(PROMPTS, kinds, rooms, strict=True)):
+        row = Row(slot, list(prompt), sampling, 50 + slot, room)
+        loop.target.cache.claim(slot, row.ids, 0)
+        loop.join(row, loop.read(slot, row.ids))
+
+
+# At alpha 0 ------------------------------------------------------------------------------
+
+
+@OVER
+@pytest.mark.parametrize("warm", WARM)
+def test_at_alpha_0_it_is_its_base(base: dict[str, Any], warm: Sampling) -> None:
+    ours, theirs = over(base, 0), plain(base)
+    widths: dict[str, list[int]] = {}
+    for name, loop in (("ours", ours), ("theirs", theirs)):
+        widths[name] = []
+        forward = loop.target.forward
+
+        def watched(slots: Any, trees: Any, name: Any = name, f: Any = forward, **more: Any) -> Any:
+            widths[name] += [len(tree) for tree in trees]
+            return f(slots, trees, **more)
+
+        loop.target.forward = watched  # type: ignore[method-assign]
+    made = generate(ours, PROMPTS, 20, sampling=warm)
+    assert made == generate(theirs, PROMPTS, 20, sampling=warm)
+    assert widths["ours"] == widths["theirs"]  # nothing more is read
+
+
+# Above it --------------------------------------------------------------------------------
+
+
+def flat(model: Any, ids: list[int]) -> torch.Tensor:
+    """Logits of stock transformers over one sequence."""
+    logits: torch.Tensor = model(torch.tensor([ids])).logits[0]
+    return logits
+
+
+def expected(
+    model: Any, ids: list[int], tree: Tree, alpha: float, bonus: bool
+) -> dict[int, torch.Tensor]:
+    """Fused logits behind each node, leaf by leaf, by a whole forward of the flat sequence."""
+    paths: list[list[int]] = []
+    for node in range(len(tree)):
+        if not tree.children(node):
+            path = [node]
+            while path[0]:
+                path.insert(0, tree.parents[path[0]])
+            paths.append(path)
+    first: dict[int, torch.Tensor] = {}
+    second: dict[int, list[torch.Tensor]] = {}
+    for path in paths:
+        draft = [tree.tokens[node] for node in path[1:]]
+        logits = flat(model, ids + draft + REFLECTION + draft)
+        begin = len(ids) + len(draft) + len(REFLECTION) - 1
+        for place, node in enumerate(path):
+            first[node] = logits[len(ids) - 1 + place]
+            if len(path) > 1 and (bonus or place < len(draft)):
+                second.setdefault(node, []).append(logits[begin + place])
+    return {
+        node: (1 - alpha) * law + alpha * torch.stack(second[node]).mean(0)
+        if node in second
+        else law
+        for node, law in first.items()
+    }
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("alpha", [0.1, 0.3, 0.7, 1.0])
+@pytest.mark.parametrize("bonus", [False, True])
+def test_logits_are_fused_as_a_plain_reading_of_the_flat_text_says(
+    family: str, alpha: float, bonus: bool
+) -> None:
+    loop = decoder(
+        "reflective",
+        {**CHAIN, "prompt": REFLECTION, "alpha": alpha, "bonus": bonus},
+        family=family,
+    )
+    target = loop.target
+    trees = [
+        Tree.chain([7, 1, 2, 3]),
+        Tree([3, 1, 2, 3, 4, 5, 6], [-1, 0, 0, 1, 1, 2, 5]),
+        Tree([8], [-1]),
+        Tree.chain([2, 11]),
+    ]
+    rows = [Row(i, list(prompt), Sampling(), 0) for i, prompt in enumerate(PROMPTS)]
+    for chosen in ([0], [1], [0, 3], [0, 1, 2, 3]):  # a chain alone, a tree alone, chains, all
+        plan = Plan([rows[i] for i in chosen], [trees[i] for i in chosen])
+        with torch.inference_mode():
+            for row in plan.rows:
+                target.cache.claim(row.slot, row.ids, 0)
+                target.read(row.slot, row.ids[:-1], last=0)
+            made = loop.method.verify(target, plan).logits
+            assert made.shape[:2] == (len(chosen), max(map(len, plan.trees)))
+            for logits, row, tree in zip(made, plan.rows, plan.trees, strict=True):
+                for node, law in expected(target.model, row.ids, tree, alpha, bonus).items():
+                    assert torch.allclose(logits[node], law, atol=2e-4), (row.slot, node)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+@pytest.mark.parametrize("alpha", [0.3, 1.0])
+def test_greedy_tokens_are_those_of_a_loop_in_ten_lines(family: str, alpha: float) -> None:
+    target, draft = make_model(family), make_model(family, **DRAFTS["other"])
+    outputs = []
+    for prompt in PROMPTS:
+        ids = [*prompt, int(flat(target, prompt)[-1].argmax())]
+        while len(ids) < len(prompt) + 15:
+            depth = min(3, len(prompt) + 15 - len(ids) - 1)
+            drafted = list(ids)
+            for _ in range(depth):
+                drafted.append(int(flat(draft, drafted)[-1].argmax()))
+            tree = Tree.chain(drafted[len(ids) - 1 :])
+            laws = expected(target, ids, tree, alpha, bonus=False)
+            for node in range(depth + 1):
+                ids.append(int(laws[node].argmax()))
+                if node == depth or tree.tokens[node + 1] != ids[-1]:
+                    break
+        outputs.append(ids[len(prompt) :])
+    options = {**CHAIN, "prompt": REFLECTION, "alpha": alpha}
+    assert generate(decoder("reflective", options, family=family), PROMPTS, 15) == outputs
+    # The dial does something: these models do not say what they say at alpha 0.
+    usual = generate(decoder("reflective", {**options, "alpha": 0}, family=family), PROMPTS, 15)
+    assert usual != outputs
+
+
+@OVER
+def test_a_row_does_not_feel_its_neighbours(base: dict[str, Any]) -> None:
+    kinds = [Sampling(1.2), Sampling(), Sampling(0.8, top_p=0.9), Sampling()]
+    rooms = [12, 3, 7, 9]
+
+    def run(loop: Decoder, chosen: Sequence[int]) -> dict[int, list[int]]:
+        """Rows join one round after the other, and leave when they are full."""
+        waiting, made = list(chosen), {}
+        while waiting or loop.rows:
+            if waiting:
+                i = waiting.pop(0)
+                row = Row(i, list(PROMPTS[i]), kinds[i], 50 + i, rooms[i])
+                loop.target.cache.claim(i, row.ids, 0)
+                loop.join(row, loop.read(i, row.ids))
+            for row in [row for row in loop.rows if row.room <= 0]:
+                made[row.slot] = row.ids[len(PROMPTS[row.slot]) :]
+                loop.leave(row)
+            if loop.rows:
+                loop.step()
+        return made
+
+    together = run(over(base, 0.5), [2, 0, 3, 1])
+    assert {i: len(tokens) for i, tokens in together.items()} == dict(enumerate(rooms))
+    for i in range(4):
+        assert run(over(base, 0.5), [i])[i] == together[i]
+
+
+@OVER
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_copy_leaves_no_trace_in_the_cache(base: dict[str, Any], temperature: float) -> None:
+    loop = over(base, 0.6)
+    started(loop, [Sampling(temperature)] * 4, (40,) * 4)
+    for _ in range(3):
+        loop.step()
+        for row in loop.rows:
+            cache = loop.target.cache
+            length = cache.lengths[row.slot]
+            assert length == len(row.ids) - 1
+            fresh = Target(loop.target.model, slots=1, max_len=64)
+            with torch.inference_mode():
+                fresh.read(0, row.ids[:length])
+            held = cache.data[:, row.slot, :, :length]
+            assert torch.allclose(held, fresh.cache.data[:, 0, :, :length], atol=1e-4)
+
+
+def test_log_probabilities_are_those_of_the_fused_law() -> None:
+    loop, warm = reflective(alpha=0.4), Sampling(0.8)
+    started(loop, [warm] * 4)
+    before = [list(row.ids) for row in loop.rows]
+    drafts: list[Plan] = []
+    draft = loop.method.draft
+
+    def watched(rows: Any) -> Plan:
+        drafts.append(draft(rows))
+        return drafts[-1]
+
+    loop.method.draft = watched  # type: ignore[method-assign]
+    accepted = loop.step()
+    for ids, tree, (_, one) in zip(before, drafts[0].trees, accepted, strict=True):
+        laws = expected(loop.target.model, ids, tree, 0.4, bonus=False)
+        for node, token, logprob in zip(one.path, one.tokens, one.logprobs, strict=True):
+            law = warp(laws[node][None, None], [warm])[0, 0]
+            assert logprob == pytest.approx(float(law[token].log()), abs=1e-3)
+
+
+# Limits ----------------------------------------------------------------------------------
+
+
+def test_no_copy_is_read_beyond_the_context() -> None:
+    """The model has no more positions: where a copy finds none, the first reading decides."""
+    positions = 24
+    target = Target(make_model(), slots=1, max_len=positions, vocabulary=400)
+    draft = make_model(**DRAFTS["other"])
+    options = {"draft": "other", "gamma": 3, "alpha": 1.0, "prompt": REFLECTION}
+    loop = Decoder(target, build("reflective", target, lambda _: draft, **options))
+    reach: list[int] = []
+    forward = target.forward
+
+    def watched(slots: Any, trees: Any, **more: Any) -> Any:
+        reach.append(target.cache.lengths[0] + max(max(tree.kin()[0]) for tree in trees))
+        return forward(slots, trees, **more)
+
+    target.forward = watched  # type: ignore[method-assign]
+    (made,) = generate(loop, [PROMPTS[0]], positions - len(PROMPTS[0]))
+    assert len(made) == positions - len(PROMPTS[0])
+    assert max(reach) < positions
+    # A context in which no copy fits at all is decoded as by the base.
+    short = len(PROMPTS[0]) + 4
+    for name, extra in (("reflective", options), ("chain", {"draft": "other", "gamma": 3})):
+        small = Target(target.model, slots=1, max_len=short, vocabulary=400)
+        loop = Decoder(small, build(name, small, lambda _: draft, **extra))
+        assert generate(loop, [PROMPTS[0]], 4) == generate(plain(CHAIN), [PROMPTS[0]], 4)
+
+
+def test_leaves_for_which_the_cache_has_no_place_are_judged_once() -> None:
+    method: Any = reflective(alpha=0.5).method
+    wide = Tree([0] * 41, [-1] + [0] * 40)
+    longer, readings = method.reflected(wide, 100)
+    assert len(longer) <= 126
+    copies = (126 - 41) // len(REFLECTION)
+    assert readings == [(0, 41 + 3 * i + 2, 1 / copies) for i in range(copies)]
+    assert method.reflected(Tree([5], [-1]), 100) == (Tree([5], [-1]), [])
+    assert method.reflected(Tree.chain([5, 6, 7]), 5)[1] == []  # 2 + 3 + 1 positions
+    assert len(method.reflected(Tree.chain([5, 6, 7]), 6)[1]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"alpha": -0.1}, "alpha must be a number from 0 to 1, not -0.1"),
+        ({"alpha": 1.5}, "alpha must be a number from 0 to 1, not 1.5"),
+        ({"alpha": float("nan")}, "alpha must be a number from 0 to 1, not nan"),
+        ({"alpha": "0.3"}, "alpha must be a number from 0 to 1, not '0.3'"),
+        ({"alpha": True}, "alpha must be a number from 0 to 1, not True"),
+        ({"bonus": 1}, "bonus must be true or false, not 1"),
+        ({"base": "magic"}, "base must be a lossless method, not 'magic'"),
+        ({"base": "reflective"}, "base must be a lossless method, not 'reflective'"),
+        ({"base": "kangaroo"}, "base kangaroo reads its drafts in a way of its own"),
+        ({"base": "vanilla", "draft": None, "gamma": None}, "unexpected keyword argument 'gamma'"),
+        ({"gamma": 0}, "base chain drafts nothing"),
+        ({"gamma": -1}, "gamma must be a whole number of at least 0, not -1"),
+        ({"gamma": 62}, "a prompt of 3 tokens: a tree of 127 nodes"),
+        ({"prompt": [1] * 200}, "a prompt of 200 tokens: a tree of"),
+        ({"prompt": []}, "prompt must not be empty"),
+        ({"prompt": [400]}, "prompt must be a text or token ids below 400"),
+        ({"prompt": 7}, "prompt must be a text or token ids below 400"),
+        ({"prompt": "Check:"}, "prompt must be token ids where there is no tokenizer"),
+    ],
+)
+def test_a_wrong_parameter_is_named(options: dict[str, Any], message: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=message):
+        reflective(options)
+
+
+# In service ------------------------------------------------------------------------------
+
+
+async def test_spans_end_inside_a_block(checkpoint: Path, draft_checkpoint: Path) -> None:
+    """By a stop string, a delimiter or an end-of-turn id: the text up to there is the same."""
+    speculation = {"method": "reflective", "draft": str(checkpoint), "gamma": 5, "alpha": 0.4}
+    worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
+    call = Call("r", Transcript((Message("user", "What is 12 + 34?"),)))
+
+    async def ask(criteria: StopCriteria) -> Generation:
+        stream = worker.generate(call, criteria, Sampling(), stream=False)
+        (answer,) = [item async for item in stream]
+        assert isinstance(answer, Generation)
+        return answer
+
+    whole = await ask(StopCriteria(40))
+    assert "let me check" not in whole.segment.text
+    rounds = worker.stats()["rounds"]
+    assert rounds < 39  # blocks of several tokens
+    assert worker.stats()["lossy"] == 1
+    text, tokens = whole.segment.text, whole.segment.tokens
+    for at in range(3, 12):
+        piece = worker.tokenizer.decode(tokens[at : at + 1])
+        stopped = await ask(StopCriteria(40, stop=(piece,)))
+        assert stopped.segment.text == text[: text.index(piece)]
+        assert stopped.segment.finish == "stop"
+        until = await ask(StopCriteria(40, until=(piece,)))
+        assert text.startswith(until.segment.text)
+        assert until.segment.finish == "until"
+    worker._ends |= {tokens[11]}
+    ended = await ask(StopCriteria(40))
+    assert ended.segment.finish == "eos"
+    assert ended.segment.tokens == tokens[: tokens.index(tokens[11])]
+    assert worker.stats()["held_tokens"] < 200
+    worker.close()
+    with pytest.raises(ConfigError, match="speculation reflective: prompt must not be empty"):
+        load(checkpoint, speculation={**speculation, "prompt": ""})
+
+
+async def test_nan_logits_are_an_error_and_poison_nobody(
+    checkpoint: Path, draft_checkpoint: Path
+) -> None:
+    speculation = {"method": "reflective", "draft": str(draft_checkpoint), "alpha": 0.4}
+    worker = load(checkpoint, speculation=speculation, rows=2, max_len=200)
+    call = Call("r", Transcript((Message("user", "What?"),)))
+
+    async def tokens(sampling: Sampling) -> Any:
+        stream = worker.generate(call, StopCriteria(9), sampling, stream=False)
+        return [item.segment.tokens async for item in stream if isinstance(item, Generation)]
+
+    good = await tokens(Sampling())
+    target = worker.engine.decoder.target
+    forward = target.forward
+
+    def broken(slots: Any, trees: Any, **more: Any) -> Any:
+        result = forward(slots, trees, **more)
+        if len(trees[0]) > 8:  # a draft and its copy: in the copy alone
+            result.logits[:, 5:] = torch.nan
+        return result
+
+    target.forward = broken  # type: ignore[method-assign]
+    for sampling in (Sampling(), Sampling(0.8, seed=1)):
+        with pytest.raises(WorkerError, match="NaN"):
+            await tokens(sampling)
+    target.forward = forward  # type: ignore[method-assign]
+    assert await tokens(Sampling()) == good
+    worker.close()
+
+
+# It does not accept anything -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, seed=1)])
+def test_a_draft_of_random_tokens_is_refused(sampling: Sampling) -> None:
+    """A control on a model that can copy: a second look must not wave garbage through."""
+    folder = str(resolve("embedded:large"))
+    tokenizer, model = load_tokenizer(folder), load_model(folder)
+    texts = ["What is 37*46+12?", "Tom has 3 boxes of 14 pens. How many pens?", "2+2", "Ada has 9"]
+    prompts = [list(tokenizer.encode(text)) for text in texts]
+    vocabulary, rates = len(tokenizer.pieces), {}
+    for alpha in (0.0, 0.3, 0.5):
+        target = Target(model, slots=4, max_len=128, vocabulary=vocabulary, encode=tokenizer.encode)
+        made = build("reflective", target, lambda _: None, base="lookup", gamma=4, alpha=alpha)
+        loop, noise = Decoder(target, made), torch.Generator().manual_seed(0)
+        accepted, walk = [], made.walk
+
+        def garbage(rows: list[Row], noise: Any = noise) -> Plan:
+            drawn = torch.randint(0, vocabulary, (len(rows), 4), generator=noise)
+            trees = [
+                Tree.chain([row.ids[-1], *tokens])
+                for row, tokens in zip(rows, drawn.tolist(), strict=True)
+            ]
+            return Plan(rows, trees)
+
+        def watched(plan: Plan, result: Any, walk: Any = walk, to: Any = accepted) -> Any:
+            walked = walk(plan, result)
+            to += [len(one.path) - 1 for one in walked]
+            return walked
+
+        made.draft, made.walk = garbage, watched  # type: ignore[method-assign]
+        generate(loop, prompts, 12, sampling=sampling)
+        rates[alpha] = sum(accepted) / (4 * len(accepted))
+    assert rates[0.0] < 0.02
+    assert max(rates.values()) < rates[0.0] + 0.02

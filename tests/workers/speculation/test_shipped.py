@@ -1,0 +1,70 @@
+"""The drafters that ship with the embedded pair fit its weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.types import Message, Transcript
+from workers.engine.loading import Opened, open_target
+from workers.speculation import build
+from workers.speculation.decode import Decoder, generate
+from workers.text.prompt import Prompts
+from workers.training.problems import draw
+
+PROBLEMS, MOST = 12, 120
+
+
+@pytest.fixture(scope="module")
+def large() -> Opened:
+    return open_target("embedded:large", device="cpu", dtype=None, slots=1)
+
+
+@pytest.fixture(scope="module")
+def prompts(large: Opened) -> list[list[int]]:
+    rendered = Prompts(large.tokenizer)
+    problems = draw("dev", 3, PROBLEMS)
+    return [rendered.transcript(Transcript((Message("user", one.question),))) for one in problems]
+
+
+def decode(
+    large: Opened, prompts: list[list[int]], method: str, **parameters: Any
+) -> tuple[list[list[int]], float]:
+    """What a method says greedily, and its tokens a round."""
+    decoder = Decoder(large.target, build(method, large.target, large.load_draft, **parameters))
+    large.target.cache.lengths[0] = 0
+    before = large.target.passes
+    said = generate(decoder, prompts, MOST, ends=sorted(large.ends))
+    rounds = large.target.passes - before - len(prompts)
+    return said, (sum(map(len, said)) - len(prompts)) / rounds
+
+
+@pytest.fixture(scope="module")
+def plain(large: Opened, prompts: list[list[int]]) -> list[list[int]]:
+    said, rate = decode(large, prompts, "vanilla")
+    assert rate == 1
+    return said
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "least"),
+    [
+        ("chain", {"draft": "embedded:small", "gamma": 6}, 4.5),
+        ("chain", {"draft": "embedded:draft", "gamma": 4}, 1.8),
+        ("kangaroo", {}, 3.5),
+        ("fspad", {}, 4.5),
+        ("fspad", {"variant": "eagle2"}, 4.5),
+    ],
+)
+def test_drafts_are_accepted_and_change_nothing(
+    large: Opened,
+    prompts: list[list[int]],
+    plain: list[list[int]],
+    method: str,
+    parameters: dict[str, Any],
+    least: float,
+) -> None:
+    said, rate = decode(large, prompts, method, **parameters)
+    assert said == plain
+    assert rate > least

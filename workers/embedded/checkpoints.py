@@ -1,0 +1,45 @@
+"""Where a checkpoint lies: in a folder, on the Hugging Face hub, or beside this file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from orchestrator.errors import ConfigError
+
+MODELS = Path(__file__).parent
+EMBEDDED = "embedded:"
+DRAFT = "embedded:draft"
+"""A weak draft model of the pair's vocabulary, which is trained on its own."""
+JUDGE_FILE = "judge.json"
+"""Beside a large model's weights: how this model is to be asked for scores."""
+
+
+def resolve(model: str | Path) -> Path | str:
+    """The folder a name stands for, or the Hugging Face id it is.
+
+    Raises:
+        ConfigError: a folder that holds no checkpoint, an embedded model that does not exist.
+    """
+    name = str(model)
+    if name.startswith(EMBEDDED):
+        folder = MODELS / name.removeprefix(EMBEDDED)
+        if name == DRAFT and not (folder / "config.json").is_file():
+            raise ConfigError(f"{DRAFT} is not trained here yet: baton train draft publish")
+        if folder.parent != MODELS or not (folder / "config.json").is_file():
+            raise ConfigError(f"there is no embedded model {name!r} in {MODELS}")
+        return folder
+    if name.startswith((".", "/", "~")):
+        folder = Path(name).expanduser()
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{folder} is no model folder: it has no config.json")
+        return folder
+    return Path(name) if name and (Path(name) / "config.json").is_file() else name
+
+
+def folder_of(model: str | None) -> Path | None:
+    """Where a checkpoint lies, if that is a folder of this machine."""
+    try:
+        place = resolve(model or "")
+    except ConfigError:
+        return None  # who loads it says what is wrong
+    return place if isinstance(place, Path) else None

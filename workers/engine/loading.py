@@ -1,0 +1,220 @@
+"""From the name of a checkpoint to a worker.
+
+Only safetensors are read and no code of a checkpoint is ever run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from orchestrator.errors import ConfigError
+from workers.embedded.checkpoints import resolve
+from workers.engine.engine import Engine
+from workers.engine.memory import claim, need
+from workers.engine.worker import LocalWorker
+from workers.model.target import Target
+from workers.speculation import METHODS, build
+from workers.speculation.decode import Decoder
+from workers.speculation.drafter import LoadModel
+from workers.speculation.method import Method
+from workers.text.tokenizer import Tokenizer
+
+ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_ROPES = ("default", "linear", "llama3", "yarn")  # those whose table does not grow with the text
+_SMALL = 50_000_000  # parameters below which one CPU thread is as fast as several
+
+
+def load(
+    model: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str | torch.dtype | None = None,
+    speculation: Mapping[str, Any] | None = None,
+    also: Sequence[Mapping[str, Any]] = (),
+    rows: int = 8,
+    slots: int | None = None,
+    max_len: int | None = None,
+    queue: int = 64,
+    lease: float = 10.0,
+    threads: int | None = None,
+    share: float = 1.0,
+) -> LocalWorker:
+    """A running worker; `worker.close()` stops it.
+
+    Args:
+        model: a folder, a Hugging Face id, or `embedded:NAME`.
+        device: a torch device.
+        dtype: of the computation; None is float32 on the CPU whatever is stored, else bfloat16.
+        speculation: `{"method": NAME, **parameters}` of `METHODS`; None is plain decoding.
+        also: further methods in the same form, one of a name; a call may name any of them.
+        rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
+        max_len: longest sequence (None: the checkpoint's own, but at most 4096).
+        queue, lease, threads: see `Engine`.
+        share: of the GPU's memory, which this process keeps to from here on.
+
+    Raises:
+        ConfigError: the checkpoint or a parameter cannot be used; the message says why.
+    """
+    if rows < 1 or (slots is not None and slots < rows):
+        raise ConfigError(f"{rows} rows need at least one row, and as many slots")
+    opened = open_target(
+        model, device=device, dtype=dtype, slots=slots or 2 * rows, max_len=max_len, share=share
+    )
+    named: dict[str, Method] = {}
+    for one in (speculation or {}, *also):
+        options = dict(one)
+        method = str(options.pop("method", "vanilla"))
+        if method not in METHODS:
+            raise ConfigError(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
+        if method in named:
+            raise ConfigError(f"speculation {method}: named twice")
+        try:
+            named[method] = build(method, opened.target, opened.load_draft, **options)
+        except (TypeError, ValueError, torch.OutOfMemoryError) as error:
+            raise ConfigError(f"speculation {method}: {error}") from error
+    decoder = Decoder(opened.target, next(iter(named.values())), named)
+    if threads is None and device == "cpu" and opened.is_small:
+        threads = 1
+    engine = Engine(decoder, rows=rows, queue=queue, lease=lease, threads=threads)
+    return LocalWorker(engine, opened.tokenizer, opened.ends)
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A checkpoint with its cache, and what methods draft with is loaded, once, by `load_draft`."""
+
+    tokenizer: Tokenizer
+    target: Target
+    load_draft: LoadModel
+    ends: set[int]
+
+    @property
+    def is_small(self) -> bool:
+        """Whether one CPU thread serves it as fast as several."""
+        size: int = sum(parameter.numel() for parameter in self.target.model.parameters())
+        return size < _SMALL
+
+
+def open_target(
+    model: str | Path,
+    *,
+    device: str = "cpu",
+    dtype: str | torch.dtype | None = None,
+    slots: int,
+    max_len: int | None = None,
+    share: float = 1.0,
+) -> Opened:
+    """A checkpoint ready for a speculation method; see `load` for the arguments.
+
+    Raises:
+        ConfigError: the checkpoint or a parameter cannot be used.
+    """
+    path = str(resolve(model))
+    tokenizer = load_tokenizer(path)
+    config, chosen = load_config(path), choose_dtype(device, dtype)
+    longest = config.max_position_embeddings
+    length = max_len or min(4096, longest)
+    if length > longest:
+        raise ConfigError(f"max_len {length} is beyond the {longest} positions of {model}")
+    if torch.device(device).type == "cuda":
+        claim(need(config, dtype=chosen, slots=slots, max_len=length), device=device, share=share)
+    network = load_model(path, device=device, dtype=dtype)
+    try:
+        target = Target(
+            network,
+            slots=slots,
+            max_len=length,
+            vocabulary=min(len(tokenizer.pieces), network.config.vocab_size),
+            encode=tokenizer.encode,
+        )
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"{model} does not fit with its cache: {_first_line(error)}") from error
+
+    @cache
+    def load_draft(name: str) -> Any:
+        folder = str(resolve(name))
+        if load_tokenizer(folder).hash != tokenizer.hash:
+            raise ConfigError(f"the draft model {name} has another vocabulary than {model}")
+        return load_model(folder, device=device, dtype=dtype)
+
+    return Opened(tokenizer, target, load_draft, end_ids(network, tokenizer))
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """The checkpoint's tokenizer in both its forms."""
+    try:
+        return Tokenizer(AutoTokenizer.from_pretrained(path, trust_remote_code=False))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(f"{path} has no fast tokenizer: {_first_line(error)}") from error
+
+
+def load_config(path: str) -> Any:
+    """The checkpoint's config.
+
+    Raises:
+        ConfigError: there is none, or of an architecture that is not supported.
+    """
+    try:
+        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read the model {path}: {_first_line(error)}") from error
+    names = config.architectures or ["an unnamed architecture"]
+    if names[0] not in ARCHITECTURES:
+        raise ConfigError(f"{path} is a {names[0]}; supported: {', '.join(ARCHITECTURES)}")
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope not in _ROPES:
+        raise ConfigError(f"{path} uses {rope} positions; supported: {', '.join(_ROPES)}")
+    if getattr(config, "quantization_config", None):
+        raise ConfigError(f"{path} is quantized, which is not supported: name its server instead")
+    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
+        raise ConfigError(f"{path} uses sliding-window attention, which is not supported")
+    return config
+
+
+def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
+    """The type of the computation; None is float32 on the CPU, else bfloat16."""
+    if dtype is None:
+        return torch.float32 if device == "cpu" else torch.bfloat16
+    if isinstance(dtype, str):
+        dtype = getattr(torch, dtype, None)
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
+            raise ConfigError("dtype must be float32, bfloat16 or float16")
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
+def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
+    """The network in eval mode on its device."""
+    config, chosen = load_config(path), choose_dtype(device, dtype)
+    try:
+        network = AutoModelForCausalLM.from_pretrained(
+            path,
+            config=config,
+            dtype=chosen,
+            attn_implementation="sdpa",
+            use_safetensors=True,
+            trust_remote_code=False,
+        )
+        network = network.to(device).eval().requires_grad_(False)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"cannot load the model {path}: {_first_line(error)}") from error
+    return network
+
+
+def end_ids(network: Any, tokenizer: Tokenizer) -> set[int]:
+    """End-of-turn ids: those of the generation config and of the tokenizer."""
+    ends = network.generation_config.eos_token_id
+    found = set(ends if isinstance(ends, list) else [ends])
+    found.add(tokenizer.hf.eos_token_id)
+    return {i for i in found if i is not None}
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", 1)[0]

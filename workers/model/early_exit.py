@@ -1,0 +1,181 @@
+"""An early exit: one attention layer through which the target's head reads a shallow layer.
+
+The adapter of Kangaroo (Liu et al. 2404.18911, section 3): RMSNorm, attention, the residual, and
+a last RMSNorm in front of the target's own head, which it shares. The paper's has no feed-forward
+part, which costs more than it gains in a model of billions; where a pass is launches rather than
+arithmetic, as in the embedded one, it pays, and an adapter may have one. It has the target's heads
+and positions, so its keys and values lie in the target's cache as one more layer and are committed,
+copied and forgotten with the others. `Adapter` is trained, `Exit` is what a target runs of it.
+
+On disk it is a folder of `adapter.safetensors` and `adapter.json`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn.functional import silu
+
+from workers.model.cache import Cache
+from workers.model.layer import (
+    Attention,
+    FeedForward,
+    Norm,
+    Projection,
+    Rotary,
+    attend,
+    rotate,
+)
+
+WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Which layer the adapter reads (the residual stream before it), and its sizes.
+
+    All but `feed_forward`, the inner width of that part (0: none), are the target's.
+    """
+
+    exit_layer: int
+    width: int
+    heads: int
+    key_heads: int
+    head_size: int
+    feed_forward: int = 0
+
+    @classmethod
+    def of(cls, config: Any, exit_layer: int, feed_forward: int = 0) -> Shape:
+        """The shape that fits a transformers configuration; ValueError for an impossible exit."""
+        layers = config.num_hidden_layers
+        if not 1 <= exit_layer < layers:
+            raise ValueError(f"exit_layer must be from 1 to {layers - 1}, not {exit_layer}")
+        if type(feed_forward) is not int or feed_forward < 0:
+            raise ValueError(f"feed_forward must be a width or 0, not {feed_forward!r}")
+        heads = config.num_attention_heads
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
+        key_heads = config.num_key_value_heads
+        return cls(exit_layer, config.hidden_size, heads, key_heads, head_size, feed_forward)
+
+
+class Adapter(nn.Module):
+    """From the residual stream before a layer to what the target's head reads."""
+
+    def __init__(self, shape: Shape, epsilon: float) -> None:
+        super().__init__()
+        self.shape, self.epsilon = shape, epsilon
+        inner, outer = shape.heads * shape.head_size, shape.key_heads * shape.head_size
+        self.before = nn.RMSNorm(shape.width, epsilon)
+        self.query = nn.Linear(shape.width, inner, bias=False)
+        self.key = nn.Linear(shape.width, outer, bias=False)
+        self.value = nn.Linear(shape.width, outer, bias=False)
+        self.out = nn.Linear(inner, shape.width, bias=False)
+        if shape.feed_forward:
+            self.between = nn.RMSNorm(shape.width, epsilon)
+            self.gate = nn.Linear(shape.width, shape.feed_forward, bias=False)
+            self.up = nn.Linear(shape.width, shape.feed_forward, bias=False)
+            self.down = nn.Linear(shape.feed_forward, shape.width, bias=False)
+        self.after = nn.RMSNorm(shape.width, epsilon)
+
+    def forward(self, states: Tensor, rotary: Rotary) -> Tensor:
+        """[rows, n, width] states of whole texts to what the head reads, [rows, n, width]."""
+        inner = self.before(states)
+        query, key, value = (
+            part(inner).unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        mixed = attend(rotate(query, rotary), rotate(key, rotary), value, None)
+        stream = states + self.out(mixed.transpose(1, 2).flatten(2))
+        if self.shape.feed_forward:
+            inner = self.between(stream)
+            stream = stream + self.down(silu(self.gate(inner)) * self.up(inner))
+        read: Tensor = self.after(stream)
+        return read
+
+    def equals(self, other: Adapter) -> bool:
+        """Whether both say the same of any states."""
+        mine, theirs = self.state_dict(), other.state_dict()
+        return self.shape == other.shape and all(torch.equal(mine[k], theirs[k]) for k in mine)
+
+    # On disk -----------------------------------------------------------------------------
+
+    def save(self, folder: Path, **notes: Any) -> None:
+        """Write the folder, in bfloat16; `notes` are kept beside the shape for whoever looks."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {
+            name: tensor.to("cpu", torch.bfloat16, copy=True).contiguous()
+            for name, tensor in self.state_dict().items()
+        }
+        save_file(state, folder / WEIGHTS, {"format": "pt"})
+        text = json.dumps({"shape": asdict(self.shape), **notes}, indent=2)
+        (folder / CONFIG).write_text(text + "\n")
+
+    @classmethod
+    def load(cls, folder: Path, model: Any, exit_layer: int | None = None) -> Adapter:
+        """The folder's adapter for a transformers model, in its type and on its device.
+
+        Raises:
+            ValueError: there is none, it is broken, or it belongs to another model or layer.
+        """
+        if not (folder / CONFIG).is_file():
+            raise ValueError(
+                f"there is no adapter in {folder}: `baton train kangaroo` makes the embedded "
+                "model's, `adapter` names another folder"
+            )
+        try:
+            shape = Shape(**json.loads((folder / CONFIG).read_text())["shape"])
+            state = load_file(folder / WEIGHTS)
+        except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
+            raise ValueError(f"cannot read the adapter in {folder}: {error}") from error
+        if exit_layer is not None and exit_layer != shape.exit_layer:
+            raise ValueError(
+                f"the adapter in {folder} was trained for exit_layer {shape.exit_layer}, "
+                f"not {exit_layer}"
+            )
+        fitting = Shape.of(model.config, shape.exit_layer, shape.feed_forward)
+        if shape != fitting:
+            raise ValueError(f"the adapter in {folder} is {shape}, the model needs {fitting}")
+        adapter = cls(shape, model.config.rms_norm_eps)
+        try:
+            adapter.load_state_dict(state)
+        except RuntimeError as error:
+            raise ValueError(f"cannot read the adapter in {folder}: {error}") from error
+        return adapter.to(model.device, model.dtype).eval().requires_grad_(False)
+
+
+class Exit:
+    """An adapter behind one of a target's layers; `place` is the cache layer that is its own."""
+
+    def __init__(self, adapter: Adapter, place: int) -> None:
+        shape, epsilon = adapter.shape, adapter.epsilon
+        self.adapter, self.layer = adapter, shape.exit_layer
+        self.attention = Attention(
+            Norm(adapter.before.weight, epsilon),
+            Projection(adapter.query, adapter.key, adapter.value),
+            Projection(adapter.out),
+            heads=shape.heads, key_heads=shape.key_heads, size=shape.head_size,
+            scale=shape.head_size**-0.5, place=place,
+        )  # fmt: skip
+        self.feed_forward: FeedForward | None = None
+        if shape.feed_forward:
+            self.feed_forward = FeedForward(
+                Norm(adapter.between.weight, epsilon),
+                Projection(adapter.gate, adapter.up),
+                Projection(adapter.down),
+                silu,
+            )
+        self.after = Norm(adapter.after.weight, epsilon)
+
+    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache) -> Tensor:
+        """[rows, n, width] of the residual stream to what the head reads of it, as a layer's."""
+        stream = self.attention(x, rotary, mask, cache)
+        if self.feed_forward is not None:
+            stream = self.feed_forward(stream)
+        return self.after(stream).view(x.shape)

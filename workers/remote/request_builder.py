@@ -1,0 +1,76 @@
+"""From a transcript to the prompt of a request: token ids, a text, or chat messages.
+
+Ids say exactly what is meant. Text and messages are tokenized by the server, which reads what a
+control token is spelt like as that token: contents that spell one are refused there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from orchestrator.errors import InvalidRequest, Unsupported
+from orchestrator.types import Message, Transcript
+from workers.text.prompt import Prompts
+
+
+class Outgoing:
+    """Renders prompts for one checkpoint."""
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts, self._tokenizer = prompts, prompts.tokenizer
+        begin = self._tokenizer.hf("")["input_ids"]
+        self._begin = list(begin)  # what a server's tokenizer puts before any text
+
+    def body(
+        self,
+        form: Literal["ids", "text", "chat"],
+        ids: Sequence[int],
+        transcript: Transcript,
+        turns: Sequence[Message] = (),
+        lead_in: str = "",
+    ) -> dict[str, Any]:
+        """The request fields that make a server go on behind `ids`.
+
+        `ids` are the transcript's, followed by those of a side conversation where there is one.
+
+        Raises:
+            InvalidRequest: a content spells a control token, and the server would read it as one.
+            Unsupported: the chat template leaves no way to go on with an assistant's message.
+        """
+        if form == "ids":
+            return {"prompt": list(ids)}
+        text = self._text(ids)
+        if form == "text":
+            return {"prompt": text}
+        return self._chat(transcript, turns, lead_in)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        tokenizer = self._tokenizer
+        text = tokenizer.decode(ids)
+        meant = [i for i in ids if i in tokenizer.controls]
+        if meant != [i for i in tokenizer.encode_markup(text) if i in tokenizer.controls]:
+            raise InvalidRequest(
+                "a text spells a control token of the model, whose server would take it for one",
+                param="messages",
+            )
+        if self._begin and list(ids[: len(self._begin)]) == self._begin:
+            return text.removeprefix(tokenizer.decode(self._begin))
+        return text
+
+    def _chat(
+        self, transcript: Transcript, turns: Sequence[Message], lead_in: str
+    ) -> dict[str, Any]:
+        before = self._prompts.before_assistant(transcript.messages)
+        written = self._tokenizer.decode(self._prompts.transcript(transcript))
+        if not written.startswith(before):
+            raise Unsupported("this model's chat template cannot go on with an assistant's message")
+        told = [*transcript.messages, Message("assistant", written.removeprefix(before)), *turns]
+        going_on = not turns or bool(lead_in)
+        if turns and lead_in:
+            told.append(Message("assistant", lead_in))
+        return {
+            "messages": [{"role": message.role, "content": message.content} for message in told],
+            "continue_final_message": going_on,
+            "add_generation_prompt": not going_on,
+        }

@@ -1,0 +1,51 @@
+"""What every worker checks of a call, whatever is behind it: errors name the parameter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from orchestrator.errors import ContextLengthExceeded, InvalidRequest
+from orchestrator.types import Sampling
+from workers.text.tokenizer import Tokenizer
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raises InvalidRequest where no law could be drawn from."""
+    for name, good in (
+        ("temperature", 0 <= sampling.temperature < 1e6),
+        ("top_p", 0 < sampling.top_p <= 1),
+        ("top_k", sampling.top_k >= 0),
+    ):
+        if not good:
+            value = getattr(sampling, name)
+            raise InvalidRequest(f"{name} cannot be {value}", param=name)
+
+
+def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> tuple[int, ...]:
+    """The id of each label.
+
+    Raises:
+        InvalidRequest: a label is not one token, two are the same, or there is none.
+    """
+    encoded = [tokenizer.encode(label) for label in labels]
+    for label, ids in zip(labels, encoded, strict=True):
+        if len(ids) != 1:
+            raise InvalidRequest(f"the label {label!r} is not one token", param="labels")
+    if not labels or len(set(encoded)) < len(labels):
+        raise InvalidRequest("labels must be different tokens, at least one", param="labels")
+    return tuple(ids[0] for ids in encoded)
+
+
+def answer_room(context: int) -> int:
+    """Tokens of a context that a thought leaves for the answer."""
+    return min(64, context // 8)
+
+
+def check_length(length: int, context: int | None) -> None:
+    """Raises ContextLengthExceeded where `length` tokens do not fit; None is not known."""
+    if context is not None and length > context:
+        raise ContextLengthExceeded(
+            f"{length} tokens do not fit this model's context of {context}",
+            param="messages",
+            code="context_length_exceeded",
+        )

@@ -1,0 +1,154 @@
+"""From a transcript to token ids: the chat template, with contents that stay contents.
+
+The template is rendered once per sequence of roles with placeholders in place of the contents;
+what it wrote around them is encoded as markup, the contents as plain text. So a template sees no
+content that it could act upon, and rendering costs nothing after the first call.
+
+Law: the ids of a transcript are a prefix of the ids of that transcript with one more segment. It
+holds because nothing is ever encoded across the border of a segment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import chain
+from typing import Any
+
+from jinja2 import TemplateError
+
+from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
+from orchestrator.types import Message, Segment, Transcript
+from workers.text.detokenizer import unfinished
+from workers.text.tokenizer import CLOSE, OPEN, Tokenizer
+
+PLAIN_TEMPLATE = (
+    "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n\n"
+    "{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
+)
+"""For checkpoints without a chat template of their own."""
+
+_PLACEHOLDER = re.compile(r"BATON(\d{4})SLOT")
+Part = int | tuple[int, ...]
+"""The index of a content, or ids of markup."""
+
+
+class Prompts:
+    """Renders transcripts and side conversations for one checkpoint."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        template = tokenizer.hf.chat_template
+        if isinstance(template, dict):  # some checkpoints name several
+            template = template.get("default")
+        self._template = template or PLAIN_TEMPLATE
+        self._opening = lru_cache(maxsize=256)(self._render_opening)
+        self._side = lru_cache(maxsize=256)(self._render_side)
+        try:
+            self._opening(("user",))
+            self._side(("user",))
+        except InvalidRequest as error:
+            raise ConfigError(f"the chat template cannot render a question: {error}") from error
+
+    def transcript(self, transcript: Transcript) -> list[int]:
+        """Ids of everything accepted so far; the next token continues thought or answer."""
+        parts = self._opening(tuple(message.role for message in transcript.messages))
+        ids = self._fill(parts, transcript.messages)
+        ids.extend(chain.from_iterable(map(self.segment, transcript.thought)))
+        if transcript.closed:
+            ids.extend(self.tokenizer.close)
+            ids.extend(chain.from_iterable(map(self.segment, transcript.answer)))
+        if max(ids) >= len(self.tokenizer.pieces) or min(ids) < 0:
+            raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
+        return ids
+
+    def segment(self, segment: Segment) -> tuple[int, ...]:
+        """A segment's own ids where they are of our vocabulary, else its text encoded alone."""
+        if segment.tokenizer == self.tokenizer.hash and segment.tokens:
+            return segment.tokens
+        return self.tokenizer.encode(segment.text)
+
+    def verified(self, segment: Segment | None) -> tuple[int, ...]:
+        """The ids of a segment that a model is to be asked about; none of no segment.
+
+        Raises:
+            Unsupported: they belong to another vocabulary.
+        """
+        if segment is None:
+            return ()
+        if segment.tokens and segment.tokenizer != self.tokenizer.hash:
+            raise Unsupported("the segment's tokens belong to another vocabulary")
+        return self.segment(segment)
+
+    def unfinished(self, transcript: Transcript) -> bytes:
+        """The bytes of a character that the accepted ids began and did not finish."""
+        end = b""
+        for segment in reversed(transcript.answer if transcript.closed else transcript.thought):
+            for token in reversed(self.segment(segment)):
+                end = self.tokenizer.pieces[token] + end
+                if len(end) >= 3 or (end and end[-1] < 0x80):  # no more than 3 bytes can wait
+                    return unfinished(end)
+        return unfinished(end)
+
+    def side(self, turns: Sequence[Message], lead_in: str) -> list[int]:
+        """What follows a transcript for a judge: end of turn, the turns, the start of the reply."""
+        ids = self._fill(self._side(tuple(turn.role for turn in turns)), turns)
+        return ids + list(self.tokenizer.encode(lead_in))
+
+    def before_assistant(self, messages: Sequence[Message]) -> str:
+        """The text that the template writes between a conversation and the reply's content."""
+        texts = self._render((*(message.role for message in messages), "assistant"))
+        if len(messages) not in texts:
+            raise InvalidRequest("this model's chat template ignores assistant messages")
+        texts = texts[: texts.index(len(messages))]
+        return "".join(messages[t].content if isinstance(t, int) else t for t in texts)
+
+    def _fill(self, parts: Sequence[Part], messages: Sequence[Message]) -> list[int]:
+        encode = self.tokenizer.encode
+        pieces = (encode(messages[p].content) if isinstance(p, int) else p for p in parts)
+        return list(chain.from_iterable(pieces))
+
+    def _render_opening(self, roles: tuple[str, ...]) -> tuple[Part, ...]:
+        """Parts of the conversation up to and including the opening of the thought."""
+        texts = self._render(roles)
+        missing = set(range(len(roles))) - {text for text in texts if isinstance(text, int)}
+        if missing:
+            role = roles[min(missing)]
+            raise InvalidRequest(f"this model's chat template ignores {role} messages here")
+        parts = self._encode(texts)
+        return parts if _opens(texts[-1]) else (*parts, self.tokenizer.open)
+
+    def _render_side(self, roles: tuple[str, ...]) -> tuple[Part, ...]:
+        """Parts after the assistant's turn of [user, assistant, *turns]."""
+        texts = self._render(("user", "assistant", *roles))
+        if 1 not in texts:
+            raise InvalidRequest("this model's chat template ignores assistant messages")
+        texts = texts[texts.index(1) + 1 :]
+        if missing := set(range(len(roles))) - {t - 2 for t in texts if isinstance(t, int)}:
+            raise InvalidRequest(f"this model's chat template ignores turn {min(missing)}")
+        parts = self._encode([t - 2 if isinstance(t, int) else t for t in texts])
+        return (*parts, self.tokenizer.close) if _opens(texts[-1]) else parts
+
+    def _render(self, roles: tuple[str, ...]) -> list[int | str]:
+        """What the template writes: text, and indices where it wrote a message's content."""
+        messages = [{"role": role, "content": f"BATON{i:04d}SLOT"} for i, role in enumerate(roles)]
+        try:
+            text: Any = self.tokenizer.hf.apply_chat_template(
+                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
+            )
+        except (TemplateError, ValueError) as error:
+            raise InvalidRequest(
+                f"this model's chat template refuses the roles {', '.join(roles)}: {error}",
+                param="messages",
+            ) from error
+        pieces = _PLACEHOLDER.split(text)
+        return [int(p) if i % 2 else p for i, p in enumerate(pieces) if p]
+
+    def _encode(self, texts: Sequence[int | str]) -> tuple[Part, ...]:
+        return tuple(t if isinstance(t, int) else self.tokenizer.encode_markup(t) for t in texts)
+
+
+def _opens(text: int | str) -> bool:
+    """Whether the generation prompt leaves a thought open."""
+    return isinstance(text, str) and text.rfind(OPEN) > text.rfind(CLOSE)

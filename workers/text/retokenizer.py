@@ -1,0 +1,95 @@
+"""From text that comes without ids to tokens: for servers that tell no ids.
+
+The counterpart of `workers.text.detokenizer.Writer`. Words are encoded one by one, as soon as the
+next one
+begins: that is where tokenizers split a text before anything else, so the ids are those of the
+whole text, however it was cut into chunks on its way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+
+from orchestrator.types import Finish
+from orchestrator.worker import Delta
+from workers.text.detokenizer import Stop
+
+# A word, the space before it and the newlines behind it (tokenizers take those together with
+# punctuation), once something follows; or so long a word that nobody waits for its end.
+_WORD = re.compile(r"\s*(?:\S{64}|\S++(?:\s*[\r\n])?+(?=[^\S\r\n]*\S))")
+
+
+class Retokenizer:
+    """One generation's text.
+
+    Args:
+        encode: ids of a plain text.
+        until: delimiters that end the span and stay.
+        stops: strings that end it and are cut off, each with the reason to report.
+        fresh: whether the text begins an answer: no stop string is looked for in the white space
+            before it.
+    """
+
+    def __init__(
+        self,
+        encode: Callable[[str], tuple[int, ...]],
+        until: Sequence[str] = (),
+        stops: Sequence[Stop] = (),
+        *,
+        fresh: bool = False,
+    ) -> None:
+        self._encode, self._fresh = encode, fresh
+        self._until = tuple(filter(None, until))
+        self._stops = tuple(stop for stop in stops if stop[0])
+        self._done = 0  # characters that were encoded
+        self.text = ""
+        self.tokens: list[int] = []
+
+    def push(self, text: str) -> Finish | None:
+        """Take more text; says why it ends within it, if it does."""
+        self.text += text
+        begin = len(self.text) - len(self.text.lstrip()) if self._fresh else 0
+        ends: list[tuple[int, int, Finish]] = []  # (where seen, where to cut, why)
+        for stop, finish in self._stops:
+            if (at := self.text.find(stop, max(begin, self._done - len(stop)))) >= 0:
+                ends.append((at + len(stop), at, finish))
+        for mark in self._until:
+            if (at := self.text.find(mark, max(0, self._done - len(mark)))) >= 0:
+                ends += [(at + len(mark), at + len(mark), "until")]
+        if not ends:
+            return None
+        _, cut, finish = min(ends)
+        self.text = self.text[:cut]
+        return finish
+
+    def take(self) -> Delta | None:
+        """The words that are whole since the last time, if any."""
+        final = len(self.text) - self._held()
+        words = []
+        while (word := _WORD.match(self.text, self._done)) and word.end() <= final:
+            words.append(word[0])
+            self._done = word.end()
+        return self._give(words)
+
+    def end(self) -> Delta | None:
+        """The rest, once nothing more comes."""
+        rest, self._done = self.text[self._done :], len(self.text)
+        return self._give([rest] if rest else [])
+
+    def _give(self, words: Sequence[str]) -> Delta | None:
+        if not words:
+            return None
+        ids = tuple(i for word in words for i in self._encode(word))
+        self.tokens.extend(ids)
+        return Delta("".join(words), ids)
+
+    def _held(self) -> int:
+        """Length of the longest end of the text that may turn out to begin a stop string."""
+        held = 0
+        for stop, _ in self._stops:
+            for size in range(min(len(stop) - 1, len(self.text)), held, -1):
+                if self.text.endswith(stop[:size]):
+                    held = size
+                    break
+        return held

@@ -1,0 +1,1 @@
+"""Training of the embedded pair and its drafters: problem generator and recipe. Offline."""

@@ -1,0 +1,114 @@
+"""Prediction alignment of BiLD (arXiv 2302.07863): the small model learns to write like the large.
+
+The large model answers training problems greedily, and the small model is trained on these answers
+by its ordinary recipe, right or wrong as they are. What it is to learn is the large model's choice
+among words that are equally right, so that fewer of its tokens are taken back.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from orchestrator.types import Sampling
+from workers.model.target import Target
+from workers.speculation.decode import Decoder, generate
+from workers.speculation.vanilla import Vanilla
+from workers.training.batches import Document
+from workers.training.harvest import Author
+from workers.training.noise import disturb
+from workers.training.problems import stream
+
+CHAIN_TOKENS = 256
+"""A thought and its answer are shorter; what is not has run away and is left out."""
+PROMPT_TOKENS = 256
+BATCH = 48
+LOT = 960
+"""Chains are written out so many at a time, of which a batch is being decoded."""
+
+
+def write_chains(
+    large: Path, out: Path, count: int, seed: int, log: Callable[[str], None] = print,
+    *, temperature: float = 0.0,
+) -> Path:  # fmt: skip
+    """What the large model says to `count` training problems: `[prompt ids, reply ids]` a line.
+
+    Replies are the ids that the model wrote, up to its end of turn; none is encoded anew.
+    """
+    author, source = Author(large), stream("train", seed)
+    rng = random.Random(f"align/{seed}")
+    target = Target(author.model, slots=BATCH, max_len=PROMPT_TOKENS + CHAIN_TOKENS)
+    decoder = Decoder(target, Vanilla(target))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    growing = out.with_name(out.name + ".new")
+    with gzip.open(growing, "wt") as file:
+        for done in range(0, count, LOT):
+            log(f"chains: {done} of {count}")
+            problems = islice(source, min(LOT, count - done))
+            prompts = [author.opening(disturb(problem.question, rng)) for problem in problems]
+            prompts = [prompt for prompt in prompts if len(prompt) <= PROMPT_TOKENS]
+            sampling = Sampling(temperature, seed=seed * count + done)
+            replies = generate(decoder, prompts, CHAIN_TOKENS, sampling=sampling, ends=[author.end])
+            for prompt, reply in zip(prompts, replies, strict=True):
+                if reply[-1:] == [author.end]:
+                    file.write(json.dumps([prompt, reply]) + "\n")
+    growing.replace(out)
+    return out
+
+
+def fresh_chains(
+    large: Path, out: Path, count: int, seed: int, log: Callable[[str], None] = print,
+    *, temperature: float = 0.0,
+) -> Path:  # fmt: skip
+    """The chains in `out`: those written since the model was trained, or else new ones."""
+    weights = large / "model.safetensors"
+    if not out.exists() or out.stat().st_mtime_ns < weights.stat().st_mtime_ns:
+        write_chains(large, out, count, seed, log, temperature=temperature)
+    return out
+
+
+def read_chains(path: Path) -> list[Document]:
+    """The chains of a file as documents, in their order."""
+    with gzip.open(path, "rt") as file:
+        return [document(*json.loads(line)) for line in file]
+
+
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """The chains of a file as documents, again and again in another order; picklable.
+
+    The first `skip` of the file are left out.
+    """
+
+    path: Path
+    skip: int = 0
+
+    def __call__(self, rank: int, world: int, seed: int) -> Iterator[Document]:
+        documents = read_chains(self.path)[self.skip :]
+        if not documents:
+            raise ValueError(f"{self.path} holds no chains")
+        rng = random.Random(f"chains/{seed * world + rank}")
+        while True:
+            yield from rng.sample(documents, len(documents))
+
+
+def in_turn(paths: Sequence[Path], seed: int, skip: int = 0) -> Iterator[Document]:
+    """A chain of each file in turn, without end; the first `skip` of each file are left out."""
+    streams = [Chains(path, skip)(0, 1, seed) for path in paths]
+    while True:
+        for documents in streams:
+            yield next(documents)
+
+
+def document(prompt: list[int], reply: list[int]) -> Document:
+    """A chain of which the reply is learnt and the prompt only read."""
+    tokens, read = prompt + reply, len(prompt) - 1
+    size = len(tokens)
+    targets = [-100] * read + reply + [-100]
+    weights = [0.0] * read + [1.0] * len(reply) + [0.0]
+    return Document(tokens, targets, weights, range(size), [0] * size, [-1] * size)

@@ -1,0 +1,191 @@
+"""Training of the feature drafters (`workers/speculation/feature_head.py`): FSPAD and its ablation.
+
+The target is frozen. It reads texts of its own, half of them greedy and half sampled at
+temperature 1, and the head learns two things behind each token: the target's feature (smooth L1)
+and its law (Kullback-Leibler divergence through the frozen head). Both variants weigh them as EAGLE
+does (2401.15077: 1 and 0.1).
+
+In service a guess rests on earlier guesses. So the head is unrolled: step k reads the guesses of
+step k - 1 in the place of features, and later steps count less (the training-time test of EAGLE-3,
+2503.01840, where EAGLE adds noise to the features).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from workers.engine.loading import load_model
+from workers.speculation.feature_head import Head, Variant
+from workers.training.align import fresh_chains, in_turn
+from workers.training.batches import LENGTHS, Buckets, Document
+from workers.training.progress import Progress, load_state, save_state
+
+CHAINS = 8_000
+"""Problems whose greedy and whose sampled answers a head learns from, each."""
+
+
+@dataclass(frozen=True)
+class HeadRecipe:
+    """Everything that defines a run. Both variants share all but the name."""
+
+    variant: Variant
+    tokens: int = 3_000_000
+    minutes: float | None = None  # wall-clock cap
+    steps: int = 3  # unrolled
+    fading: float = 0.8  # weight of a step, relative to the one before
+    feature_weight: float = 1.0
+    law_weight: float = 0.1
+    muon_lr: float = 6e-3
+    adam_lr: float = 3e-3
+    clip: float = 1.0
+    warmup: int = 40  # optimizer steps
+    decay: float = 0.5  # last share of progress, linear to 0
+    batch_tokens: int = 4096
+    seed: int = 0
+    checkpoint_minutes: float = 3.0
+
+
+def own_chains(large: Path, runs: Path, log: Callable[[str], None] = print) -> tuple[Path, ...]:
+    """The target's own texts, greedy and sampled; written once for these weights."""
+    paths = (runs / "own-greedy.jsonl.gz", runs / "own-sampled.jsonl.gz")
+    for temperature, path in enumerate(paths):
+        fresh_chains(large, path, CHAINS, 3 + temperature, log, temperature=float(temperature))
+    return paths
+
+
+def train_head(
+    recipe: HeadRecipe,
+    large: Path,
+    chains: tuple[Path, ...],
+    out: Path,
+    resume: bool = False,
+    init_from: Path | None = None,
+    log: Callable[[str], None] = print,
+) -> Path:
+    """Train a head for the model in `large` and return `out`, which also holds `state.pt`."""
+    progress = Progress(recipe)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = load_model(str(large), device=device, dtype="float32")
+    torch.manual_seed(recipe.seed)
+    head = Head(model, recipe.variant).to(device)
+    if init_from is not None:
+        started = Head.load(model, recipe.variant, init_from)
+        head.load_state_dict(started.state_dict())
+    matrices = [p for p in head.parameters() if p.dim() == 2]
+    others = [p for p in head.parameters() if p.dim() != 2]
+    optimizers = [
+        torch.optim.Muon(
+            matrices, lr=recipe.muon_lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
+        ),
+        torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
+    ]
+    rates = (recipe.muon_lr, recipe.adam_lr)
+    if resume and (state := load_state(out, device)) is not None:
+        head.load_state_dict(state["head"])
+        for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(kept)
+        progress.resume(state)
+    # A resumed run draws its texts in another order.
+    buckets = Buckets(in_turn(chains, recipe.seed + progress.step), recipe.batch_tokens)
+    size = sum(p.numel() for p in head.parameters())
+    log(f"{recipe.variant}: {size} parameters, seed {recipe.seed}, {recipe.steps} steps unrolled")
+    while not progress.over:
+        bucket = int(np.argmax(buckets.fill()))
+        ids, learnt, count = padded(buckets.take(bucket), LENGTHS[bucket], device)
+        loss, agreed = losses(head, model, ids, learnt, recipe)
+        for optimizer in optimizers:
+            optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(head.parameters(), recipe.clip)
+        scale = progress.advance(count)
+        for optimizer, rate in zip(optimizers, rates, strict=True):
+            optimizer.param_groups[0]["lr"] = rate * scale
+            optimizer.step()
+        if progress.speaks() is not None:
+            shares = " ".join(f"{share:.3f}" for share in agreed.tolist())
+            log(progress.told(f"loss {loss.item():.4f} agreed {shares}"))
+        if progress.saves():
+            head.save(out)
+            state = {"head": head.state_dict()}
+            state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
+            save_state(out, progress.state() | state)
+    return out
+
+
+def padded(documents: list[Document], length: int, device: str) -> tuple[Tensor, Tensor, int]:
+    """Ids [rows, length], places (flat) whose next token is learnt, and the number of tokens."""
+    ids = np.zeros((len(documents), length), np.int64)
+    learnt = np.zeros(ids.shape, bool)
+    for row, one in enumerate(documents):
+        ids[row, : len(one.tokens)] = one.tokens
+        learnt[row, : len(one.tokens)] = np.asarray(one.weights) > 0
+    at = torch.from_numpy(np.flatnonzero(learnt)).to(device)
+    return torch.from_numpy(ids).to(device), at, sum(len(one.tokens) for one in documents)
+
+
+def losses(
+    head: Head, model: Any, ids: Tensor, at: Tensor, recipe: HeadRecipe
+) -> tuple[Tensor, Tensor]:
+    """The loss at the places `at`, and how often each step's likeliest token is the target's."""
+    with torch.no_grad():
+        features = model.model(ids).last_hidden_state
+        wanted = features.flatten(0, 1)[at]
+        law = model.lm_head(wanted).log_softmax(-1)
+    total, weights, agreed = features.new_zeros(()), 0.0, []
+    for step, output in enumerate(unroll(head, model, ids, features, recipe.steps)):
+        mine = output.flatten(0, 1)[at]
+        said = model.lm_head(head.confide(mine)).log_softmax(-1)
+        regressed = functional.smooth_l1_loss(head.guess(mine), wanted)
+        matched = functional.kl_div(said, law, reduction="batchmean", log_target=True)
+        weight = recipe.fading**step
+        total = total + weight * (recipe.feature_weight * regressed + recipe.law_weight * matched)
+        weights += weight
+        agreed.append((said.argmax(-1) == law.argmax(-1)).float().mean())
+    return total / weights, torch.stack(agreed)
+
+
+def unroll(head: Head, model: Any, ids: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
+    """Normed outputs [rows, n, width] of the head, each step on the guesses of the one before.
+
+    At step k, place t stands for a node k levels below the tree's root t - k: it sees what the
+    first step read up to the root, one place of each step between, and itself.
+    """
+    n = ids.shape[1]
+    embedding = model.model.embed_tokens(ids)
+    place = torch.arange(n, device=ids.device)
+    rotary = model.model.rotary_emb(embedding, place[None])
+    behind = place[:, None] - place[None]  # how far a key lies behind the place that looks
+    keys = _Keys()
+    for step in range(steps):
+        before = functional.pad(features, (0, 0, 1, 0))[:, :-1]
+        # The first step's keys move out of sight, every other step's lie as far behind as it ran.
+        first = behind >= step
+        between = [behind == step - k for k in range(1, step + 1)]
+        seen = torch.cat((first, *between), 1)
+        mask = torch.zeros(seen.shape, device=ids.device).masked_fill(~seen, -torch.inf)
+        output = head.layer(
+            head.enter(embedding, before), attention_mask=mask[None, None],
+            past_key_values=keys, position_embeddings=rotary,
+        )  # fmt: skip
+        output = head.norm(output)
+        yield output
+        features = head.guess(output)
+
+
+class _Keys:
+    """The keys and values of all steps so far, in the place of a cache."""
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Tensor, Tensor]] = []
+
+    def update(self, keys: Tensor, values: Tensor, *_: object) -> tuple[Tensor, Tensor]:
+        self.held.append((keys, values))
+        return torch.cat([k for k, _ in self.held], 2), torch.cat([v for _, v in self.held], 2)

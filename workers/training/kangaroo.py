@@ -1,0 +1,226 @@
+"""The adapter of Kangaroo (2404.18911, section 3.1): the target's first layers learn to draft.
+
+The target is frozen. Its own chains, greedy and sampled, run through it, and at every token of a
+reply the adapter, which reads the residual stream behind the first few layers, learns the law that
+the last layer has there, by the cross-entropy between the two. What is to be learnt is the very
+thing that drafting needs: the mean overlap of both laws is the chance that a draft drawn from one
+is accepted by the other (temperature 1), and how often their likeliest tokens agree is that chance
+at temperature 0. Both are measured on greedy chains that training never saw.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from workers.engine.loading import load_model
+from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, Shape
+from workers.model.layer import half_split
+from workers.training.align import in_turn, read_chains
+from workers.training.batches import LENGTHS, Buckets, Document, collate
+from workers.training.progress import Progress, load_state, save_state
+
+EXIT_LAYER = 3
+"""Of the embedded model's twelve."""
+FEED_FORWARD = 352
+"""Inner width of that part of the adapter, as in a layer of the model; 0 would be the paper's."""
+MEASURED = 64
+"""Chains that training leaves out; the first of the file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """How an adapter is trained; AdamW, a warm-up, and a linear decay at the end."""
+
+    tokens: int = 11_000_000
+    minutes: float | None = None
+    learning_rate: float = 3e-3
+    warmup: int = 40  # steps
+    decay: float = 0.5  # last share of progress, linear to 0
+    batch_tokens: int = 4096  # padding included
+    clip: float = 1.0
+    seed: int = 0
+    checkpoint_minutes: float = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Chances that one drafted token is accepted, and the loss, as means over tokens.
+
+    `overlap` at temperature 1, `agreement` at 0.
+    """
+
+    overlap: float
+    agreement: float
+    loss: float
+
+
+class Lesson:
+    """A frozen target, the adapter that learns from it, and the fingerprint of the weights."""
+
+    def __init__(
+        self,
+        model: Any,
+        exit_layer: int,
+        weights: str = "",
+        seed: int = 0,
+        feed_forward: int = FEED_FORWARD,
+    ) -> None:
+        torch.manual_seed(seed)
+        self.model, self.exit_layer, self.weights = model, exit_layer, weights
+        shape = Shape.of(model.config, exit_layer, feed_forward)
+        adapter = Adapter(shape, model.config.rms_norm_eps).to(model.device)
+        with torch.no_grad():  # at first what the head itself reads out of the shallow layer
+            adapter.out.weight.zero_()
+            if feed_forward:
+                adapter.down.weight.zero_()
+            adapter.after.weight.copy_(model.model.norm.weight)
+        self.adapter = adapter
+
+    @classmethod
+    def on(
+        cls, checkpoint: Path, exit_layer: int, init_from: Path | None = None, seed: int = 0
+    ) -> Lesson:
+        """A lesson on a checkpoint, from an adapter's folder or from nothing.
+
+        Raises:
+            ValueError: an exit layer that the target lacks, an adapter that does not fit.
+        """
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        model = load_model(str(checkpoint), device=device, dtype=torch.float32)
+        weights = fingerprint(checkpoint)
+        if init_from is None:
+            return cls(model, exit_layer, weights, seed)
+        first = Adapter.load(init_from, model, exit_layer)
+        lesson = cls(model, exit_layer, weights, seed, first.shape.feed_forward)
+        lesson.adapter.load_state_dict(first.state_dict())
+        return lesson
+
+    def laws(self, documents: Sequence[Document], length: int) -> tuple[Tensor, Tensor]:
+        """Log-probabilities [tokens, vocabulary] of the adapter and of the target."""
+        batch = collate(documents, length, torch.float32, str(self.model.device))
+        with torch.no_grad():
+            out = self.model.model(batch.tokens, output_hidden_states=True, use_cache=False)
+            states = out.hidden_states[self.exit_layer]
+            places = torch.arange(length, device=states.device)[None]
+            rotary = half_split(*self.model.model.rotary_emb(states, places))
+            final = out.last_hidden_state.flatten(0, 1)[batch.at]
+            target = self.model.lm_head(final).log_softmax(-1)
+        read = self.adapter(states, rotary).flatten(0, 1)[batch.at]
+        return self.model.lm_head(read).log_softmax(-1), target
+
+
+def rates(draft: Tensor, target: Tensor) -> Tensor:
+    """Sums over tokens, [3]: overlap, agreement and cross-entropy of [tokens, vocabulary] laws."""
+    with torch.no_grad():
+        overlap = torch.minimum(draft, target).exp().sum()
+        agreement = (draft.argmax(-1) == target.argmax(-1)).sum()
+        return torch.stack((overlap, agreement.float(), -(target.exp() * draft).sum()))
+
+
+@torch.no_grad()
+def measure(lesson: Lesson, documents: Sequence[Document]) -> Rates:
+    """The adapter's rates on whole documents, from their longest down."""
+    sums, count = torch.zeros(3), 0
+    ordered = sorted(documents, key=lambda document: len(document.tokens))
+    for i in range(0, len(ordered), 16):
+        chosen = ordered[i : i + 16]
+        draft, target = lesson.laws(chosen, len(chosen[-1].tokens))
+        sums, count = sums + rates(draft, target).cpu(), count + len(draft)
+    return Rates(*(sums / max(count, 1)).tolist())
+
+
+def train_adapter(
+    lesson: Lesson,
+    chains: Sequence[Path],
+    out: Path,
+    course: Course,
+    *,
+    resume: bool = False,
+    log: Callable[[str], None] = print,
+) -> Rates:
+    """Train into the folder `out`, which then holds an adapter and `state.pt` to resume from.
+
+    The chains of the files are learnt in turn, but for the first few of each; those of the first
+    file are measured.
+    Returns the rates on those; they also stand in the adapter's configuration.
+
+    Raises:
+        ValueError: too few chains, or a state to resume from that is another lesson's.
+    """
+    progress = Progress(course)
+    adapter, device = lesson.adapter, lesson.model.device
+    measured = read_chains(chains[0])[:MEASURED]
+    if len(measured) < MEASURED:
+        raise ValueError(f"{chains[0]} holds fewer than the {MEASURED} chains that are left out")
+    optimizer = torch.optim.AdamW(adapter.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
+    of_whom = {"shape": asdict(adapter.shape), "target": lesson.weights}
+    if resume and (state := load_state(out, device)) is not None:
+        if any(state.get(name) != value for name, value in of_whom.items()):
+            raise ValueError(
+                f"{out} holds the training of another exit layer or shape, or on other weights"
+            )
+        adapter.load_state_dict(state["adapter"])
+        optimizer.load_state_dict(state["optimizer"])
+        progress.resume(state)
+    # A resumed run takes the chains in another order.
+    source = in_turn(chains, course.seed + progress.step, skip=MEASURED)
+    buckets = Buckets(source, course.batch_tokens)
+    sums, count = torch.zeros(3, device=device), 0
+
+    def save(**figures: Any) -> None:
+        adapter.save(out, target=lesson.weights, **figures)
+        state = {"adapter": adapter.state_dict(), "optimizer": optimizer.state_dict()}
+        save_state(out, progress.state() | state | of_whom)
+
+    while not progress.over:
+        fullness = buckets.fill()
+        bucket = fullness.index(max(fullness))
+        documents = buckets.take(bucket)
+        draft, law = lesson.laws(documents, LENGTHS[bucket])
+        loss = -(law.exp() * draft).sum(-1).mean()
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(adapter.parameters(), course.clip)
+        scale = progress.advance(sum(len(document.tokens) for document in documents))
+        for group in optimizer.param_groups:
+            group["lr"] = course.learning_rate * scale
+        optimizer.step()
+        sums, count = sums + rates(draft, law), count + len(draft)
+        if progress.speaks() is not None:
+            overlap, agreement, cost = (sums / count).tolist()
+            log(progress.told(f"overlap {overlap:.3f} agreement {agreement:.3f} loss {cost:.4f}"))
+            sums, count = torch.zeros_like(sums), 0
+        if progress.saves() and not progress.over:
+            save()
+    found = measure(lesson, measured)
+    figures = {"overlap": found.overlap, "agreement": found.agreement, "loss": found.loss}
+    save(measured=figures)
+    log(json.dumps({"exit_layer": lesson.exit_layer} | figures))
+    return found
+
+
+def fingerprint(checkpoint: Path) -> str:
+    """SHA-256 of a checkpoint's weights: an adapter belongs to those it was trained on."""
+    digest = hashlib.sha256()
+    for path in sorted(checkpoint.glob("*.safetensors")):
+        with path.open("rb") as file:
+            while block := file.read(1 << 24):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def belongs(adapter: Path, checkpoint: Path) -> bool:
+    """Whether a folder holds an adapter that was trained on these very weights."""
+    config = adapter / CONFIG
+    if not config.is_file() or not (adapter / WEIGHTS).is_file():
+        return False
+    told = json.loads(config.read_text()).get("target")
+    return bool(told == fingerprint(checkpoint))

@@ -1,0 +1,67 @@
+"""Generated problems whose every reasoning step can be checked.
+
+A problem is a question, an integer answer and the reference steps, each one arithmetic fact. Its
+`key` is the normalised numbers-and-operations expression, the same for every wording; the key's
+hash decides once and for all which part it belongs to: one fifth is held out, one fifth is for
+development, the rest is for training (`part_of`).
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator
+from typing import Literal
+
+from workers.training.families import FAMILIES
+from workers.training.sketch import Fact, Problem, Sketch, apply
+
+Part = Literal["train", "dev", "heldout"]
+LEVELS = (1, 2, 3, 4, 5)
+
+__all__ = ["FAMILIES", "LEVELS", "Fact", "Part", "Problem", "apply", "draw", "part_of", "stream"]
+
+
+def part_of(key: str) -> Part:
+    """The part a key belongs to, for ever: crc32 of the key modulo 5."""
+    fifth = zlib.crc32(key.encode()) % 5
+    return "heldout" if fifth == 0 else "dev" if fifth == 1 else "train"
+
+
+def draw(
+    part: Part, seed: int, count: int, *, new_wordings: bool = False, family: str | None = None
+) -> list[Problem]:
+    """`count` distinct problems of one part, families and levels in turn.
+
+    `new_wordings` uses only the wordings kept out of training.
+    """
+    problems: list[Problem] = []
+    seen: set[str] = set()
+    for problem in stream(part, seed, new_wordings=new_wordings, family=family):
+        if problem.question not in seen:
+            seen.add(problem.question)
+            problems.append(problem)
+            if len(problems) == count:
+                return problems
+    raise AssertionError("the stream of problems never ends")
+
+
+def stream(
+    part: Part, seed: int, *, new_wordings: bool = False, family: str | None = None
+) -> Iterator[Problem]:
+    """An endless, reproducible stream of problems of one part.
+
+    Any ten in a row hold every family once and every level twice.
+    """
+    rng = random.Random(f"{part}/{seed}")
+    names = [family] if family else sorted(FAMILIES)
+    turn = 0
+    while True:
+        cycle, place = divmod(turn, len(names))
+        name, level = names[place], LEVELS[(cycle + place) % len(LEVELS)]
+        turn += 1
+        while True:
+            problem = FAMILIES[name](Sketch(rng, level, new_wordings, part == "train"))
+            if problem is not None and part_of(problem.key) == part:
+                break
+        yield problem
