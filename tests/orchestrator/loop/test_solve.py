@@ -194,7 +194,7 @@ async def test_the_order_of_events() -> None:
     ]
     assert kinds[:2] == ["Generate", "Generate"]  # both workers read the prompt
     assert kinds[2:7] == ["TextDelta", "TextDelta", "TextDelta", "StepCompleted", "Write"]
-    assert kinds[7:12] == ["Generate", "Classify", "Text", "Stepped", "Accept"]
+    assert kinds[7:12] == ["Generate", "Classify", "TextDelta", "StepCompleted", "Accept"]
 
 
 @pytest.mark.parametrize("budget", [1, 3, 7])
