@@ -1,25 +1,20 @@
-"""Writing on to the end, which is how every policy finishes."""
+"""Write to the end of the transcript: how every policy finishes."""
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from typing import Any
-
 from orchestrator.errors import ContextLengthExceeded, WorkerError
-from orchestrator.loop.actions import Action, WorkerName, Write
+from orchestrator.loop.actions import Script, WorkerName, Write
 from orchestrator.types import StopCriteria, Transcript
 
 REST = StopCriteria(1 << 30)
-"""All that the budget leaves: the driver clips every span to it."""
+"""No limit but the budget: the driver caps every call at the tokens that are left."""
 
 
-def write_out(
-    transcript: Transcript, *names: WorkerName
-) -> Generator[Action[Any], Any, Transcript]:
-    """Let the first worker write until the transcript is done; the next takes over where one fails.
+def write_out(transcript: Transcript, *names: WorkerName) -> Script[Transcript]:
+    """Let the first worker write until the transcript is done; the next takes over if it fails.
 
-    It may take several spans: closing the thought ends one, and so does a worker that dies after
-    part of its text was shown.
+    It may take several calls: one ends where the thought does, and so does one whose worker fails
+    after part of its text was streamed.
     """
     name, *others = names
     while not transcript.done:

@@ -24,8 +24,8 @@ from pydantic import Field, FiniteFloat
 from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Script, Write
 from orchestrator.types import Classification, Message, Segment, Transcript
 from policies.judge import grade
-from policies.steps import Asking, Stepwise, attempt, blank, ends
-from policies.strands import together
+from policies.steps import Stepwise, attempt, blank, ends
+from policies.task_group import gather
 
 CHOICE = (
     "Here are candidates for the next step of the reasoning above.\n\n{candidates}\n\n{none}: none "
@@ -68,11 +68,11 @@ class BestOfK(Stepwise):
     def one_vocabulary(self) -> bool:
         return self.scoring == "likelihood"
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         transcript = yield from self.think(transcript, self.step)
         yield from self.answer(transcript)
 
-    def step(self, transcript: Transcript) -> Asking[Transcript]:
+    def step(self, transcript: Transcript) -> Script[Transcript]:
         """One more step; whatever fails on the way, the large model writes it."""
         if len(transcript.thought) >= self.first_n:
             drafts = yield from self._drafts(transcript)
@@ -85,13 +85,13 @@ class BestOfK(Stepwise):
                 return (yield from Accept(transcript, drafts[kept], scores[kept]))
         return (yield from Write("large", transcript, self.criteria))
 
-    def _drafts(self, transcript: Transcript) -> Asking[list[Segment]]:
+    def _drafts(self, transcript: Transcript) -> Script[list[Segment]]:
         """What the small model proposes, nothing twice; none where it failed."""
         warm = self.temperature
         calls = [
             Generate("small", transcript, self.criteria, warm if n else None) for n in range(self.k)
         ]
-        generations = yield from attempt(together(calls))
+        generations = yield from attempt(gather(calls))
         said: dict[tuple[str, bool], Segment] = {}
         for generation in generations or ():
             draft = generation.segment
@@ -101,7 +101,7 @@ class BestOfK(Stepwise):
 
     def _scores(
         self, transcript: Transcript, drafts: Sequence[Segment]
-    ) -> Asking[Sequence[float | None]]:
+    ) -> Script[Sequence[float | None]]:
         """What each draft is worth, from 0 to 9; None where the large model failed."""
         scores: Sequence[float] | None = ()
         if drafts and self.scoring == "likelihood":
@@ -111,7 +111,7 @@ class BestOfK(Stepwise):
                 )
                 for d in drafts
             ]
-            scores = yield from attempt(together(grades))
+            scores = yield from attempt(gather(grades))
         elif drafts:
             law = yield from attempt(choice(transcript, drafts, self.scoring))
             scores = None if law is None else shares(law, self.scoring)

@@ -26,12 +26,12 @@ from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript, Verification
 from policies.answer import write_out
-from policies.steps import Asking, attempt, ends
+from policies.steps import attempt, ends
 
 NOTHING = Segment("small", "")
 """No token is pending: the large model is only asked to go on."""
 
-Turn = Asking[tuple[Transcript, bool]]
+Turn = Script[tuple[Transcript, bool]]
 
 
 class BiLD(Policy):
@@ -73,7 +73,7 @@ class BiLD(Policy):
     def _never(cls, nats: float | None) -> float | None:
         return None if nats == inf else nats
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         drafting = not self.large_first
         while not transcript.closed:
             transcript, drafting = yield from self._turn(transcript, drafting)
@@ -106,7 +106,7 @@ class BiLD(Policy):
             transcript = yield from Accept(transcript, verdict.options[len(kept.tokens)])
         return transcript, place is None or self.after_rollback == "small"
 
-    def _draft(self, transcript: Transcript) -> Asking[Segment | None]:
+    def _draft(self, transcript: Transcript) -> Script[Segment | None]:
         """The small model's tokens up to the first that it doubts; None where it cannot go on."""
         # A float's certainty is 1 exactly, and at a threshold of 1 even that is too little.
         threshold = self.fallback if self.fallback < 1 else inf
@@ -118,7 +118,7 @@ class BiLD(Policy):
             return None  # its context is full
         return generation.segment
 
-    def _verify(self, transcript: Transcript, draft: Segment) -> Asking[Verification | None]:
+    def _verify(self, transcript: Transcript, draft: Segment) -> Script[Verification | None]:
         verdict = yield from attempt(Verify("large", transcript, draft))
         if verdict is None:
             return None

@@ -19,7 +19,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.types import Segment, Transcript
 from policies.judge import Judging, Scoring, grade
-from policies.steps import Asking, attempt, blank, logprobs_of
+from policies.steps import attempt, blank, logprobs_of
 
 
 class Cascade(Judging):
@@ -48,11 +48,11 @@ class Cascade(Judging):
             raise ValueError("cannot be above accept_at")
         return value
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         transcript = yield from self.think(transcript, self.step)
         yield from self.answer(transcript)
 
-    def step(self, transcript: Transcript) -> Asking[Transcript]:
+    def step(self, transcript: Transcript) -> Script[Transcript]:
         """One more step: accepted by either judge, or the large model's."""
         if len(transcript.thought) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
@@ -63,7 +63,7 @@ class Cascade(Judging):
                 yield from Reject(draft.segment, score)
         return (yield from Write("large", transcript, self.criteria))
 
-    def verdict(self, transcript: Transcript, draft: Segment) -> Asking[tuple[float | None, bool]]:
+    def verdict(self, transcript: Transcript, draft: Segment) -> Script[tuple[float | None, bool]]:
         """The score of whoever decided, and whether the draft is kept."""
         own = None if blank(draft) else (yield from attempt(self.own_verdict(transcript, draft)))
         if own is not None and own >= self.accept_at:
@@ -73,7 +73,7 @@ class Cascade(Judging):
         score = yield from self.score(transcript, draft)
         return score, score is not None and score >= self.threshold
 
-    def own_verdict(self, transcript: Transcript, draft: Segment) -> Asking[float | None]:
+    def own_verdict(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
         """What the small model thinks of its own draft, from 0 to 9; None where it cannot tell."""
         if self.signal == "logprob":
             logprobs = logprobs_of(draft)

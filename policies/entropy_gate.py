@@ -17,7 +17,7 @@ from pydantic import Field
 
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.types import Transcript
-from policies.steps import Asking, Stepwise, attempt, blank
+from policies.steps import Stepwise, attempt, blank
 
 
 class EntropyGate(Stepwise):
@@ -34,11 +34,11 @@ class EntropyGate(Stepwise):
     )
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         transcript = yield from self.think(transcript, self.step)
         yield from self.answer(transcript)
 
-    def step(self, transcript: Transcript) -> Asking[Transcript]:
+    def step(self, transcript: Transcript) -> Script[Transcript]:
         """One more step; the small model's own where its first token leaves no doubt."""
         if len(transcript.thought) >= self.first_n:
             glimpse = replace(self.criteria, max_entropy=self.threshold)

@@ -16,9 +16,9 @@ from typing import ClassVar, Literal
 from pydantic import Field, FiniteFloat
 
 from orchestrator.errors import Unsupported
-from orchestrator.loop.actions import Classify, Verify, WorkerName
+from orchestrator.loop.actions import Classify, Script, Verify, WorkerName
 from orchestrator.types import Classification, Message, Segment, Transcript, Verification
-from policies.steps import Asking, Stepwise, attempt, blank
+from policies.steps import Stepwise, attempt, blank
 
 Scoring = Literal["greedy", "expected", "likelihood", "both"]
 Wording = Literal["full", "short"]
@@ -70,7 +70,7 @@ class Judging(Stepwise):
     def one_vocabulary(self) -> bool:
         return self.scoring in ("likelihood", "both")
 
-    def grade(self, transcript: Transcript, draft: Segment) -> Asking[float]:
+    def grade(self, transcript: Transcript, draft: Segment) -> Script[float]:
         """What the large model finds the draft worth; a failure is raised."""
         return grade(
             transcript,
@@ -80,7 +80,7 @@ class Judging(Stepwise):
             likelihood=self.likelihood,
         )
 
-    def score(self, transcript: Transcript, draft: Segment) -> Asking[float | None]:
+    def score(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
         """The draft's score; None for want of one, which never counts as good enough."""
         if blank(draft):
             return None  # nothing is said that could be judged
@@ -95,7 +95,7 @@ def grade(
     wording: Wording,
     likelihood: tuple[float, float],
     worker: WorkerName = "large",
-) -> Asking[float]:
+) -> Script[float]:
     """Ask a worker what a draft at the end of the transcript is worth, from 0 to 9; one pass of
     it."""
     if scoring in ("likelihood", "both") and not draft.tokens:

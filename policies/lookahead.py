@@ -1,7 +1,7 @@
 """Lookahead Reasoning (arXiv 2506.19830): drafts run ahead of the verdicts on them.
 
 The small model drafts up to `depth` steps beyond what is accepted, each on top of the drafts
-before it, while the large model is still busy with the first. Steps are settled in their order; at
+before it, while the large model is still busy with the first. Steps are decided in their order; at
 the first that falls short everything built on it is cancelled.
 
 Two verifiers:
@@ -30,8 +30,8 @@ from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
 from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Script, WorkerName, Write
 from orchestrator.types import Message, Segment, Transcript
 from policies.judge import Judging
-from policies.steps import Asking, blank, ends
-from policies.strands import Strands
+from policies.steps import blank, ends
+from policies.task_group import TaskGroup
 
 SAME = (
     "Here are two candidates for the next step of the reasoning above.\n\nFirst: {first}\n\n"
@@ -44,17 +44,17 @@ LABELS = ("0", "1")
 
 
 @dataclass(eq=False)
-class Ahead:
+class StepAhead:
     """A step beyond the accepted ones: the prefix it stands on, and what is known of it."""
 
     transcript: Transcript
     draft: Segment | None = None
     own: Segment | None = None  # the large model's step from the same prefix (equivalence)
-    settled: bool = False
+    decided: bool = False
     score: float | None = None
 
 
-Found = tuple[Literal["draft", "own", "score"], Ahead]
+Found = tuple[Literal["draft", "own", "score"], StepAhead]
 """What a piece of work finds out, and about which step."""
 
 
@@ -62,13 +62,13 @@ Found = tuple[Literal["draft", "own", "score"], Ahead]
 class Window:
     """The steps ahead, first to last, and the work on them."""
 
-    steps: deque[Ahead] = field(default_factory=deque)
-    work: Strands[Found] = field(default_factory=Strands)
+    steps: deque[StepAhead] = field(default_factory=deque)
+    tasks: TaskGroup[Found] = field(default_factory=TaskGroup)
 
-    def clear(self) -> Asking[None]:
+    def clear(self) -> Script[None]:
         """Give up everything that is ahead."""
         self.steps.clear()
-        yield from self.work.stop()
+        yield from self.tasks.cancel()
 
 
 class Lookahead(Judging):
@@ -93,16 +93,16 @@ class Lookahead(Judging):
     def one_vocabulary(self) -> bool:
         return self.verifier == "judge" and super().one_vocabulary
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         window = Window()
         transcript = yield from self.think(transcript, partial(self.step, window))
         yield from window.clear()  # the answer is not to share the models with idle drafts
         yield from self.answer(transcript)
 
-    def step(self, window: Window, transcript: Transcript) -> Asking[Transcript]:
-        """Settle the first step ahead; whatever fails on the way, the large model writes it."""
+    def step(self, window: Window, transcript: Transcript) -> Script[Transcript]:
+        """Decide on the first step ahead; whatever fails on the way, the large model writes it."""
         try:
-            head = yield from self._settled(window, transcript)
+            head = yield from self._decide_first(window, transcript)
         except Unsupported:
             raise
         except (WorkerError, ContextLengthExceeded):
@@ -118,20 +118,20 @@ class Lookahead(Judging):
             return (yield from Accept(transcript, head.own))
         return (yield from Write("large", transcript, self.criteria))
 
-    def _settled(self, window: Window, transcript: Transcript) -> Asking[Ahead]:
+    def _decide_first(self, window: Window, transcript: Transcript) -> Script[StepAhead]:
         """Keep drafting and verifying until the first step ahead has its verdict."""
         yield from self._extend(window, transcript)
-        while not window.steps[0].settled:
-            (what, step), value = yield from window.work.ended()
+        while not window.steps[0].decided:
+            (what, step), value = yield from window.tasks.next_done()
             if what == "score":
-                step.score, step.settled = value, True
+                step.score, step.decided = value, True
                 continue
             setattr(step, what, value.segment)
             yield from self._verify(window, step)
             yield from self._extend(window, transcript)
         return window.steps.popleft()
 
-    def _extend(self, window: Window, transcript: Transcript) -> Asking[None]:
+    def _extend(self, window: Window, transcript: Transcript) -> Script[None]:
         """Begin the next draft, if there is room for one and something to build it on."""
         if window.steps:
             last = window.steps[-1]
@@ -140,35 +140,35 @@ class Lookahead(Judging):
             if ends(last.draft) or blank(last.draft):
                 return
             transcript = last.transcript.extend(last.draft)
-        step = Ahead(transcript)
+        step = StepAhead(transcript)
         window.steps.append(step)
-        yield from window.work.start(("draft", step), Generate("small", transcript, self.criteria))
+        yield from window.tasks.start(("draft", step), Generate("small", transcript, self.criteria))
         if self.verifier == "equivalence":
-            yield from window.work.start(
+            yield from window.tasks.start(
                 ("own", step), Generate("large", transcript, self.criteria)
             )
 
-    def _verify(self, window: Window, step: Ahead) -> Asking[None]:
+    def _verify(self, window: Window, step: StepAhead) -> Script[None]:
         """Ask for the verdict on a step, once what it takes is there."""
         draft, own = step.draft, step.own
         if draft is None or (self.verifier == "equivalence" and own is None):
             return
         if blank(draft):
-            step.settled = True  # without a score: it says nothing that could be judged
+            step.decided = True  # without a score: it says nothing that could be judged
         elif own is None:
-            yield from window.work.start(("score", step), self.grade(step.transcript, draft))
+            yield from window.tasks.start(("score", step), self.grade(step.transcript, draft))
         elif blank(own) or ends(draft) != ends(own):
-            step.settled = True  # one of them goes on where the other has come to an end
+            step.decided = True  # one of them goes on where the other has come to an end
         elif _bare(draft) == _bare(own):
-            step.score, step.settled = 9.0, True
+            step.score, step.decided = 9.0, True
         else:
             question = same(self.compared_by, step.transcript, draft, own)
-            yield from window.work.start(("score", step), question)
+            yield from window.tasks.start(("score", step), question)
 
 
 def same(
     worker: WorkerName, transcript: Transcript, first: Segment, second: Segment
-) -> Asking[float]:
+) -> Script[float]:
     """Nine times the probability that two steps mean the same; 0 where the reply is neither."""
     text = SAME.format(first=first.text.strip(), second=second.text.strip())
     law = yield from Classify(worker, transcript, (Message("user", text),), LEAD_IN, LABELS)

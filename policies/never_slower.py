@@ -23,11 +23,10 @@ from orchestrator.loop.actions import Account, Script, Write
 from orchestrator.types import Transcript
 from policies.answer import REST
 from policies.specreason import SpecReason
-from policies.steps import Asking
 
 
 @dataclass
-class Ledger:
+class SpeedAccount:
     """One request's account; times in milliseconds."""
 
     shared_steps: int = 0
@@ -67,33 +66,33 @@ class NeverSlower(SpecReason):
         default=2, ge=1, description="steps in a row that must look too dear before sharing ends"
     )
 
-    def solve(self, transcript: Transcript) -> Script:
-        transcript = yield from self.think(transcript, partial(self._accounted, Ledger()))
+    def solve(self, transcript: Transcript) -> Script[None]:
+        transcript = yield from self.think(transcript, partial(self._accounted, SpeedAccount()))
         yield from self.answer(transcript)
 
-    def _accounted(self, ledger: Ledger, transcript: Transcript) -> Asking[Transcript]:
+    def _accounted(self, account: SpeedAccount, transcript: Transcript) -> Script[Transcript]:
         """One more step, and what it cost."""
-        if ledger.alone:
+        if account.alone:
             return (yield from Write("large", transcript, REST))
         before = yield from Account()
         after = yield from self.step(transcript)
         spent = (yield from Account()) - before
-        ledger.large_ms += spent.large_ms
-        ledger.large_tokens += spent.large_tokens
+        account.large_ms += spent.large_ms
+        account.large_tokens += spent.large_tokens
         if len(transcript.thought) >= self.first_n:
-            ledger.shared_steps += 1
-            ledger.shared_ms += spent.ms
-            ledger.shared_tokens += after.thought_tokens - transcript.thought_tokens
-            ledger.losing = ledger.losing + 1 if self._too_dear(ledger) else 0
-            ledger.alone = ledger.losing >= self.patience
+            account.shared_steps += 1
+            account.shared_ms += spent.ms
+            account.shared_tokens += after.thought_tokens - transcript.thought_tokens
+            account.losing = account.losing + 1 if self._too_dear(account) else 0
+            account.alone = account.losing >= self.patience
         return after
 
-    def _too_dear(self, ledger: Ledger) -> bool:
+    def _too_dear(self, account: SpeedAccount) -> bool:
         """Whether shared tokens cost more than the large model's own; not without evidence."""
         known = (
-            ledger.shared_steps >= self.evidence_steps
-            and ledger.large_tokens >= self.evidence_tokens
+            account.shared_steps >= self.evidence_steps
+            and account.large_tokens >= self.evidence_tokens
         )
-        shared = ledger.shared_ms * ledger.large_tokens
-        alone = ledger.large_ms * ledger.shared_tokens
+        shared = account.shared_ms * account.large_tokens
+        alone = account.large_ms * account.shared_tokens
         return known and shared > self.margin * alone  # cross-multiplied: nothing is divided by 0

@@ -23,7 +23,7 @@ from orchestrator.loop.policy import Policy
 from orchestrator.types import Message, Segment, StopCriteria, Transcript
 from policies.answer import write_out
 from policies.judge import DIGITS, expected_score
-from policies.steps import Asking, attempt, blank, logprobs_of
+from policies.steps import attempt, blank, logprobs_of
 
 INSTRUCTION = (
     "Do not solve the question above. Could a much smaller model answer it right? Treat it as "
@@ -50,7 +50,7 @@ class Route(Policy):
         default=64, ge=1, description="tokens by which the small model shows how sure it is"
     )
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         if self.signal == "difficulty":
             score = yield from attempt(ease(transcript))
             if score is not None and score >= self.threshold:
@@ -78,7 +78,7 @@ class Route(Policy):
         return 9 * exp(mean if self.signal == "mean" else min(logprobs))
 
 
-def ease(transcript: Transcript) -> Asking[float]:
+def ease(transcript: Transcript) -> Script[float]:
     """How surely the large model thinks that the small one gets it right, from 0 to 9."""
     law = yield from Classify("large", transcript, (Message("user", INSTRUCTION),), LEAD_IN, DIGITS)
     return expected_score(law)

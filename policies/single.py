@@ -15,7 +15,7 @@ class SmallOnly(Policy):
 
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small"})
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         yield from write_out(transcript, "small")
 
 
@@ -24,5 +24,5 @@ class LargeOnly(Policy):
 
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"large"})
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         yield from write_out(transcript, "large")

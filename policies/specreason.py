@@ -12,7 +12,7 @@ from pydantic import Field
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.types import Transcript
 from policies.judge import Judging
-from policies.steps import Asking, attempt
+from policies.steps import attempt
 
 
 class SpecReason(Judging):
@@ -20,11 +20,11 @@ class SpecReason(Judging):
 
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         transcript = yield from self.think(transcript, self.step)
         yield from self.answer(transcript)
 
-    def step(self, transcript: Transcript) -> Asking[Transcript]:
+    def step(self, transcript: Transcript) -> Script[Transcript]:
         """One more step; whatever fails on the way, the large model writes it."""
         if len(transcript.thought) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))

@@ -40,7 +40,7 @@ from orchestrator.loop.actions import Accept, Generate, Reject, Script, WorkerNa
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
 from policies.answer import write_out
-from policies.steps import DELIMITER, Asking, attempt
+from policies.steps import DELIMITER, attempt
 
 Keywords: TypeAlias = tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True)], ...]
 Mood = Literal[-1, 0, 1]
@@ -98,7 +98,7 @@ class SpeculativeThinking(Policy):
         default="active", description="who writes the answer; active: whoever ended the thought"
     )
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         reflections, patience, n3 = 0, self.patience, self.n3
         if self.begin:
             transcript = yield from self._take_over(transcript, self.begin)
@@ -116,7 +116,7 @@ class SpeculativeThinking(Policy):
                 reflections += mood < 0
         yield from write_out(transcript, *self._answerers(transcript))
 
-    def _sentence(self, transcript: Transcript) -> Asking[tuple[Transcript, Mood]]:
+    def _sentence(self, transcript: Transcript) -> Script[tuple[Transcript, Mood]]:
         """What follows a delimiter (rules 1 and 2): the transcript after it, and the mood of it."""
         if self.every_delimiter and self.choose_large:
             after = yield from self._take_over(transcript, self.n1)  # whatever a probe would say
@@ -139,7 +139,7 @@ class SpeculativeThinking(Policy):
             after = yield from self._take_over(after, self.n2)
         return after, self._mood(kept)
 
-    def _choose(self, transcript: Transcript, probe: Segment, mood: Mood) -> Asking[Transcript]:
+    def _choose(self, transcript: Transcript, probe: Segment, mood: Mood) -> Script[Transcript]:
         """The probe, or the large model's draft where just one of the two is a reflection.
 
         In the code's words: a reflection against none, or an affirmation against a reflection. A
@@ -154,20 +154,20 @@ class SpeculativeThinking(Policy):
         yield from Reject(dropped)
         return (yield from Accept(transcript, kept))
 
-    def _paragraph(self, transcript: Transcript) -> Asking[Transcript]:
+    def _paragraph(self, transcript: Transcript) -> Script[Transcript]:
         """The small model writes up to the next delimiter; where it cannot, the large one does."""
         criteria = StopCriteria(self.step_tokens, until=(DELIMITER,))
         after = yield from attempt(Write("small", transcript, criteria))
         return (yield from Write("large", transcript, criteria)) if after is None else after
 
-    def _take_over(self, transcript: Transcript, tokens: int) -> Asking[Transcript]:
+    def _take_over(self, transcript: Transcript, tokens: int) -> Script[Transcript]:
         """The large model writes so many tokens; where it cannot, the small one goes on."""
         after = yield from attempt(Write("large", transcript, StopCriteria(tokens)))
         return (yield from self._paragraph(transcript)) if after is None else after
 
     def _draft(
         self, name: WorkerName, transcript: Transcript, criteria: StopCriteria
-    ) -> Asking[Segment | None]:
+    ) -> Script[Segment | None]:
         """A draft; None where the worker fails, or has nothing to give."""
         generation = yield from attempt(Generate(name, transcript, criteria))
         if generation is None:

@@ -6,20 +6,16 @@ fails on the way is left to the large model; where that fails too, the request d
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
-from typing import Any, Literal, TypeVar
+from collections.abc import Callable
+from typing import Literal
 
 from pydantic import Field
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
-from orchestrator.loop.actions import Action, Close, WorkerName
+from orchestrator.loop.actions import A, Action, Close, Script, WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
 from policies.answer import write_out
-
-A = TypeVar("A")
-Asking = Generator[Action[Any], Any, A]
-"""A part of a script that comes to an A."""
 
 DELIMITER = "\n\n"
 CIRCLE = 4
@@ -40,8 +36,8 @@ class Stepwise(Policy):
         return StopCriteria(self.step_tokens, until=(DELIMITER,))
 
     def think(
-        self, transcript: Transcript, step: Callable[[Transcript], Asking[Transcript]]
-    ) -> Asking[Transcript]:
+        self, transcript: Transcript, step: Callable[[Transcript], Script[Transcript]]
+    ) -> Script[Transcript]:
         """Step after step until the thought ends, or goes in circles."""
         while not transcript.closed:
             transcript = yield from step(transcript)
@@ -49,7 +45,7 @@ class Stepwise(Policy):
                 transcript = yield from Close(transcript, forced=True)
         return transcript
 
-    def answer(self, transcript: Transcript) -> Asking[Transcript]:
+    def answer(self, transcript: Transcript) -> Script[Transcript]:
         """Write the answer; the large model stands in for the small one."""
         if self._answerer(transcript) == "small":
             return (yield from write_out(transcript, "small", "large"))
@@ -63,7 +59,7 @@ class Stepwise(Policy):
         )
 
 
-def attempt(script: Action[A] | Asking[A]) -> Asking[A | None]:
+def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
     """What it comes to; None where a worker failed, which the large model makes good.
 
     `Unsupported` is raised on: this pair can never do so, which is to be told, not to be served

@@ -31,7 +31,7 @@ from pydantic import Field
 
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.types import Segment, StopCriteria, Transcript
-from policies.steps import Asking, Stepwise, attempt, ends
+from policies.steps import Stepwise, attempt, ends
 
 
 class SurpriseTakeover(Stepwise):
@@ -60,11 +60,11 @@ class SurpriseTakeover(Stepwise):
     def one_vocabulary(self) -> bool:
         return True
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         transcript = yield from self.think(transcript, self._steps)
         yield from self.answer(transcript)
 
-    def _steps(self, transcript: Transcript) -> Asking[Transcript]:
+    def _steps(self, transcript: Transcript) -> Script[Transcript]:
         """The steps that one pass of the large model lets through, or its own words."""
         drafts = yield from self._drafts(transcript)
         peaks = yield from self._peaks(transcript, drafts)
@@ -81,7 +81,7 @@ class SurpriseTakeover(Stepwise):
             transcript = yield from Write("large", transcript, StopCriteria(self.takeover))
         return transcript
 
-    def _drafts(self, transcript: Transcript) -> Asking[list[Segment]]:
+    def _drafts(self, transcript: Transcript) -> Script[list[Segment]]:
         """Up to `window` steps, each on top of those before it; fewer where the thought ends."""
         drafts: list[Segment] = []
         while len(drafts) < self.window:
@@ -95,7 +95,7 @@ class SurpriseTakeover(Stepwise):
             transcript = transcript.extend(draft)
         return drafts
 
-    def _peaks(self, transcript: Transcript, drafts: list[Segment]) -> Asking[list[float | None]]:
+    def _peaks(self, transcript: Transcript, drafts: list[Segment]) -> Script[list[float | None]]:
         """The large model's greatest surprise at each draft, from one pass; None for want of it."""
         if not drafts:
             return []

@@ -25,8 +25,8 @@ from orchestrator.types import (
 
 A = TypeVar("A")
 WorkerName = Literal["small", "large"]
-Script = Generator["Action[Any]", Any, None]
-"""A running policy."""
+Script = Generator["Action[Any]", Any, A]
+"""A running policy, or a part of one: it yields actions, is sent their answers, returns an A."""
 
 
 class Action(Generic[A]):

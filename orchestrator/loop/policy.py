@@ -29,6 +29,6 @@ class Policy(BaseModel):
         return False
 
     @abstractmethod
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         """Ask until the transcript is done. The driver tracks the transcript that Accept and
         Write return."""

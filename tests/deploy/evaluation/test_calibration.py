@@ -25,7 +25,7 @@ class Gate(Policy):
     window: int = Field(default=4, ge=1, le=9)
     name: str = "x"
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         yield from ()
 
 

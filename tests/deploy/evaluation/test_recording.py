@@ -55,7 +55,7 @@ LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
 class Race(Policy):
     """Two drafts at once, one thrown away, one left running."""
 
-    def solve(self, transcript: Transcript) -> Script:
+    def solve(self, transcript: Transcript) -> Script[None]:
         one = yield from Start(Generate("small", transcript, StopCriteria(9)))
         two = yield from Start(Generate("large", transcript, StopCriteria(9)))
         three = yield from Start(Generate("large", transcript, StopCriteria(9)))

@@ -137,7 +137,7 @@ def test_empty_segments_leave_no_mark() -> None:
 @pytest.mark.parametrize(("made", "full"), [(3, False), (2, True)])
 def test_half_a_character_at_the_end_of_a_span_is_no_full_context(made: int, full: bool) -> None:
     class Three(Policy):
-        def solve(self, transcript: Transcript) -> Script:
+        def solve(self, transcript: Transcript) -> Script[None]:
             yield from Write("large", transcript, StopCriteria(3))
 
     dialogue = PolicyRunner(Three(), QUESTION.messages, Limits())

@@ -87,11 +87,11 @@ def answer(ended: RequestCompleted) -> str:
     return "".join(segment.text for segment in ended.transcript.answer)
 
 
-def scripted_policy(body: Callable[[Transcript], Script], *names: WorkerName) -> Policy:
+def scripted_policy(body: Callable[[Transcript], Script[None]], *names: WorkerName) -> Policy:
     class Own(Policy):
         workers = frozenset(names or ("small", "large"))
 
-        def solve(self, transcript: Transcript) -> Script:
+        def solve(self, transcript: Transcript) -> Script[None]:
             return body(transcript)
 
     return Own()
@@ -357,18 +357,18 @@ async def test_the_deadline(policy: Policy) -> None:
 
 
 async def test_policies_that_break_the_rules() -> None:
-    def stops_early(transcript: Transcript) -> Script:
+    def stops_early(transcript: Transcript) -> Script[None]:
         yield from Close(transcript)
 
-    def forks(transcript: Transcript) -> Script:
+    def forks(transcript: Transcript) -> Script[None]:
         yield from Accept(transcript, Segment("policy", "a"))
         yield from Accept(transcript, Segment("policy", "b"))
 
-    def spins(transcript: Transcript) -> Script:
+    def spins(transcript: Transcript) -> Script[None]:
         while True:
             yield from Reject(Segment("policy", ""))
 
-    def bad_job(transcript: Transcript) -> Script:
+    def bad_job(transcript: Transcript) -> Script[None]:
         yield from Start(Write("large", transcript, StopCriteria(1)))
 
     for body in (stops_early, forks, spins, bad_job):
@@ -377,7 +377,7 @@ async def test_policies_that_break_the_rules() -> None:
 
 
 async def test_inserted_text_is_shown_under_the_policys_name() -> None:
-    def body(transcript: Transcript) -> Script:
+    def body(transcript: Transcript) -> Script[None]:
         transcript = yield from Accept(transcript, Segment("policy", "Let me check."))
         transcript = yield from Close(transcript)
         yield from write_out(transcript, "large")

@@ -52,9 +52,9 @@ async def run(
     return events, ended
 
 
-def scripted_policy(body: Callable[[Transcript], Script]) -> Policy:
+def scripted_policy(body: Callable[[Transcript], Script[None]]) -> Policy:
     class Own(Policy):
-        def solve(self, transcript: Transcript) -> Script:
+        def solve(self, transcript: Transcript) -> Script[None]:
             return body(transcript)
 
     return Own()
@@ -63,7 +63,7 @@ def scripted_policy(body: Callable[[Transcript], Script]) -> Policy:
 def race(
     names: tuple[WorkerName, WorkerName], outcome: dict[str, Any], leave: bool = False
 ) -> Policy:
-    def body(transcript: Transcript) -> Script:
+    def body(transcript: Transcript) -> Script[None]:
         one = yield from Start(Generate(names[0], transcript, StopCriteria(99)))
         two = yield from Start(Generate(names[1], transcript, StopCriteria(99)))
         jobs = (one, two)
@@ -102,7 +102,7 @@ async def test_ties_go_to_the_job_named_first() -> None:
 
 
 async def test_a_job_that_fails_throws_where_it_is_waited_for() -> None:
-    def body(transcript: Transcript) -> Script:
+    def body(transcript: Transcript) -> Script[None]:
         job = yield from Start(Generate("small", transcript, StopCriteria(9)))
         with pytest.raises(WorkerUnavailable):
             yield from First((job,))
@@ -116,7 +116,7 @@ async def test_a_job_that_fails_throws_where_it_is_waited_for() -> None:
 
 
 def endless(closed: list[bool]) -> Policy:
-    def body(transcript: Transcript) -> Script:
+    def body(transcript: Transcript) -> Script[None]:
         try:
             yield from Start(Generate("small", transcript, StopCriteria(99)))
             yield from Write("large", transcript, StopCriteria(99))

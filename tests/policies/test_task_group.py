@@ -1,4 +1,4 @@
-"""Scripts side by side: who goes on when, and what a failure leaves behind."""
+"""Concurrent scripts: which one advances when, and what a failure leaves behind."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.loop.actions import Cancel, Classify, First, Generate, Job, Start
+from orchestrator.loop.actions import Cancel, Classify, First, Generate, Job, Script, Start
 from orchestrator.types import StopCriteria
-from policies.steps import Asking
-from policies.strands import Strands, together
+from policies.task_group import TaskGroup, gather
 from tests.policies.plays import TRACE
 
 GONE = WorkerUnavailable("gone")
@@ -19,22 +18,22 @@ LARGE = Generate("large", TRACE, StopCriteria(1))
 JUDGE = Classify("large", TRACE, (), "", ("1",))
 
 
-def twice(seen: list[Any]) -> Asking[str]:
-    """Two questions, one after the other."""
+def twice(seen: list[Any]) -> Script[str]:
+    """Two actions, one after the other."""
     seen.append((yield from SMALL))
     seen.append((yield from JUDGE))
     return "done"
 
 
-def nothing() -> Asking[str]:
-    """No question at all."""
+def nothing() -> Script[str]:
+    """No action at all."""
     return "at once"
     yield
 
 
-def test_strands_go_on_by_themselves() -> None:
+def test_tasks_advance_independently() -> None:
     seen: list[Any] = []
-    script = together([twice(seen), LARGE])
+    script = gather([twice(seen), LARGE])
     assert next(script) == Start(SMALL)
     assert script.send(Job(0)) == Start(LARGE)
     assert script.send(Job(1)) == First((Job(0), Job(1)))
@@ -46,17 +45,17 @@ def test_strands_go_on_by_themselves() -> None:
     assert (end.value.value, seen) == (["done", "l"], ["s", "j"])
 
 
-def test_a_strand_that_asks_nothing_is_over_at_once() -> None:
+def test_a_task_without_an_action_ends_at_once() -> None:
     with pytest.raises(StopIteration) as end:
-        next(together([nothing(), nothing()]))
+        next(gather([nothing(), nothing()]))
     assert end.value.value == ["at once", "at once"]
     with pytest.raises(StopIteration) as end:
-        next(together([]))
+        next(gather([]))
     assert end.value.value == []
 
 
 def test_a_failure_cancels_the_others() -> None:
-    script = together([SMALL, LARGE])
+    script = gather([SMALL, LARGE])
     next(script)
     script.send(Job(0))
     script.send(Job(1))
@@ -66,23 +65,23 @@ def test_a_failure_cancels_the_others() -> None:
         script.send(None)
 
 
-def test_stopping_closes_the_scripts() -> None:
+def test_cancelling_closes_the_scripts() -> None:
     closed: list[bool] = []
 
-    def careful() -> Asking[None]:
+    def careful() -> Script[None]:
         try:
             yield from SMALL
         finally:
             closed.append(True)
 
-    strands: Strands[str] = Strands()
-    start = strands.start("a", careful())
+    tasks: TaskGroup[str] = TaskGroup()
+    start = tasks.start("a", careful())
     assert next(start) == Start(SMALL)
     with pytest.raises(StopIteration):
         start.send(Job(0))
-    assert len(strands) == 1
-    stop = strands.stop()
+    assert len(tasks) == 1
+    stop = tasks.cancel()
     assert next(stop) == Cancel(Job(0))
     with pytest.raises(StopIteration):
         stop.send(None)
-    assert (len(strands), closed) == (0, [True])
+    assert (len(tasks), closed) == (0, [True])
