@@ -140,8 +140,26 @@ class Generation:
 
 
 @dataclass(frozen=True, slots=True)
+class LabelQuery:
+    """A side conversation after a transcript, and single-token labels that compete for a position.
+
+    The model reads the transcript with its thought left open, then `turns`, then begins its reply
+    with `lead_in`; the labels compete for the next position. `likeliest`: only which token is
+    the likeliest counts, so a worker that knows no probabilities may answer with a point mass.
+    `nll`: the same pass also gives the negative log-likelihood of the transcript's last segment
+    and of its end.
+    """
+
+    turns: tuple[Message, ...]
+    lead_in: str
+    labels: tuple[str, ...]
+    likeliest: bool = False
+    nll: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Classification:
-    """A law over labels at one forced position.
+    """The distribution over a query's labels at one forced position.
 
     `probabilities` sum to 1 over the labels, in the order asked; `outside` is the probability
     mass the model put on everything else before normalising. `nll` and `ending` are those of

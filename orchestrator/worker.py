@@ -15,7 +15,7 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.types import (
     Classification,
     Generation,
-    Message,
+    LabelQuery,
     Sampling,
     Segment,
     StopCriteria,
@@ -70,22 +70,14 @@ class Worker(Protocol):
         """
         ...
 
-    async def classify(
-        self,
-        call: Call,
-        turns: tuple[Message, ...],
-        lead_in: str,
-        labels: tuple[str, ...],
-        *,
-        likeliest: bool = False,
-        nll: bool = False,
-    ) -> Classification:
-        """The law over labels after a side conversation (see `actions.Classify`).
+    async def classify(self, call: Call, query: LabelQuery) -> Classification:
+        """The distribution over the query's labels after its side conversation.
 
         Raises:
             InvalidRequest: a label is not one token of this model's vocabulary.
-            Unsupported: the whole law is asked for and the worker knows the likeliest token alone;
-                or a surprise at tokens of another vocabulary, or that the worker cannot tell.
+            Unsupported: the query needs probabilities and the worker knows only the likeliest
+                token; or it needs the log-likelihood of tokens of another vocabulary, or of any
+                tokens where the worker cannot give that.
         """
         ...
 

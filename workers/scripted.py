@@ -22,7 +22,7 @@ from orchestrator.types import (
     Classification,
     Finish,
     Generation,
-    Message,
+    LabelQuery,
     Sampling,
     Segment,
     StopCriteria,
@@ -128,26 +128,20 @@ class Scripted:
             usage = Usage(prompt, 0, size, size)
             yield Generation(spoken, usage, size * self.delay * 1000, entropy)
 
-    async def classify(
-        self,
-        call: Call,
-        turns: tuple[Message, ...],
-        lead_in: str,
-        labels: tuple[str, ...],
-        *,
-        likeliest: bool = False,
-        nll: bool = False,  # nothing that is scored by a number surprises it
-    ) -> Classification:
+    async def classify(self, call: Call, query: LabelQuery) -> Classification:
         with self._at_work():
-            self._hear("classify", call, turns, lead_in, labels)
+            self._hear("classify", call, query)
             verdict = await self._next_score(call.transcript)
             if isinstance(verdict, Classification):
                 return verdict
-            law = tuple(float(label == str(int(verdict))) for label in labels)
-            answer = Classification(labels, law, 0.0, Usage(self._read(call.transcript), passes=1))
+            law = tuple(float(label == str(int(verdict))) for label in query.labels)
+            answer = Classification(
+                query.labels, law, 0.0, Usage(self._read(call.transcript), passes=1)
+            )
             last = call.transcript.last
-            if not nll or last is None:
-                return replace(answer, nll=() if nll else None)
+            if not query.nll or last is None:
+                return replace(answer, nll=() if query.nll else None)
+            # Nothing that is scored by a number has a low likelihood.
             ended = last.finish in ("think_end", "eos")
             return replace(
                 answer, nll=(0.0,) * len(words(last.text)), ending=0.0 if ended else None

@@ -23,7 +23,7 @@ from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import (
     Classification,
     Generation,
-    Message,
+    LabelQuery,
     Sampling,
     Segment,
     StopCriteria,
@@ -68,22 +68,11 @@ class Memo:
         finally:
             await items.aclose()  # type: ignore[attr-defined]
 
-    async def classify(
-        self,
-        call: Call,
-        turns: tuple[Message, ...],
-        lead_in: str,
-        labels: tuple[str, ...],
-        *,
-        likeliest: bool = False,
-        nll: bool = False,
-    ) -> Classification:
-        key = ("classify", _prefix(call.transcript), turns, lead_in, labels, likeliest, nll)
+    async def classify(self, call: Call, query: LabelQuery) -> Classification:
+        key = ("classify", _prefix(call.transcript), query)
         if key not in self._answers:
             self.live += 1
-            self._answers[key] = await self._model().classify(
-                call, turns, lead_in, labels, likeliest=likeliest, nll=nll
-            )
+            self._answers[key] = await self._model().classify(call, query)
         else:
             self.replayed += 1
         answer: Classification = self._answers[key]
@@ -137,14 +126,9 @@ class Memo:
                     key = _span_key(transcript, clipped, Sampling())
                     self._keep(key, clipped.max_tokens, answer)
                     return 1
-            case (
-                Classify(worker, transcript, turns, lead_in, labels, likeliest, nll),
-                Classification(),
-            ):
-                if worker == name:
-                    asked = (_prefix(transcript), turns, lead_in, labels, likeliest, nll)
-                    self._answers["classify", *asked] = answer
-                    return 1
+            case Classify(worker, transcript), Classification() if worker == name:
+                self._answers["classify", _prefix(transcript), action.query] = answer
+                return 1
             case Verify(worker, transcript, segment), Verification() if worker == name:
                 key = ("verify", _prefix(transcript), segment, ())
                 self._answers[key] = answer

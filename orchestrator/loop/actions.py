@@ -16,6 +16,7 @@ from orchestrator.types import (
     Classification,
     Cost,
     Generation,
+    LabelQuery,
     Message,
     Segment,
     StopCriteria,
@@ -59,12 +60,9 @@ class Write(Action[Transcript]):
 
 @dataclass(frozen=True, slots=True)
 class Classify(Action[Classification]):
-    """A law over single-token `labels` after a side conversation that leaves no transcript.
+    """The distribution over single-token `labels` after a side conversation that leaves no trace.
 
-    The worker reads the transcript with its thought left open, then `turns`, then begins its reply
-    with `lead_in`; the labels compete for the next position. `likeliest`: only which token is
-    the likeliest counts, so a worker that knows no probabilities may answer with a point mass.
-    `nll`: the same pass also tells the surprise at the transcript's last segment and its end.
+    The fields behind `transcript` are those of `LabelQuery`, which says what they mean.
     """
 
     worker: WorkerName
@@ -74,6 +72,10 @@ class Classify(Action[Classification]):
     labels: tuple[str, ...]
     likeliest: bool = False
     nll: bool = False
+
+    @property
+    def query(self) -> LabelQuery:
+        return LabelQuery(self.turns, self.lead_in, self.labels, self.likeliest, self.nll)
 
 
 @dataclass(frozen=True, slots=True)

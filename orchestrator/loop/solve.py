@@ -276,14 +276,7 @@ class _Desk:
         worker = self._workers[action.worker]
         call = self._carried(action.worker, action.transcript)
         if isinstance(action, Classify):
-            return await worker.classify(
-                call,
-                action.turns,
-                action.lead_in,
-                action.labels,
-                likeliest=action.likeliest,
-                nll=action.nll,
-            )
+            return await worker.classify(call, action.query)
         if isinstance(action, Verify):
             return await worker.verify(call, action.segment, self._sampled(seed))
         # Jobs are streamed although nobody reads along: a cancelled one must say what it cost.

@@ -115,9 +115,7 @@ async def judged(large: LocalWorker, question: str, step: str, scoring: Scoring)
     )
     asked = next(script)
     assert isinstance(asked, Classify)
-    answer = await large.classify(
-        Call("r", asked.transcript, "large"), asked.turns, asked.lead_in, asked.labels
-    )
+    answer = await large.classify(Call("r", asked.transcript, "large"), asked.query)
     with pytest.raises(StopIteration) as ended:
         script.send(answer)
     return float(ended.value.value)

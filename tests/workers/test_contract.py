@@ -16,7 +16,15 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest, Unsupported
-from orchestrator.types import Generation, Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.types import (
+    Generation,
+    LabelQuery,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+)
 from orchestrator.worker import Call, Delta, Worker
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from tests.workers.replica.handles import Handle
@@ -192,13 +200,13 @@ async def test_a_delimiter_stays_and_a_stop_goes(subject: Subject) -> None:
 async def test_classification_is_a_law_over_labels(subject: Subject) -> None:
     labels = tuple("0123456789")
     turns = (Message("user", "Is this step good?"),)
-    answer = await subject.worker.classify(call(), turns, "Score: ", labels)
+    answer = await subject.worker.classify(call(), LabelQuery(turns, "Score: ", labels))
     assert answer.labels == labels
     assert len(answer.probabilities) == 10
     assert abs(sum(answer.probabilities) - 1) < 1e-6
     assert 0 <= answer.outside <= 1
     assert min(answer.probabilities) >= 0
-    again = await subject.worker.classify(call(), turns, "Score: ", labels)
+    again = await subject.worker.classify(call(), LabelQuery(turns, "Score: ", labels))
     assert again.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
 
 
@@ -207,14 +215,15 @@ async def test_one_pass_tells_the_law_and_the_surprise_at_the_step(subject: Subj
     needs(subject, "usage")
     _, generation = await run(subject.worker, StopCriteria(8), sampling=Sampling(0.9, seed=5))
     step = generation.segment
-    asked = ((Message("user", "Is this step good?"),), "Score: ", ("1", "2"))
-    apart = await subject.worker.classify(call(QUESTION.extend(step)), *asked)
+    query = LabelQuery((Message("user", "Is this step good?"),), "Score: ", ("1", "2"))
+    with_nll = replace(query, nll=True)
+    apart = await subject.worker.classify(call(QUESTION.extend(step)), query)
     verified = await subject.worker.verify(call(), step, GREEDY)
-    both = await subject.worker.classify(call(QUESTION.extend(step)), *asked, nll=True)
+    both = await subject.worker.classify(call(QUESTION.extend(step)), with_nll)
     assert (apart.nll, both.usage.passes) == (None, 1)
     assert both.nll == pytest.approx(verified.nll, abs=1e-3)
     assert both.probabilities == pytest.approx(apart.probabilities, abs=1e-3)
-    nothing = await subject.worker.classify(call(QUESTION), *asked, nll=True)
+    nothing = await subject.worker.classify(call(QUESTION), with_nll)
     assert (nothing.nll, nothing.ending) == ((), None)
 
 
@@ -226,7 +235,7 @@ async def test_one_pass_tells_the_surprise_at_a_steps_end(subject: Subject, fini
     step = replace(generation.segment, finish=finish)
     turns = (Message("user", "Is this step good?"),)
     judged = call(QUESTION.extend(step))
-    both = await subject.worker.classify(judged, turns, "", ("1", "2"), nll=True)
+    both = await subject.worker.classify(judged, LabelQuery(turns, "", ("1", "2"), nll=True))
     verified = await subject.worker.verify(call(), step, GREEDY)
     assert both.ending is not None
     assert both.ending >= 0
@@ -240,7 +249,7 @@ async def test_the_surprise_at_tokens_of_another_vocabulary_is_not_told(subject:
     foreign = QUESTION.extend(Segment("small", "x", (5,), (0.0,), "another"))
     turns = (Message("user", "Good?"),)
     with pytest.raises(Unsupported):
-        await subject.worker.classify(call(foreign), turns, "", ("1", "2"), nll=True)
+        await subject.worker.classify(call(foreign), LabelQuery(turns, "", ("1", "2"), nll=True))
 
 
 @pytest.mark.asyncio
@@ -248,7 +257,9 @@ async def test_bad_labels_are_refused(subject: Subject) -> None:
     needs(subject, "labels")
     for labels in ((), ("yes and no",), ("1", "1"), ("</think>",)):
         with pytest.raises(InvalidRequest) as caught:
-            await subject.worker.classify(call(), (Message("user", "Good?"),), "", labels)
+            await subject.worker.classify(
+                call(), LabelQuery((Message("user", "Good?"),), "", labels)
+            )
         assert caught.value.param == "labels"
 
 
@@ -343,7 +354,7 @@ async def test_a_prefix_is_read_once(subject: Subject) -> None:
     _, first = await run(subject.worker, StopCriteria(6), transcript)
     longer = transcript.extend(first.segment)
     judged = await subject.worker.classify(
-        call(longer), (Message("user", "Good?"),), "Score: ", ("1", "2")
+        call(longer), LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
     )
     _, second = await run(subject.worker, StopCriteria(4), longer)
     assert judged.usage.cached >= first.usage.prompt + len(first.segment.tokens) - 1

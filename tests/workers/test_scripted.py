@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ContextLengthExceeded, WorkerUnavailable
-from orchestrator.types import Finish, Generation, Message, Sampling, StopCriteria, Transcript
+from orchestrator.types import (
+    Finish,
+    Generation,
+    LabelQuery,
+    Message,
+    Sampling,
+    StopCriteria,
+    Transcript,
+)
 from orchestrator.worker import Call, Delta
 from workers.scripted import Say, Scripted, segment, words
 
@@ -108,7 +116,7 @@ async def test_failures_and_deaths() -> None:
 
 async def test_verdicts() -> None:
     worker = Scripted(scores=[7, 2.5])
-    law = await worker.classify(Call("r", TRACE), (), "", tuple("0123456789"))
+    law = await worker.classify(Call("r", TRACE), LabelQuery((), "", tuple("0123456789")))
     assert law.probabilities.index(1.0) == 7
     draft = segment("small", "a b")
     verdict = await worker.verify(Call("r", TRACE), draft, Sampling())

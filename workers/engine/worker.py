@@ -12,7 +12,7 @@ from orchestrator.types import (
     Classification,
     Finish,
     Generation,
-    Message,
+    LabelQuery,
     Sampling,
     Segment,
     StopCriteria,
@@ -98,36 +98,27 @@ class LocalWorker:
         finally:
             await answers.aclose()  # type: ignore[attr-defined]
 
-    async def classify(
-        self,
-        call: Call,
-        turns: tuple[Message, ...],
-        lead_in: str,
-        labels: tuple[str, ...],
-        *,
-        likeliest: bool = False,
-        nll: bool = False,
-    ) -> Classification:
-        """The law over labels after a side conversation that leaves no transcript."""
-        chosen = label_ids(self.tokenizer, labels)
-        judged = call.transcript.last if nll else None
+    async def classify(self, call: Call, query: LabelQuery) -> Classification:
+        """The distribution over the query's labels after its side conversation."""
+        chosen = label_ids(self.tokenizer, query.labels)
+        judged = call.transcript.last if query.nll else None
         verified = self.prompts.verified(judged)
         prefix = self.prompts.transcript(call.transcript)
-        side = self.prompts.side(turns, lead_in)
+        side = self.prompts.side(query.turns, query.lead_in)
         ids = prefix + side
         check_length(len(ids), self.context)
         job = ClassifyJob(
             Ticket(self.engine.lease),
             ids,
-            last=len(verified) + len(side) + 1 if nll else 1,
+            last=len(verified) + len(side) + 1 if query.nll else 1,
             keep=len(prefix),
             labels=chosen,
-            verified=len(verified) if nll else None,
+            verified=len(verified) if query.nll else None,
             ends=endings(self.tokenizer, self._ends, call.transcript, judged),
         )
         probabilities, outside, *told = await self.engine.answer(job)
-        law = Classification(labels, tuple(probabilities), outside, job.usage, job.ms)
-        if not nll:
+        law = Classification(query.labels, tuple(probabilities), outside, job.usage, job.ms)
+        if not query.nll:
             return law
         surprises, ending = told
         ended = judged is not None and judged.finish in ENDED

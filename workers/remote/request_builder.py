@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from orchestrator.errors import InvalidRequest, Unsupported
-from orchestrator.types import Message, Transcript
+from orchestrator.types import LabelQuery, Message, Transcript
 from workers.text.prompt import Prompts
 
 
@@ -27,12 +27,12 @@ class Outgoing:
         form: Literal["ids", "text", "chat"],
         ids: Sequence[int],
         transcript: Transcript,
-        turns: Sequence[Message] = (),
-        lead_in: str = "",
+        query: LabelQuery | None = None,
     ) -> dict[str, Any]:
         """The request fields that make a server go on behind `ids`.
 
-        `ids` are the transcript's, followed by those of a side conversation where there is one.
+        `ids` are the transcript's, followed by those of the query's side conversation if there is
+        one.
 
         Raises:
             InvalidRequest: a content spells a control token, and the server would read it as one.
@@ -43,7 +43,7 @@ class Outgoing:
         text = self._text(ids)
         if form == "text":
             return {"prompt": text}
-        return self._chat(transcript, turns, lead_in)
+        return self._chat(transcript, query)
 
     def _text(self, ids: Sequence[int]) -> str:
         tokenizer = self._tokenizer
@@ -58,9 +58,8 @@ class Outgoing:
             return text.removeprefix(tokenizer.decode(self._begin))
         return text
 
-    def _chat(
-        self, transcript: Transcript, turns: Sequence[Message], lead_in: str
-    ) -> dict[str, Any]:
+    def _chat(self, transcript: Transcript, query: LabelQuery | None) -> dict[str, Any]:
+        turns, lead_in = (query.turns, query.lead_in) if query else ((), "")
         before = self._prompts.before_assistant(transcript.messages)
         written = self._tokenizer.decode(self._prompts.transcript(transcript))
         if not written.startswith(before):

@@ -42,7 +42,7 @@ from orchestrator.errors import (
 from orchestrator.types import (
     Classification,
     Generation,
-    Message,
+    LabelQuery,
     Sampling,
     Segment,
     StopCriteria,
@@ -257,31 +257,23 @@ class RemoteWorker:
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.after(error)
 
-    async def classify(
-        self,
-        call: Call,
-        turns: tuple[Message, ...],
-        lead_in: str,
-        labels: tuple[str, ...],
-        *,
-        likeliest: bool = False,
-        nll: bool = False,
-    ) -> Classification:
-        """The law over labels after a side conversation that leaves no transcript.
+    async def classify(self, call: Call, query: LabelQuery) -> Classification:
+        """The distribution over the query's labels after its side conversation.
 
-        A server without log-probabilities answers `likeliest` questions with one generated token:
+        A server without log-probabilities answers `likeliest` queries with one generated token:
         all mass is on that label, or all of it outside.
         """
+        labels, nll = query.labels, query.nll
         began = perf_counter()
         chosen, able = label_ids(self.tokenizer, labels), await self.abilities()
-        if not able.top and not likeliest:
+        if not able.top and not query.likeliest:
             raise self._lacks("log-probabilities, which a law over labels needs")
         judged = call.transcript.last if nll else None
         verified = self.prompts.verified(judged)
         prefix = self.prompts.transcript(call.transcript)
-        ids = prefix + self.prompts.side(turns, lead_in)
+        ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
-        body = self._outgoing.body(able.prompt, ids, call.transcript, turns, lead_in)
+        body = self._outgoing.body(able.prompt, ids, call.transcript, query)
         body |= dialect.wanted(self.model, Sampling(), able, 1, top=dialect.TOP[0])
         if able.labels:
             body["logprob_token_ids"] = list(chosen)

@@ -47,7 +47,7 @@ from orchestrator.errors import (
 from orchestrator.types import (
     Classification,
     Generation,
-    Message,
+    LabelQuery,
     Sampling,
     Segment,
     StopCriteria,
@@ -207,8 +207,7 @@ class WorkerReplica:
                 async for item in items:
                     yield item
         elif verb == "classify":
-            *asked, nll = args
-            yield await self._backend.classify(*asked, nll=nll)
+            yield await self._backend.classify(*args)
         else:
             yield await self._backend.verify(*args)
 
@@ -263,19 +262,8 @@ class ReplicaWorker:
                 self._on_lost()
                 await patience.wait(lost)
 
-    async def classify(
-        self,
-        call: Call,
-        turns: tuple[Message, ...],
-        lead_in: str,
-        labels: tuple[str, ...],
-        *,
-        likeliest: bool = False,  # a replica's model always shows the whole law
-        nll: bool = False,
-    ) -> Classification:
-        answer: Classification = await self._answer(
-            call.request, "classify", call, turns, lead_in, labels, nll
-        )
+    async def classify(self, call: Call, query: LabelQuery) -> Classification:
+        answer: Classification = await self._answer(call.request, "classify", call, query)
         return answer
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:

@@ -24,6 +24,7 @@ from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Generation,
+    LabelQuery,
     Limits,
     Message,
     Sampling,
@@ -184,7 +185,9 @@ async def test_a_common_beginning_is_copied_and_both_texts_live(worker: LocalWor
 
 async def test_a_judgement_leaves_the_prefix_and_nothing_else(worker: LocalWorker) -> None:
     call = ask("Judge this")
-    answer = await worker.classify(call, (Message("user", "Good?"),), "Score: ", ("1", "2"))
+    answer = await worker.classify(
+        call, LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
+    )
     prefix = len(worker.prompts.transcript(call.transcript))
     assert answer.usage.prompt > prefix
     assert worker.stats()["held_tokens"] == prefix
@@ -340,7 +343,7 @@ async def test_nan_logits_are_an_error_and_poison_nobody(worker: LocalWorker) ->
         with pytest.raises(WorkerError, match="NaN"):
             await run(worker, ask("what now?"), StopCriteria(6), sampling)
     with pytest.raises(WorkerError, match="NaN"):
-        await worker.classify(ask("and now?"), (Message("user", "?"),), "", ("1", "2"))
+        await worker.classify(ask("and now?"), LabelQuery((Message("user", "?"),), "", ("1", "2")))
     with pytest.raises(WorkerError, match="NaN"):
         await worker.verify(ask("or now?"), Segment("small", ""), Sampling())
     target.forward = forward  # type: ignore[method-assign]

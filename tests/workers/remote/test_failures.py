@@ -18,7 +18,7 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.http.errors import problem
-from orchestrator.types import Generation, Message, Sampling, StopCriteria, Transcript
+from orchestrator.types import Generation, LabelQuery, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call, Delta
 from workers.engine.loading import load_tokenizer, resolve
 from workers.remote.errors import Absent, Declined
@@ -295,11 +295,13 @@ async def test_a_token_that_our_tokenizer_lacks() -> None:
 async def test_nonsense_instead_of_a_law(body: str) -> None:
     async with odd(http(200, body), retries=0) as (_, worker):
         if body.endswith("[{}]}"):  # no token at all: none of the labels
-            law = await worker.classify(QUESTION, (Message("user", "?"),), "", ("1", "2"))
+            law = await worker.classify(
+                QUESTION, LabelQuery((Message("user", "?"),), "", ("1", "2"))
+            )
             assert law.outside == 1.0
             return
         with pytest.raises(WorkerUnavailable):
-            await worker.classify(QUESTION, (Message("user", "?"),), "", ("1", "2"))
+            await worker.classify(QUESTION, LabelQuery((Message("user", "?"),), "", ("1", "2")))
 
 
 async def test_what_the_server_refuses() -> None:

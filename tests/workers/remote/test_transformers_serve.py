@@ -15,7 +15,7 @@ import httpx
 import pytest
 
 from orchestrator.errors import Unsupported
-from orchestrator.types import Message, Sampling, StopCriteria, Transcript
+from orchestrator.types import LabelQuery, Message, Sampling, StopCriteria, Transcript
 from policies.specreason import SpecReason
 from tests.deploy.conftest import free_port
 from tests.workers.remote.test_worker import JUDGE, QUESTIONS, answer, ask, call, write
@@ -121,7 +121,7 @@ async def test_greedy_specreason_as_in_process(served: dict[Any, RemoteWorker]) 
 async def test_what_it_lacks_is_refused_by_name(served: dict[Any, RemoteWorker]) -> None:
     transcript = Transcript((Message("user", "1+1?"),))
     with pytest.raises(Unsupported, match="log-probabilities, which a law over labels needs"):
-        await served["large"].classify(call(transcript), JUDGE, "", ("1", "2"))
+        await served["large"].classify(call(transcript), LabelQuery(JUDGE, "", ("1", "2")))
     drafted = (await write(served["small"], transcript, StopCriteria(8))).segment
     with pytest.raises(Unsupported, match="log-probabilities of the prompt"):
         await served["large"].verify(call(transcript), drafted, Sampling())

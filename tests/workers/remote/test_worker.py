@@ -21,6 +21,7 @@ from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
     Generation,
+    LabelQuery,
     Limits,
     Message,
     Sampling,
@@ -45,6 +46,7 @@ QUESTIONS = [problem.question for problem in draw("dev", 7, 4)]
 GREEDY = Sampling()
 DIGITS = tuple("0123456789")
 JUDGE = (Message("user", "Score?"),)
+SCORE = LabelQuery(JUDGE, "", DIGITS)
 PAIR = ("small", "large")
 
 
@@ -197,15 +199,15 @@ async def test_laws_over_labels_are_those_of_the_model(
     for question in QUESTIONS:
         drafted = await write(pair["small"], ask(question), StopCriteria(200, until=("\n\n",)))
         judged = call(ask(question).extend(drafted.segment), "large")
-        ours = await pair["large"].classify(judged, JUDGE, "", DIGITS)
+        ours = await pair["large"].classify(judged, SCORE)
         if able.top:
-            theirs = await workers["large"].classify(judged, JUDGE, "", DIGITS)
+            theirs = await workers["large"].classify(judged, SCORE)
             assert theirs.probabilities == pytest.approx(ours.probabilities, abs=2e-3)
             assert theirs.outside == pytest.approx(ours.outside, abs=2e-3)
             continue
         with pytest.raises(Unsupported, match="log-probabilities"):
-            await workers["large"].classify(judged, JUDGE, "", DIGITS)
-        theirs = await workers["large"].classify(judged, JUDGE, "", DIGITS, likeliest=True)
+            await workers["large"].classify(judged, SCORE)
+        theirs = await workers["large"].classify(judged, replace(SCORE, likeliest=True))
         best = max(range(10), key=lambda digit: ours.probabilities[digit])
         assert theirs.probabilities == tuple(float(digit == best) for digit in range(10))
         assert theirs.outside == 0.0

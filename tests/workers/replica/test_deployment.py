@@ -18,7 +18,15 @@ from orchestrator.errors import (
     WorkerError,
     WorkerUnavailable,
 )
-from orchestrator.types import Generation, Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.types import (
+    Generation,
+    LabelQuery,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+)
 from orchestrator.worker import Call, Delta
 from tests.workers.replica.handles import Handle, Response
 from workers import streams as wire
@@ -169,7 +177,7 @@ async def test_a_verification_arrives_with_its_texts() -> None:
 
 async def test_a_judgement_is_asked_again() -> None:
     handle = Handle(story(), deaths=[(0, dead()), (0, dead())])
-    answer = await ReplicaWorker(handle).classify(call(), (), "", ("8", "9"))
+    answer = await ReplicaWorker(handle).classify(call(), LabelQuery((), "", ("8", "9")))
     assert answer.probabilities == (0.0, 1.0)
     assert len(handle.sessions) == 3
 
@@ -177,7 +185,7 @@ async def test_a_judgement_is_asked_again() -> None:
 async def test_patience_ends() -> None:
     handle = Handle(story(), deaths=[(0, dead())] * 100)
     with pytest.raises(WorkerUnavailable, match="lost"):
-        await ReplicaWorker(handle, patience_s=0.2).classify(call(), (), "", ("9",))
+        await ReplicaWorker(handle, patience_s=0.2).classify(call(), LabelQuery((), "", ("9",)))
 
 
 async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,7 +199,7 @@ async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.Monkey
         """How often the pool was asked for one call."""
         before = len(handle.sessions)
         with suppress(WorkerUnavailable):
-            await worker.classify(call(), (), "", ("9",))
+            await worker.classify(call(), LabelQuery((), "", ("9",)))
         return len(handle.sessions) - before
 
     assert await asked() > 1
@@ -239,7 +247,7 @@ async def test_beats_keep_a_slow_call_alive(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(replica, "SILENCE_S", 0.1)
     monkeypatch.setattr(wire, "BEAT_S", 0.02)
     handle = Handle(story(delay=0.3))
-    await ReplicaWorker(handle).classify(call(), (), "", ("9",))
+    await ReplicaWorker(handle).classify(call(), LabelQuery((), "", ("9",)))
     assert len(handle.sessions) == 1
 
 
@@ -352,7 +360,7 @@ async def test_how_often_a_request_found_the_replica_that_knew_it() -> None:
     transcript = Transcript((Message("user", "How many?"),))
 
     async def ask(request: str) -> None:
-        await worker.classify(Call(request, transcript, "large"), (), "", ("9",))
+        await worker.classify(Call(request, transcript, "large"), LabelQuery((), "", ("9",)))
 
     for request in ("a", "b", "a", "a"):
         await ask(request)
@@ -405,6 +413,9 @@ async def test_counters_are_reported_with_every_check_and_every_question() -> No
     assert one._reporting is not None
     await one._reporting
     assert [stats["calls"] for stats in told] == [0]
-    _ = [item async for item in one.exchange("classify", "r", False, call(), (), "", ("9",))]
+    _ = [
+        item
+        async for item in one.exchange("classify", "r", False, call(), LabelQuery((), "", ("9",)))
+    ]
     assert (await one.reported_facts()).stats == told[-1]
     assert told[-1]["calls"] == 1
