@@ -1,8 +1,7 @@
 """The composition root: from a deployment file's `args` to a Ray Serve application.
 
-    SmallWorker, LargeWorker   replicas of the two models (workers/replica/deployment.py); none
-    where a
-                               server is named instead, which the ingress asks itself
+    SmallWorker, LargeWorker   replicas of the two models (workers/replica); none where
+                               a server is named instead, which the ingress calls itself
     Store                      with `store: memory`: where replicas of the ingress meet
     Orchestrator               the ingress: policies, and the OpenAI-compatible HTTP surface
 
@@ -35,7 +34,8 @@ from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service, ServiceLimits
 from orchestrator.loop.actions import WorkerName
 from policies import POLICIES
-from workers.replica.deployment import ReplicaWorker, deployment
+from workers.replica.client import ReplicaWorker
+from workers.replica.server import deployment
 
 if TYPE_CHECKING:  # it needs torch, and only some deployments need it
     from workers.engine.worker import LocalWorker
@@ -57,7 +57,7 @@ class Orchestrator:
         specs = args.workers.by_name()
         replicas = {
             name: ReplicaWorker(
-                pool, patience_s=specs[name].patience_s, on_lost=partial(self._lost, name)
+                pool, retry_timeout_s=specs[name].patience_s, on_lost=partial(self._lost, name)
             )
             for name, pool in pools.items()
             if pool is not None
@@ -186,7 +186,7 @@ async def _answers(worker: AnyWorker) -> bool:
     if not isinstance(worker, ReplicaWorker):
         return await worker.answers(patience_s=2.0)
     try:
-        await worker.facts(patience_s=2.0)
+        await worker.status(timeout_s=2.0)
     except WorkerUnavailable:
         return False
     return True

@@ -1,4 +1,4 @@
-"""When to call a server again, and when to leave it alone."""
+"""When to call a server again after a failure, and when to stop calling it for a while."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from orchestrator.errors import Overloaded, WorkerUnavailable
 log = logging.getLogger(__name__)
 
 BACKOFF_S = 0.1  # before the first retry; twice as long before each further one
-PATIENCE_S = 10.0  # a server that wants to be left alone for longer is not waited for
+MAX_BACKOFF_S = 10.0  # a server that asks for a longer pause is not called again
+POOL_BACKOFF_S, POOL_MAX_BACKOFF_S = 0.05, 1.0  # likewise within a pool: another replica may do
 
 
-class Breaker:
-    """A server that keeps failing is left alone for a while.
+class CircuitBreaker:
+    """Stops calls to a server that keeps failing.
 
-    Opens after `limit` failures in a row; then one call every `rest_s` seconds tries again.
+    Opens after `failure_threshold` failures in a row; then one call every `reset_timeout_s` seconds
+    is let through to see whether the server is back.
 
     Args:
-        name: who is behind it, for messages.
-        limit: failures in a row that open it.
-        rest_s: seconds between tries while it is open.
+        name: the server's, for messages.
         clock: seconds of a clock that only goes forward.
     """
 
@@ -31,60 +31,90 @@ class Breaker:
         self,
         name: str,
         *,
-        limit: int = 5,
-        rest_s: float = 5.0,
+        failure_threshold: int = 5,
+        reset_timeout_s: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._name, self._limit, self._rest_s, self._clock = name, limit, rest_s, clock
+        self._name, self._clock = name, clock
+        self._failure_threshold, self._reset_timeout_s = failure_threshold, reset_timeout_s
         self._failures, self._next_try = 0, 0.0
 
     @property
-    def open(self) -> bool:
-        return self._failures >= self._limit
+    def is_open(self) -> bool:
+        return self._failures >= self._failure_threshold
 
-    def enter(self) -> None:
-        """Before each call.
+    def before_call(self) -> None:
+        """Let a call through, or not.
 
         Raises:
             WorkerUnavailable: the breaker is open, and another call is the one that tries.
         """
-        if not self.open:
+        if not self.is_open:
             return
         now = self._clock()
         if now < self._next_try:
             raise WorkerUnavailable(f"{self._name} failed {self._failures} times in a row")
-        self._next_try = now + self._rest_s
+        self._next_try = now + self._reset_timeout_s
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         self._failures = 0
 
-    def failed(self) -> None:
+    def record_failure(self) -> None:
         self._failures += 1
-        self._next_try = self._clock() + self._rest_s
+        self._next_try = self._clock() + self._reset_timeout_s
 
 
-class Retries:
-    """How often one call is tried again, and after what pause.
+class CountedRetry:
+    """Retries of one call, up to `max_retries` without progress between them.
 
-    Args:
-        most: tries after the first, in a row.
-        breaker: while it is open there is no other try.
+    While `breaker` is open there is none.
     """
 
-    def __init__(self, most: int, breaker: Breaker) -> None:
-        self._most, self._breaker, self._tried = most, breaker, 0
+    def __init__(self, max_retries: int, breaker: CircuitBreaker) -> None:
+        self._max_retries, self._breaker, self._retries = max_retries, breaker, 0
 
-    def progress(self) -> None:
-        """Something came of it: count from the start again."""
-        self._tried = 0
+    def reset(self) -> None:
+        """The call made progress: count from zero again."""
+        self._retries = 0
 
-    async def after(self, error: WorkerUnavailable | Overloaded) -> None:
-        """A pause before the next try; raises `error` where there should be none."""
-        pause = BACKOFF_S * 2**self._tried
+    async def backoff(self, error: WorkerUnavailable | Overloaded) -> None:
+        """Pause before the next try; raises `error` where there is to be none."""
+        pause = BACKOFF_S * 2**self._retries
         if isinstance(error, Overloaded):
             pause = max(pause, error.retry_after_s or 0.0)
-        self._tried += 1
-        if self._tried > self._most or self._breaker.open or pause > PATIENCE_S:
+        self._retries += 1
+        if self._retries > self._max_retries or self._breaker.is_open or pause > MAX_BACKOFF_S:
             raise error
         log.warning("trying again in %.1f s: %s", pause, error)
+        await asyncio.sleep(pause)
+
+
+class TimedRetry:
+    """Retries of one call, until `timeout_s` seconds have passed without progress."""
+
+    def __init__(self, timeout_s: float, breaker: CircuitBreaker) -> None:
+        self._timeout_s, self._breaker = timeout_s, breaker
+        self.retries = 0
+        self.reset()
+
+    def reset(self) -> None:
+        """The call made progress: it has all of its time again."""
+        self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+
+    @property
+    def remaining_s(self) -> float:
+        return max(0.0, self._deadline - asyncio.get_running_loop().time())
+
+    async def backoff(self, error: Exception) -> None:
+        """Pause before the next try.
+
+        Raises:
+            WorkerUnavailable: the time is up; the breaker counts a failure.
+        """
+        pause = min(POOL_BACKOFF_S * 2**self.retries, POOL_MAX_BACKOFF_S)
+        self.retries += 1
+        if self.remaining_s <= pause:
+            self._breaker.record_failure()
+            raise WorkerUnavailable(str(error)) from None
+        log.warning("trying again: %s", error)
         await asyncio.sleep(pause)

@@ -1,6 +1,7 @@
-"""What travels between a replica and its callers: deltas in lots, beats, and the rest of a stream.
+"""The stream protocol between a worker and a caller that may lose its stream.
 
-Nothing here knows how it travels.
+A replica sends deltas in batches and heartbeats (`batch_stream`); a caller whose stream broke off
+has the rest made elsewhere (`resume_generation`). Nothing here knows the transport.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from typing import Any, Protocol, cast
 from orchestrator.types import Author, Finish, Generation, Sampling, Segment, StopCriteria, Usage
 from orchestrator.worker import Call, Delta
 
-BEAT_S = 1.0  # a replica at work says so at least this often
-GATHER_S = 0.02  # deltas closer together than this travel together: less work beside the engine
+HEARTBEAT_S = 1.0  # longest silence of a stream whose worker is alive
+BATCH_S = 0.02  # deltas closer together than this are sent as one: less work beside the engine
 UNKNOWN = Usage()
 
 
-class Generate(Protocol):
+class GenerateCall(Protocol):
     """`Worker.generate`."""
 
     def __call__(
@@ -27,109 +28,108 @@ class Generate(Protocol):
     ) -> AsyncIterator[Delta | Generation]: ...
 
 
-async def resumed(
-    generate: Generate,
+async def resume_generation(
+    generate: GenerateCall,
     tokenizer: str,
-    made: Delta,
+    received: Delta,
     call: Call,
     criteria: StopCriteria,
     sampling: Sampling,
     stream: bool,
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """A generation of which `made` has arrived already: the other deltas, then the whole of it.
+    """A generation of which `received` has arrived already: the other deltas, then the whole of it.
 
-    `tokenizer` is the hash of the worker's vocabulary, to which the tokens in `made` belong.
+    `tokenizer` is the hash of the worker's vocabulary, to which the tokens in `received` belong.
     """
 
     def whole(rest: Segment, usage: Usage = UNKNOWN, ms: float = 0.0) -> Generation:
         segment = replace(
             rest,
-            text=made.text + rest.text,
-            tokens=made.tokens + rest.tokens,
-            logprobs=made.logprobs + rest.logprobs,
+            text=received.text + rest.text,
+            tokens=received.tokens + rest.tokens,
+            logprobs=received.logprobs + rest.logprobs,
         )
-        prompt, generated = usage.prompt - len(made.tokens), len(segment.tokens)
+        prompt, generated = usage.prompt - len(received.tokens), len(segment.tokens)
         return Generation(segment, replace(usage, prompt=prompt, generated=generated), ms)
 
-    if not made.tokens:
-        async with aclosing(_writing(generate, call, criteria, sampling, stream)) as items:
+    if not received.tokens:
+        async with aclosing(_start(generate, call, criteria, sampling, stream)) as items:
             async for item in items:
                 yield item
         return
-    begun = Segment(cast("Author", call.author), "", tokenizer=tokenizer)
-    left = criteria.max_tokens - len(made.tokens)
-    if _ended(criteria, made.text) or not left:  # only the last word was lost
-        finish: Finish = "until" if _ended(criteria, made.text) else "length"
-        yield whole(replace(begun, finish=finish), Usage(prompt=len(made.tokens)))
+    empty = Segment(cast("Author", call.author), "", tokenizer=tokenizer)
+    max_tokens = criteria.max_tokens - len(received.tokens)
+    if _has_delimiter(criteria, received.text) or not max_tokens:  # only its end was lost
+        finish: Finish = "until" if _has_delimiter(criteria, received.text) else "length"
+        yield whole(replace(empty, finish=finish), Usage(prompt=len(received.tokens)))
         return
-    call = replace(call, transcript=call.transcript.extend(whole(begun).segment))
-    criteria = replace(
-        criteria, max_tokens=left, max_entropy=None
-    )  # its first token is long since made
+    call = replace(call, transcript=call.transcript.extend(whole(empty).segment))
+    # The entropy of the first token was checked before that token was sent.
+    criteria = replace(criteria, max_tokens=max_tokens, max_entropy=None)
     rest = Delta("", ())
-    async with aclosing(_writing(generate, call, criteria, sampling, True)) as items:
+    async with aclosing(_start(generate, call, criteria, sampling, True)) as items:
         async for item in items:
             if isinstance(item, Generation):
                 yield whole(item.segment, item.usage, item.ms)
                 return
             yield item
-            rest = joined((rest, item))
-            if _ended(criteria, made.text + rest.text):  # the break lay inside a delimiter
-                segment = replace(begun, text=rest.text, tokens=rest.tokens, logprobs=rest.logprobs)
-                yield whole(segment, Usage(prompt=len(made.tokens)))
+            rest = merge_deltas((rest, item))
+            if _has_delimiter(criteria, received.text + rest.text):  # it broke off inside one
+                segment = replace(empty, text=rest.text, tokens=rest.tokens, logprobs=rest.logprobs)
+                yield whole(segment, Usage(prompt=len(received.tokens)))
                 return
 
 
-def _writing(
-    generate: Generate, call: Call, criteria: StopCriteria, sampling: Sampling, stream: bool
+def _start(
+    generate: GenerateCall, call: Call, criteria: StopCriteria, sampling: Sampling, stream: bool
 ) -> AsyncGenerator[Delta | Generation, None]:
-    """The worker's iterator as what it is: closing it cancels the call."""
+    """The worker's iterator as what it is, a generator: closing it cancels the call."""
     items = generate(call, criteria, sampling, stream=stream)
     return cast("AsyncGenerator[Delta | Generation, None]", items)
 
 
-def _ended(criteria: StopCriteria, text: str) -> bool:
-    return any(mark in text for mark in criteria.until)
+def _has_delimiter(criteria: StopCriteria, text: str) -> bool:
+    return any(delimiter in text for delimiter in criteria.until)
 
 
-async def gathered(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """The items; deltas that come close together as one, and None where there is a long silence.
+async def batch_stream(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
+    """The items: deltas within `BATCH_S` merged to one, None as a heartbeat in a long silence.
 
-    Serve takes them as fast as they come, whether or not the caller still listens: as long as this
-    runs, the call has somebody who waits, and its lease is renewed. What ends a call early is the
-    caller's cancelling, or Serve noticing that the caller's process is gone; where both are lost,
-    the row is held until the span ends.
+    Serve takes items as fast as they come, whether or not the caller still listens: as long as this
+    runs, somebody waits for the call, and its lease is renewed. What ends a call early is the
+    caller's cancellation, or Serve noticing that the caller's process is gone; where both are lost,
+    the row is held until the generation ends.
     """
-    lot: list[Any] = []
-    news, over = asyncio.Event(), asyncio.Event()
+    batch: list[Any] = []
+    arrived, exhausted = asyncio.Event(), asyncio.Event()
 
     async def pump() -> None:
         try:
             async with aclosing(items):
                 async for item in items:
-                    lot.append(item)
-                    news.set()
+                    batch.append(item)
+                    arrived.set()
         finally:
-            over.set()
-            news.set()
+            exhausted.set()
+            arrived.set()
 
     task = asyncio.create_task(pump())
-    began = False
+    is_first = True
     try:
-        while not over.is_set() or lot:
-            if not await _within(BEAT_S, news):
+        while not exhausted.is_set() or batch:
+            if not await _is_set_within(HEARTBEAT_S, arrived):
                 yield None
                 continue
-            if began:  # the first goes at once
-                await _within(GATHER_S, over)
-            began = True
-            deltas = [item for item in lot if isinstance(item, Delta)]
-            rest = [item for item in lot if not isinstance(item, Delta)]
-            lot.clear()
-            news.clear()
+            if not is_first:  # the first goes at once
+                await _is_set_within(BATCH_S, exhausted)
+            is_first = False
+            deltas = [item for item in batch if isinstance(item, Delta)]
+            others = [item for item in batch if not isinstance(item, Delta)]
+            batch.clear()
+            arrived.clear()
             if deltas:
-                yield joined(deltas)
-            for item in rest:
+                yield merge_deltas(deltas)
+            for item in others:
                 yield item
         await task
     finally:
@@ -137,14 +137,15 @@ async def gathered(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None
         await asyncio.wait({task})
 
 
-async def _within(seconds: float, event: asyncio.Event) -> bool:
+async def _is_set_within(seconds: float, event: asyncio.Event) -> bool:
     with suppress(TimeoutError):
         async with asyncio.timeout(seconds):
             await event.wait()
     return event.is_set()
 
 
-def joined(deltas: Iterable[Delta]) -> Delta:
+def merge_deltas(deltas: Iterable[Delta]) -> Delta:
+    """Consecutive deltas as one."""
     deltas = list(deltas)
     return Delta(
         "".join(delta.text for delta in deltas),

@@ -32,7 +32,7 @@ class PoolLoad:
     """Serve's autoscaling policy of a worker pool; Serve adds delays and bounds.
 
     `full_at`: the load at which a replica counts as full, where 1 is all it has room for (see
-    `WorkerReplica.record_autoscaling_stats`).
+    `ReplicaServer.record_autoscaling_stats`).
     """
 
     def __init__(self, full_at: float) -> None:

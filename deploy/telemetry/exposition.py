@@ -21,7 +21,8 @@ from deploy.telemetry.ledger import Counts, Series
 from deploy.telemetry.reporter import Reporter, series
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.actions import WorkerName
-from workers.replica.deployment import Facts, ReplicaWorker
+from workers.replica.client import ReplicaWorker
+from workers.replica.server import ReplicaStatus
 
 COUNTERS: Final = {
     "prompt_tokens": "Tokens of the prefixes that calls to this pool carried, found cached or not.",
@@ -197,8 +198,8 @@ def _gauge(name: str, text: str, **labels: str) -> Metric:
     return family
 
 
-async def _everyone(pool: ReplicaWorker) -> list[Facts]:
+async def _everyone(pool: ReplicaWorker) -> list[ReplicaStatus]:
     try:
-        return await pool.everyone()
+        return await pool.report_all()
     except WorkerUnavailable:
         return []

@@ -30,7 +30,7 @@ from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from tests.workers.replica.handles import Handle
 from workers.engine.loading import load
 from workers.remote.worker import RemoteWorker, Server
-from workers.replica.deployment import ReplicaWorker
+from workers.replica.client import ReplicaWorker
 from workers.scripted import Scripted, words
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))

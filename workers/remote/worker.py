@@ -57,8 +57,8 @@ from workers.remote.probe import probe
 from workers.remote.protocol import Abilities, Vocabulary, sense
 from workers.remote.request_builder import Outgoing
 from workers.remote.response_parser import Asked, Incoming
-from workers.retry import Breaker, Retries
-from workers.streams import joined, resumed
+from workers.retry import CircuitBreaker, CountedRetry
+from workers.streams import merge_deltas, resume_generation
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.prompt import Prompts
 from workers.text.tokenizer import Tokenizer
@@ -89,10 +89,10 @@ class Server:
         connect_s: float = 5.0,
         silence_s: float = 60.0,
         retries: int = 2,
-        breaker: Breaker | None = None,
+        breaker: CircuitBreaker | None = None,
     ) -> None:
         self.name = base(url)
-        self._retries, self.breaker = retries, breaker or Breaker(self.name)
+        self._retries, self.breaker = retries, breaker or CircuitBreaker(self.name)
         self._headers = {"authorization": f"Bearer {key}"} if key else {}
         self._timeout = httpx.Timeout(silence_s, connect=connect_s)
         self._home: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
@@ -117,9 +117,9 @@ class Server:
             await self._home[1].aclose()
         self._home = None
 
-    def tries(self) -> Retries:
+    def tries(self) -> CountedRetry:
         """The tries that one call has."""
-        return Retries(self._retries, self.breaker)
+        return CountedRetry(self._retries, self.breaker)
 
     async def get(self, path: str, *, patience_s: float | None = None) -> Any:
         """A page's JSON, tried once."""
@@ -139,7 +139,7 @@ class Server:
                     )
                     return self._answer(self._json(response))
             except (WorkerUnavailable, Overloaded) as error:
-                await retries.after(error)
+                await retries.backoff(error)
 
     async def events(
         self, path: str, body: Mapping[str, Any], session: str = ""
@@ -153,7 +153,7 @@ class Server:
                 if stream.response.status_code != 200:
                     await stream.response.aread()
                     self._json(stream.response)
-                self.breaker.succeeded()  # it answers; what comes of the stream is seen later
+                self.breaker.record_success()  # it answers; what comes of the stream is seen later
                 lines = stream.aiter_sse()
                 async for event in lines:
                     if event.data == "[DONE]":  # read to the end: the connection is used again
@@ -191,24 +191,24 @@ class Server:
     @contextmanager
     def _errors(self) -> Iterator[None]:
         """Errors on the way in our words, and what they mean to the breaker."""
-        self.breaker.enter()
+        self.breaker.before_call()
         try:
             yield
         except WorkerUnavailable:
-            self.breaker.failed()
+            self.breaker.record_failure()
             raise
         except BatonError:
-            self.breaker.succeeded()  # it is there, and says no
+            self.breaker.record_success()  # it is there, and says no
             raise
         except (httpx.HTTPError, httpx.StreamError, SSEError) as error:
-            self.breaker.failed()
+            self.breaker.record_failure()
             what = str(error) or type(error).__name__
             raise WorkerUnavailable(f"{self.name}: {what}") from None
         except ValueError as error:  # no JSON
-            self.breaker.failed()
+            self.breaker.record_failure()
             raise WorkerUnavailable(f"{self.name} talks nonsense: {type(error).__name__}") from None
         else:
-            self.breaker.succeeded()
+            self.breaker.record_success()
 
 
 class RemoteWorker:
@@ -242,20 +242,22 @@ class RemoteWorker:
         check_method(call.speculation, ())
         made, retries = Delta("", ()), self.server.tries()
         while True:
-            rest = resumed(self._once, self.tokenizer.hash, made, call, criteria, sampling, True)
+            rest = resume_generation(
+                self._once, self.tokenizer.hash, made, call, criteria, sampling, True
+            )
             try:
                 async with aclosing(rest) as items:
                     async for item in items:
                         if isinstance(item, Generation):
                             yield item
                             return
-                        made = joined((made, item))
-                        retries.progress()
+                        made = merge_deltas((made, item))
+                        retries.reset()
                         if stream:
                             yield item
                 raise WorkerUnavailable(f"{self.server.name}: the stream broke off")
             except (WorkerUnavailable, Overloaded) as error:
-                await retries.after(error)
+                await retries.backoff(error)
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         """The distribution over the query's labels after its side conversation.

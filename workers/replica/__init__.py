@@ -1,1 +1,21 @@
-"""."""
+"""Workers as pools of replicas on Ray Serve; the only room of `workers` that imports ray.
+
+- `server`: the deployment class around one worker, and how a pool of replicas is deployed.
+- `client`: the `Worker` port over the pool's handle: routing, lost replicas, retries.
+
+Four things are deliberate, each against a default of Serve:
+
+- **One replica per request.** `ConsistentHashRouter` maps a request's id to a replica, so that its
+  calls find their prefix in the cache there. It is a hint: when that replica is full or gone, the
+  router takes the next on the ring, and the answer is the same.
+- **gRPC by value** (`_by_reference=False`): about half the latency of Ray's object path, and a
+  stream costs 0.1 ms an item instead of 0.4.
+- **One streamed method for all operations**, kept alive by heartbeats: a replica that falls silent
+  (a lost node closes no connection) is given up within `SILENCE_TIMEOUT_S`, and closing the stream
+  cancels.
+- **A lost call is made again** within the retry timeout, on another replica or on the replacement
+  of the only one. A generation that had begun goes on where it broke off: the new call carries what
+  was received. Sampling is keyed by absolute position, so the draws are the same. Once a call has
+  been retried in vain for that long, a circuit breaker refuses others at once and policies do
+  without the pool, until one of the calls that it lets through now and then is answered.
+"""

@@ -38,7 +38,7 @@ from policies.specreason import SpecReason
 from tests.workers.conftest import make_model, make_tokenizer, save
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
-from workers.replica.deployment import WorkerReplica
+from workers.replica.server import ReplicaServer
 from workers.text.detokenizer import Writer
 
 pytestmark = pytest.mark.asyncio
@@ -415,7 +415,7 @@ async def test_an_accelerator_past_use_fails_its_calls_and_the_health_check(
 
     monkeypatch.setattr(target, "forward", breaking)
     monkeypatch.setattr(worker.engine.cache, "clear", sticky)
-    replica = WorkerReplica(lambda: worker)
+    replica = ReplicaServer(lambda: worker)
     await replica.check_health()
     calls = (run(worker, ask(str(i)), StopCriteria(50)) for i in range(2))
     answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)

@@ -24,7 +24,7 @@ from workers.engine.loading import load_tokenizer, resolve
 from workers.remote.errors import Absent, Declined
 from workers.remote.protocol import Abilities
 from workers.remote.worker import RemoteWorker, Server
-from workers.retry import Breaker
+from workers.retry import CircuitBreaker
 
 TOKENIZER = load_tokenizer(resolve("embedded:small"))
 TEXT = "14*3=42."
@@ -361,13 +361,13 @@ async def until(condition: Callable[[], bool]) -> None:
 
 async def test_the_breaker_opens_and_closes() -> None:
     now = 0.0
-    breaker = Breaker("it", limit=3, rest_s=5.0, clock=lambda: now)
+    breaker = CircuitBreaker("it", failure_threshold=3, reset_timeout_s=5.0, clock=lambda: now)
     replies = [refusal(500, "x")] * 4 + [well]
     async with odd(*replies, retries=0, breaker=breaker) as (behind, worker):
         for _ in range(3):
             with pytest.raises(WorkerUnavailable, match="500"):
                 await write(worker)
-        assert breaker.open
+        assert breaker.is_open
         with pytest.raises(WorkerUnavailable, match="3 times in a row"):
             await write(worker)
         assert len(behind.bodies) == 3  # it was left alone
@@ -378,17 +378,17 @@ async def test_the_breaker_opens_and_closes() -> None:
             await write(worker)  # one try each time
         now = 10.0
         assert whole(await write(worker)).segment.text == TEXT
-        assert not breaker.open
+        assert not breaker.is_open
         assert whole(await write(worker)).segment.text == TEXT
 
 
 async def test_refusals_do_not_open_the_breaker() -> None:
-    breaker = Breaker("it", limit=2)
+    breaker = CircuitBreaker("it", failure_threshold=2)
     async with odd(refusal(400, "no"), retries=0, breaker=breaker) as (_, worker):
         for _ in range(5):
             with pytest.raises(Declined):
                 await write(worker)
-        assert not breaker.open
+        assert not breaker.is_open
 
 
 async def test_a_probe_that_failed_is_made_again() -> None:

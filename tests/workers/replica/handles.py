@@ -1,13 +1,39 @@
-"""A Serve handle without Serve: calls go to one replica in this process."""
+"""A Serve handle without Serve: calls go to one replica in this process, over a scripted worker."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
-from workers.replica.deployment import WorkerReplica
+from orchestrator.types import Message, Sampling, StopCriteria, Transcript
+from orchestrator.worker import Call
+from workers.replica.server import ReplicaServer
+from workers.scripted import Scripted
+
+THOUGHT = "One and two and three.\n\nFour and five.\n\n"
+GREEDY = Sampling()
+CRITERIA = StopCriteria(100, until=("\n\n",))
+
+
+class ScriptedEngineWorker(Scripted):
+    tokenizer = SimpleNamespace(hash="words")
+    alive = True
+
+    def stats(self) -> dict[str, int]:
+        return {"live_rows": self.live, "queued": 0, "rows": 4, "slots": 8}
+
+    def close(self) -> None: ...
+
+
+def story(**more: Any) -> ScriptedEngineWorker:
+    return ScriptedEngineWorker(story=(THOUGHT, "5"), **more)
+
+
+def call(transcript: Transcript | None = None) -> Call:
+    return Call("r1", transcript or Transcript((Message("user", "How many?"),)), "large")
 
 
 class Response:
@@ -16,13 +42,13 @@ class Response:
     def __init__(
         self, items: AsyncGenerator[Any, None], dies: tuple[int, BaseException] | None
     ) -> None:
-        self._items, self._dies, self._given = items, dies, 0
+        self._items, self._dies, self._sent = items, dies, 0
         self.cancelled: asyncio.Future[Any] | None = None
 
     async def __anext__(self) -> Any:
-        if self._dies is not None and self._given == self._dies[0]:
+        if self._dies is not None and self._sent == self._dies[0]:
             raise self._dies[1]
-        self._given += 1
+        self._sent += 1
         return await self._items.__anext__()
 
     def cancel(self) -> None:
@@ -37,10 +63,10 @@ class Handle:
     deaths: list[tuple[int, BaseException] | None] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)
-    replica: WorkerReplica = field(init=False)
+    replica: ReplicaServer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.replica = WorkerReplica(lambda: self.backend)
+        self.replica = ReplicaServer(lambda: self.backend)
 
     def options(self, *, session_id: str, **_: Any) -> Handle:
         self.sessions.append(session_id)
@@ -48,5 +74,5 @@ class Handle:
 
     def remote(self, *args: Any) -> Response:
         dies = self.deaths.pop(0) if self.deaths else None
-        self.responses.append(Response(self.replica.exchange(*args), dies))
+        self.responses.append(Response(self.replica.stream_call(*args), dies))
         return self.responses[-1]

@@ -1,0 +1,281 @@
+"""The worker over a Serve handle, without Ray: lost replicas, resumed streams, heartbeats."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+from ray.serve.exceptions import BackPressureError
+
+from orchestrator.errors import (
+    ContextLengthExceeded,
+    Overloaded,
+    WorkerError,
+    WorkerUnavailable,
+)
+from orchestrator.types import Generation, LabelQuery, Message, StopCriteria, Transcript
+from orchestrator.worker import Call, Delta
+from tests.workers.replica.handles import (
+    CRITERIA,
+    GREEDY,
+    Handle,
+    Response,
+    ScriptedEngineWorker,
+    call,
+    story,
+)
+from workers import streams
+from workers.replica import client
+from workers.replica.client import ReplicaWorker
+from workers.replica.server import ReplicaServer
+from workers.retry import CircuitBreaker
+from workers.scripted import Say, segment
+
+
+def dead() -> ActorDiedError:
+    return ActorDiedError()
+
+
+async def collect(
+    worker: ReplicaWorker, criteria: StopCriteria, **more: Any
+) -> tuple[list[Delta], Generation]:
+    items = [item async for item in worker.generate(call(), criteria, GREEDY, **more)]
+    deltas, last = items[:-1], items[-1]
+    assert isinstance(last, Generation)
+    assert all(isinstance(delta, Delta) for delta in deltas)
+    return deltas, last  # type: ignore[return-value]
+
+
+@pytest.fixture(autouse=True)
+def no_batching(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "BATCH_S", 0.0)
+
+
+async def test_a_generation_arrives_as_the_worker_made_it() -> None:
+    expected = [item async for item in story().generate(call(), CRITERIA, GREEDY)][-1]
+    deltas, whole = await collect(ReplicaWorker(Handle(story(delay=0.001))), CRITERIA)
+    assert whole.segment == expected.segment
+    assert "".join(delta.text for delta in deltas) == "One and two and three.\n\n"
+    assert len(deltas) > 1
+
+
+async def test_an_unstreamed_generation_is_one_item() -> None:
+    deltas, whole = await collect(ReplicaWorker(Handle(story())), CRITERIA, stream=False)
+    assert deltas == []
+    assert whole.segment.text == "One and two and three.\n\n"
+
+
+@pytest.mark.parametrize("items", range(6))
+@pytest.mark.parametrize("criteria", [CRITERIA, StopCriteria(100), StopCriteria(3)])
+async def test_a_stream_that_dies_goes_on_where_it_broke_off(
+    items: int, criteria: StopCriteria
+) -> None:
+    undisturbed = (await collect(ReplicaWorker(Handle(story())), criteria))[1].segment
+    handle = Handle(story(delay=0.001), deaths=[(items, dead())])
+    deltas, whole = await collect(ReplicaWorker(handle), criteria)
+    assert whole.segment == undisturbed
+    assert "".join(delta.text for delta in deltas) == undisturbed.text
+    assert tuple(t for delta in deltas for t in delta.tokens) == undisturbed.tokens
+    assert whole.usage.generated == len(undisturbed.tokens)
+    assert whole.usage.prompt in (2, 0)  # "How many?", unknown where only the end was lost
+    tries = 2 if items < len(deltas) + 1 else 1  # it may have been over before
+    assert handle.sessions == ["r1", "r1/1"][:tries]  # the second call asks another replica
+
+
+async def test_a_gated_stream_is_gated_once() -> None:
+    gated = StopCriteria(100, until=("\n\n",), max_entropy=0.5)
+    unsure = ScriptedEngineWorker([Say("one two three", entropy=0.7)])
+    assert (await collect(ReplicaWorker(Handle(unsure)), gated))[1].segment.finish == "doubt"
+
+    def surer_at_first(transcript: Transcript, criteria: StopCriteria) -> Say:
+        return Say("two three\n\n", entropy=0.7) if transcript.thought else Say("one two three\n\n")
+
+    handle = Handle(ScriptedEngineWorker(surer_at_first, delay=0.001), deaths=[(1, dead())])
+    _, whole = await collect(ReplicaWorker(handle), gated)
+    assert (whole.segment.text, whole.segment.finish) == ("one two three\n\n", "until")
+    assert whole.entropy is None  # its first token was made by a replica that is gone
+
+
+async def test_a_verification_arrives_with_its_texts() -> None:
+    draft = segment("small", "One and a half.", "think_end")
+    expected = await story().verify(call(), draft, GREEDY)
+    answer = await ReplicaWorker(Handle(story())).verify(call(), draft, GREEDY)
+    assert answer == expected
+    assert [option.text for option in answer.options[:3]] == ["One ", "and ", "two "]
+
+
+async def test_a_judgement_is_made_again() -> None:
+    handle = Handle(story(), deaths=[(0, dead()), (0, dead())])
+    answer = await ReplicaWorker(handle).classify(call(), LabelQuery((), "", ("8", "9")))
+    assert answer.probabilities == (0.0, 1.0)
+    assert len(handle.sessions) == 3
+
+
+async def test_retries_end() -> None:
+    handle = Handle(story(), deaths=[(0, dead())] * 100)
+    with pytest.raises(WorkerUnavailable, match="lost"):
+        await ReplicaWorker(handle, retry_timeout_s=0.2).classify(
+            call(), LabelQuery((), "", ("9",))
+        )
+
+
+async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "PROBE_TIMEOUT_S", 0.1)
+    now = 0.0
+    handle = Handle(story(), deaths=[(0, dead())] * 100)
+    worker = ReplicaWorker(handle, retry_timeout_s=0.2)
+    worker._breaker = CircuitBreaker(
+        "the pool", failure_threshold=1, reset_timeout_s=5.0, clock=lambda: now
+    )
+
+    async def asked() -> int:
+        """How often the pool was asked for one call."""
+        before = len(handle.sessions)
+        with suppress(WorkerUnavailable):
+            await worker.classify(call(), LabelQuery((), "", ("9",)))
+        return len(handle.sessions) - before
+
+    assert await asked() > 1
+    for _ in range(3):
+        assert await asked() == 0
+    with pytest.raises(WorkerUnavailable, match="in a row"):
+        await collect(worker, CRITERIA)
+    now = 5.0
+    assert await asked() > 0  # one of many tries
+    assert await asked() == 0
+    handle.deaths.clear()
+    assert await asked() == 0
+    now = 10.0
+    assert await asked() == 1
+    assert (await collect(worker, CRITERIA))[1].segment.text  # it is there again for all
+    assert await asked() == 1
+
+
+async def test_a_status_shows_that_a_pool_is_there_again() -> None:
+    handle = Handle(story(), deaths=[(0, dead())] * 100)
+    worker = ReplicaWorker(handle, retry_timeout_s=0.1)
+    with pytest.raises(WorkerUnavailable, match="lost"):
+        await collect(worker, CRITERIA)
+    handle.deaths.clear()
+    await worker.status()
+    assert (await collect(worker, CRITERIA))[1].segment.text
+
+
+async def test_an_engine_that_is_dead_is_left_for_another() -> None:
+    backend = story(failures={0: WorkerUnavailable("the engine stopped")})
+    handle = Handle(backend)
+    assert (await collect(ReplicaWorker(handle), CRITERIA))[1].segment.text
+    assert handle.sessions == ["r1", "r1/1"]
+
+
+async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SILENCE_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 1000.0)
+    slow = story(delay=0.2)
+    with pytest.raises(WorkerUnavailable):
+        await collect(ReplicaWorker(Handle(slow), retry_timeout_s=0.3), CRITERIA)
+
+
+async def test_heartbeats_keep_a_slow_call_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "SILENCE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(streams, "HEARTBEAT_S", 0.02)
+    handle = Handle(story(delay=0.3))
+    await ReplicaWorker(handle).classify(call(), LabelQuery((), "", ("9",)))
+    assert len(handle.sessions) == 1
+
+
+async def test_errors_are_the_workers_own() -> None:
+    with pytest.raises(ContextLengthExceeded) as info:
+        await collect(ReplicaWorker(Handle(story(context=1))), CRITERIA)
+    assert info.value.param == "messages"
+
+
+async def test_a_full_pool_is_overloaded() -> None:
+    handle = Handle(story(), deaths=[(0, BackPressureError(1, 1))])
+    with pytest.raises(Overloaded):
+        await collect(ReplicaWorker(handle), CRITERIA)
+
+
+async def test_a_bug_on_the_replica_is_not_retried() -> None:
+    bug = RayTaskError("stream_call", "Traceback ...", KeyError("x")).as_instanceof_cause()
+    handle = Handle(story(), deaths=[(0, bug)])
+    with pytest.raises(WorkerError, match="KeyError"):
+        await collect(ReplicaWorker(handle), CRITERIA)
+    assert len(handle.sessions) == 1
+
+
+async def test_closing_the_iterator_cancels_the_call() -> None:
+    handle = Handle(story(delay=0.01))
+    items = ReplicaWorker(handle).generate(call(), CRITERIA, GREEDY)
+    await anext(items)
+    await items.aclose()
+    (response,) = handle.responses
+    assert response.cancelled is not None
+    await response.cancelled
+    assert handle.backend.live == 0
+
+
+async def test_the_status_of_a_replica() -> None:
+    stats = (await ReplicaWorker(Handle(story())).status()).stats
+    assert stats == {
+        "live_rows": 0,
+        "queued": 0,
+        "rows": 4,
+        "slots": 8,
+        "calls": 0,
+        "later_calls": 0,
+        "affine_calls": 0,
+        "prefixes": 0,
+    }
+    with pytest.raises(WorkerUnavailable):
+        await ReplicaWorker(Handle(story(), deaths=[(0, dead())])).status(0.1)
+
+
+@dataclass
+class Pool(Handle):
+    """Several replicas, each for the requests that `home` names; retries go to the next."""
+
+    replicas: list[ReplicaServer] = field(default_factory=list)
+    home: dict[str, int] = field(default_factory=dict)
+
+    def options(self, *, session_id: str, **_: Any) -> Pool:
+        request, _, tries = session_id.partition("/")
+        self.chosen = (self.home[request] + int(tries or 0)) % len(self.replicas)
+        return self
+
+    def remote(self, *args: Any) -> Response:
+        dies = self.deaths.pop(0) if self.deaths else None
+        return Response(self.replicas[self.chosen].stream_call(*args), dies)
+
+    def counted(self, name: str) -> int:
+        return sum(one.stats()[name] for one in self.replicas)
+
+
+async def test_how_often_a_request_found_the_replica_that_knew_it() -> None:
+    backends = [story(), story()]
+    pool = Pool(
+        backends[0],
+        replicas=[ReplicaServer(lambda one=one: one) for one in backends],  # type: ignore[misc]
+        home={"a": 0, "b": 1},
+    )
+    lost = []
+    worker = ReplicaWorker(pool, on_lost=lambda: lost.append(1))
+    transcript = Transcript((Message("user", "How many?"),))
+
+    async def ask(request: str) -> None:
+        await worker.classify(Call(request, transcript, "large"), LabelQuery((), "", ("9",)))
+
+    for request in ("a", "b", "a", "a"):
+        await ask(request)
+    assert (pool.counted("calls"), pool.counted("later_calls")) == (4, 2)
+    assert pool.counted("affine_calls") == 2
+    pool.home["a"] = 1  # another replica, which has not seen it
+    await ask("a")
+    assert (pool.counted("later_calls"), pool.counted("affine_calls")) == (3, 2)
+    pool.deaths = [(0, dead())]
+    await ask("b")  # lost with its replica, and asked of one that does not know it
+    assert (pool.counted("calls"), len(lost)) == (6, 1)
+    assert (pool.counted("later_calls"), pool.counted("affine_calls")) == (4, 2)

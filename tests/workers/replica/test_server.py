@@ -1,0 +1,99 @@
+"""One replica, without Ray: its health, load and counters, and who called it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import (
+    WorkerUnavailable,
+)
+from orchestrator.types import LabelQuery
+from orchestrator.worker import Delta
+from tests.workers.replica.handles import (
+    CRITERIA,
+    GREEDY,
+    call,
+    story,
+)
+from workers.replica import server
+from workers.replica.server import ReplicaServer
+
+
+async def test_closing_a_streamed_call_frees_the_worker() -> None:
+    backend = story(delay=0.01)
+    items = ReplicaServer(lambda: backend).stream_call(
+        "generate", "r1", False, Delta("", ()), call(), CRITERIA, GREEDY, True
+    )
+    await anext(items)
+    assert backend.live == 1
+    await items.aclose()
+    assert backend.live == 0
+
+
+async def test_an_engine_that_makes_no_progress_is_ill(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("workers.replica.server.time.monotonic", lambda: now)
+    backend = story()
+    one = ReplicaServer(lambda: backend)
+    for _ in range(3):  # idle is healthy
+        await one.check_health()
+        now += server.STALL_TIMEOUT_S
+    backend.live = 1
+    await one.check_health()
+    now += server.STALL_TIMEOUT_S - 1
+    await one.check_health()
+    now += 2
+    with pytest.raises(WorkerUnavailable):
+        await one.check_health()
+    backend.live = 2  # it moves again
+    await one.check_health()
+
+
+def test_which_requests_called_lately(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("workers.replica.server.time.monotonic", lambda: now)
+    monkeypatch.setattr(server, "MAX_TRACKED", 3)
+    requests = server.RecentRequests()
+    assert [requests.record(request) for request in "aba"] == [False, False, True]
+    assert requests.count() == 2
+    now += server.RECENT_S - 1
+    assert not requests.record("c")
+    assert requests.count() == 3
+    now += 1.0
+    assert requests.count() == 1
+    assert not requests.record("d")  # and b, the longest silent, is forgotten
+    assert not requests.record("b")
+    assert requests.record("c")
+
+
+def test_how_full_a_replica_is() -> None:
+    backend = story()
+    one = ReplicaServer(lambda: backend)
+    assert one.record_autoscaling_stats() == {"load": 0.0}
+    backend.live = 2  # of four rows
+    assert one.record_autoscaling_stats() == {"load": 0.5}
+    for request in "abcdefgh":  # eight prefixes for eight slots
+        one._recent.record(request)
+    assert one.record_autoscaling_stats() == {"load": 1.0}
+    backend.live = 6
+    assert one.record_autoscaling_stats() == {"load": 1.5}
+
+
+async def test_counters_are_reported_with_every_check_and_every_status() -> None:
+    told: list[Any] = []
+    backend = story()
+    one = ReplicaServer(lambda: backend, lambda: told.append)
+    await one.check_health()
+    assert one._reporting is not None
+    await one._reporting
+    assert [stats["calls"] for stats in told] == [0]
+    _ = [
+        item
+        async for item in one.stream_call(
+            "classify", "r", False, call(), LabelQuery((), "", ("9",))
+        )
+    ]
+    assert (await one.report_status()).stats == told[-1]
+    assert told[-1]["calls"] == 1

@@ -1,0 +1,62 @@
+"""What is left to make of a stream that broke off."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orchestrator.types import Generation, Message, Segment, StopCriteria, Transcript
+from orchestrator.worker import Call, Delta
+from tests.workers.replica.handles import (
+    CRITERIA,
+    GREEDY,
+    ScriptedEngineWorker,
+    call,
+    story,
+)
+from workers.streams import resume_generation
+
+
+async def test_a_break_inside_a_delimiter_is_seen() -> None:
+    lines = ["ab", "\n", "\n", "cd"]
+
+    class Letters(ScriptedEngineWorker):
+        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            for index in range(len(call.transcript.thought), len(lines)):
+                yield Delta(lines[index], (index,), (0.0,))
+                await asyncio.sleep(0.001)
+            yield Generation(Segment("large", "".join(lines), (0, 1, 2, 3), finish="eos"))
+
+    received = Delta("ab\n", (0, 1), (0.0, 0.0))
+    thought = tuple(Segment("large", "x") for _ in range(1))  # + what was received: two segments
+    transcript = Transcript((Message("user", "?"),), thought)
+    items = [
+        item
+        async for item in resume_generation(
+            Letters().generate, "words", received, call(transcript), CRITERIA, GREEDY, True
+        )
+    ]
+    assert isinstance(items[-1], Generation)
+    assert items[-1].segment.text == "ab\n\n"
+    assert items[-1].segment.finish == "until"
+
+
+@pytest.mark.parametrize(
+    ("text", "criteria", "finish"),
+    [("a\n\n", CRITERIA, "until"), ("a b", StopCriteria(2), "length")],
+)
+async def test_only_the_end_was_lost(text: str, criteria: StopCriteria, finish: str) -> None:
+    backend = story()
+    received = Delta(text, (1, 2), (0.0, 0.0))
+    items = [
+        item
+        async for item in resume_generation(
+            backend.generate, "words", received, call(), criteria, GREEDY, True
+        )
+    ]
+    assert len(items) == 1
+    assert isinstance(items[0], Generation)
+    assert (items[0].segment.text, items[0].segment.finish) == (text, finish)
+    assert backend.calls == []

@@ -1,0 +1,237 @@
+"""The replica's side: the Ray Serve deployment class, around a worker with its own engine."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import aclosing, suppress
+from dataclasses import dataclass
+from itertools import takewhile
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+from ray import serve
+from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
+
+from orchestrator.errors import BatonError, WorkerError, WorkerUnavailable, describe
+from orchestrator.worker import Worker
+from workers.streams import batch_stream, resume_generation
+
+log = logging.getLogger(__name__)
+
+STALL_TIMEOUT_S = 30.0  # an engine at work takes a step at least this often
+RECENT_S = 10.0  # a request whose last call was so long ago may call again: its prefix is wanted
+MAX_TRACKED = 4096  # requests of which the last call is remembered
+Operation = Literal["generate", "classify", "verify", "status"]
+Report = Callable[[Mapping[str, int]], None]
+
+
+class Hashed(Protocol):
+    """A tokenizer, as far as it matters here."""
+
+    @property
+    def hash(self) -> str: ...
+
+
+class EngineWorker(Worker, Protocol):
+    """What a replica serves: a worker over an engine in its own process."""
+
+    @property
+    def tokenizer(self) -> Hashed: ...
+
+    @property
+    def alive(self) -> bool: ...
+
+    def stats(self) -> dict[str, int]: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatus:
+    """A replica's process id, and its counters and gauges."""
+
+    pid: int
+    stats: dict[str, int]
+
+
+class RecentRequests:
+    """The requests that called lately, for the counters of affinity and the load of the cache."""
+
+    def __init__(self) -> None:
+        self._last_call: dict[str, float] = {}  # the latest is last
+
+    def record(self, request: str) -> bool:
+        """Record a call; whether this request had called before."""
+        known = self._last_call.pop(request, None) is not None
+        self._last_call[request] = time.monotonic()
+        if len(self._last_call) > MAX_TRACKED:
+            del self._last_call[next(iter(self._last_call))]
+        return known
+
+    def count(self) -> int:
+        """How many have called within `RECENT_S`."""
+        since = time.monotonic() - RECENT_S
+        return sum(1 for _ in takewhile(since.__lt__, reversed(self._last_call.values())))
+
+
+class ReplicaServer:
+    """One replica; deployed as `SmallWorker` and as `LargeWorker` (see `deployment`).
+
+    Args:
+        load: makes the worker.
+        reporter: makes the function that takes the replica's counters to where metrics are summed;
+            it is called with every health check, and before a `report_status` is answered.
+    """
+
+    def __init__(
+        self, load: Callable[[], EngineWorker], reporter: Callable[[], Report] | None = None
+    ) -> None:
+        self._worker, self._report = load(), reporter and reporter()
+        self._reporting: asyncio.Task[None] | None = None
+        self._last_stats: dict[str, int] = {}
+        self._last_progress = time.monotonic()
+        self._recent = RecentRequests()
+        self._counts = dict.fromkeys(("calls", "later_calls", "affine_calls"), 0)
+
+    async def check_health(self) -> None:
+        """Serve replaces the replica when this raises three times in a row.
+
+        Raises:
+            WorkerUnavailable: the engine has stopped; or it has work and made no progress for
+                `STALL_TIMEOUT_S` (a GPU that does not come back).
+        """
+        if self._reporting is None or self._reporting.done():  # not awaited: it may take its time
+            self._reporting = asyncio.create_task(self._report_stats())
+        if not self._worker.alive:
+            raise WorkerUnavailable("the engine has stopped")
+        stats, now = self._worker.stats(), time.monotonic()
+        if stats != self._last_stats or not (stats["live_rows"] or stats["queued"]):
+            self._last_stats, self._last_progress = stats, now
+        if now - self._last_progress > STALL_TIMEOUT_S:
+            raise WorkerUnavailable(f"the engine has made no progress for {STALL_TIMEOUT_S:g} s")
+
+    def stats(self) -> dict[str, int]:
+        """The engine's counters and gauges, and those of the requests that called."""
+        return {**self._worker.stats(), **self._counts, "prefixes": self._recent.count()}
+
+    def record_autoscaling_stats(self) -> dict[str, float]:
+        """How full the replica is, for the decision how many there should be.
+
+        1 where as many sequences are worked on or waiting as there are rows, or where as many
+        requests want their prefixes kept as the cache has slots; more where more are.
+        """
+        stats = self.stats()
+        live = (stats["live_rows"] + stats["queued"]) / stats["rows"]
+        return {"load": max(live, stats["prefixes"] / stats["slots"])}
+
+    def status(self) -> ReplicaStatus:
+        return ReplicaStatus(os.getpid(), self.stats())
+
+    async def report_status(self) -> ReplicaStatus:
+        """The replica's status, after its counters have been reported."""
+        await self._report_stats()
+        return self.status()
+
+    async def _report_stats(self) -> None:
+        if self._report is not None:
+            await asyncio.to_thread(self._report, self.stats())
+
+    async def stream_call(
+        self, operation: Operation, request: str, returning: bool, *args: Any
+    ) -> AsyncGenerator[Any, None]:
+        """One call: heartbeats (None), deltas, and at last the answer, or its BatonError.
+
+        Errors are sent as values: Serve would wrap what is raised, and log a traceback for each.
+
+        Args:
+            returning: whether the request has called this pool before.
+            args: those of the worker's method of that name; before them, for `generate`, what its
+                caller has received already (see `resume_generation`).
+        """
+        if operation != "status":
+            known = self._recent.record(request)
+            self._counts["calls"] += 1
+            self._counts["later_calls"] += returning
+            self._counts["affine_calls"] += returning and known
+        async with aclosing(batch_stream(self._dispatch(operation, *args))) as items:
+            try:
+                async for item in items:
+                    yield item
+            except BatonError as error:
+                yield error
+            except Exception as error:
+                log.error("%s failed: %s", operation, describe(error), extra={"trace_id": request})
+                yield WorkerError(f"{operation} failed on the replica: {type(error).__name__}")
+
+    async def _dispatch(self, operation: Operation, *args: Any) -> AsyncGenerator[Any, None]:
+        if operation == "status":
+            yield self.status()
+        elif operation == "generate":
+            async with aclosing(
+                resume_generation(self._worker.generate, self._worker.tokenizer.hash, *args)
+            ) as items:
+                async for item in items:
+                    yield item
+        elif operation == "classify":
+            yield await self._worker.classify(*args)
+        else:
+            yield await self._worker.verify(*args)
+
+    def __del__(self) -> None:
+        with suppress(AttributeError):  # it never loaded
+            if self._report is not None:
+                self._report(self.stats())
+            self._worker.close()
+
+
+def deployment(
+    name: str,
+    load: Callable[[], EngineWorker],
+    *,
+    scaling: Mapping[str, Any] = MappingProxyType({"num_replicas": 1}),
+    nodes: Mapping[str, str] = MappingProxyType({}),
+    rows: int = 8,
+    queue: int = 64,
+    gpu: float = 0.0,
+    reporter: Callable[[], Report] | None = None,
+) -> Application:
+    """A pool of replicas, ready to be bound into an application.
+
+    Args:
+        load, reporter: see `ReplicaServer`.
+        scaling: Serve's options for how many replicas there are.
+        nodes: labels of the Ray nodes where they may run.
+        rows: sequences that live at once in a replica; `queue` more wait there.
+        gpu: a replica's share of a GPU (Ray counts shares, the engine's `load` keeps to them).
+    """
+    return serve.deployment(
+        ReplicaServer,
+        name=name,
+        **scaling,
+        # The engine queues and batches by itself: Serve's limit of 5 would starve it. What it
+        # would refuse goes to the next replica on the ring, or waits in the router.
+        max_ongoing_requests=rows + queue,
+        # Unlimited by default. A longer queue only means that everybody's deadline passes.
+        max_queued_requests=1024,
+        # Calls last a step, not a request; a call cut off here is made again elsewhere.
+        graceful_shutdown_timeout_s=10,
+        graceful_shutdown_wait_loop_s=0.1,
+        # Three failures in a row replace a replica: after 6 s instead of 30.
+        health_check_period_s=2,
+        health_check_timeout_s=30,
+        # A model that does not load will not load the 20th time either.
+        max_constructor_retry_count=2,
+        # Shares are bookkeeping: three deployments and the proxy fit on two cores. How many
+        # threads torch takes is the model's setting.
+        ray_actor_options={"num_cpus": 0.2, "num_gpus": gpu, "label_selector": dict(nodes)},
+        request_router_config=RequestRouterConfig(
+            request_router_class=(
+                "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
+            ),
+        ),
+    ).bind(load, reporter)
