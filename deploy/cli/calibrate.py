@@ -183,6 +183,7 @@ async def _search(
 def _learn(memos: dict[Any, Any], folder: Path | None, args: Any) -> int:
     """Fill both memories from recordings of the same pair."""
     from deploy.evaluation import journal
+    from deploy.evaluation.recording import load
     from orchestrator.errors import ConfigError
 
     if folder is None:
@@ -196,7 +197,7 @@ def _learn(memos: dict[Any, Any], folder: Path | None, args: Any) -> int:
     learnt = 0
     for row in rows:
         if "recording" in row:
-            recording = journal.recording(folder / row["recording"])
+            recording = load(folder / row["recording"])
             learnt += sum(memo.learn(name, recording) for name, memo in memos.items())
     return learnt
 

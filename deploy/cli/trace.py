@@ -1,4 +1,4 @@
-"""`baton trace show`: one request, step by step."""
+"""`baton trace`: one request step by step, and a recorded one through today's policies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from deploy.cli.common import DEFAULT_URL, ServiceUrl, line_of, lossy
 from orchestrator.types import Step
 
-trace = typer.Typer(help="Look at what happened to a request.")
+trace = typer.Typer(help="Look at what happened to a request, and replay it.")
 
 
 @trace.command("show")
@@ -55,6 +55,69 @@ def show(
     console.print(", ".join(part for part in told if part), style="dim", markup=False)
 
 
+@trace.command("replay")
+def replay(
+    file: Annotated[Path, typer.Argument(help="A recording, as `baton eval --recordings` leaves.")],
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME[:PARAMETER=VALUE...]",
+            help="Another policy, or the recorded one with other parameters.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
+) -> None:
+    """Replay a recording through the policies' code as it is today, with no model.
+
+    Shows the steps that come of it and whether the policy decides as it did. Exit status 1 where it
+    does not, with the first line of the recording that differs; the steps then go on as far as the
+    recording has an answer to every call.
+
+    [bold]Examples[/]
+
+      baton eval --problems builtin:dev --limit 20 --recordings runs/dev
+
+      baton trace replay runs/dev/00000-specreason-1f0c2a9b.jsonl
+
+      baton trace replay runs/dev/00000-specreason-1f0c2a9b.jsonl --policy specreason:threshold=8
+
+      baton trace replay saved.jsonl --json
+    """
+    from dataclasses import asdict
+
+    from deploy.evaluation.askers import build_policy
+    from deploy.evaluation.evaluate import Contender
+    from deploy.evaluation.recording import load
+    from deploy.evaluation.replay import compare
+
+    recording = load(file)
+    recorded = recording.request
+    given = Contender.parse(recorded.policy if policy is None else policy)
+    parameters = recorded.parameters if given.policy == recorded.policy else {}
+    found = compare(recording, build_policy(given.policy, {**parameters, **given.params}))
+    if as_json:
+        told = {
+            "policy": given.label,
+            "same": found.difference is None,
+            "line": None if found.difference is None else found.difference.line,
+            "difference": None if found.difference is None else str(found.difference),
+            "ended": found.ended,
+            "steps": [asdict(step) for step in found.steps],
+        }
+        print(json.dumps(told, ensure_ascii=False))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        console.print(recorded.messages[-1].content, style="bold", markup=False)
+        for step in found.steps:
+            console.print(line_of(step))
+        if not found.ended:
+            console.print("(the recording has no answer to the next call)", style="dim")
+        if found.difference is None:
+            console.print(f"{given.label} decides as recorded", style="dim", markup=False)
+    if found.difference is not None:
+        raise found.difference
+
+
 def _read(path: Path) -> dict[str, Any]:
     """A record as the service gives it, or a recording in JSON lines."""
     from dataclasses import asdict
@@ -78,9 +141,9 @@ def _read(path: Path) -> dict[str, Any]:
     steps = [event.step for event in recording.events if isinstance(event, StepCompleted)]
     answer = ended.transcript.answer if ended else ()
     return {
-        "question": recording.asked.messages[-1].content,
-        "policy": recording.asked.policy,
-        "speculation": dict(recording.asked.speculation),
+        "question": recording.request.messages[-1].content,
+        "policy": recording.request.policy,
+        "speculation": dict(recording.request.speculation),
         "status": "finished" if ended else "broken off",
         "finish_reason": ended.transcript.finish if ended else None,
         "steps": [asdict(step) for step in steps],

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 
 from deploy.evaluation.evaluate import Answered, Contender
 from deploy.evaluation.journal import made
-from deploy.evaluation.recording import Asked, Recording
+from deploy.evaluation.recording import RecordedRequest, Recording
 from deploy.service.config import Args, explain
 from orchestrator.errors import (
     BatonError,
@@ -97,12 +97,24 @@ def policy_of(args: Args, contender: Contender) -> Policy:
     Raises:
         UnknownPolicy, InvalidRequest: names what is wrong.
     """
-    name = args.policy.default if contender.policy == "baton" else contender.policy
+    name = _name(args, contender)
+    return build_policy(name, {**args.policy.params.get(name, {}), **contender.params})
+
+
+def _name(args: Args, contender: Contender) -> str:
+    return args.policy.default if contender.policy == "baton" else contender.policy
+
+
+def build_policy(name: str, params: Mapping[str, Any]) -> Policy:
+    """A policy by its name and parameters.
+
+    Raises:
+        UnknownPolicy, InvalidRequest: names what is wrong.
+    """
     if name not in POLICIES:
         raise UnknownPolicy(f"no policy {name!r}; there are {', '.join(POLICIES)}")
-    given = {**args.policy.params.get(name, {}), **contender.params}
     try:
-        return build(POLICIES, name, given)
+        return build(POLICIES, name, params)
     except ValidationError as error:
         raise InvalidRequest(f"{name}: {explain(error)}", param="policy") from None
 
@@ -126,9 +138,9 @@ class LocalAsker:
     async def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
         options, service = self._options, self._args.limits
         policy = policy_of(self._args, contender)
-        asked = Asked(
+        asked = RecordedRequest(
             secrets.token_hex(8),
-            contender.policy,
+            _name(self._args, contender),
             (Message("user", question),),
             policy.model_dump(mode="json") if self._recording else {},
             Sampling(options.temperature, seed=options.seed),
@@ -140,7 +152,7 @@ class LocalAsker:
             policy,
             asked.messages,
             self._workers,
-            request=asked.request,
+            request=asked.request_id,
             sampling=asked.sampling,
             limits=asked.limits,
         )

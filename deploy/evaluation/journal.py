@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
-from deploy.evaluation import recording as record
+from deploy.evaluation import recording
 from deploy.evaluation.evaluate import Answered, Contender, Outcome, Problem, Turn
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
@@ -87,7 +87,7 @@ class Journal:
             }
             if self._recordings and outcome.answered.recording is not None:
                 row["recording"] = f"{index:05d}-{_slug(contender)}.jsonl"
-                text = record.dumps(outcome.answered.recording)
+                text = recording.dumps(outcome.answered.recording)
                 (self.path.parent / row["recording"]).write_text(text, encoding="utf-8")
             self._file.write(json.dumps(row) + "\n")
         self._file.flush()
@@ -214,17 +214,3 @@ def _slug(contender: Contender) -> str:
     text = json.dumps([contender.label, contender.params], sort_keys=True)
     plain = "".join(sign if sign.isalnum() or sign == "-" else "_" for sign in contender.label)
     return f"{plain[:40]}-{blake2b(text.encode(), digest_size=4).hexdigest()}"
-
-
-def recording(path: Path) -> record.Recording:
-    """One recorded answer.
-
-    Raises:
-        ConfigError: it cannot be read.
-    """
-    try:
-        return record.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
-    except record.RecordingError as error:
-        raise ConfigError(f"{path}: {error}") from None

@@ -96,7 +96,7 @@ class Memo:
 
         Only greedy requests teach: the seeds of drawn ones are no part of a recording.
         """
-        asked = recording.asked
+        asked = recording.request
         if _law(asked.sampling) != ():
             return 0
         budget = Budget.of(asked.limits, asked.parameters.get("budget"))

@@ -12,6 +12,7 @@ from deploy.evaluation import journal
 from deploy.evaluation.costs import ASSUMPTIONS, Costs, Predicted, predict
 from deploy.evaluation.evaluate import BASELINE
 from deploy.evaluation.intervals import mean, paired, quantile, wilson
+from deploy.evaluation.recording import load
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column, difference, label, markdown, percent
 from deploy.service.config import explain
@@ -57,7 +58,7 @@ def predicted(folder: Path, costs: Costs) -> dict[str, Any]:
         if row["error"] is None and "recording" not in row:
             raise ConfigError(f"{folder}: its rows have no recordings")
         if "recording" in row:
-            one = predict(journal.recording(folder / row["recording"]), costs)
+            one = predict(load(folder / row["recording"]), costs)
             columns.setdefault((row["policy"], row["budget"]), []).append((row, one))
     if not any(policy == BASELINE for policy, _ in columns):
         raise ConfigError(f"{folder}: no recordings of {BASELINE}")

@@ -1,8 +1,8 @@
-"""Recorded answers, found by their question whatever the order.
+"""Recorded answers, found by the call they answer, whatever the order.
 
-A generation that was gated by the entropy of its first token (`Span.max_entropy`) answers the same
-question under other gates too, as far as its text reaches: what was written says what would have
-been withheld.
+A generation that was gated by the entropy of its first token (`StopCriteria.max_entropy`) answers
+the same call under other gates too, as far as its text reaches: what was written shows what would
+have been withheld.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from orchestrator.loop.actions import Action, Classify, First, Generate, Job, St
 from orchestrator.loop.events import ActionCompleted, Event
 from orchestrator.types import Generation, Usage
 
-GATED = 0.0  # stands for any gate in the key of a question
+GATED = 0.0  # stands for any gate in the key of a call
 
 
-class Answers:
+class RecordedAnswers:
     """The answers of one recording; each is given once."""
 
     def __init__(self, events: Iterable[Event]) -> None:
@@ -35,7 +35,7 @@ class Answers:
                     self._note(event)
 
     def take(self, action: Action[Any]) -> ActionCompleted | None:
-        """An answer to this question; None where the recording has none left."""
+        """An answer to this call; None where the recording has none left."""
         known = self._known.get(_key(action), deque())
         for index, called in enumerate(known):
             if (answer := _fitting(called, action)) is not None:
@@ -58,7 +58,7 @@ def _key(action: Action[Any]) -> Action[Any]:
 
 
 def _fitting(called: ActionCompleted, action: Action[Any]) -> ActionCompleted | None:
-    """What was answered, as the gate of `action` would have let it through."""
+    """The recorded answer as the gate of `action` would have let it pass; None: unknown."""
     gate, answer = _gate(action), called.answer
     if gate == _gate(called.action):
         return called

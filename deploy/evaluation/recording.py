@@ -1,4 +1,4 @@
-"""A request on paper: events <-> JSON lines, and replay with no model and no clock.
+"""A request's recording: its events as JSON lines, written and read.
 
 The first line is the request; each further one a finished action, a finished step or the end. Every
 action carries its whole transcript, so transcripts are written as what changed since the one
@@ -7,27 +7,31 @@ events are not written, for the segments hold their text.
 
     {"baton": 1, "request": "r1", "policy": "specreason", ...}
     {"$": "Called", "action": {"$": "Generate", "worker": "small", "trace": {...}, ...}, ...}
+
+The names in the file are those of version 1 of the format, whatever the classes are called today:
+`_KINDS` and `_FIELDS` below map the ones to the others.
 """
 
 from __future__ import annotations
 
 import json
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any
 
-from deploy.evaluation.recorded_answers import Answers
-from orchestrator import errors, types
-from orchestrator.errors import BatonError, InvalidRequest
-from orchestrator.loop import actions, events
+from orchestrator import errors
+from orchestrator.errors import BatonError, ConfigError, InvalidRequest
 from orchestrator.loop.actions import (
-    Action,
+    Accept,
+    Account,
     Cancel,
     Classify,
+    Close,
     First,
     Generate,
     Job,
+    Reject,
     Start,
     Verify,
     Write,
@@ -35,13 +39,25 @@ from orchestrator.loop.actions import (
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
+    Metrics,
     RequestCompleted,
     StepCompleted,
     TextDelta,
 )
-from orchestrator.loop.policy import Policy
-from orchestrator.loop.policy_runner import PolicyRunner
-from orchestrator.types import Generation, Limits, Message, Sampling, Segment, Transcript, Usage
+from orchestrator.types import (
+    Classification,
+    Cost,
+    Generation,
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    Step,
+    StopCriteria,
+    Transcript,
+    Usage,
+    Verification,
+)
 
 VERSION = 1
 
@@ -50,23 +66,11 @@ class RecordingError(BatonError):
     """A recording that cannot be read."""
 
 
-class ReplayMismatch(BatonError):
-    """The policy does not ask what the recording answers; `line` is the first that differs."""
-
-    def __init__(self, message: str, line: int | None = None) -> None:
-        super().__init__(message if line is None else f"line {line}: {message}")
-        self.line = line
-
-
-class AnswerMissing(ReplayMismatch):
-    """The policy asks something that the recorded one never asked."""
-
-
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What was asked of Baton: the first line of a recording."""
+class RecordedRequest:
+    """The request itself: the first line of a recording."""
 
-    request: str
+    request_id: str
     policy: str
     messages: tuple[Message, ...]
     parameters: Mapping[str, Any] = field(default_factory=dict)  # of the policy, as JSON
@@ -77,10 +81,9 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """A request and its events without their TextDelta; `lines[i]` is the file's line of event
-    i."""
+    """A request and its events but for text; `lines[i]` is event i's line in the file, from 1."""
 
-    asked: Asked
+    request: RecordedRequest
     events: tuple[Event, ...]
     lines: tuple[int, ...] = ()
 
@@ -94,9 +97,9 @@ class Recording:
 class Recorder:
     """Turns one request's events into lines, in order."""
 
-    def __init__(self, asked: Asked) -> None:
+    def __init__(self, request: RecordedRequest) -> None:
         self._codec = _Encoder()
-        head = {"baton": VERSION, **self._codec.plain(asked)}
+        head = {"baton": VERSION, **self._codec.plain(request)}
         del head["$"]
         self.head = _dumps(head)
 
@@ -107,7 +110,7 @@ class Recorder:
 
 def dumps(recording: Recording) -> str:
     """The recording as JSON lines."""
-    recorder = Recorder(recording.asked)
+    recorder = Recorder(recording.request)
     lines = [recorder.head, *(recorder.line(event) for event in recording.events)]
     return "".join(f"{line}\n" for line in lines if line is not None)
 
@@ -119,7 +122,7 @@ def loads(text: str) -> Recording:
         RecordingError: not a recording, or of another version; names the line.
     """
     decoder = _Decoder()
-    asked: Any = None
+    request: Any = None
     found: list[Any] = []
     numbers: list[int] = []
     for number, line in enumerate(text.split("\n"), start=1):
@@ -127,10 +130,10 @@ def loads(text: str) -> Recording:
             continue
         try:
             data = json.loads(line)
-            if asked is None:
+            if request is None:
                 if data.pop("baton", None) != VERSION:
                     raise ValueError(f"not a recording of version {VERSION}")
-                asked = decoder.value({"$": "Asked", **data})
+                request = decoder.value({"$": "Asked", **data})
             else:
                 found.append(decoder.value(data))
                 numbers.append(number)
@@ -138,147 +141,69 @@ def loads(text: str) -> Recording:
                     raise ValueError("not an event")
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise RecordingError(f"line {number}: cannot be read: {error}") from error
-    if asked is None:
-        raise RecordingError("an empty recording")
-    return Recording(asked, tuple(found), tuple(numbers))
+    if request is None:
+        raise RecordingError("empty; a recording has one JSON object a line, the request first")
+    return Recording(request, tuple(found), tuple(numbers))
 
 
-def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
-    """Drive `policy` through the recording: the same events, one TextDelta per accepted segment.
-
-    Raises:
-        ReplayMismatch: the policy asks something else, or more, or less than was recorded.
-    """
-    tape = deque(
-        (event, line)
-        for event, line in zip(recording.events, _numbers(recording), strict=True)
-        if isinstance(event, ActionCompleted)
-    )
-
-    def next_answer(action: Action[Any]) -> ActionCompleted:
-        if not tape:
-            raise ReplayMismatch(f"the recording ends where the policy asks {_brief(action)}")
-        called, line = tape.popleft()
-        if called.action != action:
-            told = f"recorded {_brief(called.action)}, the policy asks {_brief(action)}"
-            raise ReplayMismatch(told, line)
-        return called
-
-    yield from _drive(recording, policy, next_answer)
-    if tape:
-        called, line = tape[0]
-        raise ReplayMismatch(f"recorded {_brief(called.action)}, the policy has ended", line)
-
-
-def replayable(recording: Recording, policy: Policy) -> Iterator[Event]:
-    """Drive another policy (another threshold, say) as far as the recording has its answers.
-
-    Answers are found by their question, whatever the order (answers.py).
+def load(path: Path) -> Recording:
+    """Read a file.
 
     Raises:
-        AnswerMissing: at the first question that was never answered.
+        ConfigError: it cannot be read, or is no recording; names the file and the line.
     """
-    answers = Answers(recording.events)
-    asked: dict[Job, Action[Any]] = {}
-
-    def next_answer(action: Action[Any]) -> ActionCompleted:
-        match action:
-            case Generate() | Write() | Classify() | Verify():
-                if (called := answers.take(action)) is None:
-                    raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
-                return called
-            case Start(inner):
-                job = Job(len(asked))
-                asked[job] = inner
-                return ActionCompleted(action, job, 0.0)
-            case First(jobs):
-                for job in jobs:
-                    if (called := answers.take(asked[job])) is not None:
-                        return ActionCompleted(action, (job, called.answer), 0.0)
-                raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
-            case Cancel():
-                return ActionCompleted(action, Usage(), 0.0)
-        return ActionCompleted(action, None, 0.0)
-
-    yield from _drive(recording, policy, next_answer)
-
-
-def _drive(
-    recording: Recording, policy: Policy, next_answer: Callable[[Action[Any]], ActionCompleted]
-) -> Iterator[Event]:
-    dialogue = PolicyRunner(policy, recording.asked.messages, recording.asked.limits)
-    open_jobs: dict[Job, None] = {}
     try:
-        for question in dialogue.preflight():
-            yield dialogue.noted(next_answer(question))
-        while (action := dialogue.ask()) is not None:
-            called = next_answer(action)
-            match action, called.answer:
-                case Write(worker), Generation(segment) if segment.text:
-                    yield TextDelta(worker, dialogue.phase, segment.text)
-                case Start(), Job() as job:
-                    open_jobs[job] = None
-                case First(), (job, _):
-                    open_jobs.pop(job, None)
-                case Cancel(job), _:
-                    open_jobs.pop(job, None)
-            yield from dialogue.told(called)
-        for job in open_jobs:
-            yield dialogue.noted(next_answer(Cancel(job)))
-        ended = recording.ended
-        yield dialogue.end(ended.metrics.ms["total"] if ended else 0.0)
-    finally:
-        dialogue.close()
-
-
-def _numbers(recording: Recording) -> tuple[int, ...]:
-    return recording.lines or tuple(range(2, len(recording.events) + 2))
-
-
-def _brief(action: Action[Any]) -> str:
-    """An action in a few words, for messages."""
-    parts = []
-    for spec in fields(action):  # type: ignore[arg-type]
-        value = getattr(action, spec.name)
-        if isinstance(value, Transcript):
-            phase = "the answer" if value.closed else "the thought"
-            value = f"after {len(value.thought) + len(value.answer)} segments, in {phase}"
-        elif isinstance(value, Segment):
-            value = f"{value.author}: {value.text[:40]!r}"
-        elif isinstance(value, Action):
-            value = _brief(value)
-        elif spec.name in ("turns", "labels"):
-            continue
-        parts.append(f"{spec.name}={value}")
-    return f"{type(action).__name__}({', '.join(parts)})"
+        return loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+    except RecordingError as error:
+        raise ConfigError(f"{path}: {error}") from None
 
 
 # --- the codec -----------------------------------------------------------------------------------
 
 _KINDS: dict[str, Any] = {
-    kind.__name__: kind
-    for module in (types, actions, events)
-    for kind in vars(module).values()
-    if isinstance(kind, type) and kind.__module__ == module.__name__ and kind is not Action
-} | {"Asked": Asked}
+    "Asked": RecordedRequest,
+    "Message": Message,
+    "Sampling": Sampling,
+    "Limits": Limits,
+    "Trace": Transcript,
+    "Span": StopCriteria,
+    "Segment": Segment,
+    "Step": Step,
+    "Usage": Usage,
+    "Generation": Generation,
+    "Classification": Classification,
+    "Verification": Verification,
+    "Cost": Cost,
+    "Generate": Generate,
+    "Write": Write,
+    "Classify": Classify,
+    "Verify": Verify,
+    "Accept": Accept,
+    "Reject": Reject,
+    "Close": Close,
+    "Account": Account,
+    "Job": Job,
+    "Start": Start,
+    "First": First,
+    "Cancel": Cancel,
+    "Called": ActionCompleted,
+    "Stepped": StepCompleted,
+    "Ended": RequestCompleted,
+    "Metrics": Metrics,
+}
+"""By the name of each in the file, the class."""
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+_FIELDS = {"trace": "transcript", "span": "criteria", "surprise": "nll", "request": "request_id"}
+"""By the name of each in the file, the field; those that are not here have one name."""
+_FIELD_NAMES = {field: name for name, field in _FIELDS.items()}
 _ERRORS = {
     name: kind
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, BatonError)
 }
 _PHASES = ("thought", "answer")
-# The names of version 1 of the format, where the classes and fields have others.
-_KIND_NAMES = {
-    "Transcript": "Trace",
-    "StopCriteria": "Span",
-    "TextDelta": "Text",
-    "ActionCompleted": "Called",
-    "StepCompleted": "Stepped",
-    "RequestCompleted": "Ended",
-}
-_FIELD_NAMES = {"transcript": "trace", "criteria": "span", "nll": "surprise"}
-_KINDS_READ = {written: kind for kind, written in _KIND_NAMES.items()}
-_FIELDS_READ = {written: name for name, written in _FIELD_NAMES.items()}
 
 
 class _Encoder:
@@ -295,9 +220,8 @@ class _Encoder:
             if (number := self._seen.get(value)) is not None:
                 return {"$": number}
             self._seen[value] = len(self._seen)
-        if type(value).__name__ in _KINDS:
-            kind = type(value).__name__
-            return {"$": _KIND_NAMES.get(kind, kind)} | self._fields(value)
+        if (name := _NAMES.get(type(value))) is not None:
+            return {"$": name} | self._fields(value)
         if isinstance(value, BatonError):
             extra = (
                 {"param": value.param, "code": value.code}.items()
@@ -361,11 +285,11 @@ class _Decoder:
         if name is None:
             return data  # a mapping of plain values
         named = {
-            _FIELDS_READ.get(str(key), str(key)): self.value(item)
+            _FIELDS.get(str(key), str(key)): self.value(item)
             for key, item in data.items()
             if key != "$"
         }
-        made = _KINDS[_KINDS_READ.get(str(name), str(name))](**named)
+        made = _KINDS[name](**named)
         if isinstance(made, Segment):
             self._seen.append(made)
         return made

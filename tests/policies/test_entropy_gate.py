@@ -8,15 +8,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.evaluation.recording import (
-    AnswerMissing,
-    Asked,
-    Recording,
-    dumps,
-    loads,
-    replay,
-    replayable,
-)
+from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
+from deploy.evaluation.replay import AnswerMissing, replay, replay_other_policy
 from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.loop.actions import Accept, Close, Generate, Reject, Write
 from orchestrator.loop.events import ActionCompleted, RequestCompleted, TextDelta
@@ -114,7 +107,9 @@ def small(transcript: Transcript, criteria: StopCriteria) -> Say:
 
 
 async def run(policy: Policy, **limits: Any) -> tuple[Recording, RequestCompleted]:
-    asked = Asked("r", "entropy-gate", (Message("user", "2+2+2?"),), limits=Limits(**limits))
+    asked = RecordedRequest(
+        "r", "entropy-gate", (Message("user", "2+2+2?"),), limits=Limits(**limits)
+    )
     workers: Any = {"small": Scripted(small), "large": Scripted(story=LARGE)}
     events = solve(
         policy,
@@ -163,13 +158,13 @@ async def test_a_recording_answers_for_stricter_gates_too() -> None:
         if isinstance(event, ActionCompleted) and isinstance(event.action, Generate)
     ]
     assert [entropy for entropy in entropies if entropy is not None] == [0.2, 0.9, 1.5]
-    looser = list(replayable(again, EntropyGate(threshold=1.2)))[-1]
+    looser = list(replay_other_policy(again, EntropyGate(threshold=1.2)))[-1]
     assert isinstance(looser, RequestCompleted)
     assert looser.transcript == ended.transcript
     with pytest.raises(AnswerMissing, match="Write"):  # the large model never wrote that step
-        list(replayable(again, EntropyGate(threshold=0.5)))
+        list(replay_other_policy(again, EntropyGate(threshold=0.5)))
     with pytest.raises(AnswerMissing, match="Generate"):  # the small one was not let go on
-        list(replayable(again, EntropyGate(threshold=2.0)))
+        list(replay_other_policy(again, EntropyGate(threshold=2.0)))
 
 
 @pytest.mark.asyncio
@@ -177,9 +172,9 @@ async def test_a_withheld_step_replays_as_if_it_had_been_glimpsed_at() -> None:
     """All open, and the large model's steps known from another run: any gate can be replayed."""
     everything, _ = await run(EntropyGate(threshold=20.0))
     nothing, _ = await run(EntropyGate(threshold=0.0))
-    both = Recording(everything.asked, (*everything.events[:-1], *nothing.events))
+    both = Recording(everything.request, (*everything.events[:-1], *nothing.events))
     for threshold, expected in ((0.1, ["large"] * 3), (20.0, ["small"] * 3)):
-        ended = list(replayable(both, EntropyGate(threshold=threshold)))[-1]
+        ended = list(replay_other_policy(both, EntropyGate(threshold=threshold)))[-1]
         assert isinstance(ended, RequestCompleted)
         assert authors(ended) == expected
 

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.evaluation.recording import Asked, Recording, dumps, loads, replay
+from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
+from deploy.evaluation.replay import replay
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
 from orchestrator.loop.actions import (
     Accept,
@@ -332,7 +333,7 @@ async def test_a_replay_gives_the_same_events(verifier: str) -> None:
     large = Scripted(story=LARGE, delay=0.001, scores=good)
     events, ended = await run(policy, small, large)
     kept = tuple(event for event in events if not isinstance(event, TextDelta))
-    recording = loads(dumps(Recording(Asked("r", "lookahead", QUESTION), kept)))
+    recording = loads(dumps(Recording(RecordedRequest("r", "lookahead", QUESTION), kept)))
     heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
     assert tuple(heard) == kept
     assert ended.metrics.discarded_tokens > 0

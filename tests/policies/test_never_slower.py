@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.evaluation.recording import Asked, Recording, dumps, loads, replay
+from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
+from deploy.evaluation.replay import replay
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.actions import Accept, Account, Classify, Generate, Write
 from orchestrator.loop.events import ActionCompleted, RequestCompleted, TextDelta
@@ -153,7 +154,7 @@ QUICK = {"evidence_steps": 2, "evidence_tokens": 4, "patience": 1}
 async def run(
     policy: Policy, small: Scripted, large: Scripted
 ) -> tuple[Recording, RequestCompleted]:
-    asked = Asked("r", "never-slower", (Message("user", "how many?"),))
+    asked = RecordedRequest("r", "never-slower", (Message("user", "how many?"),))
     workers: Any = {"small": small, "large": large}
     events = solve(
         policy, asked.messages, workers, request="r", sampling=Sampling(), limits=Limits()

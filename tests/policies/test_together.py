@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.recording import Asked, Recording, dumps, loads, replay
+from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
+from deploy.evaluation.replay import replay
 from deploy.service.config import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
@@ -117,7 +118,7 @@ async def test_sampled_requests_end_and_replay(workers: Any, name: str) -> None:
     events, ended = await run(policy, workers, question, sampling)
     assert ended.transcript.done
     kept = tuple(event for event in events if not isinstance(event, TextDelta))
-    asked = Asked("r", name, (Message("user", question),), sampling=sampling)
+    asked = RecordedRequest("r", name, (Message("user", question),), sampling=sampling)
     recording = loads(dumps(Recording(asked, kept)))
     heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
     assert tuple(heard) == kept

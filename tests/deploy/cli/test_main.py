@@ -17,6 +17,9 @@ from deploy.evaluation import recording as record
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Step, Transcript
 
+OLD = str(Path(__file__).parents[1] / "evaluation" / "recordings" / "specreason.jsonl")
+"""A recording by specreason."""
+
 
 class Ran:
     """What a command did."""
@@ -45,7 +48,14 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         *((), ("serve",), ("ask",), ("eval",), ("calibrate",), ("predict",), ("results",)),
         ("bench-decode",),
         *(("experiment", name) for name in ("list", "show", "start", "drive", "stop", "report")),
-        *(("trace",), ("trace", "show"), ("policy",), ("policy", "list"), ("policy", "show")),
+        *(
+            ("trace",),
+            ("trace", "show"),
+            ("trace", "replay"),
+            ("policy",),
+            ("policy", "list"),
+            ("policy", "show"),
+        ),
         *(("policy", name) for name in ("publish", "activate", "rollback", "history")),
     ],
 )
@@ -122,6 +132,9 @@ DEAD = "http://127.0.0.1:9"
         (("results", __file__), 1, "not JSON"),
         (("trace", "show", "abc", "--url", DEAD), 1, DEAD),
         (("trace", "show", __file__), 1, "line 1: cannot be read"),
+        (("trace", "replay", __file__), 1, "line 1: cannot be read"),
+        (("trace", "replay", OLD, "--policy", "specreason:treshold=8"), 2, "treshold: unknown key"),
+        (("trace", "replay", OLD, "--policy", "nope"), 2, "no policy 'nope'"),
         (("policy", "list", "--url", DEAD), 1, DEAD),
         (("policy", "publish", "specreason:threshold", "--url", DEAD), 2, "threshold"),
         (("policy", "show"), 2, "policy show --help"),
@@ -289,7 +302,7 @@ def test_trace_show_reads_a_recording(baton: Any, tmp_path: Path) -> None:
     transcript = Transcript(
         (Message("user", "12 + 34?"),), (), (Segment("large", "46"),), True, done=True
     )
-    asked = record.Asked("r1", "specreason", transcript.messages)
+    asked = record.RecordedRequest("r1", "specreason", transcript.messages)
     recording = record.Recording(
         asked, (StepCompleted(step), RequestCompleted(transcript, (step,), Metrics()))
     )
@@ -322,3 +335,25 @@ def test_a_second_ctrl_c_while_starting_leaves_the_clearing_away_alone(
     with pytest.raises(KeyboardInterrupt):
         start()
     assert cleared
+
+
+def test_trace_replay_says_whether_a_policy_decides_as_it_did(baton: Any) -> None:
+    same = baton("trace", "replay", OLD)
+    assert (same.status, same.err) == (0, "")
+    assert "small ✗  2.0 It is 5." in same.out
+    assert "specreason decides as recorded" in same.out
+    other = baton("trace", "replay", OLD, "--policy", "specreason:threshold=1")
+    assert other.status == 1
+    assert other.err.startswith("baton: line 7: recorded Reject(")
+    assert "small ✓  2.0 It is 5." in other.out
+    assert "no answer to the next call" in other.out
+
+
+def test_trace_replay_as_json(baton: Any) -> None:
+    same = json.loads(baton("trace", "replay", OLD, "--json").out)
+    assert (same["same"], same["line"], same["ended"]) == (True, None, True)
+    assert [step["accepted"] for step in same["steps"]] == [False, True, True, True]
+    ran = baton("trace", "replay", OLD, "--policy", "large-only", "--json")
+    other = json.loads(ran.out)
+    assert (ran.status, other["same"], other["policy"]) == (1, False, "large-only")
+    assert f"baton: {other['difference']}\n" == ran.err

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from deploy.evaluation.costs import Costs, predict
-from deploy.evaluation.recording import Asked, Recording
+from deploy.evaluation.recording import RecordedRequest, Recording
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.actions import Cancel, Classify, First, Generate, Job, Start, Verify, Write
 from orchestrator.loop.events import ActionCompleted
@@ -45,7 +45,7 @@ def generate(
 
 
 def recording(*events: ActionCompleted) -> Recording:
-    return Recording(Asked("r", "p", TRACE.messages), events)
+    return Recording(RecordedRequest("r", "p", TRACE.messages), events)
 
 
 def test_calls_in_turn_add_up() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from deploy.evaluation.evaluate import Answered, Outcome, Question, Turn, lineup
 from deploy.evaluation.journal import Journal, fingerprint, read
-from deploy.evaluation.recording import Asked, Recording, loads
+from deploy.evaluation.recording import RecordedRequest, Recording, loads
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
 from orchestrator.types import Message, Step
@@ -100,7 +100,7 @@ def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_recordings_lie_beside_it(tmp_path: Path) -> None:
-    recording = Recording(Asked("r", "large-only", (Message("user", "0?"),)), ())
+    recording = Recording(RecordedRequest("r", "large-only", (Message("user", "0?"),)), ())
     journal = Journal(tmp_path / "rows.jsonl", SETTINGS, CONTENDERS, recordings=True)
     journal.resume(PROBLEMS)
     own = [replace(one, answered=replace(one.answered, recording=recording)) for one in turn(0)]
@@ -108,7 +108,7 @@ def test_recordings_lie_beside_it(tmp_path: Path) -> None:
     journal.close()
     names = [row["recording"] for row in read(tmp_path / "rows.jsonl")[1]]
     assert len(set(names)) == len(CONTENDERS)
-    assert all(loads((tmp_path / name).read_text()).asked == recording.asked for name in names)
+    assert all(loads((tmp_path / name).read_text()).request == recording.request for name in names)
 
 
 def test_checkpoints_are_told_apart_by_their_weights(tmp_path: Path) -> None:

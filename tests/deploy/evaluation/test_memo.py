@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from deploy.evaluation.memo import Memo
-from deploy.evaluation.recording import Asked, Recording
+from deploy.evaluation.recording import RecordedRequest, Recording
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
@@ -138,7 +138,9 @@ async def test_a_generation_that_ended_by_itself_serves_every_span_that_holds_it
 async def test_a_recording_answers_without_a_model() -> None:
     policy = SpecReason(threshold=6, scoring="likelihood", budget=30)
     found = [e for e in await events(policy, pair()) if not isinstance(e, TextDelta)]
-    asked = Asked("r", "specreason", ASKED, policy.model_dump(mode="json"), limits=Limits(100))
+    asked = RecordedRequest(
+        "r", "specreason", ASKED, policy.model_dump(mode="json"), limits=Limits(100)
+    )
     recording = Recording(asked, tuple(found))  # type: ignore[arg-type]
 
     def none() -> Worker:
@@ -159,7 +161,9 @@ def _asks(called: ActionCompleted) -> bool:
 async def test_a_stream_that_broke_off_teaches_nothing() -> None:
     workers = pair() | {"large": Scripted(story=STORY, deaths={0: 1})}
     found = [e for e in await events(LargeOnly(), workers) if not isinstance(e, TextDelta)]
-    recording = Recording(Asked("r", "large-only", ASKED, limits=Limits(100)), tuple(found))  # type: ignore[arg-type]
+    recording = Recording(
+        RecordedRequest("r", "large-only", ASKED, limits=Limits(100)), tuple(found)
+    )  # type: ignore[arg-type]
     large = Scripted(story=STORY)
     memo = Memo(lambda: large)
     memo.learn("large", recording)
@@ -172,7 +176,7 @@ def test_drawn_recordings_teach_nothing() -> None:
     said = ActionCompleted(
         _generate(), Generation(Segment("small", "a", finish="eos"), Usage(5, 0, 1)), 1.0
     )
-    asked = Asked("r", "p", ASKED, sampling=Sampling(0.7))
+    asked = RecordedRequest("r", "p", ASKED, sampling=Sampling(0.7))
     assert Memo(lambda: Scripted()).learn("small", Recording(asked, (said,))) == 0
 
 

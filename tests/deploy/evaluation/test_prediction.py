@@ -12,7 +12,7 @@ from deploy.evaluation.costs import ASSUMPTIONS, Costs
 from deploy.evaluation.evaluate import Answered, Outcome, Question, lineup
 from deploy.evaluation.journal import Journal
 from deploy.evaluation.prediction import HERE, load_costs, predicted, report
-from deploy.evaluation.recording import Asked, Recording
+from deploy.evaluation.recording import RecordedRequest, Recording
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import Generate, Write
 from orchestrator.loop.events import ActionCompleted
@@ -39,7 +39,7 @@ def answered(worker: Any, tokens: int) -> Answered:
         ActionCompleted(Generate(worker, transcript, StopCriteria(0)), reading, 1.0),
         ActionCompleted(Write(worker, transcript, StopCriteria(99)), writing, 1.0),
     )
-    return Answered("1", recording=Recording(Asked("r", "p", transcript.messages), calls))
+    return Answered("1", recording=Recording(RecordedRequest("r", "p", transcript.messages), calls))
 
 
 def recorded(folder: Path, **more: Any) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.recorded_answers import Answers
+from deploy.evaluation.recorded_answers import RecordedAnswers
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.actions import First, Generate, Job, Start, Write
 from orchestrator.loop.events import ActionCompleted
@@ -25,8 +25,8 @@ def made(segment: Segment, entropy: float | None) -> Generation:
     return Generation(segment, Usage(5, 2, len(segment.tokens), 3), 7.0, entropy)
 
 
-def answers(gate: float | None, answer: Any) -> Answers:
-    return Answers((ActionCompleted(gated(gate), answer, 7.0),))
+def answers(gate: float | None, answer: Any) -> RecordedAnswers:
+    return RecordedAnswers((ActionCompleted(gated(gate), answer, 7.0),))
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_an_answer_that_does_not_fit_is_left_for_a_question_that_it_fits() -> No
     events = [
         ActionCompleted(gated(1.0), made(s, e), 0.0) for s, e in ((WITHHELD, 1.5), (WRITTEN, 0.5))
     ]
-    known = Answers(events)
+    known = RecordedAnswers(events)
     first, second = known.take(gated(2.0)), known.take(gated(0.2))
     assert first is not None
     assert second is not None
@@ -97,5 +97,5 @@ def test_what_was_answered_to_a_job_is_an_answer() -> None:
         ActionCompleted(Start(question), Job(0), 0.0),
         ActionCompleted(First((Job(0),)), (Job(0), made(WRITTEN, 0.5)), 3.0),
     )
-    assert Answers(events).take(gated(2.0)) is not None
-    assert Answers(events).take(Write("small", TRACE, StopCriteria(9))) is None
+    assert RecordedAnswers(events).take(gated(2.0)) is not None
+    assert RecordedAnswers(events).take(Write("small", TRACE, StopCriteria(9))) is None

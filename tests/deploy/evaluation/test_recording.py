@@ -1,109 +1,37 @@
-"""Recordings: the exact round trip, and replay without a model."""
+"""Recordings: the exact round trip, and the names of version 1 of the format."""
 
 from __future__ import annotations
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from deploy.evaluation import recording
 from deploy.evaluation.recording import (
-    AnswerMissing,
-    Asked,
+    RecordedRequest,
     Recorder,
     Recording,
     RecordingError,
-    ReplayMismatch,
     dumps,
+    load,
     loads,
-    replay,
-    replayable,
 )
-from orchestrator.errors import ContextLengthExceeded, UnknownPolicy, WorkerUnavailable
-from orchestrator.loop.actions import Cancel, First, Generate, Script, Start, Verify
-from orchestrator.loop.events import (
-    ActionCompleted,
-    Event,
-    RequestCompleted,
-    StepCompleted,
-    TextDelta,
-)
+from orchestrator.errors import ConfigError, UnknownPolicy, WorkerUnavailable
+from orchestrator.loop.actions import Verify
+from orchestrator.loop.events import ActionCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
-from orchestrator.types import (
-    Limits,
-    Message,
-    Sampling,
-    Segment,
-    StopCriteria,
-    Transcript,
-    Verification,
-)
-from policies.answer import write_out
-from policies.bild import BiLD
-from policies.single import LargeOnly
+from orchestrator.types import Limits, Sampling, Segment, Transcript, Verification
 from policies.specreason import SpecReason
+from tests.deploy.evaluation.recorded_runs import QUESTION, RUNS, record
 from workers.scripted import Scripted
 
 pytestmark = pytest.mark.asyncio
-
-QUESTION = (Message("system", "Be brief."), Message("user", "2+2? \u2028 ü \ud800 </think>"))
-SMALL = ("2+2 is 5.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
-LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
-
-
-class Race(Policy):
-    """Two drafts at once, one thrown away, one left running."""
-
-    def solve(self, transcript: Transcript) -> Script[None]:
-        one = yield from Start(Generate("small", transcript, StopCriteria(9)))
-        two = yield from Start(Generate("large", transcript, StopCriteria(9)))
-        three = yield from Start(Generate("large", transcript, StopCriteria(9)))
-        _, generation = yield from First((one, two, three))
-        yield from Cancel(two)
-        yield from write_out(transcript.extend(generation.segment) and transcript, "large")
-
-
-async def record(
-    policy: Policy, scores: Any = (9,), limits: Limits | None = None, **small: Any
-) -> tuple[Recording, list[Event]]:
-    asked = Asked(
-        "r1",
-        "specreason",
-        QUESTION,
-        policy.model_dump(mode="json"),
-        Sampling(0.6, seed=3),
-        limits or Limits(stop=("END",)),
-    )
-    workers = {
-        "small": Scripted(story=SMALL, **small),
-        "large": Scripted(story=LARGE, scores=scores, delay=0.0005),
-    }
-    heard = solve(
-        policy,
-        asked.messages,
-        workers,  # type: ignore[arg-type]
-        request=asked.request,
-        sampling=asked.sampling,
-        limits=asked.limits,
-    )
-    events = [event async for event in heard]
-    return Recording(asked, tuple(e for e in events if not isinstance(e, TextDelta))), events
-
-
-def first_good(transcript: Transcript) -> float:
-    return 9.0 if len(transcript.thought) == 1 else 2.0
-
-
-RUNS = [
-    (SpecReason(), {"scores": first_good}),
-    (SpecReason(threshold=0), {}),
-    (SpecReason(scoring="likelihood"), {"scores": (0.5, 9.0)}),
-    (SpecReason(budget=4), {}),
-    (LargeOnly(), {"limits": Limits(max_tokens=5)}),
-    (BiLD(rollback=1.0), {"scores": (2.0,)}),
-    (Race(), {}),
-]
+FILES = Path(__file__).parent / "recordings"
+"""Written by the version of Baton that began the format. They never change."""
 
 
 @pytest.mark.parametrize(("policy", "run"), RUNS)
@@ -111,34 +39,11 @@ async def test_the_round_trip_is_exact(policy: Policy, run: dict[str, Any]) -> N
     recording, _ = await record(policy, **run)
     text = dumps(recording)
     again = loads(text)
-    assert again.asked == recording.asked
+    assert again.request == recording.request
     assert again.events == recording.events
     assert dumps(again) == text
     assert all(json.loads(line) for line in text.split("\n")[:-1])
     assert text.isascii()
-
-
-@pytest.mark.parametrize(("policy", "run"), RUNS)
-async def test_a_replay_gives_the_same_events(policy: Policy, run: dict[str, Any]) -> None:
-    recording, live = await record(policy, **run)
-    heard = list(replay(loads(dumps(recording)), policy))
-    assert [e for e in heard if not isinstance(e, TextDelta)] == list(recording.events)
-    for phase in ("thought", "answer"):
-        texts = [
-            "".join(e.text for e in events if isinstance(e, TextDelta) and e.phase == phase)
-            for events in (live, heard)
-        ]
-        assert texts[0] == texts[1]
-
-
-async def test_failures_are_recorded_and_replayed() -> None:
-    gone = {0: WorkerUnavailable("gone"), 1: ContextLengthExceeded("full", param="p", code="c")}
-    recording, _ = await record(SpecReason(), failures=gone)
-    again = loads(dumps(recording))
-    errors = [e.answer for e in again.events if isinstance(e, ActionCompleted)]
-    assert [str(e) for e in errors if isinstance(e, Exception)] == ["gone", "full"]
-    heard = list(replay(again, SpecReason()))
-    assert heard[-1] == recording.ended
 
 
 @pytest.mark.parametrize(
@@ -150,7 +55,7 @@ async def test_errors_keep_their_fields(error: Any) -> None:
         ActionCompleted(action, error, 1.5),
         ActionCompleted(action, Verification((0.1,), (1, 2)), 0.1),
     )
-    back = loads(dumps(Recording(Asked("r", "p", QUESTION), events)))
+    back = loads(dumps(Recording(RecordedRequest("r", "p", QUESTION), events)))
     first = back.events[0]
     assert isinstance(first, ActionCompleted)
     assert (type(first.answer), vars(first.answer)) == (type(error), vars(error))
@@ -173,54 +78,9 @@ async def test_a_recording_grows_with_the_text_not_its_square() -> None:
             sampling=Sampling(),
             limits=Limits(),
         )
-        recorder = Recorder(Asked("r", "specreason", QUESTION))
+        recorder = Recorder(RecordedRequest("r", "specreason", QUESTION))
         sizes.append(sum([len(recorder.line(event) or "") async for event in events]))
     assert sizes[1] < 5 * sizes[0]
-
-
-async def test_another_policys_recording_is_refused_by_line() -> None:
-    recording, _ = await record(SpecReason(threshold=7), scores=first_good)
-    again = loads(dumps(recording))
-    with pytest.raises(ReplayMismatch, match=r"line \d+: recorded Accept.*asks Reject") as caught:
-        list(replay(again, SpecReason(threshold=9.5)))
-    line = dumps(recording).split("\n")[(caught.value.line or 0) - 1]
-    assert json.loads(line)["action"]["$"] == "Accept"
-
-
-async def test_a_recording_too_short_or_too_long_is_refused() -> None:
-    recording, _ = await record(SpecReason())
-    short = Recording(recording.asked, recording.events[:6])
-    with pytest.raises(ReplayMismatch, match="ends where the policy asks"):
-        list(replay(short, SpecReason()))
-    last = next(e for e in reversed(recording.events) if isinstance(e, ActionCompleted))
-    more = Recording(recording.asked, (*recording.events, last))
-    with pytest.raises(ReplayMismatch, match="the policy has ended"):
-        list(replay(more, SpecReason()))
-
-
-async def test_another_threshold_replays_as_far_as_answers_go() -> None:
-    recording, _ = await record(SpecReason(threshold=7), scores=first_good)
-    same = list(replayable(recording, SpecReason(threshold=8)))
-    assert [e for e in same if isinstance(e, StepCompleted)] == [
-        e for e in recording.events if isinstance(e, StepCompleted)
-    ]
-    assert isinstance(same[-1], RequestCompleted)
-    further = replayable(recording, SpecReason(threshold=1))
-    heard: list[Event] = []
-    with pytest.raises(AnswerMissing, match="Generate"):
-        heard.extend(further)
-    accepted = [e.step.text for e in heard if isinstance(e, StepCompleted)]
-    assert accepted == ["2+2 is 5.\n\n", "and 2 more is 7.\n\n"]
-    with pytest.raises(AnswerMissing, match="Write"):
-        list(replayable(recording, SpecReason(threshold=9.5)))
-
-
-async def test_jobs_can_be_replayed_by_question() -> None:
-    recording, _ = await record(Race())
-    last = list(replayable(recording, Race()))[-1]
-    assert isinstance(last, RequestCompleted)
-    assert recording.ended is not None
-    assert last.transcript == recording.ended.transcript
 
 
 @pytest.mark.parametrize(
@@ -238,3 +98,25 @@ async def test_jobs_can_be_replayed_by_question() -> None:
 async def test_what_is_no_recording_is_refused_by_line(text: str, named: str) -> None:
     with pytest.raises(RecordingError, match=named):
         loads(text)
+
+
+@pytest.mark.parametrize("name", ["specreason", "every_kind"])
+async def test_files_of_the_first_version_are_read_and_written_with_their_names(name: str) -> None:
+    text = (FILES / f"{name}.jsonl").read_text()
+    assert dumps(loads(text)) == text
+
+
+async def test_every_name_of_the_format_stands_in_the_file_that_holds_them_all() -> None:
+    text = "".join(file.read_text() for file in FILES.glob("*.jsonl"))
+    kinds = set(re.findall(r'"\$":"(\w+)"', text)) | {"Asked"}  # the first line names no kind
+    assert kinds == set(recording._KINDS)
+    assert set(re.findall(r'"(trace|span|surprise|request)":', text)) == set(recording._FIELDS)
+
+
+async def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "a.jsonl"
+    with pytest.raises(ConfigError, match=r"a\.jsonl: No such file"):
+        load(file)
+    file.write_text("[]")
+    with pytest.raises(ConfigError, match=r"a\.jsonl: line 1: "):
+        load(file)

@@ -1,0 +1,188 @@
+"""Replay: a recording through a policy's code, with no model and no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from deploy.evaluation.recorded_answers import RecordedAnswers
+from deploy.evaluation.recording import Recording
+from orchestrator.errors import BatonError
+from orchestrator.loop.actions import (
+    Action,
+    Cancel,
+    Classify,
+    First,
+    Generate,
+    Job,
+    Start,
+    Verify,
+    Write,
+)
+from orchestrator.loop.events import (
+    ActionCompleted,
+    Event,
+    RequestCompleted,
+    StepCompleted,
+    TextDelta,
+)
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.policy_runner import PolicyRunner
+from orchestrator.types import Generation, Segment, Step, StopCriteria, Transcript, Usage
+
+
+class ReplayMismatch(BatonError):
+    """The policy does not do what was recorded; `line` is the file's first line that differs."""
+
+    def __init__(self, message: str, line: int | None = None) -> None:
+        super().__init__(message if line is None else f"line {line}: {message}")
+        self.line = line
+
+
+class AnswerMissing(ReplayMismatch):
+    """The policy calls a worker with something that the recording has no answer to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayResult:
+    """What a policy makes of a recording.
+
+    difference: the first action that differs from the recorded one; None where none does.
+    steps: the policy's own, as far as the recording has the workers' answers.
+    ended: whether that is up to the end of the answer.
+    """
+
+    difference: ReplayMismatch | None
+    steps: tuple[Step, ...]
+    ended: bool
+
+
+def compare(recording: Recording, policy: Policy) -> ReplayResult:
+    """Replay with `policy`; where it decides otherwise, go on with the answers there are."""
+    difference, events = _until_mismatch(replay(recording, policy))
+    if difference is not None:
+        _, events = _until_mismatch(replay_other_policy(recording, policy))
+    steps = tuple(event.step for event in events if isinstance(event, StepCompleted))
+    ended = bool(events) and isinstance(events[-1], RequestCompleted)
+    return ReplayResult(difference, steps, ended)
+
+
+def _until_mismatch(events: Iterator[Event]) -> tuple[ReplayMismatch | None, list[Event]]:
+    seen: list[Event] = []
+    try:
+        seen.extend(events)
+    except ReplayMismatch as error:
+        return error, seen
+    return None, seen
+
+
+def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
+    """Drive `policy` through the recording: the same events, one TextDelta per accepted segment.
+
+    Raises:
+        ReplayMismatch: the policy does something else, or more, or less than was recorded.
+    """
+    recorded = deque(
+        (event, line)
+        for event, line in zip(recording.events, _lines(recording), strict=True)
+        if isinstance(event, ActionCompleted)
+    )
+
+    def next_answer(action: Action[Any]) -> ActionCompleted:
+        if not recorded:
+            raise ReplayMismatch(f"the recording ends where the policy asks {_brief(action)}")
+        called, line = recorded.popleft()
+        if called.action != action:
+            message = f"recorded {_brief(called.action)}, the policy asks {_brief(action)}"
+            raise ReplayMismatch(message, line)
+        return called
+
+    yield from _drive(recording, policy, next_answer)
+    if recorded:
+        called, line = recorded[0]
+        raise ReplayMismatch(f"recorded {_brief(called.action)}, the policy has ended", line)
+
+
+def replay_other_policy(recording: Recording, policy: Policy) -> Iterator[Event]:
+    """Drive another policy (another threshold, say) as far as the recording has its answers.
+
+    An answer is found by its call, whatever the order (`recorded_answers`).
+
+    Raises:
+        AnswerMissing: at the first call that has no answer.
+    """
+    answers = RecordedAnswers(recording.events)
+    started: dict[Job, Action[Any]] = {}
+
+    def next_answer(action: Action[Any]) -> ActionCompleted:
+        match action:
+            case Generate() | Write() | Classify() | Verify():
+                if (called := answers.take(action)) is None:
+                    raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
+                return called
+            case Start(inner):
+                job = Job(len(started))
+                started[job] = inner
+                return ActionCompleted(action, job, 0.0)
+            case First(jobs):
+                for job in jobs:
+                    if (called := answers.take(started[job])) is not None:
+                        return ActionCompleted(action, (job, called.answer), 0.0)
+                raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
+            case Cancel():
+                return ActionCompleted(action, Usage(), 0.0)
+        return ActionCompleted(action, None, 0.0)
+
+    yield from _drive(recording, policy, next_answer)
+
+
+def _drive(
+    recording: Recording, policy: Policy, next_answer: Callable[[Action[Any]], ActionCompleted]
+) -> Iterator[Event]:
+    runner = PolicyRunner(policy, recording.request.messages, recording.request.limits)
+    open_jobs: dict[Job, None] = {}
+    try:
+        for call in runner.preflight():
+            yield runner.noted(next_answer(call))
+        while (action := runner.ask()) is not None:
+            called = next_answer(action)
+            match action, called.answer:
+                case Write(worker), Generation(segment) if segment.text:
+                    yield TextDelta(worker, runner.phase, segment.text)
+                case Start(), Job() as job:
+                    open_jobs[job] = None
+                case First(), (job, _):
+                    open_jobs.pop(job, None)
+                case Cancel(job), _:
+                    open_jobs.pop(job, None)
+            yield from runner.told(called)
+        for job in open_jobs:
+            yield runner.noted(next_answer(Cancel(job)))
+        ended = recording.ended
+        yield runner.end(ended.metrics.ms["total"] if ended else 0.0)
+    finally:
+        runner.close()
+
+
+def _lines(recording: Recording) -> tuple[int, ...]:
+    return recording.lines or tuple(range(2, len(recording.events) + 2))
+
+
+def _brief(value: Any) -> str:
+    """An action in a few words, for messages: what differs from a default."""
+    parts = []
+    for spec in fields(value):
+        item = getattr(value, spec.name)
+        if item == spec.default or spec.name in ("turns", "labels"):
+            continue
+        if isinstance(item, Transcript):
+            phase = "the answer" if item.closed else "the thought"
+            item = f"after {len(item.thought) + len(item.answer)} segments, in {phase}"
+        elif isinstance(item, Segment):
+            item = f"{item.author}: {item.text[:40]!r}"
+        elif isinstance(item, Action | StopCriteria):
+            item = _brief(item)
+        parts.append(f"{spec.name}={item}")
+    return f"{type(value).__name__}({', '.join(parts)})"
