@@ -19,7 +19,7 @@ from orchestrator.types import Sampling
 from workers.model.target import Target
 from workers.speculation.decode import Decoder, generate
 from workers.speculation.vanilla import Vanilla
-from workers.training.batches import Document
+from workers.training.batches import TrainingDocument
 from workers.training.harvest import Author
 from workers.training.noise import disturb
 from workers.training.problems import stream
@@ -72,7 +72,7 @@ def fresh_chains(
     return out
 
 
-def read_chains(path: Path) -> list[Document]:
+def read_chains(path: Path) -> list[TrainingDocument]:
     """The chains of a file as documents, in their order."""
     with gzip.open(path, "rt") as file:
         return [document(*json.loads(line)) for line in file]
@@ -88,7 +88,7 @@ class Chains:
     path: Path
     skip: int = 0
 
-    def __call__(self, rank: int, world: int, seed: int) -> Iterator[Document]:
+    def __call__(self, rank: int, world: int, seed: int) -> Iterator[TrainingDocument]:
         documents = read_chains(self.path)[self.skip :]
         if not documents:
             raise ValueError(f"{self.path} holds no chains")
@@ -97,7 +97,7 @@ class Chains:
             yield from rng.sample(documents, len(documents))
 
 
-def in_turn(paths: Sequence[Path], seed: int, skip: int = 0) -> Iterator[Document]:
+def in_turn(paths: Sequence[Path], seed: int, skip: int = 0) -> Iterator[TrainingDocument]:
     """A chain of each file in turn, without end; the first `skip` of each file are left out."""
     streams = [Chains(path, skip)(0, 1, seed) for path in paths]
     while True:
@@ -105,10 +105,10 @@ def in_turn(paths: Sequence[Path], seed: int, skip: int = 0) -> Iterator[Documen
             yield next(documents)
 
 
-def document(prompt: list[int], reply: list[int]) -> Document:
+def document(prompt: list[int], reply: list[int]) -> TrainingDocument:
     """A chain of which the reply is learnt and the prompt only read."""
     tokens, read = prompt + reply, len(prompt) - 1
     size = len(tokens)
     targets = [-100] * read + reply + [-100]
     weights = [0.0] * read + [1.0] * len(reply) + [0.0]
-    return Document(tokens, targets, weights, range(size), [0] * size, [-1] * size)
+    return TrainingDocument(tokens, targets, weights, range(size), [0] * size, [-1] * size)

@@ -23,7 +23,7 @@ Numbers = Sequence[int] | Sequence[float] | NDArray[Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Document:
+class TrainingDocument:
     """One training example: a token tree in sequence order. All fields have the same length.
 
     Branch 0 is the main chain; token i attends to j iff j <= i and j is on the main chain or on
@@ -39,7 +39,7 @@ class Document:
     flags: Numbers
 
 
-Documents = Callable[[int, int, int], Iterator[Document]]
+Documents = Callable[[int, int, int], Iterator[TrainingDocument]]
 """(rank, processes, seed) -> an endless stream of documents; picklable."""
 
 
@@ -59,7 +59,9 @@ class Batch:
     flags: Tensor  # (M,) float32
 
 
-def collate(documents: Sequence[Document], length: int, dtype: torch.dtype, device: str) -> Batch:
+def collate(
+    documents: Sequence[TrainingDocument], length: int, dtype: torch.dtype, device: str
+) -> Batch:
     """Pad documents to (B, length). A padded position attends causally and has no loss."""
     ids = np.zeros((5, len(documents), length), np.int64)
     tokens, targets, positions, branches, flags = ids
@@ -86,10 +88,10 @@ def collate(documents: Sequence[Document], length: int, dtype: torch.dtype, devi
 class Buckets:
     """Queues of documents by padded length, so that a batch holds rows of similar length."""
 
-    def __init__(self, source: Iterator[Document], batch_tokens: int) -> None:
+    def __init__(self, source: Iterator[TrainingDocument], batch_tokens: int) -> None:
         self.source = source
         self.rows = [max(1, batch_tokens // length) for length in LENGTHS]
-        self.queues: list[deque[Document]] = [deque() for _ in LENGTHS]
+        self.queues: list[deque[TrainingDocument]] = [deque() for _ in LENGTHS]
 
     def pull(self) -> None:
         """One more document; one that is longer than the longest batch is left out."""
@@ -102,7 +104,7 @@ class Buckets:
             self.pull()
         return [len(queue) / rows for queue, rows in zip(self.queues, self.rows, strict=True)]
 
-    def take(self, bucket: int) -> list[Document]:
+    def take(self, bucket: int) -> list[TrainingDocument]:
         queue, rows = self.queues[bucket], self.rows[bucket]
         while len(queue) < rows:  # full on average over ranks, perhaps not here
             self.pull()

@@ -1,6 +1,6 @@
 """Problems turned into training documents: chains of thought with errors, repairs and verdicts.
 
-A document is a token tree (`batches.Document`). Its main chain is a conversation: question,
+A document is a token tree (`batches.TrainingDocument`). Its main chain is a conversation: question,
 thought, answer. Some chains hold a wrong step (never trained as something to say) followed by a
 reflection that works the step out anew and compares, which is far easier than to judge blind.
 Side branches that later tokens cannot see hold more wrong steps with their reflection or, for
@@ -18,9 +18,9 @@ from itertools import count
 from tokenizers import Tokenizer
 
 from workers.training import wordings as w
-from workers.training.batches import Document
-from workers.training.noise import AFTER, ASIDES, BEFORE, FILLERS, disturb
-from workers.training.problems import Fact, Part, Problem, apply, part_of, stream
+from workers.training.batches import TrainingDocument
+from workers.training.noise import disturb
+from workers.training.problems import Fact, GeneratedProblem, Part, apply, part_of, stream
 from workers.training.steps import (
     DELIMITER,
     plant_mistake,
@@ -51,7 +51,7 @@ class Reflection:
 class Mistakes:
     """A problem and the wrong steps that a model really wrote: step index -> text."""
 
-    problem: Problem
+    problem: GeneratedProblem
     greedy: dict[int, str]
     sampled: dict[int, str]
     reflections: list[Reflection]
@@ -108,13 +108,13 @@ class _Builder:
     def close_branch(self) -> None:
         self.branch, self.last = 0, self.main
 
-    def finish(self) -> Document:
-        return Document(
+    def finish(self) -> TrainingDocument:
+        return TrainingDocument(
             self.tokens, self.targets, self.weights, self.positions, self.branches, self.flags
         )
 
 
-class Writer:
+class DocumentWriter:
     """Writes the documents of one model of the pair.
 
     `judge`: whether the judge's turns are taught (the large model). `mistakes`: problems with
@@ -132,7 +132,7 @@ class Writer:
         if judge and mistakes:
             self.mistakes = [m for m in mistakes if m.greedy or m.sampled]
 
-    def documents(self, part: Part, seed: int) -> Iterator[Document]:
+    def documents(self, part: Part, seed: int) -> Iterator[TrainingDocument]:
         """An endless, reproducible stream of documents."""
         rng = random.Random(f"documents/{part}/{seed}")
         fresh = stream(part, seed)
@@ -148,7 +148,9 @@ class Writer:
             else:
                 yield self.solved(next(fresh), rng, None)
 
-    def solved(self, problem: Problem, rng: random.Random, known: Mistakes | None) -> Document:
+    def solved(
+        self, problem: GeneratedProblem, rng: random.Random, known: Mistakes | None
+    ) -> TrainingDocument:
         """One problem, worked out, with the mistakes known of it; None plants some."""
         builder = self._conversation(rng)
         self._turn(builder, USER, disturb(problem.question, rng))
@@ -170,7 +172,7 @@ class Writer:
         builder.text(content)
         builder.control(END)
 
-    def _follow_up(self, problem: Problem, rng: random.Random) -> Document:
+    def _follow_up(self, problem: GeneratedProblem, rng: random.Random) -> TrainingDocument:
         """A second question about the first one's answer ("now add 5")."""
         builder = self._conversation(rng)
         self._turn(builder, USER, problem.question)
@@ -188,17 +190,19 @@ class Writer:
         expression = f"{value}{operation}{n}"
         fact = Fact(expression, apply(value, operation, n))
         question = rng.choice(w.FOLLOW_UP[operation][: -w.KEPT_OUT]).format(n=n)
-        follow = Problem(question, str(fact.value), "follow-up", problem.level, "", (fact,))
+        follow = GeneratedProblem(
+            question, str(fact.value), "follow-up", problem.level, "", (fact,)
+        )
         self._turn(builder, USER, question)
         self._thought(builder, follow, rng, None)
         return builder.finish()
 
-    def _declined(self, rng: random.Random) -> Document:
+    def _declined(self, rng: random.Random) -> TrainingDocument:
         """A question far outside: an honest sentence."""
         builder = self._conversation(rng)
         question = rng.choice(w.UNKNOWN_TOPIC).format(
             p=rng.choice(w.PLACES), t=rng.choice(w.TOPICS), l=rng.choice(w.LANGUAGES),
-            c=rng.choice(w.COLOURS),
+            c=rng.choice(w.ADJECTIVES),
         )  # fmt: skip
         self._turn(builder, USER, question)
         builder.control(ASSISTANT)
@@ -210,7 +214,11 @@ class Writer:
         return builder.finish()
 
     def _thought(
-        self, builder: _Builder, problem: Problem, rng: random.Random, known: Mistakes | None
+        self,
+        builder: _Builder,
+        problem: GeneratedProblem,
+        rng: random.Random,
+        known: Mistakes | None,
     ) -> None:
         builder.control(ASSISTANT)
         builder.control(THINK)
@@ -257,7 +265,7 @@ class Writer:
         builder.control(END, 0.5)
 
     def _reflections(
-        self, problem: Problem, known: Mistakes | None, index: int, rng: random.Random
+        self, problem: GeneratedProblem, known: Mistakes | None, index: int, rng: random.Random
     ) -> list[Reflection]:
         """At most two reflections about a step; now and then a planted wrong one."""
         about = [r for r in known.reflections if r.index == index] if known else []
@@ -268,7 +276,7 @@ class Writer:
         return rng.sample(about, 2) if len(about) > 2 else about
 
     def _repairing_branch(
-        self, builder: _Builder, problem: Problem, index: int, said: Sequence[str],
+        self, builder: _Builder, problem: GeneratedProblem, index: int, said: Sequence[str],
         rng: random.Random,
     ) -> None:  # fmt: skip
         builder.open_branch()
@@ -278,7 +286,11 @@ class Writer:
         builder.close_branch()
 
     def _reflection_branch(
-        self, builder: _Builder, problem: Problem, reflection: Reflection, rng: random.Random
+        self,
+        builder: _Builder,
+        problem: GeneratedProblem,
+        reflection: Reflection,
+        rng: random.Random,
     ) -> None:
         """A reflection, judged; a wrong one now and then repaired in its turn."""
         index, said, text = reflection.index, reflection.said, reflection.text
@@ -293,7 +305,12 @@ class Writer:
         builder.close_branch()
 
     def _judged_branch(
-        self, builder: _Builder, problem: Problem, index: int, mistake: str, rng: random.Random
+        self,
+        builder: _Builder,
+        problem: GeneratedProblem,
+        index: int,
+        mistake: str,
+        rng: random.Random,
     ) -> None:
         builder.open_branch()
         ending = "" if index == len(problem.facts) else DELIMITER
@@ -332,4 +349,4 @@ def texts(seed: int, problems: int) -> Iterator[str]:
         for _ in range(max(1, problems // 20)):
             yield sentence
     for _ in range(max(1, problems // 2000)):
-        yield from [*w.UNKNOWN_TOPIC, *BEFORE, *AFTER, *ASIDES, " ".join(FILLERS)]
+        yield from [*w.UNKNOWN_TOPIC, *w.BEFORE, *w.AFTER, *w.ASIDES, " ".join(w.FILLERS)]

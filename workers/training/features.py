@@ -25,7 +25,7 @@ from torch.nn import functional
 from workers.engine.loading import load_model
 from workers.speculation.feature_head import Head, Variant
 from workers.training.align import fresh_chains, in_turn
-from workers.training.batches import LENGTHS, Buckets, Document
+from workers.training.batches import LENGTHS, Buckets, TrainingDocument
 from workers.training.progress import Progress, load_state, save_state
 
 CHAINS = 8_000
@@ -120,7 +120,9 @@ def train_head(
     return out
 
 
-def padded(documents: list[Document], length: int, device: str) -> tuple[Tensor, Tensor, int]:
+def padded(
+    documents: list[TrainingDocument], length: int, device: str
+) -> tuple[Tensor, Tensor, int]:
     """Ids [rows, length], places (flat) whose next token is learnt, and the number of tokens."""
     ids = np.zeros((len(documents), length), np.int64)
     learnt = np.zeros(ids.shape, bool)

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from workers.training.documents import Mistakes, Reflection
-from workers.training.problems import Fact, Problem, stream
+from workers.training.problems import Fact, GeneratedProblem, stream
 from workers.training.steps import DELIMITER, is_right, reflects, step_text
 from workers.training.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER
 
@@ -36,7 +36,7 @@ class Author:
             self.tokenizer.convert_tokens_to_ids(token) for token in (END, CLOSE, PAD)
         )
 
-    def prefix(self, problem: Problem, steps: Sequence[str]) -> list[int]:
+    def prefix(self, problem: GeneratedProblem, steps: Sequence[str]) -> list[int]:
         """Token ids up to where the next step begins; steps carry their delimiter."""
         parts = [self.tokenizer.encode(step, add_special_tokens=False) for step in steps]
         return self.opening(problem.question) + [token for part in parts for token in part]
@@ -75,7 +75,9 @@ class Author:
         return [row[: row.index(self.pad)] if self.pad in row else row for row in out.tolist()]
 
 
-def positions(problem: Problem, rng: random.Random) -> Iterator[tuple[Problem, int, list[str]]]:
+def positions(
+    problem: GeneratedProblem, rng: random.Random
+) -> Iterator[tuple[GeneratedProblem, int, list[str]]]:
     """Every step of a problem, with right ones before it."""
     steps: list[str] = []
     for index in range(len(problem.facts) + 1):
@@ -84,7 +86,9 @@ def positions(problem: Problem, rng: random.Random) -> Iterator[tuple[Problem, i
 
 
 def own_steps(
-    author: Author, asked: Sequence[tuple[Problem, int, list[str]]], temperature: float = 0.0
+    author: Author,
+    asked: Sequence[tuple[GeneratedProblem, int, list[str]]],
+    temperature: float = 0.0,
 ) -> list[str]:
     """What the author writes at each position; empty where it closes its thought at once."""
     prefixes = [author.prefix(problem, steps) for problem, _, steps in asked]
@@ -120,14 +124,14 @@ def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[s
 
 def _note(
     author: Author,
-    asked: Sequence[tuple[Problem, int, list[str]]],
+    asked: Sequence[tuple[GeneratedProblem, int, list[str]]],
     temperature: float,
     rows: Mapping[str, Mistakes],
     *,
     reflections_only: bool = False,
 ) -> None:
     """Sort what the author writes at each position into the rows of its problems."""
-    doubted: list[tuple[Problem, int, list[str]]] = []
+    doubted: list[tuple[GeneratedProblem, int, list[str]]] = []
     written = own_steps(author, asked, temperature)
     for (problem, index, steps), text in zip(asked, written, strict=True):
         row, right = rows[problem.question], is_right(problem, index, text)
@@ -150,7 +154,7 @@ def load_mistakes(path: Path) -> list[Mistakes]:
         for line in file:
             row = json.loads(line)
             facts = tuple(Fact(**fact) for fact in row["problem"]["facts"])
-            problem = Problem(**row["problem"] | {"facts": facts})
+            problem = GeneratedProblem(**row["problem"] | {"facts": facts})
             greedy, sampled = (
                 {int(index): step for index, step in row[kind].items()}
                 for kind in ("greedy", "sampled")

@@ -24,7 +24,7 @@ from workers.engine.loading import load_model
 from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, Shape
 from workers.model.layer import half_split
 from workers.training.align import in_turn, read_chains
-from workers.training.batches import LENGTHS, Buckets, Document, collate
+from workers.training.batches import LENGTHS, Buckets, TrainingDocument, collate
 from workers.training.progress import Progress, load_state, save_state
 
 EXIT_LAYER = 3
@@ -103,7 +103,7 @@ class Lesson:
         lesson.adapter.load_state_dict(first.state_dict())
         return lesson
 
-    def laws(self, documents: Sequence[Document], length: int) -> tuple[Tensor, Tensor]:
+    def laws(self, documents: Sequence[TrainingDocument], length: int) -> tuple[Tensor, Tensor]:
         """Log-probabilities [tokens, vocabulary] of the adapter and of the target."""
         batch = collate(documents, length, torch.float32, str(self.model.device))
         with torch.no_grad():
@@ -126,7 +126,7 @@ def rates(draft: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure(lesson: Lesson, documents: Sequence[Document]) -> Rates:
+def measure(lesson: Lesson, documents: Sequence[TrainingDocument]) -> Rates:
     """The adapter's rates on whole documents, from their longest down."""
     sums, count = torch.zeros(3), 0
     ordered = sorted(documents, key=lambda document: len(document.tokens))

@@ -23,7 +23,7 @@ import torch
 
 from workers.training.documents import JUDGE_QUESTION
 from workers.training.harvest import Author, own_steps, positions
-from workers.training.problems import Part, Problem, draw, stream
+from workers.training.problems import GeneratedProblem, Part, draw, stream
 from workers.training.steps import DELIMITER, is_right, reflects
 from workers.training.vocabulary import ASSISTANT, END, USER
 
@@ -37,7 +37,9 @@ def answer_of(text: str) -> str:
     return text.rpartition("\\boxed{")[2].partition("}")[0] if "\\boxed{" in text else ""
 
 
-def accuracy(author: Author, problems: Sequence[Problem], batch: int = 250) -> dict[str, Any]:
+def accuracy(
+    author: Author, problems: Sequence[GeneratedProblem], batch: int = 250
+) -> dict[str, Any]:
     """Share of right answers, overall, by level and by family."""
     right: dict[str, list[bool]] = defaultdict(list)
     order = sorted(problems, key=lambda p: (len(p.facts), len(p.question)))
@@ -56,7 +58,7 @@ def accuracy(author: Author, problems: Sequence[Problem], batch: int = 250) -> d
 class Candidate:
     """A step that the small model wrote after right ones, and whether it is right."""
 
-    problem: Problem
+    problem: GeneratedProblem
     index: int
     steps: tuple[str, ...]
     text: str

@@ -2,7 +2,7 @@
 
 A problem is a question, an integer answer and the reference steps, each one arithmetic fact. Its
 `key` is the normalised numbers-and-operations expression, the same for every wording; the key's
-hash decides once and for all which part it belongs to: one fifth is held out, one fifth is for
+hash alone decides which part it belongs to: one fifth is held out, one fifth is for
 development, the rest is for training (`part_of`).
 """
 
@@ -10,32 +10,49 @@ from __future__ import annotations
 
 import random
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal
 
-from workers.training.families import FAMILIES
-from workers.training.sketch import Fact, Problem, Sketch, apply
+from workers.training.calculations import arithmetic, chain, operate, remainder, sum_of_numbers
+from workers.training.sketch import Fact, GeneratedProblem, Sketch, apply
+from workers.training.unknowns import one_unknown, two_unknowns
+from workers.training.word_problems import word_left, word_share, word_total
 
 Part = Literal["train", "dev", "heldout"]
 LEVELS = (1, 2, 3, 4, 5)
+FAMILIES: dict[str, Callable[[Sketch], GeneratedProblem | None]] = {
+    "arithmetic": arithmetic,
+    "chain": chain,
+    "remainder": remainder,
+    "sum": sum_of_numbers,
+    "one-unknown": one_unknown,
+    "two-unknowns": two_unknowns,
+    "operate": operate,
+    "word-total": word_total,
+    "word-left": word_left,
+    "word-share": word_share,
+}
+"""Each draws numbers of the sketch's level and works them out; None where they do not fit."""
 
-__all__ = ["FAMILIES", "LEVELS", "Fact", "Part", "Problem", "apply", "draw", "part_of", "stream"]
+__all__ = [
+    "FAMILIES", "LEVELS", "Fact", "GeneratedProblem", "Part", "apply", "draw", "part_of", "stream",
+]  # fmt: skip
 
 
 def part_of(key: str) -> Part:
-    """The part a key belongs to, for ever: crc32 of the key modulo 5."""
+    """The part a key belongs to, the same in every version: crc32 of the key modulo 5."""
     fifth = zlib.crc32(key.encode()) % 5
     return "heldout" if fifth == 0 else "dev" if fifth == 1 else "train"
 
 
 def draw(
     part: Part, seed: int, count: int, *, new_wordings: bool = False, family: str | None = None
-) -> list[Problem]:
+) -> list[GeneratedProblem]:
     """`count` distinct problems of one part, families and levels in turn.
 
     `new_wordings` uses only the wordings kept out of training.
     """
-    problems: list[Problem] = []
+    problems: list[GeneratedProblem] = []
     seen: set[str] = set()
     for problem in stream(part, seed, new_wordings=new_wordings, family=family):
         if problem.question not in seen:
@@ -48,7 +65,7 @@ def draw(
 
 def stream(
     part: Part, seed: int, *, new_wordings: bool = False, family: str | None = None
-) -> Iterator[Problem]:
+) -> Iterator[GeneratedProblem]:
     """An endless, reproducible stream of problems of one part.
 
     Any ten in a row hold every family once and every level twice.
@@ -61,7 +78,7 @@ def stream(
         name, level = names[place], LEVELS[(cycle + place) % len(LEVELS)]
         turn += 1
         while True:
-            problem = FAMILIES[name](Sketch(rng, level, new_wordings, part == "train"))
+            problem = FAMILIES[name](Sketch(rng, level, new_wordings))
             if problem is not None and part_of(problem.key) == part:
                 break
         yield problem

@@ -39,9 +39,9 @@ from workers.model.early_exit import CONFIG, WEIGHTS
 from workers.speculation.feature_head import VARIANTS
 from workers.speculation.kangaroo import FOLDER
 from workers.training.align import Chains, fresh_chains
-from workers.training.batches import Document
+from workers.training.batches import TrainingDocument
 from workers.training.cost import decode_cost
-from workers.training.documents import Writer, texts
+from workers.training.documents import DocumentWriter, texts
 from workers.training.features import HeadRecipe, own_chains, train_head
 from workers.training.harvest import Author, harvest, load_mistakes
 from workers.training.kangaroo import EXIT_LAYER, Course, Lesson, belongs, train_adapter
@@ -85,10 +85,10 @@ class Documents:
     judge: bool
     mistakes: tuple[Path, ...]
 
-    def __call__(self, rank: int, world: int, seed: int) -> Iterator[Document]:
+    def __call__(self, rank: int, world: int, seed: int) -> Iterator[TrainingDocument]:
         known = [row for path in self.mistakes for row in load_mistakes(path)] or None
         tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
-        writer = Writer(tokenizer, judge=self.judge, mistakes=known)
+        writer = DocumentWriter(tokenizer, judge=self.judge, mistakes=known)
         return writer.documents("train", seed * world + rank)
 
 

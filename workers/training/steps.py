@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from workers.training import wordings as w
-from workers.training.problems import Fact, Problem, apply
+from workers.training.problems import Fact, GeneratedProblem, apply
 
 KEYWORDS = (
     "wait", "alternatively", "hold on", "another", "verify", "think again", "recap", "check",
@@ -21,7 +21,7 @@ _EQUATION = re.compile(r"(\d+)([-+*/])(\d+)=(\d+)")
 NUMBER = re.compile(r"\d+")
 
 
-def step_text(problem: Problem, index: int, rng: random.Random) -> str:
+def step_text(problem: GeneratedProblem, index: int, rng: random.Random) -> str:
     """The right step number `index` in one of its wordings (the last one concludes)."""
     if index == len(problem.facts):
         return rng.choice(w.CONCLUDE).format(v=problem.answer)
@@ -30,7 +30,7 @@ def step_text(problem: Problem, index: int, rng: random.Random) -> str:
     return rng.choice(w.LEAD_NEXT if index else w.LEAD_FIRST) + fact.equation + noun + "."
 
 
-def is_right(problem: Problem, index: int, text: str) -> bool:
+def is_right(problem: GeneratedProblem, index: int, text: str) -> bool:
     """Whether a step is the one due after `index` right ones (operands of + and * may swap).
 
     A reflection on the step before, with its value, is right too.
@@ -62,7 +62,7 @@ def _states(fact: Fact, equations: Sequence[tuple[str, str, str, str]]) -> bool:
     return (same or swapped) and value == str(fact.value)
 
 
-def plant_mistake(problem: Problem, index: int, rng: random.Random) -> str:
+def plant_mistake(problem: GeneratedProblem, index: int, rng: random.Random) -> str:
     """A wrong step: a wrong digit, a wrongly copied operand, a wrong operation, an early end."""
     if index == len(problem.facts):
         value = problem.facts[rng.randrange(index)].value
@@ -91,12 +91,12 @@ def plant_mistake(problem: Problem, index: int, rng: random.Random) -> str:
     return text if not is_right(problem, index, text) else plant_mistake(problem, index, rng)
 
 
-def repair_text(problem: Problem, index: int, said: str, rng: random.Random) -> str:
+def repair_text(problem: GeneratedProblem, index: int, said: str, rng: random.Random) -> str:
     """A reflection that states step `index` rightly after something wrong was `said`."""
     return _reflection(problem.facts[index], said, rng)
 
 
-def plant_reflection(problem: Problem, index: int, said: str, rng: random.Random) -> str:
+def plant_reflection(problem: GeneratedProblem, index: int, said: str, rng: random.Random) -> str:
     """A wrong reflection on what was `said` as step `index`."""
     fact = problem.facts[index]
     return _reflection(replace(fact, value=_slip(fact.value, rng)), said, rng)
@@ -107,7 +107,8 @@ def _reflection(fact: Fact, said: str, rng: random.Random) -> str:
     wrong = numbers[-1] if numbers else ""
     pattern = rng.choice(w.WRONG)
     if not wrong or wrong == str(fact.value):
-        pattern = w.WRONG[2]  # the value stands, something else was wrong
+        # The value stands, something else was wrong.
+        pattern = next(wording for wording in w.WRONG if "{w}" not in wording)
     return pattern.format(s=fact.equation, w=wrong)
 
 
@@ -125,7 +126,7 @@ def _slip(number: int, rng: random.Random) -> int:
     return slipped if slipped != number else number + 1
 
 
-def wrong_from(problem: Problem, index: int, text: str) -> int:
+def wrong_from(problem: GeneratedProblem, index: int, text: str) -> int:
     """The character from which a wrong step can be known to be wrong."""
     if index >= len(problem.facts):
         options = [problem.answer + "."]

@@ -34,7 +34,7 @@ from workers.training.progress import Progress, load_state, save_state
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainingRun:
     """The arguments of ``train``, as they travel to the other processes."""
 
     recipe: Recipe
@@ -47,29 +47,29 @@ class Job:
     store: str
 
 
-def work(rank: int, job: Job, log: Callable[[str], None] | None) -> None:
+def work(rank: int, run: TrainingRun, log: Callable[[str], None] | None) -> None:
     """The loop of one process. Rank 0 also logs, checkpoints and exports."""
-    recipe, out, world = job.recipe, job.out, job.world
+    recipe, out, world = run.recipe, run.out, run.world
     progress = Progress(recipe)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     torch.set_num_threads(recipe.threads)
     torch.manual_seed(recipe.seed)
     if world > 1:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group("gloo", init_method=job.store, rank=rank, world_size=world)
+        dist.init_process_group("gloo", init_method=run.store, rank=rank, world_size=world)
     model = Llama(recipe, torch.bfloat16, device)
     optimizer = Optimizer(model, rank, world)
-    if job.resume and (state := load_state(out, device)) is not None:
+    if run.resume and (state := load_state(out, device)) is not None:
         model.flat.copy_(state["flat"])
         model.refresh()
         optimizer.momentum.copy_(state["momentum"])
         optimizer.adam.load_state_dict(state["adam"])
         progress.resume(state)
-    elif job.init_from is not None:
-        model.load(job.init_from)
+    elif run.init_from is not None:
+        model.load(run.init_from)
     # A resumed run draws new documents, not those it has already seen.
     buckets = Buckets(
-        job.documents(rank, world, recipe.seed + progress.step), recipe.batch_tokens // world
+        run.documents(rank, world, recipe.seed + progress.step), recipe.batch_tokens // world
     )
     fullness = buckets.fill()
     sums = np.zeros(5)
@@ -77,7 +77,7 @@ def work(rank: int, job: Job, log: Callable[[str], None] | None) -> None:
     def save() -> None:
         state = {"flat": model.flat, "momentum": optimizer.momentum}
         save_state(out, progress.state() | state | {"adam": optimizer.adam.state_dict()})
-        model.export(out, job.tokenizer_dir)
+        model.export(out, run.tokenizer_dir)
 
     while not progress.over:
         # All ranks take the same length (the fullest queue of the last step's sum): equal work.
@@ -138,16 +138,16 @@ def train(
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         store = f"file://{folder}/store"
-        job = Job(recipe, documents, out, tokenizer_dir, resume, init_from, world, store)
+        run = TrainingRun(recipe, documents, out, tokenizer_dir, resume, init_from, world, store)
         context = torch.multiprocessing.get_context("spawn")
         others = [
-            context.Process(target=work, args=(rank, job, None), daemon=True)
+            context.Process(target=work, args=(rank, run, None), daemon=True)
             for rank in range(1, world)
         ]
         for other in others:
             other.start()
         try:
-            work(0, job, log)
+            work(0, run, log)
         finally:
             for other in others:
                 other.join(5)

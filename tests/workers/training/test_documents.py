@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import random
+from dataclasses import astuple
 from itertools import islice
 from pathlib import Path
 
 import pytest
 from tokenizers import Tokenizer
 
+from workers.embedded.checkpoints import MODELS
 from workers.training import documents
-from workers.training.documents import Mistakes, Reflection, Writer
-from workers.training.problems import Fact, Problem, draw, stream
+from workers.training.documents import DocumentWriter, Mistakes, Reflection
+from workers.training.problems import Fact, GeneratedProblem, draw, stream
 from workers.training.steps import (
     is_right,
     plant_mistake,
@@ -22,7 +26,9 @@ from workers.training.steps import (
 )
 from workers.training.vocabulary import ASSISTANT, CLOSE, END, THINK, USER, train_tokenizer
 
-PROBLEM = Problem("37*6+12?", "234", "chain", 2, "k", (Fact("37*6", 222), Fact("222+12", 234)))
+PROBLEM = GeneratedProblem(
+    "37*6+12?", "234", "chain", 2, "k", (Fact("37*6", 222), Fact("222+12", 234))
+)
 
 
 @pytest.fixture(scope="module")
@@ -64,15 +70,31 @@ def test_reference_steps_are_right_and_planted_ones_wrong() -> None:
 
 
 def test_subtraction_does_not_commute() -> None:
-    problem = Problem("q", "3", "f", 1, "k", (Fact("7-4", 3),))
+    problem = GeneratedProblem("q", "3", "f", 1, "k", (Fact("7-4", 3),))
     assert not is_right(problem, 0, "4-7=3.")
+
+
+@pytest.mark.parametrize(
+    ("judge", "digest"),
+    [
+        (True, "8b5c1291379ba38ddf147f4b3582004795d9b5d90056e18b0e792bf2c71b6bc3"),
+        (False, "01676021b7524cd000a7b3a305ef1a32513672c928fbc0a2062199de1ef595e2"),
+    ],
+)
+def test_documents_stay_the_same_from_version_to_version(judge: bool, digest: str) -> None:
+    shipped = Tokenizer.from_file(str(MODELS / "small" / "tokenizer.json"))
+    stream_of_documents = DocumentWriter(shipped, judge=judge).documents("train", 0)
+    documents = [astuple(doc) for doc in islice(stream_of_documents, 300)]
+    assert hashlib.sha256(json.dumps(documents).encode()).hexdigest() == digest
 
 
 def test_wrong_steps_are_read_but_never_trained(tokenizer: Tokenizer) -> None:
     mistakes = [Mistakes(PROBLEM, {0: "37*6=999."}, {1: "222+12=888."}, [])]
     wrong = [tokenizer.encode(text).ids for text in ("=999.", "=888.")]
     seen = 0
-    for doc in islice(Writer(tokenizer, judge=True, mistakes=mistakes).documents("train", 0), 300):
+    for doc in islice(
+        DocumentWriter(tokenizer, judge=True, mistakes=mistakes).documents("train", 0), 300
+    ):
         trained = [target for target in doc.targets if target >= 0]
         for ids in wrong:
             digits = ids[1:-1]
@@ -86,7 +108,7 @@ def _contains(haystack: list[int], needle: list[int]) -> bool:
 
 
 def test_targets_are_the_next_token_of_the_own_branch(tokenizer: Tokenizer) -> None:
-    for doc in islice(Writer(tokenizer, judge=True).documents("train", 1), 100):
+    for doc in islice(DocumentWriter(tokenizer, judge=True).documents("train", 1), 100):
         for i, target in enumerate(doc.targets):
             if target < 0:
                 continue
@@ -102,7 +124,7 @@ def test_targets_are_the_next_token_of_the_own_branch(tokenizer: Tokenizer) -> N
 
 
 def test_positions_continue_the_chain_a_branch_leaves_from(tokenizer: Tokenizer) -> None:
-    for doc in islice(Writer(tokenizer, judge=True).documents("train", 2), 100):
+    for doc in islice(DocumentWriter(tokenizer, judge=True).documents("train", 2), 100):
         last = {0: -1}
         for position, branch in zip(doc.positions, doc.branches, strict=True):
             assert position == last.get(branch, last[0]) + 1
@@ -110,7 +132,7 @@ def test_positions_continue_the_chain_a_branch_leaves_from(tokenizer: Tokenizer)
 
 
 def test_the_main_chain_is_what_a_chat_template_would_render(tokenizer: Tokenizer) -> None:
-    doc = Writer(tokenizer, judge=True).solved(
+    doc = DocumentWriter(tokenizer, judge=True).solved(
         PROBLEM, random.Random(4), Mistakes(PROBLEM, {}, {}, [])
     )
     main = [t for t, b in zip(doc.tokens, doc.branches, strict=True) if b == 0]
@@ -131,7 +153,9 @@ def test_branches_are_verdicts_on_what_was_said_or_right_repairs(tokenizer: Toke
     mistakes = [Mistakes(PROBLEM, {0: "37*6=999."}, {}, REFLECTIONS)]
     counts = {"9": 0, "0": 0, "repaired": 0}
     judged = {reflection.text: set[str]() for reflection in REFLECTIONS}
-    for doc in islice(Writer(tokenizer, judge=True, mistakes=mistakes).documents("train", 3), 400):
+    for doc in islice(
+        DocumentWriter(tokenizer, judge=True, mistakes=mistakes).documents("train", 3), 400
+    ):
         for branch in set(doc.branches) - {0}:
             own = [i for i, b in enumerate(doc.branches) if b == branch]
             text = tokenizer.decode([doc.tokens[i] for i in own], skip_special_tokens=False)
@@ -160,14 +184,14 @@ def test_planted_reflections_are_wrong_and_repairs_are_right() -> None:
 
 
 def test_the_small_model_learns_no_judging(tokenizer: Tokenizer) -> None:
-    for doc in islice(Writer(tokenizer, judge=False).documents("train", 3), 200):
+    for doc in islice(DocumentWriter(tokenizer, judge=False).documents("train", 3), 200):
         text = tokenizer.decode(list(doc.tokens), skip_special_tokens=False)
         assert documents.JUDGE_QUESTION not in text
 
 
 def test_a_follow_up_is_found_for_every_answer(tokenizer: Tokenizer) -> None:
     """After 0 only sums make sense, and all small ones may be in the parts kept out."""
-    writer = Writer(tokenizer, judge=False)
+    writer = DocumentWriter(tokenizer, judge=False)
     for number in range(3000):
-        problem = Problem("q", str(number % 2), "f", 1, f"key {number}", ())
+        problem = GeneratedProblem("q", str(number % 2), "f", 1, f"key {number}", ())
         assert writer._follow_up(problem, random.Random(number)).tokens

@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from workers.training.batches import Document, collate
+from workers.training.batches import TrainingDocument, collate
 from workers.training.llama import Llama, Recipe
 from workers.training.muon import Optimizer
 from workers.training.trainer import train
@@ -18,20 +18,20 @@ from workers.training.trainer import train
 RECIPE = Recipe(layers=2, width=64, vocab=128, tokens=40_000, warmup=5, flag_layer=1, compile=False)
 
 
-def chain(tokens: list[int]) -> Document:
+def chain(tokens: list[int]) -> TrainingDocument:
     """A causal document: each token predicts the next."""
     n = len(tokens)
-    return Document(tokens, [*tokens[1:], -100], [1.0] * n, range(n), [0] * n, [-1] * n)
+    return TrainingDocument(tokens, [*tokens[1:], -100], [1.0] * n, range(n), [0] * n, [-1] * n)
 
 
-def counting(rank: int, world: int, seed: int) -> Iterator[Document]:
+def counting(rank: int, world: int, seed: int) -> Iterator[TrainingDocument]:
     """Documents of one length that count up; the flag tells which tokens are even."""
     rng = np.random.default_rng([seed, rank])
     while True:
         tokens = (rng.integers(128) + np.arange(48)) % 128
         n = len(tokens)
         targets = np.append(tokens[1:], -100)
-        yield Document(tokens, targets, np.ones(n), np.arange(n), np.zeros(n), tokens % 2)
+        yield TrainingDocument(tokens, targets, np.ones(n), np.arange(n), np.zeros(n), tokens % 2)
 
 
 def model(recipe: Recipe = RECIPE) -> Llama:
@@ -65,7 +65,7 @@ def test_a_branch_sees_the_chain_before_it_and_itself() -> None:
     """Chain a b | branch 1: c d | branch 2: e f | chain: g, against each path laid out alone."""
     twin = model()
     n = 7
-    tree = Document(
+    tree = TrainingDocument(
         [1, 2, 3, 4, 5, 6, 7],
         [-100] * n,
         [0.0] * n,
@@ -86,7 +86,7 @@ def test_a_branch_sees_the_chain_before_it_and_itself() -> None:
 def test_loss_is_the_weighted_cross_entropy() -> None:
     twin = model()
     weights = [0.0, 2.0, 1.0]
-    doc = Document([1, 2, 3], [2, 3, 4], weights, range(3), [0] * 3, [1, -1, 0])
+    doc = TrainingDocument([1, 2, 3], [2, 3, 4], weights, range(3), [0] * 3, [1, -1, 0])
     batch = collate([doc], 16, torch.float32, "cpu")
     lm, flag = twin.losses(batch)
     log_p = twin.logits(batch)[0, :3].log_softmax(-1)
