@@ -1,1 +1,19 @@
-"""Workers know tokens and models, and no policy."""
+"""Workers: whatever runs or reaches a model, behind the port `orchestrator.worker.Worker`.
+
+They know tokens and models, and no policy. Rooms, in reading order:
+
+- `engine`: the built-in engine: a checkpoint in this process.
+- `speculation`: the token loop, and one file for each method of token-level speculation.
+- `model`: the target model's forward pass, its cache, token trees and sampling.
+- `text`: prompts, tokenizers and detokenizers: between transcripts and token ids.
+- `remote`: workers over OpenAI-compatible servers.
+- `replica`: workers as pools of replicas on Ray Serve.
+- `embedded`: the checkpoints that come with the service.
+- `training`: offline: the recipe of those checkpoints and of trained drafters.
+
+Files that several rooms share:
+
+- `streams`: the stream protocol: batches of deltas, heartbeats, resuming a stream that broke off.
+- `retry`: when to call a server again after a failure: retries and the circuit breaker.
+- `scripted`: a worker that plays back given answers, for tests and examples.
+"""

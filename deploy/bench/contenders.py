@@ -16,7 +16,7 @@ from deploy.bench.expected import of_tree
 from orchestrator.errors import BatonError
 from orchestrator.types import Sampling
 from workers.embedded.checkpoints import resolve
-from workers.engine.loading import Opened
+from workers.engine.loading import LoadedTarget
 from workers.model.sampling import warp
 from workers.model.target import Result, Target
 from workers.model.tree import Accepted, Plan
@@ -150,22 +150,22 @@ class Contender(Protocol):
 class Ours:
     """A speculation method under the token loop, without the engine's thread around it."""
 
-    def __init__(self, entry: Entry, opened: Opened, draft: str | None, max_new: int) -> None:
-        self.entry, self.max_new, self.ends = entry, max_new, sorted(opened.ends)
-        self.dtype = _name(opened.target.dtype)
+    def __init__(self, entry: Entry, loaded: LoadedTarget, draft: str | None, max_new: int) -> None:
+        self.entry, self.max_new, self.ends = entry, max_new, sorted(loaded.stop_token_ids)
+        self.dtype = _name(loaded.target.dtype)
         parameters = dict(entry.parameters)
         known = inspect.signature(METHODS[entry.method]).parameters
         if "draft" in known and draft is not None:
             parameters.setdefault("draft", draft)
         elif "draft" in known and known["draft"].default is inspect.Parameter.empty:
             raise ValueError("needs a draft model (--draft)")
-        target = opened.target
+        target = loaded.target
         if entry.method in EXTENDING:
             target = Target(
                 target.model, slots=target.cache.slots, max_len=target.max_len,
                 vocabulary=target.vocabulary, encode=target.encode,
             )  # fmt: skip
-        method = build(entry.method, target, opened.load_draft, **parameters)
+        method = build(entry.method, target, loaded.load_draft, **parameters)
         self.lossless = method.lossless
         self.decoder = Decoder(target, method)
         self.counts = _Counts(method, self.ends)
@@ -322,7 +322,7 @@ def entries(asked: Sequence[Entry] | None) -> Iterator[Entry]:
 
 def enter(
     chosen: Sequence[Entry],
-    opened: Opened,
+    loaded: LoadedTarget,
     model: str,
     draft: str | None,
     *,
@@ -334,14 +334,14 @@ def enter(
     found: list[Contender] = []
     missing: list[dict[str, str]] = []
     stocks: dict[tuple[str, torch.dtype], Any] = {}
-    own = opened.target.dtype
+    own = loaded.target.dtype
 
     def plain(name: str, dtype: torch.dtype) -> Any:
         if (name, dtype) not in stocks:
             stocks[name, dtype] = stock(name, dtype, device)
         return stocks[name, dtype]
 
-    ends = sorted(opened.ends)
+    ends = sorted(loaded.stop_token_ids)
     for entry in chosen:
         try:
             if entry.method == "hf-generate":
@@ -353,11 +353,11 @@ def enter(
                     raise ValueError("needs a draft model (--draft)")
                 if streams > 1:
                     raise ValueError("transformers assists one stream only")
-                opened.load_draft(draft)  # refuses another vocabulary
+                loaded.load_draft(draft)  # refuses another vocabulary
                 helper = plain(draft, own)
                 found.append(Peer(entry, plain(model, own), ends, max_new, helper))
             else:
-                found.append(Ours(entry, opened, draft, max_new))
+                found.append(Ours(entry, loaded, draft, max_new))
         except (BatonError, TypeError, ValueError, OSError) as error:
             missing.append({"method": entry.method, "label": entry.label, "reason": _why(error)})
     return found, missing

@@ -13,7 +13,7 @@ from deploy.bench.contenders import Contender, Ours
 from deploy.bench.expected import Place, along
 from deploy.bench.rounds import Estimate, Row, estimate, pooled
 from orchestrator.types import Sampling
-from workers.engine.loading import Opened
+from workers.engine.loading import LoadedTarget
 from workers.model.sampling import warp
 from workers.model.target import Target
 
@@ -31,7 +31,7 @@ TOLD = (
 
 def predictions(
     contenders: Sequence[Contender],
-    opened: Opened,
+    loaded: LoadedTarget,
     draft: str,
     prompts: Sequence[list[int]],
     texts: Sequence[tuple[int, list[int]]],
@@ -40,11 +40,11 @@ def predictions(
 ) -> tuple[dict[str, Estimate], Row]:
     """Mean acceptance length by label, and the chance of a token of the draft model itself."""
     ours = [one for one in contenders if isinstance(one, Ours)]
-    slots, longest = 1, opened.target.max_len
-    model = opened.load_draft(draft)
+    slots, longest = 1, loaded.target.max_len
+    model = loaded.load_draft(draft)
     networks = [
-        Target(one, slots=slots, max_len=longest, vocabulary=opened.target.vocabulary)
-        for one in (opened.target.model, model)
+        Target(one, slots=slots, max_len=longest, vocabulary=loaded.target.vocabulary)
+        for one in (loaded.target.model, model)
     ]
     emitted: dict[str, list[tuple[float, float]]] = {one.entry.label: [] for one in ours}
     overlaps: list[tuple[float, float]] = []

@@ -19,7 +19,7 @@ from deploy.evaluation.problems import load_problems
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.values import compare
 from orchestrator.types import Message, Transcript
-from workers.engine.loading import Opened, open_target
+from workers.engine.loading import LoadedTarget, open_target
 from workers.text.prompt import Prompts
 
 
@@ -44,26 +44,26 @@ class Settings:
 
 def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict[str, Any]:
     """All rows, predictions, and what was not available."""
-    opened = open_target(
+    loaded = open_target(
         settings.model, device=settings.device, dtype=settings.dtype, slots=max(settings.streams)
     )
     threads = settings.threads
-    if threads is None and settings.device == "cpu" and opened.is_small:
+    if threads is None and settings.device == "cpu" and loaded.is_small:
         threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
     problems = load_problems("builtin:dev", settings.prompts, settings.seed)
-    prompts = rendered(opened, problems, settings)
+    prompts = rendered(loaded, problems, settings)
 
     def is_right(prompt: int, output: list[int]) -> bool:
-        return bool(compare(opened.tokenizer.decode(output), problems[prompt].answer))
+        return bool(compare(loaded.tokenizer.decode(output), problems[prompt].answer))
 
     chosen = list(entries(asked))
     data: dict[str, Any] = {"rows": [], "laws": [], "ablations": [], "unavailable": []}
     fields: list[tuple[int, list[Contender]]] = []
     for streams in settings.streams:
         entered, missing = enter(
-            chosen, opened, settings.model, settings.draft,
+            chosen, loaded, settings.model, settings.draft,
             device=settings.device, max_new=settings.max_new, streams=streams,
         )  # fmt: skip
         fields.append((streams, entered))
@@ -82,11 +82,11 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
             found = rows(done, temperature, streams, settings.length)
             if temperature > 0 and settings.draft is not None and streams == 1:
                 data["laws"].append(
-                    _predict(opened, settings.draft, done, found, prompts, temperature, shown.tell)
+                    _predict(loaded, settings.draft, done, found, prompts, temperature, shown.tell)
                 )
             if temperature == 0:
                 base = next(one for one in done if one.contender.entry.method == BASELINE)
-                parted = divergences(done, base, prompts, opened.target)
+                parted = divergences(done, base, prompts, loaded.target)
                 for row in found:
                     row |= parted.get(row["label"], {})
             shares = {one.contender.entry.label: right(one, is_right) for one in done}
@@ -99,7 +99,7 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
         "model": settings.model,
         "draft": settings.draft,
         "device": settings.device,
-        "dtype": str(opened.target.dtype).removeprefix("torch."),
+        "dtype": str(loaded.target.dtype).removeprefix("torch."),
         "threads": torch.get_num_threads(),
         "prompts": settings.prompts,
         "rounds": settings.rounds,
@@ -111,11 +111,13 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
     return data
 
 
-def rendered(opened: Opened, problems: Sequence[Problem], settings: Settings) -> list[list[int]]:
+def rendered(
+    loaded: LoadedTarget, problems: Sequence[Problem], settings: Settings
+) -> list[list[int]]:
     """Problems as chat prompts."""
-    prompts = Prompts(opened.tokenizer)
+    prompts = Prompts(loaded.tokenizer)
     found = [prompts.transcript(Transcript((Message("user", one.question),))) for one in problems]
-    longest, room = max(map(len, found)), opened.target.max_len
+    longest, room = max(map(len, found)), loaded.target.max_len
     if longest + settings.max_new > room:
         raise InvalidRequest(
             f"--max-new {settings.max_new}: prompts have up to {longest} tokens, "
@@ -125,7 +127,7 @@ def rendered(opened: Opened, problems: Sequence[Problem], settings: Settings) ->
 
 
 def _predict(
-    opened: Opened,
+    loaded: LoadedTarget,
     draft: str,
     turns: Sequence[Turns],
     found: Sequence[Row],
@@ -137,7 +139,7 @@ def _predict(
     base = next(one for one in turns if one.contender.entry.method == BASELINE)
     contenders = [one.contender for one in turns]
     expected, about = predictions(
-        contenders, opened, draft, prompts, texts(base), temperature, tell
+        contenders, loaded, draft, prompts, texts(base), temperature, tell
     )
     for row in found:
         if row["label"] in expected:

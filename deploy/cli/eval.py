@@ -234,7 +234,7 @@ async def _run(
             """Who comes second must not find the prompt, or the first one's words, read."""
             if graded:
                 await tell()
-            asker.forget()
+            asker.reset_prefix_cache()
             return await ask(asker, question, contender)
 
         turns = await run(

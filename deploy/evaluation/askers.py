@@ -70,7 +70,7 @@ class Asker(Protocol):
         """TextDelta and steps as they come, and one Told at the end."""
         ...
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """Let nobody profit from what others have asked, as far as this side can see to it."""
         ...
 
@@ -79,7 +79,7 @@ class Asker(Protocol):
 class Forgetful(Protocol):
     """A worker whose prefix cache can be emptied."""
 
-    def forget(self) -> None: ...
+    def reset_prefix_cache(self) -> None: ...
 
 
 async def ask(asker: Asker, question: str, contender: Contender) -> Answered:
@@ -178,10 +178,10 @@ class LocalAsker:
                     }
                     yield Told(answered, {**summary, **asdict(event.metrics)})
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         for worker in self._workers.values():
             if isinstance(worker, Forgetful):
-                worker.forget()
+                worker.reset_prefix_cache()
 
 
 def home(url: str) -> str:
@@ -279,7 +279,7 @@ class HttpAsker:
         if response.status_code != 200:
             raise failure(response)
 
-    def forget(self) -> None:
+    def reset_prefix_cache(self) -> None:
         """A service's cache is its own affair."""
 
     async def aclose(self) -> None:

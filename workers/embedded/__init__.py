@@ -1,1 +1,4 @@
-"""."""
+"""The checkpoints that come with the service, and how the name of a model becomes a folder.
+
+- `checkpoints`: where a checkpoint lies: in a folder, on the Hugging Face hub, or in this room.
+"""

@@ -1,1 +1,10 @@
-"""."""
+"""The built-in engine: a checkpoint of our own process behind the `Worker` port.
+
+- `worker`: the `Worker` port: transcripts to token ids, requests to the engine, tokens to segments.
+- `requests`: what the engine serves (generate, classify, verify), and the caller's handle on it.
+- `engine`: the thread that admits, prefills, decodes in batches and retires; it runs the token loop
+  (`workers/speculation/decode.py`) once an iteration.
+- `prefix_cache`: which slot of the cache a request gets, and how much of its prompt is there.
+- `loading`: from the name of a checkpoint to a worker.
+- `memory`: what a checkpoint takes of a GPU, and the share that a process keeps to.
+"""

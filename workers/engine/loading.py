@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
 from workers.engine.engine import Engine
-from workers.engine.memory import claim, need
+from workers.engine.memory import memory_need, reserve
 from workers.engine.worker import LocalWorker
 from workers.model.target import Target
 from workers.speculation import METHODS, build
@@ -28,7 +28,7 @@ from workers.text.tokenizer import Tokenizer
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROPES = ("default", "linear", "llama3", "yarn")  # those whose table does not grow with the text
-_SMALL = 50_000_000  # parameters below which one CPU thread is as fast as several
+_SMALL_MODEL = 50_000_000  # parameters below which one CPU thread is as fast as several
 
 
 def load(
@@ -42,11 +42,11 @@ def load(
     slots: int | None = None,
     max_len: int | None = None,
     queue: int = 64,
-    lease: float = 10.0,
+    lease_s: float = 10.0,
     threads: int | None = None,
     share: float = 1.0,
 ) -> LocalWorker:
-    """A running worker; `worker.close()` stops it.
+    """A worker over a checkpoint, its engine running; `worker.close()` stops it.
 
     Args:
         model: a folder, a Hugging Face id, or `embedded:NAME`.
@@ -56,7 +56,7 @@ def load(
         also: further methods in the same form, one of a name; a call may name any of them.
         rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
         max_len: longest sequence (None: the checkpoint's own, but at most 4096).
-        queue, lease, threads: see `Engine`.
+        queue, lease_s, threads: see `Engine`.
         share: of the GPU's memory, which this process keeps to from here on.
 
     Raises:
@@ -64,7 +64,7 @@ def load(
     """
     if rows < 1 or (slots is not None and slots < rows):
         raise ConfigError(f"{rows} rows need at least one row, and as many slots")
-    opened = open_target(
+    loaded = open_target(
         model, device=device, dtype=dtype, slots=slots or 2 * rows, max_len=max_len, share=share
     )
     named: dict[str, Method] = {}
@@ -76,30 +76,30 @@ def load(
         if method in named:
             raise ConfigError(f"speculation {method}: named twice")
         try:
-            named[method] = build(method, opened.target, opened.load_draft, **options)
+            named[method] = build(method, loaded.target, loaded.load_draft, **options)
         except (TypeError, ValueError, torch.OutOfMemoryError) as error:
             raise ConfigError(f"speculation {method}: {error}") from error
-    decoder = Decoder(opened.target, next(iter(named.values())), named)
-    if threads is None and device == "cpu" and opened.is_small:
+    decoder = Decoder(loaded.target, next(iter(named.values())), named)
+    if threads is None and device == "cpu" and loaded.is_small:
         threads = 1
-    engine = Engine(decoder, rows=rows, queue=queue, lease=lease, threads=threads)
-    return LocalWorker(engine, opened.tokenizer, opened.ends)
+    engine = Engine(decoder, rows=rows, queue=queue, lease_s=lease_s, threads=threads)
+    return LocalWorker(engine, loaded.tokenizer, loaded.stop_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
-class Opened:
-    """A checkpoint with its cache, and what methods draft with is loaded, once, by `load_draft`."""
+class LoadedTarget:
+    """A checkpoint with its cache; `load_draft` loads a draft model that fits it, each once."""
 
     tokenizer: Tokenizer
     target: Target
     load_draft: LoadModel
-    ends: set[int]
+    stop_token_ids: set[int]
 
     @property
     def is_small(self) -> bool:
         """Whether one CPU thread serves it as fast as several."""
         size: int = sum(parameter.numel() for parameter in self.target.model.parameters())
-        return size < _SMALL
+        return size < _SMALL_MODEL
 
 
 def open_target(
@@ -110,7 +110,7 @@ def open_target(
     slots: int,
     max_len: int | None = None,
     share: float = 1.0,
-) -> Opened:
+) -> LoadedTarget:
     """A checkpoint ready for a speculation method; see `load` for the arguments.
 
     Raises:
@@ -124,7 +124,8 @@ def open_target(
     if length > longest:
         raise ConfigError(f"max_len {length} is beyond the {longest} positions of {model}")
     if torch.device(device).type == "cuda":
-        claim(need(config, dtype=chosen, slots=slots, max_len=length), device=device, share=share)
+        need = memory_need(config, dtype=chosen, slots=slots, max_len=length)
+        reserve(need, device=device, share=share)
     network = load_model(path, device=device, dtype=dtype)
     try:
         target = Target(
@@ -144,7 +145,7 @@ def open_target(
             raise ConfigError(f"the draft model {name} has another vocabulary than {model}")
         return load_model(folder, device=device, dtype=dtype)
 
-    return Opened(tokenizer, target, load_draft, end_ids(network, tokenizer))
+    return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer))
 
 
 def load_tokenizer(path: str) -> Tokenizer:
@@ -208,12 +209,11 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
     return network
 
 
-def end_ids(network: Any, tokenizer: Tokenizer) -> set[int]:
+def stop_token_ids(network: Any, tokenizer: Tokenizer) -> set[int]:
     """End-of-turn ids: those of the generation config and of the tokenizer."""
-    ends = network.generation_config.eos_token_id
-    found = set(ends if isinstance(ends, list) else [ends])
-    found.add(tokenizer.hf.eos_token_id)
-    return {i for i in found if i is not None}
+    eos = network.generation_config.eos_token_id
+    ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.hf.eos_token_id}
+    return ids - {None}
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""The calls an engine serves, and how each turns model output into its answer.
+"""The requests an engine serves, and how each turns the model's output into its answer.
 
-A call is first *read* (its prompt goes through the target), then either answered at once
-(classify, verify, reading only) or made a live row that is decoded. These objects belong to the
-engine's thread; only `Ticket` is touched from both sides.
+A request is first prefilled (its prompt goes through the target), then either answered at once
+(classify, verify, prefill only) or made a live row that is decoded. These objects belong to the
+engine's thread; only `RequestHandle` is touched from both sides.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from orchestrator.errors import WorkerError, WorkerUnavailable
 from orchestrator.types import Finish, Sampling, StopCriteria, Usage
@@ -26,49 +27,49 @@ from workers.text.detokenizer import Writer
 from workers.text.verification import Verdict
 
 
-class Ticket:
-    """A caller's end of a call: items come in, and its lease is renewed while it waits.
+class RequestHandle:
+    """The caller's end of a request: items arrive, and its lease is renewed while it waits.
 
     A lease that runs out frees the row even when a cancellation was lost on its way within this
-    process; over Ray it is the replica itself that waits (`workers.streams.gathered`).
+    process; over Ray it is the replica itself that waits (`workers.streams.batch_stream`).
     """
 
-    def __init__(self, lease: float, *, stream: bool = False) -> None:
+    def __init__(self, lease_s: float, *, stream: bool = False) -> None:
         self.stream, self.cancelled = stream, False
         self.submitted = time.perf_counter()
-        self._lease, self.expires = lease, time.monotonic() + lease
+        self._lease_s, self._expires = lease_s, time.monotonic() + lease_s
         self._loop = asyncio.get_running_loop()
-        self._event = asyncio.Event()
-        self._signalled = False
-        self._beat: asyncio.TimerHandle
+        self._arrived = asyncio.Event()
+        self._notified = False
+        self._renewal: asyncio.TimerHandle
         self._items: list[Any] = []
 
     def put(self, item: Any) -> None:
         """From the engine's thread: deliver a delta, the answer or an error."""
         self._items.append(item)
-        if not self._signalled:  # one wake-up for all that the caller has not fetched yet
-            self._signalled = True
+        if not self._notified:  # one wake-up for all that the caller has not fetched yet
+            self._notified = True
             try:
-                self._loop.call_soon_threadsafe(self._event.set)
+                self._loop.call_soon_threadsafe(self._arrived.set)
             except RuntimeError:  # the caller's loop is closed
                 self.cancelled = True
 
-    def dropped(self, now: float) -> bool:
-        """Whether nobody waits for this call any more."""
-        return self.cancelled or now > self.expires
+    def is_abandoned(self, now: float) -> bool:
+        """Whether nobody waits for this request any more."""
+        return self.cancelled or now > self._expires
 
     async def items(self) -> list[Any]:
-        """Wait for at least one item; cancelled waiting cancels the call."""
+        """Wait for at least one item; cancelled waiting cancels the request."""
         self._renew()
         try:
-            await self._event.wait()
+            await self._arrived.wait()
         except asyncio.CancelledError:
             self.cancelled = True
             raise
         finally:
-            self._beat.cancel()
-        self._event.clear()
-        self._signalled = False
+            self._renewal.cancel()
+        self._arrived.clear()
+        self._notified = False
         # The list stays the same object: the engine's thread may be about to append to it.
         items = self._items[:]
         del self._items[: len(items)]
@@ -79,22 +80,22 @@ class Ticket:
 
     def _renew(self) -> None:
         """Extend the lease now, and again for as long as somebody waits."""
-        self.expires = time.monotonic() + self._lease
-        self._beat = self._loop.call_later(self._lease / 3, self._renew)
+        self._expires = time.monotonic() + self._lease_s
+        self._renewal = self._loop.call_later(self._lease_s / 3, self._renew)
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class EngineRequest:
     """One call in the engine.
 
-    ids: all that must be read; last: of how many last tokens the logits are wanted; keep: how
-    much of `ids` the slot keeps when the call is over (None: all).
+    ids: the prompt. num_logits: of how many of its last tokens the logits are wanted. kept_length:
+    how much of `ids` stays cached when the request is over (None: all).
     """
 
-    ticket: Ticket
+    handle: RequestHandle
     ids: list[int]
-    last: int = 1
-    keep: int | None = None
+    num_logits: int = 1
+    kept_length: int | None = None
     slot: int = -1
     prompt: int = 0
     cached: int = 0
@@ -110,156 +111,166 @@ class Job:
 
     @property
     def ms(self) -> float:
-        return (time.perf_counter() - self.ticket.submitted) * 1e3
+        return (time.perf_counter() - self.handle.submitted) * 1e3
 
-    def answer(self, result: Result | None) -> Any:
-        """The answer of a call that is not decoded, from the logits of its last tokens."""
+    def output(self, result: Result | None) -> Any:
+        """The answer of a request that is not decoded.
+
+        `result` holds the logits of its last `num_logits` tokens; None: the whole prompt was
+        cached, and none are wanted.
+        """
         return None
 
 
 @dataclass(eq=False, slots=True)
-class ClassifyJob(Job):
+class ClassifyRequest(EngineRequest):
     """Answers ([probability of each label], mass outside).
 
-    With `verified`, how many of the last ids before the side conversation are to be judged too
-    (their logits come first), also the surprise at each of them and at any of `ends` behind them.
+    With `num_scored`, also the negative log-likelihood of each of that many ids before the side
+    conversation (their logits come first), and of any of `stop_token_ids` behind them.
     """
 
     labels: tuple[int, ...] = ()
-    verified: int | None = None
-    ends: Collection[int] = ()
+    num_scored: int | None = None
+    stop_token_ids: Collection[int] = ()
 
-    def answer(self, result: Result | None) -> tuple[Any, ...]:
+    def output(self, result: Result | None) -> tuple[Any, ...]:
         assert result is not None
-        if self.verified is None:
-            return self._law(result)
-        assert self.keep is not None
-        laws = result.logits[0, : self.verified + 1].float().log_softmax(-1)
-        known = self.ids[self.keep - self.verified : self.keep]
-        return *self._law(result), surprises(laws[:-1], known), ending(laws[-1], self.ends)
+        if self.num_scored is None:
+            return self._probabilities(result)
+        assert self.kept_length is not None
+        log_probs = result.logits[0, : self.num_scored + 1].float().log_softmax(-1)
+        scored = self.ids[self.kept_length - self.num_scored : self.kept_length]
+        nlls = token_nlls(log_probs[:-1], scored)
+        return *self._probabilities(result), nlls, stop_nll(log_probs[-1], self.stop_token_ids)
 
-    def _law(self, result: Result) -> tuple[list[float], float]:
-        law = result.logits[0, -1].double().softmax(-1)
-        picked = law[list(self.labels)]
-        inside = float(picked.sum())
+    def _probabilities(self, result: Result) -> tuple[list[float], float]:
+        probs = result.logits[0, -1].double().softmax(-1)[list(self.labels)]
+        inside = float(probs.sum())
         if not inside >= 0:
-            raise WorkerError("the model produced no numbers (NaN logits)")
+            raise nan_logits()
         if inside == 0:  # all labels underflow: compare them among themselves
-            picked = result.logits[0, -1, list(self.labels)].double().softmax(-1)
-            return picked.tolist(), 1.0
-        return (picked / inside).tolist(), max(0.0, 1.0 - inside)
+            probs = result.logits[0, -1, list(self.labels)].double().softmax(-1)
+            return probs.tolist(), 1.0
+        return (probs / inside).tolist(), max(0.0, 1.0 - inside)
 
 
 @dataclass(eq=False, slots=True)
-class VerifyJob(Job):
-    """Answers a Verdict on the `last - 1` last ids."""
+class VerifyRequest(EngineRequest):
+    """Answers a Verdict on the last `num_logits - 1` ids."""
 
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
-    ends: Collection[int] = ()
+    stop_token_ids: Collection[int] = ()
 
-    def answer(self, result: Result | None) -> Verdict:
+    def output(self, result: Result | None) -> Verdict:
         assert result is not None
         logits = result.logits[0].float()
-        laws = own = logits.log_softmax(-1)
-        known = self.ids[len(self.ids) - self.last + 1 :]
+        log_probs = own_log_probs = logits.log_softmax(-1)
+        first = len(self.ids) - self.num_logits + 1  # position of the first choice
         if is_greedy(self.sampling):
             choices = logits.argmax(-1)
         else:
-            first = len(self.ids) - self.last + 1  # position of the first choice
-            numbers = [uniform(self.seed, first + i) for i in range(self.last)]
-            warped = warp(logits[None], [self.sampling])[0]
-            own = warped.log()
-            choices = draw(warped, torch.tensor(numbers, dtype=torch.float64, device=laws.device))
-        verdict = Verdict(
-            surprises(laws[:-1], known),
+            numbers = [uniform(self.seed, first + i) for i in range(self.num_logits)]
+            probs = warp(logits[None], [self.sampling])[0]
+            own_log_probs = probs.log()
+            choices = draw(probs, torch.tensor(numbers, dtype=torch.float64, device=probs.device))
+        output = Verdict(
+            token_nlls(log_probs[:-1], self.ids[first:]),
             choices.tolist(),
-            own.gather(1, choices[:, None]).squeeze(1).tolist(),
-            ending(laws[-1], self.ends),
+            own_log_probs.gather(1, choices[:, None]).squeeze(1).tolist(),
+            stop_nll(log_probs[-1], self.stop_token_ids),
         )
-        if not bool(laws.isfinite().any(-1).all()):
-            raise WorkerError("the model produced no numbers (NaN logits)")
-        return verdict
+        if not bool(log_probs.isfinite().any(-1).all()):
+            raise nan_logits()
+        return output
 
 
 @dataclass(eq=False, slots=True)
-class GenerateJob(Job):
-    """Answers (text, tokens, logprobs, finish); streams deltas before that if asked."""
+class GenerateRequest(EngineRequest):
+    """Answers (text, tokens, logprobs, finish); before that deltas, if its handle streams."""
 
     criteria: StopCriteria = field(default_factory=lambda: StopCriteria(0))
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
-    writer: Writer = field(default_factory=lambda: Writer((), lambda _: ()))
-    think_end: int | None = None  # the id that ends the thought, while in it
-    ends: Collection[int] = ()  # all ids that end the text
-    room: int = 0  # tokens that fit both the span and the context; none if not above 0
+    detokenizer: Writer = field(default_factory=lambda: Writer((), lambda _: ()))
+    think_end_id: int | None = None  # the id that ends the thought, while in it
+    stop_token_ids: Collection[int] = ()  # all ids that end the text
+    max_tokens: int = 0  # those that fit both the criteria and the context; none if not above 0
     method: str | None = None  # by which it is decoded; None: the decoder's default
     row: Row | None = None
-    entropy: float | None = None  # of the first token's law, in nats, where the span asks
+    entropy: float | None = None  # of the first token's distribution (natural log), where wanted
 
-    def doubts(self, result: Result) -> bool:
-        """Whether the first token's law is too uncertain to go on; `result` read the prompt."""
+    def is_uncertain(self, result: Result) -> bool:
+        """Whether the first token's entropy is above the limit; `result` is the prefill's."""
         if self.criteria.max_entropy is None:
             return False
-        law = result.logits[0, -1].double().softmax(-1)
-        self.entropy = float(torch.special.entr(law).sum())
+        probs = result.logits[0, -1].double().softmax(-1)
+        self.entropy = float(torch.special.entr(probs).sum())
         if math.isnan(self.entropy):
-            raise WorkerError("the model produced no numbers (NaN logits)")
+            raise nan_logits()
         return self.entropy > self.criteria.max_entropy
 
-    def answer(self, result: Result | None) -> tuple[str, list[int], list[float], Finish]:
-        # A span of no tokens, for which only the prompt was read, or one that ends in doubt.
+    def output(self, result: Result | None) -> tuple[str, list[int], list[float], Finish]:
+        # No tokens were wanted, or the first one was too uncertain.
         return self.finish("length" if self.entropy is None else "doubt")
 
-    def take(self, accepted: Accepted) -> Finish | None:
-        """Take a round's tokens one by one; says why the span ends inside it, if it does."""
+    def append(self, accepted: Accepted) -> Finish | None:
+        """Take a round's tokens one by one; why the generation ends among them, if it does."""
         for token, logprob, confidence in zip(
             accepted.tokens, accepted.logprobs, accepted.confidences, strict=True
         ):
             self.generated += 1
             if confidence != confidence or logprob != logprob:
-                raise WorkerError("the model produced no numbers (NaN logits)")
+                raise nan_logits()
             if confidence < self.criteria.min_confidence:
                 return "doubt"
-            if token in self.ends:
-                return "think_end" if token == self.think_end else "eos"
-            if ended := self.writer.push(token, logprob):
-                return ended
-            if self.generated >= self.room:
+            if token in self.stop_token_ids:
+                return "think_end" if token == self.think_end_id else "eos"
+            if finish := self.detokenizer.push(token, logprob):
+                return finish
+            if self.generated >= self.max_tokens:
                 return "length"
         return None
 
     def delta(self, *, ended: bool) -> Delta | None:
-        """What has become final, for a caller that wants it as it is made."""
-        if not self.ticket.stream:
+        """The text that has become final, for a caller that wants it as it is made."""
+        if not self.handle.stream:
             return None
-        return self.writer.end() if ended else self.writer.take()
+        return self.detokenizer.end() if ended else self.detokenizer.take()
 
     def finish(self, finish: Finish) -> tuple[str, list[int], list[float], Finish]:
-        writer = self.writer
-        writer.end()
-        return writer.text, writer.tokens, writer.logprobs, finish
+        """The answer."""
+        self.detokenizer.end()
+        return self.detokenizer.text, self.detokenizer.tokens, self.detokenizer.logprobs, finish
 
 
-def surprises(laws: torch.Tensor, ids: list[int]) -> list[float]:
-    """Minus the log-probability of each id under its law, [k] of [k, vocabulary], in nats.
+def token_nlls(log_probs: Tensor, ids: list[int]) -> list[float]:
+    """The negative log-likelihood (natural log) of each of k ids, by `log_probs` [k, vocabulary].
 
     Raises:
-        WorkerError: the laws hold no numbers.
+        WorkerError: one of them is NaN.
     """
-    told: list[float] = []
-    if ids:
-        told = (-laws[range(len(ids)), ids]).tolist()
-    if any(map(math.isnan, told)):
-        raise WorkerError("the model produced no numbers (NaN logits)")
-    return told
+    nlls: list[float] = (-log_probs[range(len(ids)), ids]).tolist() if ids else []
+    if any(map(math.isnan, nlls)):
+        raise nan_logits()
+    return nlls
 
 
-def ending(law: torch.Tensor, ends: Collection[int]) -> float:
-    """The surprise at any of `ends` under a law [vocabulary] of log-probabilities, in nats."""
-    known = [token for token in ends if token < len(law)]
-    return -float(law[known].logsumexp(0)) if known else math.inf
+def stop_nll(log_probs: Tensor, stop_token_ids: Collection[int]) -> float:
+    """The negative log-likelihood (natural log) that one of `stop_token_ids` follows.
+
+    `log_probs` [vocabulary] are those at its position; infinite where none of the ids is there.
+    """
+    known = [token for token in stop_token_ids if token < len(log_probs)]
+    return -float(log_probs[known].logsumexp(0)) if known else math.inf
 
 
-def expired() -> WorkerError:
+def nan_logits() -> WorkerError:
+    return WorkerError(
+        "the model's logits are NaN where numbers are expected: check its weights, dtype and device"
+    )
+
+
+def lease_expired() -> WorkerError:
     return WorkerUnavailable("the call's lease ran out: nobody was waiting for it")

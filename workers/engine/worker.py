@@ -20,7 +20,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta, check_method
 from workers.engine.engine import Engine
-from workers.engine.requests import ClassifyJob, GenerateJob, Ticket, VerifyJob
+from workers.engine.requests import ClassifyRequest, GenerateRequest, RequestHandle, VerifyRequest
 from workers.text.checks import answer_room, check_length, check_sampling, label_ids
 from workers.text.detokenizer import Writer
 from workers.text.prompt import Prompts
@@ -29,22 +29,24 @@ from workers.text.verification import ENDED, Verdict, endings, verification
 
 
 class LocalWorker:
-    """Tokens in, tokens out: renders transcripts, asks the engine, signs segments.
+    """Renders transcripts as token ids, submits requests to the engine, makes segments of tokens.
 
-    A thought ends by "length" before the context is full, so that there is room for an answer.
+    A thought ends by "length" before the context is full: the rest is reserved for the answer.
 
     Args:
         engine: owns the model.
         tokenizer: the checkpoint's.
-        ends: end-of-turn ids of the checkpoint.
+        stop_token_ids: end-of-turn ids of the checkpoint.
     """
 
-    def __init__(self, engine: Engine, tokenizer: Tokenizer, ends: Iterable[int] = ()) -> None:
+    def __init__(
+        self, engine: Engine, tokenizer: Tokenizer, stop_token_ids: Iterable[int] = ()
+    ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self.prompts = Prompts(tokenizer)
         self.context = engine.decoder.target.max_len
-        self._reserve = answer_room(self.context)
-        self._ends = tokenizer.controls | frozenset(ends)
+        self._reserved = answer_room(self.context)
+        self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
@@ -58,14 +60,14 @@ class LocalWorker:
         stops: list[tuple[str, Finish]] = [(stop, "stop") for stop in criteria.stop]
         if thinking and tokenizer.close_id is None:
             stops.append((CLOSE, "think_end"))
-        job = GenerateJob(
-            Ticket(self.engine.lease, stream=stream),
+        request = GenerateRequest(
+            RequestHandle(self.engine.lease_s, stream=stream),
             ids,
-            last=1 if criteria.max_tokens > 0 else 0,
+            num_logits=1 if criteria.max_tokens > 0 else 0,
             criteria=criteria,
             sampling=sampling,
             seed=_seed(sampling),
-            writer=Writer(
+            detokenizer=Writer(
                 tokenizer.pieces,
                 tokenizer.encode,
                 criteria.until,
@@ -74,14 +76,16 @@ class LocalWorker:
                 and not any(part.text.strip() for part in call.transcript.answer),
                 begun=self.prompts.unfinished(call.transcript),
             ),
-            think_end=tokenizer.close_id if thinking else None,
-            ends=self._ends,
-            room=min(criteria.max_tokens, self.context - len(ids) - thinking * self._reserve),
+            think_end_id=tokenizer.close_id if thinking else None,
+            stop_token_ids=self._stop_token_ids,
+            max_tokens=min(
+                criteria.max_tokens, self.context - len(ids) - thinking * self._reserved
+            ),
             method=call.speculation,
         )
-        answers = self.engine.stream(job)
+        items = self.engine.stream(request)
         try:
-            async for item in answers:
+            async for item in items:
                 if isinstance(item, Delta):
                     yield item
                     continue
@@ -94,53 +98,63 @@ class LocalWorker:
                     tokenizer.hash,
                     finish,
                 )
-                yield Generation(segment, job.usage, job.ms, job.entropy)
+                yield Generation(segment, request.usage, request.ms, request.entropy)
         finally:
-            await answers.aclose()  # type: ignore[attr-defined]
+            await items.aclose()  # type: ignore[attr-defined]
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         """The distribution over the query's labels after its side conversation."""
-        chosen = label_ids(self.tokenizer, query.labels)
-        judged = call.transcript.last if query.nll else None
-        verified = self.prompts.verified(judged)
+        labels = label_ids(self.tokenizer, query.labels)
+        last = call.transcript.last if query.nll else None
+        scored = self.prompts.verified(last)
         prefix = self.prompts.transcript(call.transcript)
         side = self.prompts.side(query.turns, query.lead_in)
         ids = prefix + side
         check_length(len(ids), self.context)
-        job = ClassifyJob(
-            Ticket(self.engine.lease),
+        request = ClassifyRequest(
+            RequestHandle(self.engine.lease_s),
             ids,
-            last=len(verified) + len(side) + 1 if query.nll else 1,
-            keep=len(prefix),
-            labels=chosen,
-            verified=len(verified) if query.nll else None,
-            ends=endings(self.tokenizer, self._ends, call.transcript, judged),
+            num_logits=len(scored) + len(side) + 1 if query.nll else 1,
+            kept_length=len(prefix),
+            labels=labels,
+            num_scored=len(scored) if query.nll else None,
+            stop_token_ids=endings(self.tokenizer, self._stop_token_ids, call.transcript, last),
         )
-        probabilities, outside, *told = await self.engine.answer(job)
-        law = Classification(query.labels, tuple(probabilities), outside, job.usage, job.ms)
+        probabilities, outside, *nlls = await self.engine.answer(request)
+        answer = Classification(
+            query.labels, tuple(probabilities), outside, request.usage, request.ms
+        )
         if not query.nll:
-            return law
-        surprises, ending = told
-        ended = judged is not None and judged.finish in ENDED
-        return replace(law, nll=tuple(surprises), ending=ending if ended else None)
+            return answer
+        token_nlls, stop_nll = nlls
+        ended = last is not None and last.finish in ENDED
+        return replace(answer, nll=tuple(token_nlls), ending=stop_nll if ended else None)
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
-        """The surprise at each token of a segment, and k + 1 choices of this model's own."""
+        """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
         check_sampling(sampling)
         tokens = self.prompts.verified(segment)
         prefix = self.prompts.transcript(call.transcript)
         ids = prefix + list(tokens)
         check_length(len(ids), self.context)
-        job = VerifyJob(
-            Ticket(self.engine.lease),
+        request = VerifyRequest(
+            RequestHandle(self.engine.lease_s),
             ids,
-            last=len(tokens) + 1,
+            num_logits=len(tokens) + 1,
             sampling=sampling,
             seed=_seed(sampling),
-            ends=endings(self.tokenizer, self._ends, call.transcript, segment),
+            stop_token_ids=endings(self.tokenizer, self._stop_token_ids, call.transcript, segment),
         )
-        verdict: Verdict = await self.engine.answer(job)
-        return verification(verdict, call, segment, self.prompts, self._ends, job.usage, job.ms)
+        output: Verdict = await self.engine.answer(request)
+        return verification(
+            output,
+            call,
+            segment,
+            self.prompts,
+            self._stop_token_ids,
+            request.usage,
+            request.ms,
+        )
 
     @property
     def alive(self) -> bool:
@@ -150,9 +164,9 @@ class LocalWorker:
     def stats(self) -> dict[str, int]:
         return self.engine.stats()
 
-    def forget(self) -> None:
-        """Forget the prefixes of all calls that have ended: what comes next reads its own."""
-        self.engine.forget()
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes of all calls that have ended: those that follow prefill their own."""
+        self.engine.reset_prefix_cache()
 
     def close(self) -> None:
         """Stop the engine; calls in progress fail with `WorkerUnavailable`."""

@@ -115,7 +115,7 @@ async def test_a_burst_into_free_rows_is_no_overload(worker: LocalWorker) -> Non
 
 
 async def test_a_call_that_nobody_waits_for_ends_with_its_lease(worker: LocalWorker) -> None:
-    worker.engine.lease = 0.5
+    worker.engine.lease_s = 0.5
     slow(worker, 0.02)
     stream = worker.generate(ask(), StopCriteria(200), Sampling())
     await anext(stream)
@@ -131,7 +131,7 @@ async def test_a_call_that_nobody_waits_for_ends_with_its_lease(worker: LocalWor
 
 
 async def test_a_waiting_caller_keeps_its_lease(worker: LocalWorker) -> None:
-    worker.engine.lease = 0.9
+    worker.engine.lease_s = 0.9
     slow(worker, 0.05)
     answer = await run(worker, ask(), StopCriteria(30))
     assert answer.ms > 900
@@ -151,11 +151,11 @@ async def test_closing_the_engine_fails_its_calls(checkpoint: Path) -> None:
         await run(worker, ask(), StopCriteria(1))
 
 
-async def test_what_has_ended_can_be_forgotten(worker: LocalWorker) -> None:
+async def test_the_prefix_cache_can_be_reset(worker: LocalWorker) -> None:
     first = await run(worker, ask(), StopCriteria(4))
     again = await run(worker, ask(), StopCriteria(4))
     assert (first.usage.cached, again.usage.cached) == (0, again.usage.prompt - 1)
-    worker.forget()
+    worker.reset_prefix_cache()
     fresh = await run(worker, ask(), StopCriteria(4))
     assert fresh.usage.cached == 0
     assert fresh.segment == first.segment
@@ -426,9 +426,9 @@ async def test_an_accelerator_past_use_fails_its_calls_and_the_health_check(
 
 async def test_a_call_that_comes_while_the_engine_stops_is_refused(worker: LocalWorker) -> None:
     class Late(deque[Any]):
-        def append(self, job: Any) -> None:
+        def append(self, request: Any) -> None:
             worker.close()
-            super().append(job)
+            super().append(request)
 
     worker.engine._waiting = Late()
     with pytest.raises(WorkerUnavailable):

@@ -10,7 +10,7 @@ import torch
 from orchestrator.errors import ConfigError
 from tests.workers.conftest import FAMILIES, make_model, make_tokenizer, save
 from workers.engine.loading import load_config, open_target
-from workers.engine.memory import Need, claim, need, refusal
+from workers.engine.memory import MemoryNeed, memory_need, reserve, shortage
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -18,12 +18,16 @@ from workers.engine.memory import Need, claim, need, refusal
 def test_the_need_is_what_is_taken(family: str, slots: int, max_len: int, tmp_path: Path) -> None:
     tokenizer = make_tokenizer()
     save(tmp_path, tokenizer, make_model(family, vocabulary=len(tokenizer)))
-    told = need(load_config(str(tmp_path)), dtype=torch.float32, slots=slots, max_len=max_len)
+    need = memory_need(
+        load_config(str(tmp_path)), dtype=torch.float32, slots=slots, max_len=max_len
+    )
     target = open_target(tmp_path, slots=slots, max_len=max_len).target
-    assert told.weights == sum(p.numel() * p.itemsize for p in target.model.parameters())
-    assert told.cache == target.cache.data.nbytes
-    half = need(load_config(str(tmp_path)), dtype=torch.bfloat16, slots=slots, max_len=max_len)
-    assert 2 * half.total == told.total
+    assert need.weights == sum(p.numel() * p.itemsize for p in target.model.parameters())
+    assert need.cache == target.cache.data.nbytes
+    half = memory_need(
+        load_config(str(tmp_path)), dtype=torch.bfloat16, slots=slots, max_len=max_len
+    )
+    assert 2 * half.total == need.total
 
 
 def test_real_pairs_as_the_operations_guide_counts_them() -> None:
@@ -44,7 +48,7 @@ def test_real_pairs_as_the_operations_guide_counts_them() -> None:
             head_dim=128,
             tie_word_embeddings=tied,
         )
-        sizes[name] = need(config, dtype=torch.bfloat16, slots=1, max_len=1024 - 128)
+        sizes[name] = memory_need(config, dtype=torch.bfloat16, slots=1, max_len=1024 - 128)
     assert {name: round(size.weights / 1e9, 1) for name, size in sizes.items()} == {
         "1.7B": 3.4, "8B": 16.4, "32B": 65.5,
     }  # fmt: skip
@@ -53,28 +57,28 @@ def test_real_pairs_as_the_operations_guide_counts_them() -> None:
     }  # KiB per token, from 1,024 tokens  # fmt: skip
 
 
-def test_a_refusal_has_the_numbers() -> None:
-    wants = Need(weights=16_400_000_000, cache=19_600_000_000)
+def test_a_shortage_has_the_numbers() -> None:
+    need = MemoryNeed(weights=16_400_000_000, cache=19_600_000_000)
     fits = {"share": 0.5, "total": 80_000_000_000, "free": 79_000_000_000}
-    assert refusal(wants, **fits) is None
-    told = refusal(wants, **fits | {"share": 0.3})
-    assert told is not None
+    assert shortage(need, **fits) is None
+    reason = shortage(need, **fits | {"share": 0.3})
+    assert reason is not None
     for number in ("16.4 GB", "19.6 GB", "36.0 GB", "0.3", "80.0 GB", "24.0 GB"):
-        assert number in told
-    told = refusal(wants, **fits | {"free": 30_000_000_000})
-    assert told is not None
-    assert "only 30.0 GB are free" in told
+        assert number in reason
+    reason = shortage(need, **fits | {"free": 30_000_000_000})
+    assert reason is not None
+    assert "only 30.0 GB are free" in reason
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_process_keeps_to_its_share() -> None:
     free, total = torch.cuda.mem_get_info()
-    claim(Need(0, 0), device="cuda", share=0.1)
+    reserve(MemoryNeed(0, 0), device="cuda", share=0.1)
     try:
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(int(0.2 * total), dtype=torch.uint8, device="cuda")
         with pytest.raises(ConfigError, match=r"share 0\.1"):
-            claim(Need(int(0.2 * total), 0), device="cuda", share=0.1)
+            reserve(MemoryNeed(int(0.2 * total), 0), device="cuda", share=0.1)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert free

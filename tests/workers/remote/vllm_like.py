@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from orchestrator.types import Sampling
-from workers.engine.requests import Job, Ticket
+from workers.engine.requests import EngineRequest, RequestHandle
 from workers.engine.worker import LocalWorker
 from workers.model.sampling import draw, uniform, warp
 
@@ -56,10 +56,10 @@ OPENAIS = {
 
 
 @dataclass(eq=False, slots=True)
-class LawJob(Job):
-    """Answers the log-probabilities [last, vocabulary] after the last ids."""
+class LogProbsRequest(EngineRequest):
+    """Answers the log-probabilities [num_logits, vocabulary] after the last ids."""
 
-    def answer(self, result: Any) -> Any:
+    def output(self, result: Any) -> Any:
         return result.logits[0].double().log_softmax(-1)
 
 
@@ -216,9 +216,9 @@ class VllmLike:
         hf, made, cached = self.worker.tokenizer.hf, Made([]), None
         stops = body.get("stop") or []
         while made.finish is None:
-            job = LawJob(Ticket(self.worker.engine.lease), prompt + made.ids)
-            law = (await self.worker.engine.answer(job))[-1]
-            cached = job.cached if cached is None else cached
+            request = LogProbsRequest(RequestHandle(self.worker.engine.lease_s), prompt + made.ids)
+            law = (await self.worker.engine.answer(request))[-1]
+            cached = request.cached if cached is None else cached
             made.ids.append(choose(law, sampling, len(prompt) + len(made.ids)))
             self.end(made, body, [stops] if isinstance(stops, str) else stops, hf)
             if made.finish is not None:
@@ -312,7 +312,9 @@ class VllmLike:
 
     async def laws(self, prompt: list[int]) -> Any:
         return await self.worker.engine.answer(
-            LawJob(Ticket(self.worker.engine.lease), prompt, last=len(prompt))
+            LogProbsRequest(
+                RequestHandle(self.worker.engine.lease_s), prompt, num_logits=len(prompt)
+            )
         )
 
     async def prompt_laws(self, prompt: list[int], count: int) -> list[Any]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.types import Message, Transcript
-from workers.engine.loading import Opened, open_target
+from workers.engine.loading import LoadedTarget, open_target
 from workers.speculation import build
 from workers.speculation.decode import Decoder, generate
 from workers.text.prompt import Prompts
@@ -17,31 +17,31 @@ PROBLEMS, MOST = 12, 120
 
 
 @pytest.fixture(scope="module")
-def large() -> Opened:
+def large() -> LoadedTarget:
     return open_target("embedded:large", device="cpu", dtype=None, slots=1)
 
 
 @pytest.fixture(scope="module")
-def prompts(large: Opened) -> list[list[int]]:
+def prompts(large: LoadedTarget) -> list[list[int]]:
     rendered = Prompts(large.tokenizer)
     problems = draw("dev", 3, PROBLEMS)
     return [rendered.transcript(Transcript((Message("user", one.question),))) for one in problems]
 
 
 def decode(
-    large: Opened, prompts: list[list[int]], method: str, **parameters: Any
+    large: LoadedTarget, prompts: list[list[int]], method: str, **parameters: Any
 ) -> tuple[list[list[int]], float]:
     """What a method says greedily, and its tokens a round."""
     decoder = Decoder(large.target, build(method, large.target, large.load_draft, **parameters))
     large.target.cache.lengths[0] = 0
     before = large.target.passes
-    said = generate(decoder, prompts, MOST, ends=sorted(large.ends))
+    said = generate(decoder, prompts, MOST, ends=sorted(large.stop_token_ids))
     rounds = large.target.passes - before - len(prompts)
     return said, (sum(map(len, said)) - len(prompts)) / rounds
 
 
 @pytest.fixture(scope="module")
-def plain(large: Opened, prompts: list[list[int]]) -> list[list[int]]:
+def plain(large: LoadedTarget, prompts: list[list[int]]) -> list[list[int]]:
     said, rate = decode(large, prompts, "vanilla")
     assert rate == 1
     return said
@@ -58,7 +58,7 @@ def plain(large: Opened, prompts: list[list[int]]) -> list[list[int]]:
     ],
 )
 def test_drafts_are_accepted_and_change_nothing(
-    large: Opened,
+    large: LoadedTarget,
     prompts: list[list[int]],
     plain: list[list[int]],
     method: str,

@@ -1,0 +1,55 @@
+"""Which slot of the cache a request gets, and how much of its prompt is cached there already.
+
+The keys and values themselves lie in `workers/model/cache.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from workers.model.cache import common_prefix
+from workers.speculation.decode import Decoder
+
+
+class PrefixCache:
+    """The slots of a decoder's cache, and what ended requests left in them.
+
+    A slot belongs to at most one request at a time. Released, it keeps its tokens, so that a later
+    prompt that begins like them need not prefill them again.
+    """
+
+    def __init__(self, decoder: Decoder) -> None:
+        self._decoder, self._cache = decoder, decoder.target.cache
+        self._free = dict.fromkeys(range(self._cache.slots))  # least recently used first
+
+    def allocate(self, ids: list[int], num_logits: int) -> tuple[int, int]:
+        """A slot for a prompt, and how many of its tokens are cached there.
+
+        That is the slot that holds most of the prompt. Where it is in use, or holds a longer text
+        of which the prompt shares only the beginning, the common part is copied to the least
+        recently used free slot instead. The last `num_logits` tokens do not count as cached: their
+        logits are wanted.
+        """
+        shared = [self._shared_with(slot, ids) for slot in range(self._cache.slots)]
+        best = max(range(self._cache.slots), key=shared.__getitem__)
+        slot = best
+        if best not in self._free or self._cache.lengths[best] > 2 * shared[best]:
+            slot = next(iter(self._free))
+            if shared[best] > shared[slot]:
+                self._decoder.copy(best, slot, shared[best])
+        del self._free[slot]
+        return slot, self._cache.claim(slot, ids, len(ids) - num_logits)
+
+    def release(self, slot: int, kept_length: int | None = None) -> None:
+        """The request is over; its slot keeps the first `kept_length` tokens (None: all)."""
+        if kept_length is not None:
+            self._cache.lengths[slot] = min(self._cache.lengths[slot], kept_length)
+        self._free[slot] = None
+
+    def reset(self) -> None:
+        """Forget the tokens in all free slots."""
+        for slot in self._free:
+            self._cache.ids[slot], self._cache.lengths[slot] = [], 0
+
+    def _shared_with(self, slot: int, ids: Sequence[int]) -> int:
+        return common_prefix(self._cache.ids[slot][: self._cache.lengths[slot]], ids)
