@@ -1,10 +1,10 @@
-"""A worker that says what it is told: for tests, and for examples in the documentation.
+"""A worker that plays back given answers: for tests, and for examples in the documentation.
 
     Scripted(["First, 2+2=4.\\n\\n", Say("So it is four.", "think_end"), "4"], scores=[9])
     Scripted(story=("First, 2+2=4.\\n\\nSo it is four.", "4"))
 
-Tokens are words with the space behind them, so a token's text can be seen in the text. Every call
-is noted in `calls`; `live` counts those in progress.
+Tokens are words with the white space behind them, so that a test can read them off the text. Every
+call is recorded in `calls`; `live` counts those in progress.
 """
 
 from __future__ import annotations
@@ -37,28 +37,29 @@ DELIMITER = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """A continuation that ends in a certain way, and how surely each token was drawn.
+    """A continuation with its end, each token's log-probability and the first one's entropy.
 
-    `entropy` is that of the law of its first token, in nats.
+    `entropy` is that of the first token's distribution (natural log).
     """
 
     text: str
-    finish: Finish | None = None  # None: as the span says; else the model ends its phase
+    finish: Finish | None = None  # None: as the stop criteria say, or else the model ends its phase
     logprob: float = -0.1
     entropy: float = 0.0
 
 
+Operation = Literal["generate", "classify", "verify"]
 Line = str | Say | BaseException
-Verdict = float | Classification | Verification | BaseException
+Score = float | Classification | Verification | BaseException
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """One call that the worker got; `asked` holds the rest of its arguments."""
+class RecordedCall:
+    """One call that the worker got; `args` are the arguments after `call`."""
 
-    verb: Literal["generate", "classify", "verify"]
+    operation: Operation
     call: Call
-    asked: tuple[Any, ...]
+    args: tuple[Any, ...]
 
 
 def words(text: str) -> list[str]:
@@ -74,69 +75,71 @@ def segment(author: Any, text: str, finish: Finish = "until", logprob: float = -
 
 @dataclass
 class Scripted:
-    """A `Worker` that reads its part.
+    """A `Worker` that plays back a script.
 
-    lines: continuations, one a call, in order; or a function of the transcript and the span.
-    story: a whole thought and answer instead; a call goes on where the transcript stands, or at the
-        step of the same number where the transcript tells another story.
-    scores: answers of `classify` (a digit's score: that digit is certain) and of `verify` (the
-        surprise at every token), one a call, the last for ever; or a function of the transcript.
-        Its own choices are the story's words, or else the verified ones and then its next line's.
-    delay: seconds per token and per judgement.
+    lines: continuations, one a call, in order; or a function of the transcript and the
+        stop criteria.
+    story: a whole thought and answer instead; a call continues it where the transcript ends, or, if
+        the transcript is not a part of it, with the step of the same number.
+    scores: answers of `classify` (a number: the whole probability is on that digit) and of `verify`
+        (every token's negative log-likelihood), one a call, the last one repeated; or a function of
+        the transcript. Its choices in `verify` are the story's words, or else those of the draft,
+        followed by its next line.
+    delay: seconds per token, and per call of `classify` and `verify`.
     failures: call number (from 0, preflight not counted) -> the error it raises.
     deaths: call number -> tokens after which a generation's stream dies.
     """
 
     lines: Sequence[Line] | Callable[[Transcript, StopCriteria], Line] = ()
     story: tuple[str, str] | None = None
-    scores: Sequence[Verdict] | Callable[[Transcript], Verdict] = (9.0,)
+    scores: Sequence[Score] | Callable[[Transcript], Score] = (9.0,)
     delay: float = 0.0
     failures: Mapping[int, BaseException] = field(default_factory=dict)
     deaths: Mapping[int, int] = field(default_factory=dict)
     context: int | None = None
     down: BaseException | None = None  # raised by every call, preflight included
-    calls: list[Heard] = field(default_factory=list)
-    prompts: int = 0  # preflights
+    calls: list[RecordedCall] = field(default_factory=list)
+    prompts: int = 0  # preflights: generations of no tokens
     live: int = 0
-    _said: int = 0
-    _scored: int = 0
+    _lines_used: int = 0
+    _scores_used: int = 0
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
-        with self._at_work():
-            prompt = self._read(call.transcript)
+        with self._counted():
+            prompt = self._prompt_length(call.transcript)
             if criteria.max_tokens == 0:
                 self.prompts += 1
                 yield Generation(Segment(call.author, "", finish="length"), Usage(prompt))  # type: ignore[arg-type]
                 return
-            number = self._hear("generate", call, criteria, sampling)
-            said = self._next_line(call.transcript, criteria)
-            spoken = self._speak(call, said, criteria)
+            number = self._record("generate", call, criteria, sampling)
+            line = self._next_line(call.transcript, criteria)
+            written = self._cut(call, line, criteria)
             for count, (word, token) in enumerate(
-                zip(words(spoken.text), spoken.tokens, strict=True)
+                zip(words(written.text), written.tokens, strict=True)
             ):
                 if self.deaths.get(number) == count:
                     raise WorkerUnavailable("died in mid-stream")
                 await asyncio.sleep(self.delay)
                 if stream:
-                    yield Delta(word, (token,), (said.logprob,))
-            size = len(spoken.tokens)
+                    yield Delta(word, (token,), (line.logprob,))
+            size = len(written.tokens)
             if self.deaths.get(number, -1) >= size:
                 raise WorkerUnavailable("died in mid-stream")
-            entropy = said.entropy if criteria.max_entropy is not None else None
+            entropy = line.entropy if criteria.max_entropy is not None else None
             usage = Usage(prompt, 0, size, size)
-            yield Generation(spoken, usage, size * self.delay * 1000, entropy)
+            yield Generation(written, usage, size * self.delay * 1000, entropy)
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        with self._at_work():
-            self._hear("classify", call, query)
-            verdict = await self._next_score(call.transcript)
-            if isinstance(verdict, Classification):
-                return verdict
-            law = tuple(float(label == str(int(verdict))) for label in query.labels)
+        with self._counted():
+            self._record("classify", call, query)
+            score = await self._next_score(call.transcript)
+            if isinstance(score, Classification):
+                return score
+            probabilities = tuple(float(label == str(int(score))) for label in query.labels)
             answer = Classification(
-                query.labels, law, 0.0, Usage(self._read(call.transcript), passes=1)
+                query.labels, probabilities, 0.0, Usage(self._prompt_length(call.transcript), passes=1)
             )
             last = call.transcript.last
             if not query.nll or last is None:
@@ -148,48 +151,49 @@ class Scripted:
             )
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
-        with self._at_work():
-            self._hear("verify", call, segment, sampling)
-            verdict = await self._next_score(call.transcript)
-            if isinstance(verdict, Verification):
-                return verdict
-            return self._verdict(call, segment, verdict)
+        with self._counted():
+            self._record("verify", call, segment, sampling)
+            score = await self._next_score(call.transcript)
+            if isinstance(score, Verification):
+                return score
+            return self._verification(call, segment, score)
 
-    def _verdict(self, call: Call, draft: Segment, nll: float) -> Verification:
-        """The same surprise everywhere; choices are the story's, else the draft's own words."""
-        said = words(draft.text)
+    def _verification(self, call: Call, draft: Segment, nll: float) -> Verification:
+        """The same likelihood everywhere; choices are the story's words, else the draft's."""
+        drafted = words(draft.text)
         options = []
-        for place in range(len(said) + 1):
-            if self.story is None and place < len(said):
-                own = said[place]
+        for index in range(len(drafted) + 1):
+            if self.story is None and index < len(drafted):
+                choice = drafted[index]
             else:
-                before = segment(call.author, "".join(said[:place]))
-                own = next(iter(words(self._rest(call.transcript.extend(before)))), "")
+                before = segment(call.author, "".join(drafted[:index]))
+                choice = next(iter(words(self._continuation(call.transcript.extend(before)))), "")
             ending: Finish = "eos" if call.transcript.closed else "think_end"
-            options.append(segment(call.author, own, "until" if own else ending))
+            options.append(segment(call.author, choice, "until" if choice else ending))
         return Verification(
-            (nll,) * len(said),
+            (nll,) * len(drafted),
             tuple(option.tokens[0] if option.tokens else 0 for option in options),
-            Usage(self._read(call.transcript), passes=1),
-            len(said) * self.delay * 1000,
-            tuple(said),
+            Usage(self._prompt_length(call.transcript), passes=1),
+            len(drafted) * self.delay * 1000,
+            tuple(drafted),
             tuple(options),
             nll if draft.finish in ("think_end", "eos") else None,
         )
 
-    def _rest(self, transcript: Transcript) -> str:
-        """What it would say next if asked, without saying it; nothing where it is asked in vain."""
-        if self.story is not None:
-            return _rest(self.story, transcript)
-        line: Any = None
-        if callable(self.lines):
-            line = self.lines(transcript, StopCriteria(1))
-        elif self._said < len(self.lines):
-            line = self.lines[self._said]
+    def _continuation(self, transcript: Transcript) -> str:
+        """The text of its next line, which stays the next; empty where there is none."""
+        line = self._peek(transcript, StopCriteria(1))
         return line.text if isinstance(line, Say) else line if isinstance(line, str) else ""
 
+    def _peek(self, transcript: Transcript, criteria: StopCriteria) -> Line | None:
+        if self.story is not None:
+            return _rest_of(self.story, transcript)
+        if callable(self.lines):
+            return self.lines(transcript, criteria)
+        return self.lines[self._lines_used] if self._lines_used < len(self.lines) else None
+
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
+    def _counted(self) -> Iterator[None]:
         self.live += 1
         try:
             if self.down is not None:
@@ -198,16 +202,14 @@ class Scripted:
         finally:
             self.live -= 1
 
-    def _hear(
-        self, verb: Literal["generate", "classify", "verify"], call: Call, *asked: Any
-    ) -> int:
+    def _record(self, operation: Operation, call: Call, *args: Any) -> int:
         number = len(self.calls)
-        self.calls.append(Heard(verb, call, asked))
+        self.calls.append(RecordedCall(operation, call, args))
         if error := self.failures.get(number):
             raise error
         return number
 
-    def _read(self, transcript: Transcript) -> int:
+    def _prompt_length(self, transcript: Transcript) -> int:
         prompt = sum(len(words(message.content)) for message in transcript.messages)
         length = prompt + transcript.thought_tokens + transcript.answer_tokens
         if self.context is not None and length >= self.context:
@@ -219,50 +221,45 @@ class Scripted:
         return length
 
     def _next_line(self, transcript: Transcript, criteria: StopCriteria) -> Say:
-        if self.story is not None:
-            line: Line = _rest(self.story, transcript)
-        elif callable(self.lines):
-            line = self.lines(transcript, criteria)
-        elif self._said < len(self.lines):
-            line = self.lines[self._said]
-            self._said += 1
-        else:
-            raise AssertionError(f"nothing left to say after {transcript.text!r}")
+        line = self._peek(transcript, criteria)
+        if line is None:
+            raise AssertionError(f"no line is left after {transcript.text!r}")
+        self._lines_used += 1
         if isinstance(line, BaseException):
             raise line
         return line if isinstance(line, Say) else Say(line)
 
-    def _speak(self, call: Call, said: Say, criteria: StopCriteria) -> Segment:
-        """As much of the line as the span lets through."""
-        if criteria.max_entropy is not None and said.entropy > criteria.max_entropy:
+    def _cut(self, call: Call, line: Say, criteria: StopCriteria) -> Segment:
+        """As much of the line as the stop criteria let through."""
+        if criteria.max_entropy is not None and line.entropy > criteria.max_entropy:
             return segment(call.author, "", "doubt")
         closing: Finish = "eos" if call.transcript.closed else "think_end"
-        text, finish = said.text, said.finish or closing
+        text, finish = line.text, line.finish or closing
         if cuts := [at for stop in criteria.stop if (at := text.find(stop)) >= 0]:
             text, finish = text[: min(cuts)], "stop"
         kept = ""
         for count, word in enumerate(words(text)):
             if count == criteria.max_tokens:
-                return segment(call.author, kept, "length", said.logprob)
+                return segment(call.author, kept, "length", line.logprob)
             kept += word
             if any(delimiter in kept for delimiter in criteria.until):
-                ends_so = said.finish is not None and kept == said.text
-                return segment(call.author, kept, finish if ends_so else "until", said.logprob)
-        return segment(call.author, kept, finish, said.logprob)
+                ends_so = line.finish is not None and kept == line.text
+                return segment(call.author, kept, finish if ends_so else "until", line.logprob)
+        return segment(call.author, kept, finish, line.logprob)
 
     async def _next_score(self, transcript: Transcript) -> Any:
         if callable(self.scores):
-            verdict: Verdict = self.scores(transcript)
+            score: Score = self.scores(transcript)
         else:
-            verdict = self.scores[min(self._scored, len(self.scores) - 1)]
-            self._scored += 1
+            score = self.scores[min(self._scores_used, len(self.scores) - 1)]
+            self._scores_used += 1
         await asyncio.sleep(self.delay)
-        if isinstance(verdict, BaseException):
-            raise verdict
-        return verdict
+        if isinstance(score, BaseException):
+            raise score
+        return score
 
 
-def _rest(story: tuple[str, str], transcript: Transcript) -> str:
+def _rest_of(story: tuple[str, str], transcript: Transcript) -> str:
     thought, answer = story
     if transcript.closed:
         return answer.removeprefix("".join(segment.text for segment in transcript.answer))

@@ -394,7 +394,7 @@ async def test_stories_that_differ_are_brought_together() -> None:
     ]
     dropped = sum(step.tokens for step in ended.steps if not step.accepted)
     assert ended.metrics.discarded_tokens == dropped
-    assert [heard.verb for heard in large.calls].count("generate") == 1  # the answer
+    assert [one.operation for one in large.calls].count("generate") == 1  # the answer
 
 
 async def test_the_worker_dies_between_draft_and_verification() -> None:

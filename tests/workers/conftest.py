@@ -77,7 +77,7 @@ def make_model(
     positions: int = 512,
     seed: int = 0,
 ) -> Any:
-    """Random weights, scaled up so that the laws are not flat."""
+    """Random weights, scaled up so that the distributions are not flat."""
     config_class, model_class = FAMILIES[family]
     torch.manual_seed(seed)
     config = config_class(
@@ -117,7 +117,7 @@ def make_adapter(
     torch.manual_seed(seed)
     shape = Shape(exit_layer, width, heads, key_heads, width // heads, feed_forward)
     adapter = Adapter(shape, 1e-6)
-    adapter.after.weight.data.mul_(6)  # so that some laws are sure and some are not
+    adapter.after.weight.data.mul_(6)  # so that some distributions are sharp and some are not
     name = f"{exit_layer}-{width}-{heads}-{key_heads}-{seed}-{feed_forward}"
     folder = Path(_FOLDERS.name) / name
     adapter.save(folder)
@@ -152,7 +152,7 @@ def save(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Any) -> Path:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny Qwen3 and its tokenizer."""
     tokenizer = make_tokenizer()
-    model = make_model("qwen3", vocabulary=len(tokenizer) + 3)  # a padded head, as in the wild
+    model = make_model("qwen3", vocabulary=len(tokenizer) + 3)  # a padded head, as in real checkpoints
     model.lm_head.weight[-3 - len(CONTROLS) : -3] *= 0  # greedy texts do not end by themselves
     return save(tmp_path_factory.mktemp("tiny"), tokenizer, model)
 

@@ -163,7 +163,7 @@ async def test_a_span_of_no_tokens_reads_the_prompt(subject: Subject) -> None:
 @pytest.mark.asyncio
 async def test_a_gate_looks_at_the_first_token_only(subject: Subject) -> None:
     _, plain = await run(subject.worker, StopCriteria(12))
-    assert plain.entropy is None  # nobody asked
+    assert plain.entropy is None  # not wanted
     _, through = await run(subject.worker, StopCriteria(12, max_entropy=100.0))
     assert through.segment == plain.segment
     assert through.entropy is not None
@@ -175,7 +175,7 @@ async def test_a_gate_looks_at_the_first_token_only(subject: Subject) -> None:
     assert (withheld.segment.text, withheld.segment.tokens) == ("", ())
     assert withheld.segment.finish == "doubt"
     assert withheld.entropy == pytest.approx(through.entropy, abs=1e-4)
-    sampling = Sampling(2.0, seed=7)  # the law's entropy, however tokens are drawn from it
+    sampling = Sampling(2.0, seed=7)  # the distribution's entropy, however tokens are sampled
     _, sampled = await run(subject.worker, StopCriteria(3, max_entropy=100.0), sampling=sampling)
     assert sampled.entropy == pytest.approx(through.entropy, abs=1e-4)
 
@@ -197,7 +197,7 @@ async def test_a_delimiter_stays_and_a_stop_goes(subject: Subject) -> None:
 
 
 @pytest.mark.asyncio
-async def test_classification_is_a_law_over_labels(subject: Subject) -> None:
+async def test_classification_is_a_distribution_over_labels(subject: Subject) -> None:
     labels = tuple("0123456789")
     turns = (Message("user", "Is this step good?"),)
     answer = await subject.worker.classify(call(), LabelQuery(turns, "Score: ", labels))
@@ -211,7 +211,7 @@ async def test_classification_is_a_law_over_labels(subject: Subject) -> None:
 
 
 @pytest.mark.asyncio
-async def test_one_pass_tells_the_law_and_the_surprise_at_the_step(subject: Subject) -> None:
+async def test_one_pass_gives_the_distribution_and_the_nll_of_the_step(subject: Subject) -> None:
     needs(subject, "usage")
     _, generation = await run(subject.worker, StopCriteria(8), sampling=Sampling(0.9, seed=5))
     step = generation.segment
@@ -229,7 +229,7 @@ async def test_one_pass_tells_the_law_and_the_surprise_at_the_step(subject: Subj
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("finish", ["think_end", "eos"])
-async def test_one_pass_tells_the_surprise_at_a_steps_end(subject: Subject, finish: Any) -> None:
+async def test_one_pass_gives_the_nll_of_a_steps_end(subject: Subject, finish: Any) -> None:
     needs(subject, "usage")
     _, generation = await run(subject.worker, StopCriteria(4))
     step = replace(generation.segment, finish=finish)
@@ -244,7 +244,7 @@ async def test_one_pass_tells_the_surprise_at_a_steps_end(subject: Subject, fini
 
 
 @pytest.mark.asyncio
-async def test_the_surprise_at_tokens_of_another_vocabulary_is_not_told(subject: Subject) -> None:
+async def test_the_nll_of_tokens_of_another_vocabulary_is_refused(subject: Subject) -> None:
     needs(subject, "tokenizer")
     foreign = QUESTION.extend(Segment("small", "x", (5,), (0.0,), "another"))
     turns = (Message("user", "Good?"),)
@@ -343,14 +343,14 @@ async def test_greedy_text_does_not_depend_on_where_it_is_cut(subject: Subject) 
     rest = 16 - len(first.segment.tokens)
     _, second = await run(subject.worker, StopCriteria(rest), QUESTION.extend(first.segment))
     assert (*first.segment.tokens, *second.segment.tokens) == whole.segment.tokens
-    # Law: the prompt of a longer prefix is the shorter one's and the segment's ids.
+    # Invariant: the prompt of a longer prefix is the shorter one's and the segment's ids.
     assert second.usage.prompt == first.usage.prompt + len(first.segment.tokens)
 
 
 @pytest.mark.asyncio
 async def test_a_prefix_is_read_once(subject: Subject) -> None:
     needs(subject, "usage")
-    transcript = Transcript((Message("user", "A question that nobody asked before: 77?"),))
+    transcript = Transcript((Message("user", "A question that is new: 77?"),))
     _, first = await run(subject.worker, StopCriteria(6), transcript)
     longer = transcript.extend(first.segment)
     judged = await subject.worker.classify(
@@ -364,16 +364,16 @@ async def test_a_prefix_is_read_once(subject: Subject) -> None:
 @pytest.mark.asyncio
 async def test_calls_at_once_answer_as_they_do_alone(subject: Subject) -> None:
     needs(subject, "usage")
-    traces = [Transcript((Message("user", f"What is {i} + {i * i}?"),)) for i in range(9)]
-    alone = [(await run(subject.worker, StopCriteria(12), transcript))[1] for transcript in traces]
+    transcripts = [Transcript((Message("user", f"What is {i} + {i * i}?"),)) for i in range(9)]
+    alone = [(await run(subject.worker, StopCriteria(12), transcript))[1] for transcript in transcripts]
     sampling = Sampling(0.9, seed=3)
     sampled = [
         (await run(subject.worker, StopCriteria(12), transcript, sampling))[1]
-        for transcript in traces
+        for transcript in transcripts
     ]
-    pending = [run(subject.worker, StopCriteria(12), transcript) for transcript in traces]
+    pending = [run(subject.worker, StopCriteria(12), transcript) for transcript in transcripts]
     pending += [
-        run(subject.worker, StopCriteria(12), transcript, sampling) for transcript in traces
+        run(subject.worker, StopCriteria(12), transcript, sampling) for transcript in transcripts
     ]
     together = [generation for _, generation in await asyncio.gather(*pending)]
     for one, other in zip([*alone, *sampled], together, strict=True):

@@ -1,4 +1,4 @@
-"""The worker that the other tests lean on says exactly what it is told."""
+"""The worker that the other tests lean on plays back exactly what it is given."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from workers.scripted import Say, Scripted, segment, words
 
 pytestmark = pytest.mark.asyncio
 
-TRACE = Transcript((Message("user", "what is 2+2?"),))
-CLOSED = replace(TRACE, closed=True)
+TRANSCRIPT = Transcript((Message("user", "what is 2+2?"),))
+CLOSED = replace(TRANSCRIPT, closed=True)
 
 
 async def generate(
-    worker: Scripted, criteria: StopCriteria, transcript: Transcript = TRACE
+    worker: Scripted, criteria: StopCriteria, transcript: Transcript = TRANSCRIPT
 ) -> list[Delta | Generation]:
     call = Call("r", transcript, "small")
     return [item async for item in worker.generate(call, criteria, Sampling())]
 
 
 async def said(
-    worker: Scripted, criteria: StopCriteria, transcript: Transcript = TRACE
+    worker: Scripted, criteria: StopCriteria, transcript: Transcript = TRANSCRIPT
 ) -> tuple[str, Finish]:
     last = (await generate(worker, criteria, transcript))[-1]
     assert isinstance(last, Generation)
@@ -58,7 +58,7 @@ async def test_words_make_up_the_text(text: str) -> None:
         (Say("one", "eos"), StopCriteria(9), ("one", "eos")),
     ],
 )
-async def test_spans_are_kept_to(
+async def test_stop_criteria_are_kept_to(
     line: Any, criteria: StopCriteria, expected: tuple[str, Finish]
 ) -> None:
     assert await said(Scripted([line]), criteria) == expected
@@ -73,17 +73,17 @@ async def test_deltas_add_up_to_the_generation() -> None:
     assert last.usage.generated == 3
 
 
-async def test_a_story_goes_on_where_the_trace_stands() -> None:
+async def test_a_story_continues_where_the_transcript_ends() -> None:
     worker = Scripted(story=("a\n\nb\n\nc", "four"))
     step = StopCriteria(9, until=("\n\n",))
     assert await said(worker, step) == ("a\n\n", "until")
-    assert await said(worker, step, TRACE.extend(segment("small", "a\n\n"))) == ("b\n\n", "until")
-    other = TRACE.extend(segment("small", "x y\n\n")).extend(segment("small", "z\n\n"))
+    assert await said(worker, step, TRANSCRIPT.extend(segment("small", "a\n\n"))) == ("b\n\n", "until")
+    other = TRANSCRIPT.extend(segment("small", "x y\n\n")).extend(segment("small", "z\n\n"))
     assert await said(worker, step, other) == ("c", "think_end")
     assert await said(worker, StopCriteria(9), CLOSED) == ("four", "eos")
 
 
-async def test_an_empty_span_only_reads() -> None:
+async def test_no_tokens_is_a_preflight() -> None:
     worker = Scripted(["one"])
     (only,) = await generate(worker, StopCriteria(0))
     assert isinstance(only, Generation)
@@ -103,7 +103,7 @@ async def test_failures_and_deaths() -> None:
     worker = Scripted(["b c d"], failures={0: WorkerUnavailable("busy")}, deaths={1: 2})
     with pytest.raises(WorkerUnavailable, match="busy"):
         await generate(worker, StopCriteria(9))
-    dying = worker.generate(Call("r", TRACE), StopCriteria(9), Sampling())
+    dying = worker.generate(Call("r", TRANSCRIPT), StopCriteria(9), Sampling())
     assert isinstance(await anext(dying), Delta)
     assert isinstance(await anext(dying), Delta)
     with pytest.raises(WorkerUnavailable, match="mid-stream"):
@@ -114,15 +114,15 @@ async def test_failures_and_deaths() -> None:
         await generate(down, StopCriteria(0))
 
 
-async def test_verdicts() -> None:
+async def test_scores() -> None:
     worker = Scripted(scores=[7, 2.5])
-    law = await worker.classify(Call("r", TRACE), LabelQuery((), "", tuple("0123456789")))
-    assert law.probabilities.index(1.0) == 7
+    answer = await worker.classify(Call("r", TRANSCRIPT), LabelQuery((), "", tuple("0123456789")))
+    assert answer.probabilities.index(1.0) == 7
     draft = segment("small", "a b")
-    verdict = await worker.verify(Call("r", TRACE), draft, Sampling())
-    assert verdict.nll == (2.5, 2.5)
-    assert len(verdict.choices) == 3
-    assert [heard.verb for heard in worker.calls] == ["classify", "verify"]
+    answer = await worker.verify(Call("r", TRANSCRIPT), draft, Sampling())
+    assert answer.nll == (2.5, 2.5)
+    assert len(answer.choices) == 3
+    assert [one.operation for one in worker.calls] == ["classify", "verify"]
 
 
 async def test_a_context_can_be_too_short() -> None:

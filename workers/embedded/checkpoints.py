@@ -11,7 +11,7 @@ EMBEDDED = "embedded:"
 DRAFT = "embedded:draft"
 """A weak draft model of the pair's vocabulary, which is trained on its own."""
 JUDGE_FILE = "judge.json"
-"""Beside a large model's weights: how this model is to be asked for scores."""
+"""Beside a large model's weights: the parameters of policies that judge with this model."""
 
 
 def resolve(model: str | Path) -> Path | str:

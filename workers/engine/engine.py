@@ -223,7 +223,11 @@ class Engine:
         request.handle.put(output)
 
     def _decode(self) -> None:
-        """Run the token loop once; where a method fails, the rows of the others go on."""
+        """Run the token loop once; where a method fails, the rows of the others go on.
+
+        The cache commits the path of each draft that was accepted; what was rejected lies beyond
+        the slot's length and is overwritten by the next pass (`workers/model/cache.py`).
+        """
         for rows in self.decoder.parties():
             try:
                 walked = self.decoder.round(rows)

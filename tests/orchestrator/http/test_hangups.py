@@ -27,7 +27,7 @@ class Unread(Scripted):
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
-        with self._at_work():
+        with self._counted():
             await asyncio.sleep(FOREVER)
             yield Delta("", ())
 

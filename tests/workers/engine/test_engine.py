@@ -1,4 +1,4 @@
-"""Admission, prefix reuse, leases, failures, and how spans end on a real model."""
+"""Admission, prefix reuse, leases, failures, and how generations end on a real model."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ async def test_a_burst_into_free_rows_is_no_overload(worker: LocalWorker) -> Non
     await asyncio.gather(*(run(worker, ask(str(i)), StopCriteria(2)) for i in range(4)))
 
 
-async def test_a_call_that_nobody_waits_for_ends_with_its_lease(worker: LocalWorker) -> None:
+async def test_an_abandoned_call_ends_with_its_lease(worker: LocalWorker) -> None:
     worker.engine.lease_s = 0.5
     slow(worker, 0.02)
     stream = worker.generate(ask(), StopCriteria(200), Sampling())
@@ -183,7 +183,7 @@ async def test_a_common_beginning_is_copied_and_both_texts_live(worker: LocalWor
     assert [t.segment.tokens for t in together] == [a.segment.tokens for a in alone]
 
 
-async def test_a_judgement_leaves_the_prefix_and_nothing_else(worker: LocalWorker) -> None:
+async def test_a_classification_leaves_the_prefix_and_nothing_else(worker: LocalWorker) -> None:
     call = ask("Judge this")
     answer = await worker.classify(
         call, LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
@@ -210,7 +210,7 @@ async def test_a_prompt_longer_than_a_chunk(
     assert pieces.usage.passes > whole.usage.passes
 
 
-async def test_control_tokens_end_a_span(worker: LocalWorker) -> None:
+async def test_control_tokens_end_a_generation(worker: LocalWorker) -> None:
     close = worker.tokenizer.close_id
     assert close is not None
     force(worker, "So 46", close)
@@ -247,17 +247,16 @@ async def test_low_confidence_ends_before_the_token(worker: LocalWorker) -> None
     ).segment.finish != "doubt"
 
 
-async def test_the_entropy_is_that_of_the_models_own_law(worker: LocalWorker) -> None:
+async def test_the_entropy_is_that_of_the_models_own_distribution(worker: LocalWorker) -> None:
     answer = await run(worker, ask(), StopCriteria(5, max_entropy=0.0))
     assert (answer.segment.finish, answer.usage.generated) == ("doubt", 0)
     assert answer.usage.passes == 1  # a glimpse costs the reading of the prompt
     prompt = worker.prompts.transcript(ask().transcript)
     with torch.inference_mode():
         logits = worker.engine.decoder.target.model(torch.tensor([prompt])).logits[0, -1]
-    law = (
-        logits[: len(worker.tokenizer.pieces)].double().softmax(-1)
-    )  # a padded head, as in the wild
-    expected = -float((law * law.log()).sum())
+    # The head is padded, as in real checkpoints.
+    probs = logits[: len(worker.tokenizer.pieces)].double().softmax(-1)
+    expected = -float((probs * probs.log()).sum())
     assert answer.entropy == pytest.approx(expected, rel=1e-4)
     assert worker.stats()["live_rows"] == 0
     following = await run(worker, ask(), StopCriteria(5))  # its slot is free, its prefix cached
@@ -290,9 +289,9 @@ async def test_a_character_lies_across_segments(worker: LocalWorker) -> None:
     assert len(tokens) > 5  # bytes, mostly
     for at in range(1, len(tokens)):
         draft = Segment("small", "a😀é!", tokens, (0.0,) * len(tokens), worker.tokenizer.hash)
-        verdict = await worker.verify(ask(), draft, Sampling())
-        assert "".join(verdict.pieces) == draft.text
-        kept, _ = verdict.split(draft, at)
+        answer = await worker.verify(ask(), draft, Sampling())
+        assert "".join(answer.pieces) == draft.text
+        kept, _ = answer.split(draft, at)
         transcript = ask().transcript.extend(kept)
         forward = worker.engine.decoder.target.forward
         force(worker, *tokens[at:])
@@ -327,7 +326,7 @@ async def test_choices_that_end_a_phase(worker: LocalWorker, closed: bool) -> No
     assert sure.ending < 0.1 < doubtful.ending
 
 
-async def test_nan_logits_are_an_error_and_poison_nobody(worker: LocalWorker) -> None:
+async def test_nan_logits_are_an_error_and_harm_no_other_call(worker: LocalWorker) -> None:
     good = await run(worker, ask(), StopCriteria(6))
     target = worker.engine.decoder.target
     forward = target.forward
@@ -383,7 +382,7 @@ async def test_a_crash_in_the_handling_of_a_token_fails_that_call_only(
     assert worker.stats()["live_rows"] == 0
 
 
-async def test_an_engine_that_dies_leaves_nobody_waiting(
+async def test_an_engine_that_dies_fails_its_waiting_calls(
     worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def crash(*_: Any) -> None:
@@ -518,11 +517,11 @@ async def test_every_call_has_the_method_that_it_names(
     try:
         texts = [f"{n} and {n + 1} make {2 * n + 1}" for n in range(8)]
         alone = [(await run(plain, ask(text), StopCriteria(20))).segment for text in texts]
-        asked = [
+        calls = [
             replace(ask(text), speculation=name)
             for text, name in zip(texts, [None, *named] * 2, strict=False)
         ]
-        made = await asyncio.gather(*(run(several, call, StopCriteria(20)) for call in asked))
+        made = await asyncio.gather(*(run(several, call, StopCriteria(20)) for call in calls))
         assert [one.segment.tokens for one in made] == [one.tokens for one in alone]
         assert drafted == set(named)
         assert several.stats()["lossy"] == 0
@@ -533,7 +532,7 @@ async def test_every_call_has_the_method_that_it_names(
             for criteria in (
                 StopCriteria(20),
                 StopCriteria(0),
-            ):  # also when the prompt is read alone
+            ):  # also where only the prompt is prefilled
                 with pytest.raises(InvalidRequest, match=f"offers {offered}$") as caught:
                     await run(worker, replace(ask(), speculation="kangaroo"), criteria)
                 assert caught.value.param == "speculation"
@@ -550,7 +549,7 @@ def _noting(draft: Any, name: str, drafted: set[str]) -> Any:
     return noted
 
 
-async def test_a_method_that_fails_takes_nobody_elses_rows_with_it(checkpoint: Path) -> None:
+async def test_a_method_that_fails_fails_its_own_rows_only(checkpoint: Path) -> None:
     worker = load(checkpoint, also=[{"method": "lookup"}], rows=4, max_len=200)
 
     def broken(_: Any) -> Any:
@@ -571,7 +570,7 @@ async def test_a_method_that_fails_takes_nobody_elses_rows_with_it(checkpoint: P
         worker.close()
 
 
-async def test_a_lossy_method_on_request_is_told(checkpoint: Path, draft_checkpoint: Path) -> None:
+async def test_a_lossy_method_on_request_shows_in_the_stats(checkpoint: Path, draft_checkpoint: Path) -> None:
     lossy = {"method": "reflective", "draft": str(draft_checkpoint)}
     worker = load(checkpoint, also=[lossy], max_len=200)
     assert worker.stats()["lossy"] == 1

@@ -107,7 +107,7 @@ async def test_a_verification_arrives_with_its_texts() -> None:
     assert [option.text for option in answer.options[:3]] == ["One ", "and ", "two "]
 
 
-async def test_a_judgement_is_made_again() -> None:
+async def test_a_classification_is_made_again() -> None:
     handle = Handle(story(), deaths=[(0, dead()), (0, dead())])
     answer = await ReplicaWorker(handle).classify(call(), LabelQuery((), "", ("8", "9")))
     assert answer.probabilities == (0.0, 1.0)
@@ -131,27 +131,27 @@ async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.Monkey
         "the pool", failure_threshold=1, reset_timeout_s=5.0, clock=lambda: now
     )
 
-    async def asked() -> int:
-        """How often the pool was asked for one call."""
+    async def attempts() -> int:
+        """How often the pool was called for one call."""
         before = len(handle.sessions)
         with suppress(WorkerUnavailable):
             await worker.classify(call(), LabelQuery((), "", ("9",)))
         return len(handle.sessions) - before
 
-    assert await asked() > 1
+    assert await attempts() > 1
     for _ in range(3):
-        assert await asked() == 0
+        assert await attempts() == 0
     with pytest.raises(WorkerUnavailable, match="in a row"):
         await collect(worker, CRITERIA)
     now = 5.0
-    assert await asked() > 0  # one of many tries
-    assert await asked() == 0
+    assert await attempts() > 0  # one of many tries
+    assert await attempts() == 0
     handle.deaths.clear()
-    assert await asked() == 0
+    assert await attempts() == 0
     now = 10.0
-    assert await asked() == 1
+    assert await attempts() == 1
     assert (await collect(worker, CRITERIA))[1].segment.text  # it is there again for all
-    assert await asked() == 1
+    assert await attempts() == 1
 
 
 async def test_a_status_shows_that_a_pool_is_there_again() -> None:
@@ -276,6 +276,6 @@ async def test_how_often_a_request_found_the_replica_that_knew_it() -> None:
     await ask("a")
     assert (pool.counted("later_calls"), pool.counted("affine_calls")) == (3, 2)
     pool.deaths = [(0, dead())]
-    await ask("b")  # lost with its replica, and asked of one that does not know it
+    await ask("b")  # lost with its replica, and made on one that does not know it
     assert (pool.counted("calls"), len(lost)) == (6, 1)
     assert (pool.counted("later_calls"), pool.counted("affine_calls")) == (4, 2)

@@ -82,18 +82,18 @@ def test_how_full_a_replica_is() -> None:
 
 
 async def test_counters_are_reported_with_every_check_and_every_status() -> None:
-    told: list[Any] = []
+    reports: list[Any] = []
     backend = story()
-    one = ReplicaServer(lambda: backend, lambda: told.append)
+    one = ReplicaServer(lambda: backend, lambda: reports.append)
     await one.check_health()
     assert one._reporting is not None
     await one._reporting
-    assert [stats["calls"] for stats in told] == [0]
+    assert [stats["calls"] for stats in reports] == [0]
     _ = [
         item
         async for item in one.stream_call(
             "classify", "r", False, call(), LabelQuery((), "", ("9",))
         )
     ]
-    assert (await one.report_status()).stats == told[-1]
-    assert told[-1]["calls"] == 1
+    assert (await one.report_status()).stats == reports[-1]
+    assert reports[-1]["calls"] == 1
