@@ -139,7 +139,10 @@ class Scripted:
                 return score
             probabilities = tuple(float(label == str(int(score))) for label in query.labels)
             answer = Classification(
-                query.labels, probabilities, 0.0, Usage(self._prompt_length(call.transcript), passes=1)
+                query.labels,
+                probabilities,
+                0.0,
+                Usage(self._prompt_length(call.transcript), passes=1),
             )
             last = call.transcript.last
             if not query.nll or last is None:

@@ -152,7 +152,7 @@ def save(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Any) -> Path:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny Qwen3 and its tokenizer."""
     tokenizer = make_tokenizer()
-    model = make_model("qwen3", vocabulary=len(tokenizer) + 3)  # a padded head, as in real checkpoints
+    model = make_model("qwen3", vocabulary=len(tokenizer) + 3)  # a padded head
     model.lm_head.weight[-3 - len(CONTROLS) : -3] *= 0  # greedy texts do not end by themselves
     return save(tmp_path_factory.mktemp("tiny"), tokenizer, model)
 

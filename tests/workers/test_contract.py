@@ -365,7 +365,9 @@ async def test_a_prefix_is_read_once(subject: Subject) -> None:
 async def test_calls_at_once_answer_as_they_do_alone(subject: Subject) -> None:
     needs(subject, "usage")
     transcripts = [Transcript((Message("user", f"What is {i} + {i * i}?"),)) for i in range(9)]
-    alone = [(await run(subject.worker, StopCriteria(12), transcript))[1] for transcript in transcripts]
+    alone = [
+        (await run(subject.worker, StopCriteria(12), transcript))[1] for transcript in transcripts
+    ]
     sampling = Sampling(0.9, seed=3)
     sampled = [
         (await run(subject.worker, StopCriteria(12), transcript, sampling))[1]

@@ -77,7 +77,10 @@ async def test_a_story_continues_where_the_transcript_ends() -> None:
     worker = Scripted(story=("a\n\nb\n\nc", "four"))
     step = StopCriteria(9, until=("\n\n",))
     assert await said(worker, step) == ("a\n\n", "until")
-    assert await said(worker, step, TRANSCRIPT.extend(segment("small", "a\n\n"))) == ("b\n\n", "until")
+    assert await said(worker, step, TRANSCRIPT.extend(segment("small", "a\n\n"))) == (
+        "b\n\n",
+        "until",
+    )
     other = TRANSCRIPT.extend(segment("small", "x y\n\n")).extend(segment("small", "z\n\n"))
     assert await said(worker, step, other) == ("c", "think_end")
     assert await said(worker, StopCriteria(9), CLOSED) == ("four", "eos")

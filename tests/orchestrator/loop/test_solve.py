@@ -223,9 +223,7 @@ async def test_stop_strings_end_the_answer() -> None:
 
 
 def seeds(worker: Scripted) -> list[int | None]:
-    found = (
-        next((a for a in one.args if isinstance(a, Sampling)), None) for one in worker.calls
-    )
+    found = (next((a for a in one.args if isinstance(a, Sampling)), None) for one in worker.calls)
     return [sampling.seed for sampling in found if sampling is not None]
 
 

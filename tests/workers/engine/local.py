@@ -1,0 +1,61 @@
+"""Calls to a worker on a tiny checkpoint, and changes to what its model does."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from orchestrator.types import (
+    Generation,
+    Message,
+    Sampling,
+    StopCriteria,
+    Transcript,
+)
+from orchestrator.worker import Call
+from workers.engine.worker import LocalWorker
+
+
+def ask(text: str = "What is 12 + 34?") -> Call:
+    return Call("r", Transcript((Message("user", text),)))
+
+
+async def run(
+    worker: LocalWorker, call: Call, criteria: StopCriteria, sampling: Sampling | None = None
+) -> Generation:
+    stream = worker.generate(call, criteria, sampling or Sampling(), stream=False)
+    (answer,) = [item async for item in stream]
+    assert isinstance(answer, Generation)
+    return answer
+
+
+def slow(worker: LocalWorker, seconds: float) -> None:
+    """Make every iteration take that much longer."""
+    decode = worker.engine.decoder.round
+
+    def slower(rows: Any) -> Any:
+        time.sleep(seconds)
+        return decode(rows)
+
+    worker.engine.decoder.round = slower  # type: ignore[method-assign]
+
+
+def force(worker: LocalWorker, *texts: str | int) -> None:
+    """Make the model say given tokens: texts in plain tokens, ids as they are."""
+    ids: list[int] = []
+    for text in texts:
+        ids += [text] if isinstance(text, int) else worker.tokenizer.encode(text)
+    target = worker.engine.decoder.target
+    forward = target.forward
+    said = 0
+
+    def forced(slots: Any, trees: Any, **options: Any) -> Any:
+        nonlocal said
+        result = forward(slots, trees, **options)
+        result.logits.fill_(0.0)
+        if result.logits.shape[1]:
+            result.logits[..., ids[min(said, len(ids) - 1)]] = 9.0
+            said += 1
+        return result
+
+    target.forward = forced  # type: ignore[method-assign]

@@ -1,0 +1,107 @@
+"""What can be loaded, and the methods that a worker offers."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import (
+    ConfigError,
+    InvalidRequest,
+)
+from orchestrator.types import (
+    StopCriteria,
+)
+from tests.workers.conftest import make_model, make_tokenizer, save
+from tests.workers.engine.local import ask, run
+from workers.engine.loading import load
+
+
+async def test_what_cannot_be_loaded_says_why(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for options, reason in (
+        ({"model": "embedded:nothing"}, "no embedded model"),
+        ({"model": tmp_path}, "no config.json"),
+        ({"speculation": {"method": "magic"}}, "vanilla, chain"),
+        ({"speculation": {"method": "vanilla", "gamma": 3}}, "gamma"),
+        ({"also": [{"method": "magic"}]}, "vanilla, chain"),
+        ({"also": [{"method": "lookup", "gamme": 3}]}, "speculation lookup: .*gamme"),
+        ({"also": [{"method": "vanilla"}]}, "speculation vanilla: named twice"),
+        ({"max_len": 10_000}, "512 positions"),
+        ({"dtype": "int8"}, "dtype"),
+        ({"rows": 4, "slots": 3}, "slots"),
+        ({"rows": 0}, "rows"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load(**{"model": checkpoint, **options})
+    other = make_tokenizer(corpus="some other text with other merges " * 5)
+    save(tmp_path, other, make_model("qwen3", vocabulary=len(other)))
+    with pytest.raises(ConfigError, match="another vocabulary"):
+        load(checkpoint, speculation={"method": "chain", "draft": str(tmp_path)})
+    config = (tmp_path / "config.json").read_text().replace("Qwen3ForCausalLM", "GPT2LMHeadModel")
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ConfigError, match="GPT2LMHeadModel"):
+        load(tmp_path)
+
+
+async def test_every_call_has_the_method_that_it_names(
+    checkpoint: Path, draft_checkpoint: Path
+) -> None:
+    chain = {"method": "chain", "draft": str(draft_checkpoint), "gamma": 3}
+    block = {"method": "recursive-s", "draft": str(draft_checkpoint)}
+    plain = load(checkpoint, rows=1, max_len=200)
+    several = load(checkpoint, also=[chain, block, {"method": "lookup"}], rows=4, max_len=200)
+    named = several.engine.decoder.named
+    assert list(named) == ["vanilla", "chain", "recursive-s", "lookup"]
+    models = [named[name].drafter.model.model for name in ("chain", "recursive-s")]  # type: ignore[attr-defined]
+    assert models[0] is models[1]  # loaded once
+    drafted: set[str] = set()
+    for name, method in named.items():
+        method.draft = _noting(method.draft, name, drafted)  # type: ignore[method-assign]
+    try:
+        texts = [f"{n} and {n + 1} make {2 * n + 1}" for n in range(8)]
+        alone = [(await run(plain, ask(text), StopCriteria(20))).segment for text in texts]
+        calls = [
+            replace(ask(text), speculation=name)
+            for text, name in zip(texts, [None, *named] * 2, strict=False)
+        ]
+        made = await asyncio.gather(*(run(several, call, StopCriteria(20)) for call in calls))
+        assert [one.segment.tokens for one in made] == [one.tokens for one in alone]
+        assert drafted == set(named)
+        assert several.stats()["lossy"] == 0
+        for worker, offered in (
+            (several, "vanilla, chain, recursive-s, lookup"),
+            (plain, "vanilla"),
+        ):
+            for criteria in (
+                StopCriteria(20),
+                StopCriteria(0),
+            ):  # also where only the prompt is prefilled
+                with pytest.raises(InvalidRequest, match=f"offers {offered}$") as caught:
+                    await run(worker, replace(ask(), speculation="kangaroo"), criteria)
+                assert caught.value.param == "speculation"
+    finally:
+        plain.close()
+        several.close()
+
+
+def _noting(draft: Any, name: str, drafted: set[str]) -> Any:
+    def noted(rows: Any) -> Any:
+        drafted.add(name)
+        return draft(rows)
+
+    return noted
+
+
+async def test_a_lossy_method_on_request_shows_in_the_stats(
+    checkpoint: Path, draft_checkpoint: Path
+) -> None:
+    lossy = {"method": "reflective", "draft": str(draft_checkpoint)}
+    worker = load(checkpoint, also=[lossy], max_len=200)
+    assert worker.stats()["lossy"] == 1
+    worker.close()

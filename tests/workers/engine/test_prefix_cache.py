@@ -1,0 +1,56 @@
+"""Which prefixes are cached, and where."""
+
+from __future__ import annotations
+
+import asyncio
+
+from orchestrator.types import (
+    LabelQuery,
+    Message,
+    StopCriteria,
+)
+from tests.workers.engine.local import ask, run, slow
+from workers.engine.worker import LocalWorker
+
+
+async def test_the_prefix_cache_can_be_reset(worker: LocalWorker) -> None:
+    first = await run(worker, ask(), StopCriteria(4))
+    again = await run(worker, ask(), StopCriteria(4))
+    assert (first.usage.cached, again.usage.cached) == (0, again.usage.prompt - 1)
+    worker.reset_prefix_cache()
+    fresh = await run(worker, ask(), StopCriteria(4))
+    assert fresh.usage.cached == 0
+    assert fresh.segment == first.segment
+
+
+async def test_prefixes_stay_cached_beside_each_other(worker: LocalWorker) -> None:
+    first, second = ask("A long question about apples"), ask("Bananas are another matter")
+    await run(worker, first, StopCriteria(5))
+    await run(worker, second, StopCriteria(5))
+    again = await run(worker, first, StopCriteria(5))
+    assert again.usage.cached == again.usage.prompt - 1
+    again = await run(worker, second, StopCriteria(5))
+    assert again.usage.cached == again.usage.prompt - 1
+
+
+async def test_a_common_beginning_is_copied_and_both_texts_live(worker: LocalWorker) -> None:
+    common = "One and the same long beginning of two different questions: "
+    alone = [await run(worker, ask(common + end), StopCriteria(8)) for end in "ab"]
+    fresh = await run(worker, ask("x"), StopCriteria(1))
+    assert alone[1].usage.cached > fresh.usage.prompt
+    slow(worker, 0.01)
+    together = await asyncio.gather(
+        *(run(worker, ask(common + end), StopCriteria(8)) for end in "ab")
+    )
+    assert [t.segment.tokens for t in together] == [a.segment.tokens for a in alone]
+
+
+async def test_a_classification_leaves_the_prefix_and_nothing_else(worker: LocalWorker) -> None:
+    call = ask("Judge this")
+    answer = await worker.classify(
+        call, LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
+    )
+    prefix = len(worker.prompts.transcript(call.transcript))
+    assert answer.usage.prompt > prefix
+    assert worker.stats()["held_tokens"] == prefix
+    assert worker.stats()["lossy"] == 0

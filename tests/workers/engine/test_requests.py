@@ -1,0 +1,180 @@
+"""How generations end, and what a classification or verification answers, on a real model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from orchestrator.errors import (
+    WorkerError,
+)
+from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.solve import solve
+from orchestrator.types import (
+    Limits,
+    Sampling,
+    Segment,
+    StopCriteria,
+)
+from orchestrator.worker import Call
+from policies.single import LargeOnly
+from policies.specreason import SpecReason
+from tests.workers.engine.local import ask, force, run
+from workers.engine.worker import LocalWorker
+
+
+async def test_control_tokens_end_a_generation(worker: LocalWorker) -> None:
+    close = worker.tokenizer.close_id
+    assert close is not None
+    force(worker, "So 46", close)
+    answer = await run(worker, ask(), StopCriteria(50))
+    assert (answer.segment.finish, answer.segment.text) == ("think_end", "So 46")
+    assert close not in answer.segment.tokens
+    force(worker, "So 46", next(iter(worker.tokenizer.controls - {close})))
+    answer = await run(worker, ask(), StopCriteria(50))
+    assert (answer.segment.finish, answer.segment.text) == ("eos", "So 46")
+
+
+async def test_a_stop_string_over_several_tokens(worker: LocalWorker) -> None:
+    force(worker, "46 and STOP more")
+    answer = await run(worker, ask(), StopCriteria(50, until=("more",), stop=("and STOP",)))
+    assert (answer.segment.finish, answer.segment.text) == ("stop", "46 ")
+    assert worker.tokenizer.decode(answer.segment.tokens) == "46 "
+    assert len(answer.segment.logprobs) == len(answer.segment.tokens)
+
+
+async def test_a_stop_string_is_not_looked_for_before_the_answer_begins(
+    worker: LocalWorker,
+) -> None:
+    force(worker, "\n\n46\nmore")
+    transcript = replace(ask().transcript, closed=True)
+    answer = await run(worker, Call("r", transcript), StopCriteria(50, stop=("\n",)))
+    assert (answer.segment.finish, answer.segment.text) == ("stop", "\n\n46")
+
+
+async def test_low_confidence_ends_before_the_token(worker: LocalWorker) -> None:
+    answer = await run(worker, ask(), StopCriteria(20, min_confidence=1.1))
+    assert (answer.segment.finish, answer.segment.tokens) == ("doubt", ())
+    assert (
+        await run(worker, ask(), StopCriteria(3, min_confidence=1e-9))
+    ).segment.finish != "doubt"
+
+
+async def test_the_entropy_is_that_of_the_models_own_distribution(worker: LocalWorker) -> None:
+    answer = await run(worker, ask(), StopCriteria(5, max_entropy=0.0))
+    assert (answer.segment.finish, answer.usage.generated) == ("doubt", 0)
+    assert answer.usage.passes == 1  # a glimpse costs the reading of the prompt
+    prompt = worker.prompts.transcript(ask().transcript)
+    with torch.inference_mode():
+        logits = worker.engine.decoder.target.model(torch.tensor([prompt])).logits[0, -1]
+    # The head is padded, as in real checkpoints.
+    probs = logits[: len(worker.tokenizer.pieces)].double().softmax(-1)
+    expected = -float((probs * probs.log()).sum())
+    assert answer.entropy == pytest.approx(expected, rel=1e-4)
+    assert worker.stats()["live_rows"] == 0
+    following = await run(worker, ask(), StopCriteria(5))  # its slot is free, its prefix cached
+    assert following.usage.cached == following.usage.prompt - 1
+
+
+async def test_nothing_is_gated_where_nothing_is_to_be_written(worker: LocalWorker) -> None:
+    answer = await run(worker, ask(), StopCriteria(0, max_entropy=0.0))
+    assert (answer.segment.finish, answer.entropy) == ("length", None)
+
+
+async def test_a_gate_of_nan_logits_is_an_error(worker: LocalWorker) -> None:
+    target = worker.engine.decoder.target
+    forward = target.forward
+
+    def broken(*args: Any, **options: Any) -> Any:
+        result = forward(*args, **options)
+        result.logits.fill_(float("nan"))
+        return result
+
+    target.forward = broken  # type: ignore[method-assign]
+    with pytest.raises(WorkerError, match="NaN"):
+        await run(worker, ask(), StopCriteria(5, max_entropy=9.0))
+    target.forward = forward  # type: ignore[method-assign]
+    assert (await run(worker, ask(), StopCriteria(5, max_entropy=9.0))).entropy is not None
+
+
+async def test_a_character_lies_across_segments(worker: LocalWorker) -> None:
+    tokens = worker.tokenizer.encode("a😀é!")
+    assert len(tokens) > 5  # bytes, mostly
+    for at in range(1, len(tokens)):
+        draft = Segment("small", "a😀é!", tokens, (0.0,) * len(tokens), worker.tokenizer.hash)
+        answer = await worker.verify(ask(), draft, Sampling())
+        assert "".join(answer.pieces) == draft.text
+        kept, _ = answer.split(draft, at)
+        transcript = ask().transcript.extend(kept)
+        forward = worker.engine.decoder.target.forward
+        force(worker, *tokens[at:])
+        answer = await run(worker, Call("r", transcript), StopCriteria(len(tokens) - at))
+        assert kept.text + answer.segment.text == draft.text
+        assert kept.tokens + answer.segment.tokens == tokens
+        worker.engine.decoder.target.forward = forward  # type: ignore[method-assign]
+        option = (
+            await worker.verify(Call("r", transcript), Segment("small", ""), Sampling())
+        ).options
+        whole = worker.tokenizer.decode(kept.tokens + option[0].tokens)
+        assert kept.text + option[0].text == whole
+
+
+@pytest.mark.parametrize("closed", [False, True])
+async def test_choices_that_end_a_phase(worker: LocalWorker, closed: bool) -> None:
+    close = worker.tokenizer.close_id
+    assert close is not None
+    call = Call("r", replace(ask().transcript, closed=closed))
+    force(worker, close)
+    (option,) = (await worker.verify(call, Segment("small", ""), Sampling())).options
+    assert option == Segment(
+        "large", "", tokenizer=worker.tokenizer.hash, finish="eos" if closed else "think_end"
+    )
+    ended = Segment("small", "", finish="think_end")
+    sure = await worker.verify(Call("r", ask().transcript), ended, Sampling())
+    doubtful = await worker.verify(
+        Call("r", ask().transcript), replace(ended, finish="eos"), Sampling()
+    )
+    assert sure.ending is not None
+    assert doubtful.ending is not None
+    assert sure.ending < 0.1 < doubtful.ending
+
+
+async def test_a_thought_leaves_room_for_an_answer_and_the_answer_fills_it(
+    worker: LocalWorker,
+) -> None:
+    force(worker, "a")
+    call = ask()
+    thought = await run(worker, call, StopCriteria(10_000))
+    assert thought.segment.finish == "length"
+    left = worker.context - thought.usage.prompt - len(thought.segment.tokens)
+    assert left == worker.context // 8
+    longer = call.transcript.extend(thought.segment)
+    nothing = await run(worker, replace(call, transcript=longer), StopCriteria(10_000))
+    assert (nothing.segment.finish, nothing.segment.tokens) == ("length", ())
+    closed = replace(call, transcript=replace(longer, closed=True))
+    answer = await run(worker, closed, StopCriteria(10_000))
+    assert answer.segment.finish == "length"
+    assert answer.usage.prompt + len(answer.segment.tokens) == worker.context
+    assert answer.segment.tokens
+
+
+@pytest.mark.parametrize("policy", [LargeOnly(), SpecReason(threshold=0)])
+async def test_a_thought_that_never_ends_is_answered_all_the_same(
+    worker: LocalWorker, policy: Any
+) -> None:
+    force(worker, "a")  # as far as the context goes, which is less than max_tokens
+    events = solve(
+        policy,
+        ask().transcript.messages,
+        {"small": worker, "large": worker},
+        request="r",
+        sampling=Sampling(),
+        limits=Limits(max_tokens=10_000),
+    )
+    *_, ended = [event async for event in events]
+    assert isinstance(ended, RequestCompleted)
+    assert ended.transcript.forced
+    assert ended.transcript.answer_tokens > 0
