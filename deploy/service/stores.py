@@ -14,7 +14,7 @@ from ray.serve.exceptions import RayServeException
 from deploy.service.store_spec import StoreSpec
 from orchestrator.errors import BatonError, StoreUnavailable
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.store import PATIENCE_S, Entry, Move, State, Store
+from orchestrator.state.store import TIMEOUT_S, PointerUpdate, Store, StoreState, StreamEntry
 
 WAITING: Final = 1000  # calls at once; those that wait for a change are one per replica
 
@@ -42,12 +42,12 @@ class ServedStore:
 
     async def _ask(self, verb: str, *arguments: Any, longer_s: float = 0.0, **more: Any) -> Any:
         try:
-            async with asyncio.timeout(PATIENCE_S + longer_s):
+            async with asyncio.timeout(TIMEOUT_S + longer_s):
                 # Outside of the request's context, as in `workers/replica/deployment.py`: of two
                 # calls that wait under one request's id only one would ever be sent.
                 answer = await Context().run(self._handle.ask.remote, verb, arguments, more)
         except TimeoutError:
-            raise StoreUnavailable(f"the Store did not answer within {PATIENCE_S:g} s") from None
+            raise StoreUnavailable(f"the Store did not answer within {TIMEOUT_S:g} s") from None
         except (RayError, RayServeException) as error:
             raise StoreUnavailable(f"the Store is gone: {type(error).__name__}") from None
         if isinstance(answer, BatonError):
@@ -58,40 +58,33 @@ class ServedStore:
         self,
         *,
         create: Mapping[str, bytes] | None = None,
-        move: Sequence[Move] = (),
+        update: Sequence[PointerUpdate] = (),
         audit: bytes,
     ) -> str:
-        revision: str = await self._ask("commit", create=create, move=move, audit=audit)
+        revision: str = await self._ask("commit", create=create, update=update, audit=audit)
         return revision
 
-    async def state(self, known: str | None = None) -> State | None:
-        state: State | None = await self._ask("state", known)
+    async def state(self, known: str | None = None) -> StoreState | None:
+        state: StoreState | None = await self._ask("state", known)
         return state
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:
         found: list[bytes | None] = await self._ask("documents", names)
         return found
 
-    async def changed(self, known: str, patience_s: float) -> None:
-        await self._ask("changed", known, patience_s, longer_s=patience_s)
+    async def wait_for_change(self, known: str, timeout_s: float) -> None:
+        await self._ask("wait_for_change", known, timeout_s, longer_s=timeout_s)
 
     async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
         await self._ask("append", stream, events, keep=keep)
 
-    async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[Entry]:
-        entries: list[Entry] = await self._ask("read", stream, after=after, count=count)
+    async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
+        entries: list[StreamEntry] = await self._ask("read", stream, after=after, count=count)
         return entries
 
-    async def newest(self, stream: str, count: int) -> list[Entry]:
-        entries: list[Entry] = await self._ask("newest", stream, count)
+    async def newest(self, stream: str, count: int) -> list[StreamEntry]:
+        entries: list[StreamEntry] = await self._ask("newest", stream, count)
         return entries
-
-    async def add(self, total: str, amounts: Mapping[str, float]) -> None:
-        await self._ask("add", total, amounts)
-
-    async def totals(self, total: str) -> dict[str, float]:
-        fields: dict[str, float] = await self._ask("totals", total)
-        return fields
 
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         await self._ask("put", name, value, ttl_s=ttl_s)

@@ -30,7 +30,7 @@ from orchestrator.experiments.runs import Built, Run, Runs
 from orchestrator.experiments.shadows import Repeat, Shadows
 from orchestrator.state.outbox import Outbox
 from orchestrator.state.store import Store
-from orchestrator.state.versions import Who
+from orchestrator.state.versions import AuditInfo
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ LOOK_S: Final = 1.0  # seconds between looks at what came in
 LOT: Final = 1000  # events read at once
 KEPT: Final = 100_000  # requests of one run that are remembered
 FRESH: Final = 50  # ended requests after which a bandit thinks again
-ITSELF: Final = Who(author="baton")
+ITSELF: Final = AuditInfo(author="baton")
 
 
 @dataclass(frozen=True, slots=True)

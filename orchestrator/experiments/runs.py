@@ -23,9 +23,8 @@ from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPol
 from orchestrator.experiments.documents import Arm, Experiment, State, begun
 from orchestrator.http.schemas import invalid
 from orchestrator.loop.policy import Policy
-from orchestrator.state.store import Move, Store
-from orchestrator.state.store import State as StoreState
-from orchestrator.state.versions import PolicyVersions, Who, build
+from orchestrator.state.store import PointerUpdate, Store, StoreState
+from orchestrator.state.versions import AuditInfo, PolicyVersions, build
 from orchestrator.worker import check_method
 
 POINTER: Final = "experiment/"
@@ -86,7 +85,7 @@ class Runs:
         self._policies, self._defaults, self._methods = policies, defaults, methods
         self._found: OrderedDict[tuple[str, str], Run] = OrderedDict()
 
-    async def start(self, experiment: Experiment, who: Who) -> Run:
+    async def start(self, experiment: Experiment, who: AuditInfo) -> Run:
         """Begin an experiment, or begin it anew after it was stopped.
 
         Raises:
@@ -114,7 +113,7 @@ class Runs:
             try:
                 await self._store.commit(
                     create={_path(experiment.name, number): document},
-                    move=[Move(POINTER + experiment.name, before, run.pointer)],
+                    update=[PointerUpdate(POINTER + experiment.name, before, run.pointer)],
                     audit=_audit("start", run, who),
                 )
             except Conflict:
@@ -122,7 +121,7 @@ class Runs:
             return run
         raise Conflict("too many start experiments at the same time; try again")
 
-    async def stop(self, name: str, who: Who) -> Run:
+    async def stop(self, name: str, who: AuditInfo) -> Run:
         """End an experiment; everybody gets the default again.
 
         Raises:
@@ -139,15 +138,15 @@ class Runs:
                 continue
         raise Conflict(f"too many change {name} at the same time; try again")
 
-    async def change(self, run: Run, state: State, action: str, who: Who) -> Run:
+    async def change(self, run: Run, state: State, action: str, who: AuditInfo) -> Run:
         """Give a run another state.
 
         Raises:
             Conflict: somebody changed it since `run` was read.
         """
         changed = replace(run, state=state, pointer=_pointer(run.number, state))
-        move = Move(POINTER + run.name, run.pointer, changed.pointer)
-        await self._store.commit(move=[move], audit=_audit(action, changed, who))
+        move = PointerUpdate(POINTER + run.name, run.pointer, changed.pointer)
+        await self._store.commit(update=[move], audit=_audit(action, changed, who))
         return changed
 
     async def find(self, name: str) -> Run:
@@ -251,7 +250,7 @@ def _pointer(number: int, state: State) -> bytes:
     return json.dumps({"run": number, "state": state.model_dump()}).encode()
 
 
-def _audit(action: str, run: Run, who: Who) -> bytes:
+def _audit(action: str, run: Run, who: AuditInfo) -> bytes:
     entry = {
         "at": time.time(),
         "action": f"experiment.{action}",

@@ -1,37 +1,34 @@
 """The HTTP surface of experiments.
 
     GET  /v1/experiments               every experiment's newest run, with its state
-    POST /v1/experiments               start one: its document, as `experiments.documents` has it
+    POST /v1/experiments               start one: its document, as in `experiments.documents`
     GET  /v1/experiments/{name}        one with its document and state
-    GET  /v1/experiments/{name}/report the readout: trust, differences, verdict
+    GET  /v1/experiments/{name}/report the readout: sample ratio, differences, verdicts
     POST /v1/experiments/{name}/stop   end it: {note, author}
 
-What changes something wants the admin key; `auth` sees to that.
+Changes need the admin key, which `auth` checks.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
-from orchestrator.errors import StoreError
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
 from orchestrator.http.body import json_body
-from orchestrator.http.policy_routes import Change, read_body
+from orchestrator.http.policy_routes import ChangeNote, audit_info, read_body, refresh
 from orchestrator.http.schemas import parse_object
 from orchestrator.http.service import Service
-from orchestrator.state.versions import Who
 
 Json = dict[str, Any]
 
 
 def add_experiment_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes, behind the application's gate like every other."""
+    """Add the routes; the application's middleware applies to them."""
     experimenter = service.experimenter
     runs = experimenter.runs
 
@@ -39,19 +36,19 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
     async def overview() -> Response:
         state = await service.store.state()
         assert state is not None
-        listed = [told(run) for run in await runs.read(state)]
+        listed = [run_json(run) for run in await runs.read(state)]
         return JSONResponse({"object": "list", "degraded": service.degraded, "data": listed})
 
     @app.post("/v1/experiments")
     async def start(request: Request) -> Response:
         given = Experiment.parse(parse_object(await json_body(request, service.limits)))
-        run = await runs.start(given, Who(given.author, request.state.key, given.note))
-        await _look(service)
-        return JSONResponse(told(run), status_code=201)
+        run = await runs.start(given, audit_info(request, given))
+        await refresh(service)
+        return JSONResponse(run_json(run), status_code=201)
 
     @app.get("/v1/experiments/{name}")
     async def show(name: str) -> Response:
-        return JSONResponse(told(await runs.find(name)))
+        return JSONResponse(run_json(await runs.find(name)))
 
     @app.get("/v1/experiments/{name}/report")
     async def readout(name: str) -> Response:
@@ -62,14 +59,14 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/experiments/{name}/stop")
     async def stop(name: str, request: Request) -> Response:
-        given = await read_body(service, request, Change)
-        run = await runs.stop(name, Who(given.author, request.state.key, given.note))
-        await _look(service)
-        return JSONResponse(told(run))
+        given = await read_body(service, request, ChangeNote)
+        run = await runs.stop(name, audit_info(request, given))
+        await refresh(service)
+        return JSONResponse(run_json(run))
 
 
-def told(run: Run) -> Json:
-    """A run as clients read it; `coverage` and `weights` are those of this moment."""
+def run_json(run: Run) -> Json:
+    """A run as the API shows it; `coverage` and `weights` are the current ones."""
     experiment, state = run.experiment, run.state
     return {
         "object": "baton.experiment",
@@ -91,9 +88,3 @@ def told(run: Run) -> Json:
         "state": state.model_dump(mode="json"),
         "experiment": experiment.model_dump(mode="json"),
     }
-
-
-async def _look(service: Service) -> None:
-    """Whoever changed something finds it so on this replica at once."""
-    with suppress(StoreError):
-        await service.follower.look()

@@ -1,15 +1,15 @@
 """The HTTP surface of published policies.
 
-    GET  /v1/policies                  every policy, what is active, whether the store is in order
+    GET  /v1/policies                  every policy, what is active, whether the store is available
     POST /v1/policies                  publish a version: {policy, params, note, author, activate}
     GET  /v1/policies/{name}           its versions, newest first
     GET  /v1/policies/{name}@{version} one version
     GET  /v1/policies/active           what the model `baton` means
-    PUT  /v1/policies/active           {version: NAME@VERSION, or null: the file's default}
-    POST /v1/policies/rollback         back to what was active before
+    PUT  /v1/policies/active           {version: NAME@VERSION, or null for the file's default}
+    POST /v1/policies/rollback         restore what was active before
     GET  /v1/policies/history          who changed what, newest first
 
-What changes something wants the admin key; `auth` sees to that.
+Changes need the admin key, which `auth` checks.
 """
 
 from __future__ import annotations
@@ -22,27 +22,28 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError, UnknownPolicy
+from orchestrator.experiments.documents import Experiment
 from orchestrator.http.body import json_body
 from orchestrator.http.schemas import invalid, parse_object
 from orchestrator.http.service import Service
 from orchestrator.state.versions import (
+    AuditInfo,
     Author,
     Note,
     PolicyVersion,
     Publication,
-    Who,
     active,
     latest,
     previous,
 )
 
 Json = dict[str, Any]
-LISTED: Final = 100  # versions or changes that a list holds unless told otherwise
+LISTED: Final = 100  # versions or changes in a list, by default
 Body = TypeVar("Body", bound=BaseModel)
 
 
-class Change(BaseModel):
-    """The body of a rollback."""
+class ChangeNote(BaseModel):
+    """The body of a rollback, or of the end of an experiment: why, and by whom."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -50,14 +51,14 @@ class Change(BaseModel):
     author: Author = ""
 
 
-class Activation(Change):
+class Activation(ChangeNote):
     """The body of `PUT /v1/policies/active`."""
 
     version: str | None
 
 
 def add_policy_routes(app: FastAPI, service: Service) -> None:
-    """Add the routes, behind the application's gate like every other."""
+    """Add the routes; the application's middleware applies to them."""
     versions = service.versions
     count = Query(LISTED, ge=1, le=1000)
 
@@ -68,9 +69,9 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
     @app.post("/v1/policies")
     async def publish(request: Request) -> Response:
         given = await read_body(service, request, Publication)
-        made = await versions.publish(given, _who(request, given.author, given.note))
-        await _look(service)
-        return JSONResponse(told(made), status_code=201)
+        made = await versions.publish(given, audit_info(request, given))
+        await refresh(service)
+        return JSONResponse(version_json(made), status_code=201)
 
     @app.get("/v1/policies/active")
     async def show_active() -> Response:
@@ -81,15 +82,15 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
     @app.put("/v1/policies/active")
     async def activate(request: Request) -> Response:
         given = await read_body(service, request, Activation)
-        await versions.activate(given.version, _who(request, given.author, given.note))
-        await _look(service)
+        await versions.activate(given.version, audit_info(request, given))
+        await refresh(service)
         return JSONResponse(await _version(service, given.version))
 
     @app.post("/v1/policies/rollback")
     async def rollback(request: Request) -> Response:
-        given = await read_body(service, request, Change)
-        target = await versions.rollback(_who(request, given.author, given.note))
-        await _look(service)
+        given = await read_body(service, request, ChangeNote)
+        target = await versions.rollback(audit_info(request, given))
+        await refresh(service)
         return JSONResponse(await _version(service, target))
 
     @app.get("/v1/policies/history")
@@ -100,12 +101,12 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
     async def show(name: str, count: int = count) -> Response:
         if "@" in name:
             return JSONResponse(await _version(service, name))
-        found = await versions.newest(name, count)
-        return JSONResponse({"object": "list", "data": [told(version) for version in found]})
+        listed = [version_json(version) for version in await versions.newest(name, count)]
+        return JSONResponse({"object": "list", "data": listed})
 
 
-def told(version: PolicyVersion) -> Json:
-    """A version as clients read it."""
+def version_json(version: PolicyVersion) -> Json:
+    """A version as the API shows it."""
     return {
         "object": "baton.policy",
         "id": version.reference,
@@ -114,13 +115,13 @@ def told(version: PolicyVersion) -> Json:
 
 
 async def _overview(service: Service) -> Json:
-    """What there is: as the store says it now, or as this replica knew it last."""
-    current = service.follower.current
+    """Every policy, as the store has it now, else as this replica read it last."""
+    current = service.watcher.current
     known: Json = {
         "active": None if current.active is None else current.active.document.reference,
         "previous": None,
     }
-    numbers, revision, trouble = dict(current.latest), current.revision, service.degraded
+    numbers, revision, degraded = dict(current.latest), current.revision, service.degraded
     try:
         state = await service.store.state()
         assert state is not None
@@ -128,13 +129,13 @@ async def _overview(service: Service) -> Json:
             known = {"active": active(state), "previous": previous(state)}
             numbers, revision = latest(state), state.revision
     except StoreError as error:
-        trouble = str(error)
+        degraded = str(error)
     return {
         "object": "list",
         **known,
         "default": service.default_policy,
         "revision": revision,
-        "degraded": trouble,
+        "degraded": degraded,
         "data": [
             {"object": "baton.policy", "policy": name, "latest": numbers.get(name, 0)}
             for name in service.policies
@@ -146,7 +147,7 @@ async def _version(service: Service, target: str | None) -> Json:
     """A version by NAME@VERSION; None: the deployment file's default, whose version is 0."""
     if target is not None:
         try:
-            return told((await service.versions.find(target)).document)
+            return version_json((await service.versions.find(target)).document)
         except UnknownPolicy as error:
             raise UnknownPolicy(error.message, param="version", code="version_not_found") from None
     choice = await service.choose(service.default_policy, {})
@@ -163,17 +164,23 @@ async def _version(service: Service, target: str | None) -> Json:
 
 
 async def read_body(service: Service, request: Request, kind: type[Body]) -> Body:
+    """The request's body as a model of that kind.
+
+    Raises:
+        InvalidRequest: a field is unknown or has a wrong value, by name.
+    """
     try:
         return kind.model_validate(parse_object(await json_body(request, service.limits)))
     except ValidationError as error:
         raise invalid(error) from None
 
 
-async def _look(service: Service) -> None:
-    """Whoever changed something finds it so on this replica at once; others follow in a moment."""
-    with suppress(StoreError):  # the change is made; that it cannot be read shows in `degraded`
-        await service.follower.look()
+async def refresh(service: Service) -> None:
+    """Show a change on this replica at once; the other replicas follow within `POLL_S`."""
+    with suppress(StoreError):  # the change is made; why it cannot be read shows in `degraded`
+        await service.watcher.refresh()
 
 
-def _who(request: Request, author: str, note: str) -> Who:
-    return Who(author, request.state.key, note)
+def audit_info(request: Request, given: ChangeNote | Publication | Experiment) -> AuditInfo:
+    """Who makes a change, and why."""
+    return AuditInfo(given.author, request.state.key, given.note)

@@ -25,8 +25,8 @@ from orchestrator.loop.solve import solve
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.outbox import Outbox
 from orchestrator.state.store import Store
-from orchestrator.state.versions import PolicyVersions, Published, build
-from orchestrator.state.watcher import Follower
+from orchestrator.state.versions import PolicyVersions, PublishedPolicy, build
+from orchestrator.state.watcher import ConfigWatcher
 from orchestrator.telemetry.metrics import ServiceMetrics
 from orchestrator.types import Limits, Message, Sampling
 from orchestrator.worker import Worker, check_method
@@ -132,7 +132,7 @@ class Service:
     metrics: ServiceMetrics = field(init=False)
     responses: Counter = field(init=False)
     versions: PolicyVersions = field(init=False)
-    follower: Follower = field(init=False)
+    watcher: ConfigWatcher = field(init=False)
     outbox: Outbox = field(init=False)
     experimenter: Experimenter = field(init=False)
     live: int = field(init=False, default=0)
@@ -149,15 +149,15 @@ class Service:
         )
         self.versions = PolicyVersions(self.store, self.policies, self.defaults)
         runs = Runs(self.store, self.versions, self.policies, self.defaults, self.methods)
-        self.follower = Follower(self.store, self.versions, runs, self.registry)
+        self.watcher = ConfigWatcher(self.store, self.versions, runs, self.registry)
         self.outbox = Outbox(self.store, self.registry)
         self.experimenter = Experimenter(
             self.store,
             runs,
             self.outbox,
             Shadows(self._repeat, self.quiet, self.outbox, self.registry),
-            lambda: self.follower.current.experiments,
-            self.follower.look,
+            lambda: self.watcher.current.experiments,
+            self.watcher.refresh,
             self.registry,
         )
         for name in (self.default_policy, *self.defaults):
@@ -170,26 +170,26 @@ class Service:
 
     async def start(self) -> None:
         """Begin to follow the store; a store that is away does not hold this up for long."""
-        await self.follower.start()
+        await self.watcher.start()
         await self.outbox.start()
         await self.experimenter.start()
 
     async def stop(self) -> None:
         """Let what waits for the store go out, and hang up."""
         await self.experimenter.stop()
-        await self.follower.stop()
+        await self.watcher.stop()
         await self.outbox.stop()
         await self.store.aclose()
 
     @property
     def degraded(self) -> str | None:
         """Why answers may go by an old configuration or outcomes wait; None in good order."""
-        return self.follower.trouble or self.outbox.trouble
+        return self.watcher.error or self.outbox.error
 
     @property
     def models(self) -> list[str]:
         """Every policy, and the newest version of each that has any."""
-        newest = self.follower.current.latest.items()
+        newest = self.watcher.current.latest.items()
         pinned = [f"{name}@{version}" for name, version in newest if name in self.policies]
         return [DEFAULT_MODEL, *self.policies, *pinned]
 
@@ -225,7 +225,7 @@ class Service:
         """
         check_method(speculation, self.methods)
         plain = model == DEFAULT_MODEL and not given and speculation is None
-        configuration = self.follower.current  # looked at once: all of a request goes by it
+        configuration = self.watcher.current  # looked at once: all of a request goes by it
         if facts is not None and plain:
             taken = self.experimenter.take(configuration.experiments, facts)
             if taken is not None:
@@ -243,7 +243,7 @@ class Service:
                 "of one's own",
                 param="x-baton-arm",
             )
-        published: Published | None = None
+        published: PublishedPolicy | None = None
         if model == DEFAULT_MODEL:
             published = configuration.active
         elif "@" in model:
@@ -276,8 +276,8 @@ class Service:
             return self.speculation
         return {**self.speculation, "large": self.methods[choice.speculation]}
 
-    async def _pinned(self, model: str) -> Published:
-        configuration = self.follower.current
+    async def _pinned(self, model: str) -> PublishedPolicy:
+        configuration = self.watcher.current
         try:
             return await self.versions.find(model, identity=configuration.identity)
         except UnknownPolicy:

@@ -1,7 +1,7 @@
-"""What is on its way to the store: written behind the answers, within a bound, counted when lost.
+"""The outbox: writes to the store that requests do not wait for.
 
-A request hands over what it has to say and goes on; one task carries it to the store. While the
-store is away things wait here, and where they become too many the oldest are dropped and counted.
+A request adds an event or a value and goes on; one task sends them to the store. While the store is
+down they wait here; where they become too many the oldest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from orchestrator.state.store import Store, check
 
 log = logging.getLogger(__name__)
 
-LOT: Final = 500  # events carried at once
+BATCH: Final = 500  # events sent at once
 RETRY_S: Final = 0.5
-PARTING_S: Final = 2.0  # for what is left when the service stops
+FLUSH_S: Final = 2.0  # for what is left when the service stops
 
 
 class Outbox:
-    """Things for the store, of one replica.
+    """One replica's writes to the store.
 
-    At most `events` wait per stream, and `values` values of `size` bytes together. `trouble` says
-    why something waits; None while all is carried. `keep`: events that stay in each stream.
+    At most `events` wait per stream, and `values` values of `size` bytes together. `error` says why
+    they wait, None while the store takes them. `keep`: events that stay in each stream.
     """
 
     def __init__(
@@ -47,11 +47,11 @@ class Outbox:
         self._store, self._keep = store, keep
         self._events: dict[str, deque[bytes]] = {}
         self._values: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
-        self._most_events, self._most_values, self._size = events, values, size
-        self._held = 0
-        self._news = asyncio.Event()
+        self._max_events, self._max_values, self._max_bytes = events, values, size
+        self._bytes = 0
+        self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
-        self.trouble: str | None = None
+        self.error: str | None = None
         self._lost = Counter(
             "baton_store_lost",
             "Events and values that never reached the store: there was no room to keep them.",
@@ -70,35 +70,35 @@ class Outbox:
         waiting.labels("value").set_function(lambda: len(self._values))
 
     def event(self, stream: str, event: Mapping[str, Any]) -> None:
-        """Hand over an event for the end of a stream.
+        """Add an event for the end of a stream.
 
         Raises:
-            InvalidRequest: no store would take it.
+            InvalidRequest: its name or its size is not allowed, as `check` says.
         """
         data = json.dumps(event, separators=(",", ":")).encode()
         check(stream, values=[data])
         queue = self._events.setdefault(stream, deque())
         queue.append(data)
-        if len(queue) > self._most_events:
+        if len(queue) > self._max_events:
             queue.popleft()
             self._lost.labels("event").inc()
-        self._news.set()
+        self._added.set()
 
     def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
-        """Hand over a value."""
-        self._held += len(value) - len(self._values.pop(name, (b"", 0.0))[0])
+        """Add a value, kept for `ttl_s` seconds once it is in the store."""
+        self._bytes += len(value) - len(self._values.pop(name, (b"", 0.0))[0])
         self._values[name] = value, ttl_s
-        while len(self._values) > self._most_values or self._held > self._size:
+        while len(self._values) > self._max_values or self._bytes > self._max_bytes:
             _, (dropped, _) = self._values.popitem(last=False)
-            self._held -= len(dropped)
+            self._bytes -= len(dropped)
             self._lost.labels("value").inc()
-        self._news.set()
+        self._added.set()
 
     async def get(self, name: str) -> bytes | None:
-        """A value: what waits here, or what the store has.
+        """A value that waits here, else the one in the store.
 
         Raises:
-            StoreUnavailable: it does not wait here, and the store is away.
+            StoreUnavailable: it does not wait here, and the store is down.
         """
         if name in self._values:
             return self._values[name][0]
@@ -108,24 +108,24 @@ class Outbox:
         self._task = asyncio.create_task(self._run())
 
     async def stop(self) -> None:
-        """Carry what is left, as long as that is quick."""
+        """Flush, within `FLUSH_S`."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
             with suppress(TimeoutError, StoreError):
-                async with asyncio.timeout(PARTING_S):
-                    await self.carry()
+                async with asyncio.timeout(FLUSH_S):
+                    await self.flush()
 
-    async def carry(self) -> None:
-        """Carry everything that waits.
+    async def flush(self) -> None:
+        """Send everything that waits.
 
         Raises:
-            StoreError: the store did not take something; what it did not take waits on.
+            StoreError: the store did not take everything; the rest waits on.
         """
         failure: StoreError | None = None
         for stream in list(self._events):
             try:  # one stream that cannot be written to holds up no other
-                await self._carry_events(stream)
+                await self._flush_events(stream)
             except StoreError as error:
                 failure = error
         while failure is None and self._values:
@@ -133,32 +133,32 @@ class Outbox:
             await self._store.put(name, value, ttl_s=ttl_s)
             if self._values.get(name, (b"",))[0] is value:  # not replaced or dropped meanwhile
                 del self._values[name]
-                self._held -= len(value)
+                self._bytes -= len(value)
         if failure is not None:
             raise failure
 
-    async def _carry_events(self, stream: str) -> None:
+    async def _flush_events(self, stream: str) -> None:
         queue = self._events[stream]
         while queue:
-            lot = list(islice(queue, LOT))
-            await self._store.append(stream, lot, keep=self._keep)
-            # What is dropped meanwhile for want of room leaves on this side, too.
-            for event in lot:
+            batch = list(islice(queue, BATCH))
+            await self._store.append(stream, batch, keep=self._keep)
+            # Events that were dropped meanwhile have left the queue on this side, too.
+            for event in batch:
                 if queue and queue[0] is event:
                     queue.popleft()
         del self._events[stream]
 
     async def _run(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._added.wait()
+            self._added.clear()
             try:
-                await self.carry()
+                await self.flush()
             except StoreError as error:
-                if self.trouble is None:
+                if self.error is None:
                     log.warning("outcomes and traces wait for the store: %s", error)
-                self.trouble = str(error)
-                self._news.set()
+                self.error = str(error)
+                self._added.set()
                 await asyncio.sleep(RETRY_S)
             else:
-                self.trouble = None
+                self.error = None

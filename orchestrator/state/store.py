@@ -1,25 +1,24 @@
-"""Where replicas of the orchestrator meet: the port of the store, and what may go wrong with it.
+"""The store that replicas of the orchestrator share: the port.
 
-Five kinds of things, each with the law that makes it safe to share:
+Four kinds of data, each with the rule that makes it safe to share:
 
-    documents   written once, never changed: what a version says today it says for ever
+    documents   written once, never changed: a version means the same for ever
     pointers    small mutable values; all of them change together, under one revision
-    streams     events in the order they came, the oldest trimmed away
-    totals      sums that many add to
+    streams     events in order of arrival, the oldest trimmed away
     values      records with a time to live
 
 Documents and pointers are the *configuration*. It changes by `commit` alone: all of a commit
-happens or nothing, and never on top of something that its author had not seen. `state` reads all
-pointers at one moment, and what they name never changes, so whoever follows them from one `state`
-sees one configuration and never a mix of two.
+happens or nothing, and only if every pointer still has the value that the caller read (compare and
+set). `state` reads all pointers at one moment, and the documents that they name never change, so
+whoever starts from one `state` sees one configuration and never a mix of two.
 
 Names are paths of `[A-Za-z0-9._@:-]` parts, such as `policy/specreason/3`. Every call may raise
-StoreUnavailable, and does so within `PATIENCE_S` rather than wait for a store that is gone. A call
+StoreUnavailable, and does so within `TIMEOUT_S` rather than wait for a store that is down. A call
 that failed may still have been carried out: events are delivered at least once, and carry an id by
-which their reader knows them again.
+which readers drop duplicates.
 
-`orchestrator.state.memory` and `orchestrator.state.redis` are the two stores;
-`tests/orchestrator/test_store.py` holds both to what stands here.
+`orchestrator.state.memory` and `orchestrator.state.redis` are the two implementations;
+`tests/orchestrator/state/test_store.py` holds both to this port.
 """
 
 from __future__ import annotations
@@ -31,11 +30,11 @@ from typing import Final, Protocol
 
 from orchestrator.errors import InvalidRequest
 
-PATIENCE_S: Final = 1.0
-"""Seconds after which a store that does not answer counts as away."""
+TIMEOUT_S: Final = 1.0
+"""Seconds after which a store that does not answer counts as down."""
 DOCUMENT_BYTES: Final = 64 << 10
 """The largest document, pointer or event."""
-AUDITED: Final = 10_000
+AUDIT_ENTRIES: Final = 10_000
 """Commits whose audit entries are kept."""
 AUDIT: Final = "audit"
 """The stream of audit entries, one per commit."""
@@ -44,11 +43,11 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._@:-]+(/[A-Za-z0-9._@:-]+)*")
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class StoreState:
     """All pointers at one moment.
 
-    `revision` names the moment: equal revisions, equal pointers. It is "" in a store that has
-    never seen a commit, and also in one that has been wiped.
+    `revision` identifies the moment: equal revisions, equal pointers. It is "" in a store without
+    a commit, and also in one that has been wiped.
     """
 
     revision: str = ""
@@ -56,17 +55,17 @@ class State:
 
 
 @dataclass(frozen=True, slots=True)
-class Move:
-    """A pointer from what its mover saw to what it shall be; None where there is no pointer."""
+class PointerUpdate:
+    """Compare and set of one pointer, from `expected` to `new`; None: there is no pointer."""
 
     pointer: str
-    seen: bytes | None
+    expected: bytes | None
     new: bytes | None
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """An event of a stream. `at` is its place: greater than that of every event before it."""
+class StreamEntry:
+    """An event of a stream. `at` is its position, greater than that of every event before it."""
 
     at: str
     event: bytes
@@ -79,32 +78,32 @@ class Store(Protocol):
         self,
         *,
         create: Mapping[str, bytes] | None = None,
-        move: Sequence[Move] = (),
+        update: Sequence[PointerUpdate] = (),
         audit: bytes,
     ) -> str:
-        """Create documents and move pointers, all or none, and note it in the audit stream.
+        """Create documents and update pointers, all or none, with an entry in the audit stream.
 
         Returns:
             The revision that this made.
 
         Raises:
-            Conflict: a document of that name exists, or a pointer is not where it was seen.
+            Conflict: a document of that name exists, or a pointer is not as expected.
         """
         ...
 
-    async def state(self, known: str | None = None) -> State | None:
+    async def state(self, known: str | None = None) -> StoreState | None:
         """All pointers at one moment; None where the revision is still `known`."""
         ...
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:
-        """Documents by name, in the order asked; None for one that does not exist."""
+        """Documents by name, in the order of the names; None for one that does not exist."""
         ...
 
-    async def changed(self, known: str, patience_s: float) -> None:
-        """Return when there may be another revision than `known`, at the latest after `patience_s`.
+    async def wait_for_change(self, known: str, timeout_s: float) -> None:
+        """Return when the revision may differ from `known`, at the latest after `timeout_s`.
 
-        A hint and no more: it may come for nothing and it may be missed, so whoever waits looks at
-        `state` afterwards in any case. Connections that broke are made anew by the next call.
+        Only a hint: it may be spurious and it may be missed, so callers read `state` afterwards in
+        any case. Broken connections are made anew by the next call.
         """
         ...
 
@@ -112,54 +111,51 @@ class Store(Protocol):
         """Add events to the end of a stream, of which at least the newest `keep` stay."""
         ...
 
-    async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[Entry]:
-        """At most `count` events that follow the place `after`, oldest first; "" is the start."""
+    async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
+        """At most `count` events behind the position `after`, oldest first; "" is the start."""
         ...
 
-    async def newest(self, stream: str, count: int) -> list[Entry]:
+    async def newest(self, stream: str, count: int) -> list[StreamEntry]:
         """The last `count` events, newest first."""
         ...
 
-    async def add(self, total: str, amounts: Mapping[str, float]) -> None:
-        """Add to the fields of a total; a field that does not exist is 0."""
-        ...
-
-    async def totals(self, total: str) -> dict[str, float]:
-        """The fields of a total; empty for one that nobody added to."""
-        ...
-
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
-        """Keep a value for `ttl_s` seconds; a store that is short of room may drop it earlier."""
+        """Keep a value for `ttl_s` seconds; a store short of memory may evict it earlier."""
         ...
 
     async def get(self, name: str) -> bytes | None:
-        """The value of that name, unless its time is over."""
+        """The value of that name; None where there is none, or it has expired."""
         ...
 
     async def aclose(self) -> None:
-        """Hang up."""
+        """Close the connections."""
         ...
 
 
 def check(*names: str, values: Sequence[bytes] = ()) -> None:
-    """Refuse what no store shall hold.
+    """Check names and sizes before a store is called.
 
     Raises:
-        InvalidRequest: a name is no path of parts, or a value is too large.
+        InvalidRequest: a name is not a path of parts, or a value is too large.
     """
     for name in names:
         if not _NAME.fullmatch(name) or len(name) > 512:
-            raise InvalidRequest(f"{name[:64]!r} is no name for the store")
+            raise InvalidRequest(
+                f"{name[:64]!r} is not a name for the store: expected parts of [A-Za-z0-9._@:-], "
+                "separated by /"
+            )
     for value in values:
         if len(value) > DOCUMENT_BYTES:
             raise InvalidRequest(f"{len(value)} bytes are too many: {DOCUMENT_BYTES} at most")
 
 
-def check_commit(create: Mapping[str, bytes], move: Sequence[Move], audit: bytes) -> None:
-    """Refuse a commit that holds what no store shall hold.
+def check_commit(
+    create: Mapping[str, bytes], update: Sequence[PointerUpdate], audit: bytes
+) -> None:
+    """As `check`, for everything in a commit.
 
     Raises:
         InvalidRequest: as `check`.
     """
-    values = (*create.values(), *(one.new or b"" for one in move), audit)
-    check(*create, *(one.pointer for one in move), values=values)
+    values = (*create.values(), *(one.new or b"" for one in update), audit)
+    check(*create, *(one.pointer for one in update), values=values)

@@ -1,13 +1,13 @@
-"""Policies as documents: published versions that never change, and the one that is active.
+"""Policy versions: published, never changed, one of them active.
 
     policy/NAME/N          document  version N of a policy, its parameters complete
     policy/latest/NAME     pointer   the number of NAME's newest version
     policy/active          pointer   what the model `baton` means; none: the file's default
-    policy/previous        pointer   what it meant before, where a rollback leads
+    policy/previous        pointer   what it meant before, which a rollback restores
 
-A version carries all its parameters, also those that nobody gave: what it means may not depend on
-a deployment file or on defaults that change. It is checked by the policy's own typed parameters
-before it is published, and again whenever it is read, since a store may hold anything.
+A version holds all parameters, also those that its publisher left out: its meaning must not depend
+on a deployment file or on defaults that change. It is validated by the policy's own typed
+parameters before it is published, and again whenever it is read, since a store may hold anything.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.http.schemas import invalid
 from orchestrator.loop.policy import Policy
-from orchestrator.state.store import AUDIT, Move, State, Store
+from orchestrator.state.store import AUDIT, PointerUpdate, Store, StoreState
 
 ACTIVE: Final = "policy/active"
 PREVIOUS: Final = "policy/previous"
 LATEST: Final = "policy/latest/"
 FILE: Final = "default"
-"""How the audit calls the deployment file's default, which is no published version."""
+"""The deployment file's default, which is no published version, in pointers and the audit."""
 
 _REFERENCE: Final = re.compile(r"([A-Za-z0-9._-]{1,64})@([1-9][0-9]{0,8})")
-_CACHED: Final = 256  # versions that were pinned lately
-_TRIES: Final = 20  # against others who publish at the same time
+_CACHED: Final = 256  # versions, the most recent ones that requests pinned
+_TRIES: Final = 20  # against others who change a pointer at the same time
 
 Note = Annotated[str, StringConstraints(max_length=1000)]
 Author = Annotated[str, StringConstraints(max_length=128)]
@@ -59,7 +59,7 @@ class PolicyVersion(BaseModel):
 
 
 class Publication(BaseModel):
-    """What a publisher says: a policy's name, parameters, and what should be known about them."""
+    """The body of `POST /v1/policies`: a policy's name and parameters, with a note."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -71,8 +71,8 @@ class Publication(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Who:
-    """Who changes something, and why: `key` is 8 hex digits of the key's digest, where there is."""
+class AuditInfo:
+    """Who changes something and why; `key` is 8 hex digits of the API key's digest, if any."""
 
     author: str = ""
     key: str | None = None
@@ -80,15 +80,15 @@ class Who:
 
 
 @dataclass(frozen=True, slots=True)
-class Published:
-    """A version that has been checked, and the policy that it makes."""
+class PublishedPolicy:
+    """A version that has been validated, and the policy built from it."""
 
     document: PolicyVersion
     policy: Policy
 
 
 def reference(text: str) -> tuple[str, int] | None:
-    """`NAME@VERSION` in two; None for what is not written like that."""
+    """`NAME@VERSION` as name and number; None for any other text."""
     match = _REFERENCE.fullmatch(text)
     return (match[1], int(match[2])) if match else None
 
@@ -99,8 +99,8 @@ def build(policies: Mapping[str, type[Policy]], name: str, params: Mapping[str, 
     Raises:
         ValidationError: a parameter is unknown or has a wrong value.
     """
-    # By way of JSON, where strict means what a client would expect: 1 is a float, "1" not. What
-    # only YAML knows (a date) is no parameter of any policy, and refused as the text it was.
+    # By way of JSON, where strict means what a client would expect: 1 is a float, "1" not. A type
+    # that only YAML has (a date) is no parameter of any policy, and refused as text.
     return policies[name].model_validate_json(json.dumps(params, default=str), strict=True)
 
 
@@ -114,9 +114,9 @@ class PolicyVersions:
         defaults: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self._store, self._policies, self._defaults = store, policies, defaults
-        self._found: OrderedDict[tuple[str, str], Published] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], PublishedPolicy] = OrderedDict()
 
-    async def publish(self, given: Publication, who: Who) -> PolicyVersion:
+    async def publish(self, given: Publication, info: AuditInfo) -> PolicyVersion:
         """Make a new version, and the active one where the publication says so.
 
         Raises:
@@ -143,21 +143,21 @@ class PolicyVersions:
                 created=time.time(),
             )
             seen = state.pointers.get(LATEST + name)
-            moves = [Move(LATEST + name, seen, b"%d" % document.version)]
+            moves = [PointerUpdate(LATEST + name, seen, b"%d" % document.version)]
             if given.activate:
                 moves += _activation(state, document.reference)
             try:
                 await self._store.commit(
                     create={_path(name, document.version): document.model_dump_json().encode()},
-                    move=moves,
-                    audit=_audit("publish", who, document.reference, state, given.activate),
+                    update=moves,
+                    audit=_audit("publish", info, document.reference, state, given.activate),
                 )
             except Conflict:
                 continue
             return document
         raise Conflict("too many publish at the same time; try again")
 
-    async def activate(self, target: str | None, who: Who) -> None:
+    async def activate(self, target: str | None, info: AuditInfo) -> None:
         """Move the active pointer to `NAME@VERSION`; None: to the deployment file's default.
 
         Raises:
@@ -168,21 +168,21 @@ class PolicyVersions:
         for _ in range(_TRIES):
             state = await self._state()
             try:
-                await self._move(state, target, "activate", who)
+                await self._move(state, target, "activate", info)
             except Conflict:
                 continue
             return
         raise Conflict("too many change the active policy at the same time; try again")
 
-    async def rollback(self, who: Who) -> str | None:
-        """Move the active pointer back to where it was before; rolled back again, it returns.
+    async def rollback(self, info: AuditInfo) -> str | None:
+        """Restore what was active before; a second rollback undoes the first.
 
         Returns:
             What is active now, `NAME@VERSION`; None for the deployment file's default.
 
         Raises:
             InvalidRequest: there is nothing to roll back.
-            Conflict: somebody moved the pointer in the same moment.
+            Conflict: somebody changed the pointer in the same moment.
         """
         state = await self._state()
         if PREVIOUS not in state.pointers:
@@ -190,32 +190,32 @@ class PolicyVersions:
         target = previous(state)
         if target is not None:
             await self.find(target)
-        await self._move(state, target, "rollback", who)
+        await self._move(state, target, "rollback", info)
         return target
 
-    async def find(self, target: str, *, identity: str | None = None) -> Published:
+    async def find(self, target: str, *, identity: str | None = None) -> PublishedPolicy:
         """A published version by `NAME@VERSION`.
 
-        With the `identity` of the store's contents a version that was read lately is not asked for
-        again: it cannot have changed.
+        With the `identity` of the store's contents a version that was read before comes from a
+        cache: it cannot have changed.
 
         Raises:
-            UnknownPolicy: there is none. StoreError: it cannot be read, or not be used.
+            UnknownPolicy: there is none. StoreError: it cannot be read, or is not valid.
         """
         parts = reference(target)
         if parts is None:
             raise UnknownPolicy(f"{target[:80]!r} is not NAME@VERSION")
-        if identity is not None and (identity, target) in self._found:
-            self._found.move_to_end((identity, target))
-            return self._found[identity, target]
+        if identity is not None and (identity, target) in self._cache:
+            self._cache.move_to_end((identity, target))
+            return self._cache[identity, target]
         (data,) = await self._store.documents([_path(*parts)])
         if data is None:
             raise UnknownPolicy(f"no version {target} has been published")
-        found = self._checked(target, data)
+        found = self._validated(target, data)
         if identity is not None:
-            self._found[identity, target] = found
-            while len(self._found) > _CACHED:
-                self._found.popitem(last=False)
+            self._cache[identity, target] = found
+            while len(self._cache) > _CACHED:
+                self._cache.popitem(last=False)
         return found
 
     async def newest(self, name: str, count: int) -> list[PolicyVersion]:
@@ -234,17 +234,17 @@ class PolicyVersions:
 
     async def history(self, count: int) -> list[dict[str, Any]]:
         """What changed, newest first: `at`, `action`, `what`, `before`, `author`, `key`, `note`."""
-        told = []
+        events = []
         for entry in await self._store.newest(AUDIT, count):
             try:
                 event = json.loads(entry.event)
             except ValueError:
                 continue
             if isinstance(event, dict):
-                told.append(event)
-        return told
+                events.append(event)
+        return events
 
-    def _checked(self, target: str, data: bytes) -> Published:
+    def _validated(self, target: str, data: bytes) -> PublishedPolicy:
         try:
             document = PolicyVersion.model_validate_json(data)
             if document.reference != target:
@@ -253,23 +253,27 @@ class PolicyVersions:
                 )
             if document.policy not in self._policies:
                 raise StoreError(f"{target}: there is no such policy any more")
-            return Published(document, build(self._policies, document.policy, document.params))
+            return PublishedPolicy(
+                document, build(self._policies, document.policy, document.params)
+            )
         except ValidationError as error:
             raise StoreError(f"{target} cannot be used: {invalid(error).message}") from None
 
-    async def _state(self) -> State:
+    async def _state(self) -> StoreState:
         state = await self._store.state()
         assert state is not None
         return state
 
-    async def _move(self, state: State, target: str | None, action: str, who: Who) -> None:
+    async def _move(
+        self, state: StoreState, target: str | None, action: str, info: AuditInfo
+    ) -> None:
         await self._store.commit(
-            move=_activation(state, target),
-            audit=_audit(action, who, target or FILE, state, moved=True),
+            update=_activation(state, target),
+            audit=_audit(action, info, target or FILE, state, moved=True),
         )
 
 
-def active(state: State) -> str | None:
+def active(state: StoreState) -> str | None:
     """The active version's `NAME@VERSION`; None: the deployment file's default.
 
     Raises:
@@ -278,52 +282,52 @@ def active(state: State) -> str | None:
     return _pointed(state, ACTIVE)
 
 
-def previous(state: State) -> str | None:
-    """As `active`, for the version that was active before."""
+def previous(state: StoreState) -> str | None:
+    """As `active`, for the version that was active before it."""
     return _pointed(state, PREVIOUS)
 
 
-def latest(state: State) -> dict[str, int]:
+def latest(state: StoreState) -> dict[str, int]:
     """The number of each policy's newest version, for those that have any."""
     names = [name.removeprefix(LATEST) for name in state.pointers if name.startswith(LATEST)]
     return {name: _number(state, name) for name in names}
 
 
-def _pointed(state: State, pointer: str) -> str | None:
-    told = state.pointers.get(pointer, FILE.encode()).decode(errors="replace")
-    if told != FILE and reference(told) is None:
-        raise StoreError(f"{pointer} holds no version: {told[:80]!r}")
-    return None if told == FILE else told
+def _pointed(state: StoreState, pointer: str) -> str | None:
+    target = state.pointers.get(pointer, FILE.encode()).decode(errors="replace")
+    if target != FILE and reference(target) is None:
+        raise StoreError(f"{pointer} holds no version: {target[:80]!r}")
+    return None if target == FILE else target
 
 
-def _number(state: State, name: str) -> int:
-    told = state.pointers.get(LATEST + name, b"0")
-    if not told.isdigit() or len(told) > 9:
-        raise StoreError(f"{LATEST}{name} holds no number: {told[:20]!r}")
-    return int(told)
+def _number(state: StoreState, name: str) -> int:
+    number = state.pointers.get(LATEST + name, b"0")
+    if not number.isdigit() or len(number) > 9:
+        raise StoreError(f"{LATEST}{name} holds no number: {number[:20]!r}")
+    return int(number)
 
 
 def _path(name: str, version: int) -> str:
     return f"policy/{name}/{version}"
 
 
-def _activation(state: State, target: str | None) -> list[Move]:
+def _activation(state: StoreState, target: str | None) -> list[PointerUpdate]:
     before = state.pointers.get(ACTIVE)
     return [
-        Move(ACTIVE, before, (target or FILE).encode()),
-        Move(PREVIOUS, state.pointers.get(PREVIOUS), before or FILE.encode()),
+        PointerUpdate(ACTIVE, before, (target or FILE).encode()),
+        PointerUpdate(PREVIOUS, state.pointers.get(PREVIOUS), before or FILE.encode()),
     ]
 
 
-def _audit(action: str, who: Who, what: str, state: State, moved: bool) -> bytes:
+def _audit(action: str, info: AuditInfo, what: str, state: StoreState, moved: bool) -> bytes:
     entry = {
         "at": time.time(),
         "action": f"policy.{action}",
         "what": what,
         "before": state.pointers.get(ACTIVE, FILE.encode()).decode(errors="replace"),
         "active": moved,
-        "author": who.author,
-        "key": who.key,
-        "note": who.note,
+        "author": info.author,
+        "key": info.key,
+        "note": info.note,
     }
     return json.dumps(entry, ensure_ascii=False).encode()

@@ -1,7 +1,8 @@
-"""The configuration that a replica goes by: the last good one it has read, kept current.
+"""The configuration that a replica uses: the last valid one it has read, kept current.
 
-Requests read `current` and never ask the store. A hint from the store, or half a second without
-one, makes the follower look; only what could be read whole and checked replaces what was there.
+Requests read `current` and never wait for the store. A hint from the store, or half a second
+without one, starts a refresh; only a configuration that was read whole and is valid replaces the
+one before.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.experiments.runs import Run, Runs
-from orchestrator.state.store import PATIENCE_S, State, Store
-from orchestrator.state.versions import PolicyVersions, Published, active, latest
+from orchestrator.state.store import TIMEOUT_S, Store, StoreState
+from orchestrator.state.versions import PolicyVersions, PublishedPolicy, active, latest
 
 log = logging.getLogger(__name__)
 
 POLL_S: Final = 0.5
-"""Seconds between looks at the store when no hint comes."""
-START_S: Final = 2 * PATIENCE_S
-"""Seconds that a starting replica waits for its first look."""
+"""Seconds between two refreshes when no hint comes."""
+FIRST_REFRESH_S: Final = 2 * TIMEOUT_S
+"""Seconds that a starting replica waits for its first refresh."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Configuration:
     """
 
     revision: str = ""
-    active: Published | None = None
+    active: PublishedPolicy | None = None
     latest: Mapping[str, int] = field(default_factory=dict)
     experiments: tuple[Run, ...] = ()
 
@@ -47,17 +48,17 @@ class Configuration:
         return self.revision.partition(":")[0]
 
 
-class Follower:
-    """Keeps the configuration; `trouble` says why it may be out of date, None while it is not."""
+class ConfigWatcher:
+    """Keeps the configuration current; `error` says why it may be out of date, else None."""
 
     def __init__(
         self, store: Store, versions: PolicyVersions, runs: Runs, registry: CollectorRegistry
     ) -> None:
         self._store, self._versions, self._runs = store, versions, runs
         self.current = Configuration()
-        self.trouble: str | None = "the store has not been read yet"
-        self._seen, self._looked = "", monotonic()
-        self._looking = asyncio.Lock()
+        self.error: str | None = "the store has not been read yet"
+        self._seen, self._confirmed = "", monotonic()
+        self._refreshing = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
         self._changes = Counter(
             "baton_config_changes",
@@ -69,13 +70,13 @@ class Follower:
             "Seconds since the store last confirmed the configuration.",
             registry=registry,
         )
-        age.set_function(lambda: monotonic() - self._looked)
+        age.set_function(lambda: monotonic() - self._confirmed)
 
     async def start(self) -> None:
-        """Look once, as long as that is quick, and then go on looking."""
+        """Refresh once, within `FIRST_REFRESH_S`, and then follow the store in a task."""
         with suppress(TimeoutError, StoreError):
-            async with asyncio.timeout(START_S):
-                await self.look()
+            async with asyncio.timeout(FIRST_REFRESH_S):
+                await self.refresh()
         self._task = asyncio.create_task(self._follow())
 
     async def stop(self) -> None:
@@ -83,13 +84,13 @@ class Follower:
             self._task.cancel()
             await asyncio.wait({self._task})
 
-    async def look(self) -> None:
-        """Take over what the store says now.
+    async def refresh(self) -> None:
+        """Read the configuration from the store.
 
         Raises:
-            StoreError: it cannot be read or used; `current` stays and `trouble` says so.
+            StoreError: it cannot be read or is not valid; `current` stays and `error` says why.
         """
-        async with self._looking:
+        async with self._refreshing:
             try:
                 state = await self._store.state(self.current.revision)
                 if state is not None:
@@ -97,11 +98,11 @@ class Follower:
                     self.current = await self._read(state)
                     self._changes.inc()
             except StoreError as error:
-                self._troubled(str(error))
+                self._failed(str(error))
                 raise
-            self.trouble, self._looked = None, monotonic()
+            self.error, self._confirmed = None, monotonic()
 
-    async def _read(self, state: State) -> Configuration:
+    async def _read(self, state: StoreState) -> Configuration:
         if not state.revision:
             raise StoreError("the store is empty: it has been wiped")
         target = active(state)
@@ -115,17 +116,17 @@ class Follower:
     async def _follow(self) -> None:
         while True:
             try:
-                await self._store.changed(self._seen, POLL_S)
-                await self.look()
+                await self._store.wait_for_change(self._seen, POLL_S)
+                await self.refresh()
             except StoreError as error:
-                self._troubled(str(error))
+                self._failed(str(error))
                 await asyncio.sleep(POLL_S)
             except Exception as error:
-                self._troubled(type(error).__name__)
+                self._failed(type(error).__name__)
                 log.exception("the configuration cannot be followed")
                 await asyncio.sleep(POLL_S)
 
-    def _troubled(self, told: str) -> None:
-        if told != self.trouble:
-            log.warning("the last good configuration stays: %s", told)
-        self.trouble = told
+    def _failed(self, reason: str) -> None:
+        if reason != self.error:
+            log.warning("the last good configuration stays: %s", reason)
+        self.error = reason

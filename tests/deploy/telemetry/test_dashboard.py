@@ -19,7 +19,7 @@ from deploy.telemetry.reporter import counts_of
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.experimenter import Facts
 from orchestrator.loop.solve import solve
-from orchestrator.state.versions import Who
+from orchestrator.state.versions import AuditInfo
 from orchestrator.types import Limits, Message, Sampling
 from policies.specreason import SpecReason
 from tests.orchestrator.serving import service
@@ -53,7 +53,7 @@ async def text() -> bytes:
     made.responses.labels("200").inc()
     arms = [{"name": "one", "policy": "specreason"}, {"name": "two", "policy": "bild"}]
     trial = Experiment.parse({"name": "trial", "arms": arms})
-    run = await made.experimenter.runs.start(trial, Who())
+    run = await made.experimenter.runs.start(trial, AuditInfo())
     taken = made.experimenter.take([run], Facts(request="r"))
     assert taken is not None
     made.experimenter.exposed(taken, "r")

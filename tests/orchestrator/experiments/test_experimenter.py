@@ -379,10 +379,10 @@ def test_a_request_keeps_its_arm_while_the_experiment_changes() -> None:
     with serving(made) as url:
         start(url)
         taken = made.experimenter.take(
-            made.follower.current.experiments, experimenter.Facts(request="r1")
+            made.watcher.current.experiments, experimenter.Facts(request="r1")
         )
         assert taken is not None
         HTTP.post(f"{url}/v1/experiments/trial/stop", json={})
-        assert made.follower.current.experiments[0].live is False
+        assert made.watcher.current.experiments[0].live is False
         assert taken.run.live
         assert taken.built.name in ("large-only", "small-only")

@@ -12,16 +12,16 @@ from prometheus_client import CollectorRegistry
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Experiment, Stop
 from orchestrator.experiments.runs import Runs
-from orchestrator.http.experiment_routes import told
+from orchestrator.http.experiment_routes import run_json
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.redis import RedisStore
-from orchestrator.state.store import AUDIT, Move, Store
-from orchestrator.state.versions import PolicyVersions, Publication, Who
-from orchestrator.state.watcher import Follower
+from orchestrator.state.store import AUDIT, PointerUpdate, Store
+from orchestrator.state.versions import AuditInfo, PolicyVersions, Publication
+from orchestrator.state.watcher import ConfigWatcher
 from policies import POLICIES
 from tests.orchestrator.redis_server import redis_server
 
-ME = Who(author="ada", key="12345678", note="try it")
+ME = AuditInfo(author="ada", key="12345678", note="try it")
 
 
 @pytest.fixture(params=["memory", "redis"])
@@ -158,17 +158,19 @@ async def test_an_arm_whose_method_is_no_longer_offered_stops_its_own_experiment
     ]
     await runs_of(store, "lookup").start(document(arms=arms), ME)
     changed = runs_of(store, "vanilla")
-    follower = Follower(store, PolicyVersions(store, POLICIES, {}), changed, CollectorRegistry())
-    await follower.look()
-    (run,) = follower.current.experiments
+    watcher = ConfigWatcher(
+        store, PolicyVersions(store, POLICIES, {}), changed, CollectorRegistry()
+    )
+    await watcher.refresh()
+    (run,) = watcher.current.experiments
     assert run.live
     assert "'lookup' cannot be had" in (run.trouble or "")
-    assert told(run)["trouble"] == run.trouble
+    assert run_json(run)["trouble"] == run.trouble
     with pytest.raises(InvalidRequest, match="'lookup' cannot be had"):
         await changed.start(document(name="other", arms=arms), ME)
     ended = await changed.stop(run.name, ME)
     assert not ended.live
-    assert told(ended)["trouble"] is None
+    assert run_json(ended)["trouble"] is None
 
 
 async def test_nobody_knows_an_experiment_that_never_ran(store: Store) -> None:
@@ -181,11 +183,13 @@ async def test_nobody_knows_an_experiment_that_never_ran(store: Store) -> None:
 async def test_garbage_in_the_store_leaves_the_last_good_configuration(garbage: bytes) -> None:
     store = MemoryStore()
     runs = runs_of(store)
-    follower = Follower(store, PolicyVersions(store, POLICIES, {}), runs, CollectorRegistry())
+    watcher = ConfigWatcher(store, PolicyVersions(store, POLICIES, {}), runs, CollectorRegistry())
     run = await runs.start(document(), ME)
-    await follower.look()
-    await store.commit(move=[Move("experiment/trial", run.pointer, garbage)], audit=b"{}")
+    await watcher.refresh()
+    await store.commit(
+        update=[PointerUpdate("experiment/trial", run.pointer, garbage)], audit=b"{}"
+    )
     with pytest.raises(StoreError):
-        await follower.look()
-    assert follower.current.experiments == (run,)
-    assert follower.trouble is not None
+        await watcher.refresh()
+    assert watcher.current.experiments == (run,)
+    assert watcher.error is not None

@@ -191,7 +191,7 @@ def test_two_replicas_share_versions_and_traces() -> None:
     """Both follow one store, each with a server of its own."""
 
     class Shared(MemoryStore):
-        async def changed(self, known: str, patience_s: float) -> None:
+        async def wait_for_change(self, known: str, timeout_s: float) -> None:
             import asyncio  # events belong to one loop, and here are two
 
             await asyncio.sleep(0.05)

@@ -19,7 +19,7 @@ import pytest
 
 from orchestrator.http.service import ServiceLimits
 from orchestrator.state.redis import RedisStore
-from orchestrator.state.versions import PolicyVersions, Publication, Who
+from orchestrator.state.versions import AuditInfo, PolicyVersions, Publication
 from orchestrator.types import Generation, Sampling, StopCriteria
 from orchestrator.worker import Call, Delta
 from policies import POLICIES
@@ -65,15 +65,15 @@ def test_no_request_sees_a_mix(workers: dict[str, Watched]) -> None:
     limits = ServiceLimits(max_tokens=100_000, max_tokens_cap=100_000)
 
     async def change(url: str) -> None:
-        store = RedisStore(url, patience_s=BUSY_S)
+        store = RedisStore(url, timeout_s=BUSY_S)
         versions = PolicyVersions(store, POLICIES, {})
         for number in range(1, CHANGES + 1):
             given = Publication(policy="specreason", params=parameters(number))
-            made = await versions.publish(given, Who())
+            made = await versions.publish(given, AuditInfo())
             assert made.version == number
             if number % 10 == 0:
-                await versions.rollback(Who())
-                await versions.rollback(Who())
+                await versions.rollback(AuditInfo())
+                await versions.rollback(AuditInfo())
             seen[0] = number
         await store.aclose()
 
@@ -103,7 +103,7 @@ def test_no_request_sees_a_mix(workers: dict[str, Watched]) -> None:
     with redis_server() as redis, ExitStack() as stack:
         urls = []
         for _ in range(2):
-            made = service(**workers, limits=limits, store=RedisStore(redis.url, patience_s=BUSY_S))
+            made = service(**workers, limits=limits, store=RedisStore(redis.url, timeout_s=BUSY_S))
             urls.append(stack.enter_context(serving(made)))
         with ThreadPoolExecutor(ASKERS) as pool:
             asking = [pool.submit(ask, urls, seed) for seed in range(ASKERS)]

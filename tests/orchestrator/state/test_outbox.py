@@ -75,11 +75,11 @@ async def test_a_store_that_is_away_for_a_while_costs_nothing() -> None:
     for n in range(20):
         subject.outbox.event("s", {"n": n})
     subject.outbox.put("trace/a", b"x", ttl_s=60)
-    await until(lambda: subject.outbox.trouble)
+    await until(lambda: subject.outbox.error)
     assert subject.sample("baton_store_waiting", "event") == 20
     assert await subject.outbox.get("trace/a") == b"x"
     subject.store.away = False
-    await until(lambda: subject.outbox.trouble is None)
+    await until(lambda: subject.outbox.error is None)
     assert await subject.numbers() == list(range(20))
     assert subject.sample("baton_store_lost_total", "event") == 0
     await subject.outbox.stop()
@@ -98,9 +98,9 @@ async def test_what_finds_no_room_is_counted_and_the_newest_stays() -> None:
     assert subject.sample("baton_store_lost_total", "value") == 3
     assert subject.sample("baton_store_waiting", "event") == 10
     with pytest.raises(StoreUnavailable):
-        await subject.outbox.carry()
+        await subject.outbox.flush()
     subject.store.away = False
-    await subject.outbox.carry()
+    await subject.outbox.flush()
     assert await subject.numbers("s") == await subject.numbers("t") == [3, 4, 5, 6, 7]
     assert [await subject.store.get(name) for name in "abcd"] == [None, None, None, b"12345678"]
     assert subject.sample("baton_store_waiting", "event") == 0
@@ -113,7 +113,7 @@ async def test_a_stream_that_cannot_be_written_to_holds_up_no_other() -> None:
         subject.outbox.event("a", {"n": n})
         subject.outbox.event("b", {"n": n})
     with pytest.raises(StoreUnavailable):
-        await subject.outbox.carry()
+        await subject.outbox.flush()
     assert await subject.numbers("b") == [0, 1, 2]
     assert subject.sample("baton_store_waiting", "event") == 3
 
@@ -123,7 +123,7 @@ async def test_stopping_carries_what_is_left() -> None:
     subject.store.away = True
     await subject.outbox.start()
     subject.outbox.event("s", {"n": 1})
-    await until(lambda: subject.outbox.trouble)
+    await until(lambda: subject.outbox.error)
     subject.store.away = False
     await subject.outbox.stop()
     assert await subject.numbers() == [1]

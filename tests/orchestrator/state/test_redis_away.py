@@ -16,13 +16,13 @@ from orchestrator.errors import ConfigError, StoreError, StoreUnavailable
 from orchestrator.http.outcomes import OUTCOMES
 from orchestrator.http.service import Service
 from orchestrator.state.redis import RedisStore
-from orchestrator.state.store import Move, State
-from orchestrator.state.versions import Publication, Who
+from orchestrator.state.store import PointerUpdate, StoreState
+from orchestrator.state.versions import AuditInfo, Publication
 from tests.orchestrator.redis_server import RedisServer, redis_server
 from tests.orchestrator.serving import HTTP, post, service, serving
 from tests.orchestrator.serving import until as until_now
 
-WHO = Who("anna")
+WHO = AuditInfo("anna")
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ async def until(true: Callable[[], object], seconds: float = 10.0) -> float:
 
 
 def version(made: Service) -> int:
-    active = made.follower.current.active
+    active = made.watcher.current.active
     return 0 if active is None else active.document.version
 
 
@@ -105,9 +105,9 @@ async def test_away_in_the_middle_and_wiped(redis: RedisServer) -> None:
         with pytest.raises(StoreUnavailable):
             await made.choose("specreason@2", {})
         redis.start()  # with nothing of what it held
-        await until(lambda: made.follower.trouble == "the store is empty: it has been wiped")
+        await until(lambda: made.watcher.error == "the store is empty: it has been wiped")
         assert await threshold(made) == 3
-        await until(lambda: made.outbox.trouble is None)
+        await until(lambda: made.outbox.error is None)
         assert len(await made.store.read(OUTCOMES)) == 1
         await publish(made, 4)  # version 1 once more, and another one
         await until(lambda: made.degraded is None)
@@ -222,14 +222,11 @@ async def test_garbage_in_every_other_place(redis: RedisServer) -> None:
     admin = redis.admin
     admin.set("baton:stream:s", "x")
     admin.xadd("baton:stream:t", {"other": "x"})
-    admin.hset("baton:total:n", mapping={"a": "many"})
     admin.lpush("baton:value:v", "x")
     admin.lpush("baton:document:d", "x")
-    for call in (store.append("s", [b"x"], keep=5), store.read("s"), store.totals("n")):
+    for call in (store.append("s", [b"x"], keep=5), store.read("s")):
         with pytest.raises(StoreError):
             await call
-    with pytest.raises(StoreError):
-        await store.add("n", {"a": 1})
     with pytest.raises(StoreError):
         await store.get("v")
     await store.put("v", b"y", ttl_s=9)
@@ -243,8 +240,8 @@ async def test_a_failing_commit_changes_nothing(redis: RedisServer) -> None:
     store = RedisStore(redis.url)
     redis.admin.set("baton:stream:audit", "x")
     with pytest.raises(StoreError):
-        await store.commit(create={"d": b"x"}, move=[Move("p", None, b"y")], audit=b"")
-    assert await store.state() == State()
+        await store.commit(create={"d": b"x"}, update=[PointerUpdate("p", None, b"y")], audit=b"")
+    assert await store.state() == StoreState()
     assert await store.documents(["d"]) == [None]
     await store.aclose()
 
@@ -266,15 +263,16 @@ async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> No
         assert "s3cret" not in str(info.value)
         await shut.aclose()
     store = RedisStore(url, password="s3cret")
-    made = await store.commit(create={"d": b"x"}, move=[Move("p", None, b"y")], audit=b"z")
-    await store.changed(made, 0.1)
-    await store.changed(made, 0.1)
+    made = await store.commit(
+        create={"d": b"x"}, update=[PointerUpdate("p", None, b"y")], audit=b"z"
+    )
+    await store.wait_for_change(made, 0.1)
+    await store.wait_for_change(made, 0.1)
     await store.append("s", [b"1"], keep=10)
-    await store.add("t", {"n": 1})
     await store.put("v", b"x", ttl_s=9)
     assert await store.documents(["d"]) == [b"x"]
     assert [entry.event for entry in await store.newest("s", 1)] == [b"1"]
-    assert (await store.totals("t"), await store.get("v")) == ({"n": 1}, b"x")
+    assert await store.get("v") == b"x"
     await store.aclose()
     elsewhere = RedisStore(url, password="s3cret", prefix="others:")
     with pytest.raises(StoreUnavailable, match=r"(?i)no permission"):
@@ -284,9 +282,9 @@ async def test_a_user_with_rights_for_the_prefix_alone(redis: RedisServer) -> No
 
 async def test_prefixes_keep_deployments_apart(redis: RedisServer) -> None:
     one, other = RedisStore(redis.url), RedisStore(redis.url, prefix="staging:")
-    await one.commit(create={"d": b"x"}, move=[Move("p", None, b"y")], audit=b"")
+    await one.commit(create={"d": b"x"}, update=[PointerUpdate("p", None, b"y")], audit=b"")
     await one.put("v", b"x", ttl_s=9)
-    assert await other.state() == State()
+    assert await other.state() == StoreState()
     assert (await other.documents(["d"]), await other.get("v")) == ([None], None)
     assert all(key.startswith(b"baton:") for key in redis.admin.scan_iter())
     assert 0 < redis.admin.pttl("baton:value:v") <= 9000
@@ -310,7 +308,7 @@ async def test_tls(tmp_path: Path) -> None:
         port = plain_one.port
     with redis_server("--tls-port", str(port), *flat):
         url = f"rediss://localhost:{port}/0?ssl_ca_certs={tmp_path}"
-        store = RedisStore(f"{url}/ca.pem", patience_s=5)
+        store = RedisStore(f"{url}/ca.pem", timeout_s=5)
         made = await store.commit(audit=b"")
         assert (await store.state()).revision == made  # type: ignore[union-attr]
         await store.aclose()
@@ -318,7 +316,7 @@ async def test_tls(tmp_path: Path) -> None:
             f"{url}/stranger.pem",
             f"rediss://127.0.0.1:{port}?ssl_ca_certs={tmp_path}/ca.pem",
         ):
-            shut = RedisStore(wrong, patience_s=5)
+            shut = RedisStore(wrong, timeout_s=5)
             with pytest.raises(StoreUnavailable):
                 await shut.state()
             await shut.aclose()

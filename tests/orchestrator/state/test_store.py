@@ -8,17 +8,23 @@ import pytest
 
 from orchestrator.errors import Conflict, InvalidRequest
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.store import AUDIT, DOCUMENT_BYTES, Entry, Move, State, Store
+from orchestrator.state.store import (
+    AUDIT,
+    DOCUMENT_BYTES,
+    PointerUpdate,
+    Store,
+    StoreState,
+    StreamEntry,
+)
 from tests.orchestrator.conftest import Open
 
 
 async def test_an_empty_store_has_no_revision(store: Store) -> None:
-    assert await store.state() == State("", {})
+    assert await store.state() == StoreState("", {})
     assert await store.state("") is None
     assert await store.documents(["policy/a/1"]) == [None]
     assert await store.documents([]) == []
     assert await store.read("events") == await store.newest("events", 5) == []
-    assert await store.totals("sums") == {}
     assert await store.get("value") is None
 
 
@@ -26,10 +32,10 @@ async def test_a_commit_is_seen_whole_by_everybody(opened: Open) -> None:
     one, other = opened(), opened()
     made = await one.commit(
         create={"policy/a/1": b"{}", "policy/b/1": b"\x00\xff"},
-        move=[Move("active", None, b"a@1"), Move("latest/a", None, b"1")],
+        update=[PointerUpdate("active", None, b"a@1"), PointerUpdate("latest/a", None, b"1")],
         audit=b"first",
     )
-    assert await other.state() == State(made, {"active": b"a@1", "latest/a": b"1"})
+    assert await other.state() == StoreState(made, {"active": b"a@1", "latest/a": b"1"})
     assert await other.state(made) is None
     assert await other.state("another") is not None
     names = ["policy/b/1", "none", "policy/a/1"]
@@ -51,7 +57,7 @@ async def test_a_document_is_never_written_again(store: Store) -> None:
     with pytest.raises(Conflict, match="policy/a/1"):
         await store.commit(
             create={"policy/a/2": b"x", "policy/a/1": b"new"},
-            move=[Move("active", None, b"a@1")],
+            update=[PointerUpdate("active", None, b"a@1")],
             audit=b"two",
         )
     assert await store.state() == before
@@ -61,12 +67,12 @@ async def test_a_document_is_never_written_again(store: Store) -> None:
 
 @pytest.mark.parametrize("seen", [None, b"", b"a@2", b"a@10"])
 async def test_nobody_moves_what_they_have_not_seen(store: Store, seen: bytes | None) -> None:
-    await store.commit(move=[Move("active", None, b"a@1")], audit=b"")
+    await store.commit(update=[PointerUpdate("active", None, b"a@1")], audit=b"")
     before = await store.state()
     with pytest.raises(Conflict, match="active"):
         await store.commit(
             create={"policy/a/2": b"x"},
-            move=[Move("other", None, b"y"), Move("active", seen, b"a@2")],
+            update=[PointerUpdate("other", None, b"y"), PointerUpdate("active", seen, b"a@2")],
             audit=b"",
         )
     assert await store.state() == before
@@ -74,10 +80,10 @@ async def test_nobody_moves_what_they_have_not_seen(store: Store, seen: bytes | 
 
 
 async def test_an_empty_pointer_is_not_a_missing_one(store: Store) -> None:
-    await store.commit(move=[Move("active", None, b"")], audit=b"")
+    await store.commit(update=[PointerUpdate("active", None, b"")], audit=b"")
     with pytest.raises(Conflict):
-        await store.commit(move=[Move("active", None, b"a@1")], audit=b"")
-    await store.commit(move=[Move("active", b"", None)], audit=b"")
+        await store.commit(update=[PointerUpdate("active", None, b"a@1")], audit=b"")
+    await store.commit(update=[PointerUpdate("active", b"", None)], audit=b"")
     state = await store.state()
     assert state is not None
     assert state.pointers == {}
@@ -88,7 +94,7 @@ async def test_of_many_who_want_the_same_version_one_gets_it(opened: Open) -> No
         try:
             await store.commit(
                 create={"policy/a/1": b"%d" % author},
-                move=[Move("latest/a", None, b"%d" % author)],
+                update=[PointerUpdate("latest/a", None, b"%d" % author)],
                 audit=b"%d" % author,
             )
         except Conflict:
@@ -125,7 +131,7 @@ async def test_pointers_that_move_together_are_seen_together(opened: Open) -> No
     value: bytes | None = None
     for number in range(200):
         new = b"%d" % number
-        await writer.commit(move=[Move(name, value, new) for name in names], audit=b"")
+        await writer.commit(update=[PointerUpdate(name, value, new) for name in names], audit=b"")
         value = new
         await asyncio.sleep(0)
     done.set()
@@ -134,22 +140,24 @@ async def test_pointers_that_move_together_are_seen_together(opened: Open) -> No
 
 async def test_a_change_is_told_to_those_who_wait(opened: Open) -> None:
     writer, reader = opened(), opened()
-    await reader.changed("", 0.01)  # a store that has just begun to listen may return at once
-    waiting = asyncio.create_task(reader.changed("", 30))
+    await reader.wait_for_change(
+        "", 0.01
+    )  # a store that has just begun to listen may return at once
+    waiting = asyncio.create_task(reader.wait_for_change("", 30))
     await asyncio.sleep(0.05)
     made = await writer.commit(audit=b"")
     async with asyncio.timeout(5):
         await waiting
     async with asyncio.timeout(5):
-        await reader.changed(made, 0.05)  # nothing happened: patience ends it
+        await reader.wait_for_change(made, 0.05)  # nothing happened: patience ends it
 
 
 async def test_a_change_made_before_the_wait_is_not_missed(opened: Open) -> None:
     writer, reader = opened(), opened()
-    await reader.changed("", 0.01)
+    await reader.wait_for_change("", 0.01)
     await writer.commit(audit=b"")
     async with asyncio.timeout(5):
-        await reader.changed("", 30)
+        await reader.wait_for_change("", 30)
 
 
 async def test_events_come_back_in_order_and_in_pages(opened: Open) -> None:
@@ -169,21 +177,12 @@ async def test_events_come_back_in_order_and_in_pages(opened: Open) -> None:
 async def test_a_stream_keeps_its_newest(store: Store) -> None:
     for start in range(0, 5000, 500):
         await store.append("events", [b"%d" % n for n in range(start, start + 500)], keep=1000)
-    found: list[Entry] = []
+    found: list[StreamEntry] = []
     while page := await store.read("events", after=found[-1].at if found else "", count=700):
         found += page
     numbers = [int(entry.event) for entry in found]
     assert numbers == list(range(5000 - len(numbers), 5000))
     assert 1000 <= len(numbers) <= 1200
-
-
-async def test_totals_are_sums(opened: Open) -> None:
-    stores = [opened() for _ in range(4)]
-    await asyncio.gather(
-        *(store.add("sums", {"n": 1, "reward": 0.25}) for store in stores for _ in range(25))
-    )
-    await stores[0].add("sums", {"n": -1})
-    assert await stores[1].totals("sums") == {"n": 99, "reward": 25}
 
 
 async def test_values_end_with_their_time(store: Store) -> None:
@@ -200,26 +199,24 @@ async def test_values_end_with_their_time(store: Store) -> None:
 async def test_names_are_paths_of_parts(store: Store, name: str) -> None:
     for call in (
         store.commit(create={name: b""}, audit=b""),
-        store.commit(move=[Move(name, None, b"")], audit=b""),
+        store.commit(update=[PointerUpdate(name, None, b"")], audit=b""),
         store.documents([name]),
         store.append(name, [b""], keep=1),
         store.read(name),
         store.newest(name, 1),
-        store.add(name, {"n": 1}),
-        store.totals(name),
         store.put(name, b"", ttl_s=1),
         store.get(name),
     ):
         with pytest.raises(InvalidRequest):
             await call
-    assert await store.state() == State()
+    assert await store.state() == StoreState()
 
 
 async def test_documents_and_events_have_a_size(store: Store) -> None:
     large = b"x" * (DOCUMENT_BYTES + 1)
     for call in (
         store.commit(create={"a": large}, audit=b""),
-        store.commit(move=[Move("a", None, large)], audit=b""),
+        store.commit(update=[PointerUpdate("a", None, large)], audit=b""),
         store.commit(audit=large),
         store.append("a", [b"", large], keep=9),
     ):

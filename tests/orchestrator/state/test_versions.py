@@ -10,13 +10,13 @@ import pytest
 
 from orchestrator.errors import InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.store import Move, State, Store
+from orchestrator.state.store import PointerUpdate, Store, StoreState
 from orchestrator.state.versions import (
     ACTIVE,
     LATEST,
+    AuditInfo,
     PolicyVersions,
     Publication,
-    Who,
     active,
     latest,
     previous,
@@ -24,7 +24,7 @@ from orchestrator.state.versions import (
 from policies import POLICIES
 from tests.orchestrator.conftest import Open
 
-ANNA = Who("anna", "0a1b2c3d", "because")
+ANNA = AuditInfo("anna", "0a1b2c3d", "because")
 DEFAULTS: dict[str, dict[str, Any]] = {"specreason": {"threshold": 6, "step_tokens": 40}}
 
 
@@ -36,7 +36,7 @@ def publication(policy: str = "specreason", activate: bool = True, **params: Any
     return Publication(policy=policy, params=params, author="anna", note="why", activate=activate)
 
 
-async def now(store: Store) -> State:
+async def now(store: Store) -> StoreState:
     state = await store.state()
     assert state is not None
     return state
@@ -85,7 +85,7 @@ async def test_what_is_wrong_is_never_published(
 ) -> None:
     with pytest.raises(InvalidRequest, match=said):
         await versions(store).publish(publication(policy, **params), ANNA)
-    assert await store.state() == State()
+    assert await store.state() == StoreState()
 
 
 async def test_active_moves_and_rolls_back(store: Store) -> None:
@@ -123,9 +123,9 @@ async def test_a_first_version_rolls_back_to_the_file(store: Store) -> None:
 async def test_every_change_is_on_record(store: Store) -> None:
     one = versions(store)
     await one.publish(publication(threshold=1), ANNA)
-    await one.publish(publication("bild", activate=False), Who("ben"))
+    await one.publish(publication("bild", activate=False), AuditInfo("ben"))
     await one.activate("bild@1", ANNA)
-    await one.rollback(Who("carl", None, "no"))
+    await one.rollback(AuditInfo("carl", None, "no"))
     told = await one.history(10)
     assert [(e["action"], e["what"], e["before"], e["author"]) for e in told] == [
         ("policy.rollback", "specreason@1", "bild@1", "carl"),
@@ -168,7 +168,7 @@ GOOD = {"policy": "specreason", "version": 1, "params": {"threshold": 7}, "creat
 async def test_what_is_read_is_checked_again(store: Store, document: bytes, said: str) -> None:
     await store.commit(
         create={"policy/specreason/1": document},
-        move=[Move(LATEST + "specreason", None, b"1")],
+        update=[PointerUpdate(LATEST + "specreason", None, b"1")],
         audit=b"",
     )
     one = versions(store)
@@ -192,13 +192,13 @@ async def test_a_policy_that_is_gone() -> None:
 @pytest.mark.parametrize("pointer", [b"", b"\xff", b"specreason", b"specreason@0", b"a@1@2"])
 async def test_pointers_are_checked_when_read(pointer: bytes) -> None:
     store = MemoryStore()
-    await store.commit(move=[Move(ACTIVE, None, pointer)], audit=b"\xffgarbage")
+    await store.commit(update=[PointerUpdate(ACTIVE, None, pointer)], audit=b"\xffgarbage")
     with pytest.raises(StoreError, match="holds no version"):
         active(await now(store))
     assert await versions(store).history(5) == []
     for number in (b"x", b"", b"9" * 30, "٣".encode()):
         with pytest.raises(StoreError, match="holds no number"):
-            latest(State("r", {LATEST + "specreason": number}))
+            latest(StoreState("r", {LATEST + "specreason": number}))
 
 
 @pytest.mark.parametrize("what", ["specreason", "@1", "specreason@01", "specreason@-1", "a/b@1"])
