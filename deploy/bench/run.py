@@ -17,7 +17,7 @@ from deploy.cli.common import Bar
 from deploy.evaluation.evaluate import Problem
 from deploy.evaluation.problems import load_problems
 from orchestrator.errors import InvalidRequest
-from orchestrator.experiments.values import compare
+from orchestrator.experiments.answer_equality import compare
 from orchestrator.types import Message, Transcript
 from workers.engine.loading import LoadedTarget, open_target
 from workers.text.prompt import Prompts

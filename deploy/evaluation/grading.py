@@ -12,7 +12,7 @@ import multiprocessing
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, cast
 
-from orchestrator.experiments.values import compare, expected, final
+from orchestrator.experiments.answer_equality import compare, expected, final
 
 if TYPE_CHECKING:
     from pebble import ProcessPool

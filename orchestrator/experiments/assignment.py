@@ -1,8 +1,8 @@
-"""Who gets which arm: a salted hash, so that every replica and every restart says the same.
+"""Assignment of units to arms: a salted hash, the same in every replica and after every restart.
 
 The hash, the ranges and the namespaces are GrowthBook's (docs.growthbook.io/lib/build-your-own,
-hash version 2), so its published test cases hold. Growing coverage moves nobody: an arm's range
-begins where it always did and ends later.
+hash version 2), so its published test cases hold. More coverage moves no unit: an arm's range
+begins at the same bucket and ends later.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from orchestrator.experiments.documents import Experiment, State
+from orchestrator.experiments.documents import Experiment, ExperimentState
 
 Range = tuple[float, float]
 BUCKETS: Final = 10_000
@@ -38,17 +38,17 @@ def in_group(unit: str, name: str, start: float, end: float) -> bool:
     return start <= fnv1a(f"{unit}__{name}") % 1000 / 1000 < end
 
 
-def ranges(coverage: float, weights: Sequence[float]) -> list[Range]:
-    """Each arm's part of [0, 1): its share begins at the sum of those before it."""
-    found: list[Range] = []
+def bucket_ranges(coverage: float, weights: Sequence[float]) -> list[Range]:
+    """Each arm's part of [0, 1), which begins at the sum of the weights before it."""
+    ranges: list[Range] = []
     start = 0.0
     for weight in weights:
-        found.append((start, start + coverage * weight))
+        ranges.append((start, start + coverage * weight))
         start += weight
-    return found
+    return ranges
 
 
-def choose(at: float, parts: Sequence[Range]) -> int:
+def choose_variation(at: float, parts: Sequence[Range]) -> int:
     """The index of the range that holds `at`, -1 where none does."""
     return next((i for i, (low, high) in enumerate(parts) if low <= at < high), -1)
 
@@ -63,11 +63,11 @@ class Assignment:
     forced: bool = False
 
 
-def assign(experiment: Experiment, state: State, unit: str) -> Assignment | None:
+def assign(experiment: Experiment, state: ExperimentState, unit: str) -> Assignment | None:
     """The arm that answers a unit's requests; None where it takes no part.
 
-    A unit whose arm was stopped takes no part any more: nobody moves to another arm, or the arms
-    could no longer be compared.
+    A unit whose arm was stopped takes no part any more: if it moved to another arm, the arms could
+    no longer be compared.
     """
     group = experiment.group
     if group is not None and not in_group(unit, group.name, group.start, group.end):
@@ -75,27 +75,27 @@ def assign(experiment: Experiment, state: State, unit: str) -> Assignment | None
     weights = current_weights(experiment, state)
     names = list(weights)
     at = bucket(experiment.seed, unit)
-    parts = ranges(state.coverage(experiment), list(weights.values()))
-    found = choose(at, parts)
-    if found < 0 or names[found] in state.stopped:
+    parts = bucket_ranges(state.coverage(experiment), list(weights.values()))
+    index = choose_variation(at, parts)
+    if index < 0 or names[index] in state.stopped:
         return None
-    held = [_held(part) for part in parts]
-    return Assignment(names[found], at, held[found] / sum(held))
+    counts = [_bucket_count(part) for part in parts]
+    return Assignment(names[index], at, counts[index] / sum(counts))
 
 
-def _held(part: Range) -> int:
+def _bucket_count(part: Range) -> int:
     """How many of the 10,000 buckets lie in a range."""
     low, high = (ceil(round(end * BUCKETS, 6)) for end in part)
     return min(high, BUCKETS) - low
 
 
-def current_weights(experiment: Experiment, state: State) -> Mapping[str, float]:
-    """The served arms' shares now, in the document's order: a bandit's change."""
+def current_weights(experiment: Experiment, state: ExperimentState) -> Mapping[str, float]:
+    """The served arms' current shares, in the document's order; those of a bandit change."""
     if experiment.kind == "bandit" and state.weights is not None:
         return {name: state.weights.get(name, 0.0) for name in experiment.weights}
     return experiment.weights
 
 
-def in_sample(experiment: Experiment, shadow: str, request: str, share: float) -> bool:
+def in_shadow_sample(experiment: Experiment, shadow: str, request: str, share: float) -> bool:
     """Whether a shadow arm answers this request too."""
     return bucket(f"{experiment.seed}:{shadow}", request) < share

@@ -1,16 +1,17 @@
-"""The autopilot: Thompson sampling toward a goal, within its bounds, with bounded exploration.
+"""Thompson sampling toward a goal, within its bounds, with bounded exploration.
 
 An arm is *known to keep the bounds* when each holds with the bound's confidence; the arm that a
-bound compares with always is. Among such arms the requests go to each in proportion to the
-probability that it is the best (Thompson 1933; constraints as in conservative bandits, Wu et al.
-2016, arXiv 1602.04282). Every other arm that may still turn out to keep the bounds shares
+bound compares with always is. Among such arms, requests are divided in proportion to the
+probability that an arm is the best (Thompson 1933; constraints as in conservative bandits, Wu et
+al. 2016, arXiv 1602.04282). Every other arm that may still turn out to keep the bounds shares
 `exploration` of the requests with the rest, and one that surely breaks a bound gets a tenth of an
-explorer's share: enough to notice a mistake.
+explorer's share, enough to notice a mistake.
 
-The result is a set of weights, put on record with what it rests on. Requests are assigned by them
-as in any experiment, so each knows the probability with which it was, which is what `estimates`
-needs: means of data that were collected adaptively are biased, doubly robust scores weighted by
-those probabilities are not (arXiv 2103.06476, section 3; Hadad et al. 2021, arXiv 1911.02768).
+The result is a set of weights, recorded with its evidence. Requests are assigned by them as in any
+experiment, and each exposure has the probability of its assignment (the propensity), which
+`doubly_robust_scores` needs: means of adaptively collected data are biased, doubly robust scores
+weighted by the propensities are not (arXiv 2103.06476, section 3; Hadad et al. 2021, arXiv
+1911.02768).
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.experiments.documents import Experiment, MetricName, Prices
-from orchestrator.experiments.ledger import Request
-from orchestrator.experiments.measures import METRICS, parts
+from orchestrator.experiments.metrics import METRICS, observations
+from orchestrator.experiments.outcome_log import RequestRecord
 from orchestrator.experiments.samples import Sample, Vector, sample
 
 DRAWS: Final = 4000
-FEW: Final = 10  # units below which an arm's mean may be anything
-RESIDUE: Final = 0.1  # of an explorer's share, for an arm that surely breaks a bound
+MIN_UNITS: Final = 10  # below this many an arm's mean is drawn from its whole range
+HOPELESS_SHARE: Final = 0.1  # of an explorer's share, for an arm that surely breaks a bound
 
 
 @dataclass(frozen=True, slots=True)
 class Allocation:
-    """Weights of the arms, and what each is believed to be.
+    """Weights of the arms, and the beliefs they follow from.
 
     `beliefs` by arm: `units`, the goal's `mean`, the probability to be `best` among those that
     keep the bounds, and `keeps`, the least probability of its bounds (1 where there are none).
@@ -46,10 +47,10 @@ class Allocation:
 
 def allocate(
     experiment: Experiment,
-    by_arm: Mapping[str, Sequence[Request]],
+    by_arm: Mapping[str, Sequence[RequestRecord]],
     random: np.random.Generator,
 ) -> Allocation:
-    """The weights with which to go on; arms that are not in `by_arm` were stopped."""
+    """The next weights; arms that are not in `by_arm` were stopped."""
     metrics = {experiment.goal.metric, *(bound.metric for bound in experiment.goal.within)}
     samples = {
         name: {metric: sample(requests, metric, experiment.prices) for metric in metrics}
@@ -63,7 +64,7 @@ def allocate_samples(
     samples: Mapping[str, Mapping[MetricName, Sample]],
     random: np.random.Generator,
 ) -> Allocation:
-    """The weights with which to go on, from each arm's values of the goal and the bounds.
+    """The next weights, from each arm's samples of the goal's metric and those of the bounds.
 
     The control is among the arms, and every arm that a bound compares with: no guardrail stops it.
     """
@@ -87,7 +88,7 @@ def allocate_samples(
         sure &= holds >= bound.confidence
         hopeless |= holds <= 1 - bound.confidence
     best = _best(METRICS[goal.metric].sign * means[goal.metric], sure)
-    explorers = np.where(hopeless, RESIDUE, 1.0)
+    explorers = np.where(hopeless, HOPELESS_SHARE, 1.0)
     weights = (1 - experiment.exploration) * best
     weights += experiment.exploration * explorers / explorers.sum()
     weights /= weights.sum()
@@ -104,12 +105,12 @@ def allocate_samples(
 
 
 def _posterior(values: Sample, random: np.random.Generator) -> Vector:
-    """Draws of the true mean: Student's t around the sample's (a flat prior on mean and spread).
+    """`DRAWS` draws from the posterior of the mean: Student's t (a flat prior on mean and log sd).
 
-    A handful of units says nothing yet: such an arm is drawn from all over its range, or as far
-    better and worse than anything.
+    Below `MIN_UNITS` units the draws come from the whole range of a bounded metric; of another
+    one, half of them are better than any arm and half of them worse.
     """
-    if values.count < FEW:
+    if values.count < MIN_UNITS:
         if values.extremes is not None:
             return random.uniform(*values.extremes, DRAWS)
         return np.asarray(random.choice([-1.0, 1.0], DRAWS) * 1e12)
@@ -118,7 +119,7 @@ def _posterior(values: Sample, random: np.random.Generator) -> Vector:
 
 
 def _best(drawn: Vector, among: NDArray[np.bool_]) -> Vector:
-    """With which probability each arm is the best of those that may be chosen."""
+    """The probability of each arm to be the best of those that may be chosen."""
     if not among.any():
         among = np.ones_like(among)
     masked = np.where(among[:, None], drawn, -np.inf)
@@ -126,30 +127,30 @@ def _best(drawn: Vector, among: NDArray[np.bool_]) -> Vector:
     return won
 
 
-def estimates(
-    by_arm: Mapping[str, Sequence[Request]], metric: MetricName, prices: Prices
+def doubly_robust_scores(
+    by_arm: Mapping[str, Sequence[RequestRecord]], metric: MetricName, prices: Prices
 ) -> dict[str, Vector]:
-    """For each arm a score per request of *any* arm, whose mean is the arm's own mean, unbiased.
+    """For each arm a score per request of *any* arm, whose mean estimates the arm's, unbiased.
 
     The score of arm a is `guess + drawn(a) (value - guess) / probability`, where the guess is the
     arm's mean over the requests before: augmented inverse-probability weighting. Scores of two
     arms may be subtracted one by one. Needs probabilities above 0, which exploration sees to.
     """
-    told = sorted(
+    rows = sorted(
         (
             (request.exposure.at, name, above / below, request.exposure.probability)
             for name, requests in by_arm.items()
-            for request, above, below in parts(requests, metric, prices)
+            for request, above, below in observations(requests, metric, prices)
         ),
         key=lambda row: row[0],
     )
-    names = np.array([row[1] for row in told])
-    values = np.array([row[2] for row in told], dtype=float)
-    chances = np.array([row[3] for row in told], dtype=float)
-    found = {}
+    names = np.array([row[1] for row in rows])
+    values = np.array([row[2] for row in rows], dtype=float)
+    probabilities = np.array([row[3] for row in rows], dtype=float)
+    scores = {}
     for name in by_arm:
-        mine = names == name
-        seen, total = np.cumsum(mine), np.cumsum(np.where(mine, values, 0.0))
-        before = np.append(0.0, total)[: len(told)] / np.maximum(1, np.append(0, seen)[: len(told)])
-        found[name] = before + mine * (values - before) / chances
-    return found
+        own = names == name
+        seen, total = np.cumsum(own), np.cumsum(np.where(own, values, 0.0))
+        before = np.append(0.0, total)[: len(rows)] / np.maximum(1, np.append(0, seen)[: len(rows)])
+        scores[name] = before + own * (values - before) / probabilities
+    return scores

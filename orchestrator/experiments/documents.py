@@ -1,7 +1,7 @@
-"""Experiments as documents: arms, who takes part, what counts as better, and when to stop.
+"""Experiments as documents: arms, units, goal, guardrails, ramp.
 
-A document never changes while it runs; what does change meanwhile (the step of its ramp, arms that
-were stopped, a bandit's weights) is its `State`.
+A document never changes while its experiment runs; what does change (the step of the ramp, arms
+that were stopped, a bandit's weights) is its `ExperimentState`.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ MetricName = Literal[
     "reward",
     "error",
 ]
-MOST_ARMS: Final = 64  # those of grids one by one
-CERTAIN: Final = 1e-9  # how far weights may be from adding up to 1
+MAX_ARMS: Final = 64  # counting every value of a grid
+WEIGHT_TOLERANCE: Final = 1e-9  # of the sum of the weights
 
 
-class Document(BaseModel):
+class ExperimentDocument(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> Self:
-        """A document from JSON's values; where strict means that 1 is a float and "1" is not.
+        """A document from JSON values, strictly: 1 is a float and "1" is not.
 
         Raises:
             InvalidRequest: an unknown key, a wrong value or a contradiction, by name.
@@ -57,11 +57,11 @@ class Document(BaseModel):
             raise invalid(error) from None
 
 
-class Arm(Document):
+class Arm(ExperimentDocument):
     """One way to answer: a policy (or a published version of it) with parameters.
 
     `weight` is its share of the units that take part; where no arm names one all are alike. A
-    `shadow` arm answers again what the control has answered, for comparison alone. `grid` makes
+    `shadow` arm answers the control's requests again, for comparison only. `grid` makes
     one arm of each value of one parameter; `speculation` is one of the methods that the large
     worker offers (None: its default).
     """
@@ -75,8 +75,8 @@ class Arm(Document):
     sample: Annotated[float, Field(gt=0, le=1)] = 1.0  # of a shadow: share of the control's
     grid: Annotated[dict[str, list[Any]], Field(max_length=1)] = Field(default_factory=dict)
 
-    def spread(self) -> tuple[Arm, ...]:
-        """The arms that this one stands for: itself, or one for each value of its grid."""
+    def expand_grid(self) -> tuple[Arm, ...]:
+        """This arm, or one arm for each value of its grid."""
         return tuple(
             Arm(
                 name=f"{self.name}.{number}",
@@ -89,7 +89,7 @@ class Arm(Document):
         ) or (self,)
 
 
-class Group(Document):
+class ExclusionGroup(ExperimentDocument):
     """Experiments of one group exclude each other: each takes a part [start, end) of the units."""
 
     name: Name
@@ -97,8 +97,8 @@ class Group(Document):
     end: Share = 1.0
 
 
-class Bound(Document):
-    """What must not get worse: `metric` may lose at most `by` against arm `than`, surely enough.
+class Bound(ExperimentDocument):
+    """A bound of the goal: `metric` may be worse than in arm `than` by at most `by`.
 
     `than` is the control where it is not named. `by` is in the metric's own unit: 0.01 of a reward
     is one point.
@@ -110,10 +110,10 @@ class Bound(Document):
     confidence: Annotated[float, Field(gt=0.5, lt=1)] = 0.95
 
 
-class Goal(Document):
-    """What an arm is judged by: one metric, within bounds.
+class Goal(ExperimentDocument):
+    """What arms are compared by: one metric, within bounds.
 
-    `detect` is the relative difference that is worth waiting for; it plans, and decides nothing.
+    `detect` is the relative difference to plan the sample size for; no decision depends on it.
     """
 
     metric: MetricName = "reward"
@@ -121,12 +121,12 @@ class Goal(Document):
     detect: Annotated[float, Field(gt=0, le=1)] = 0.05
 
 
-class Guardrail(Document):
-    """A limit that stops an arm once it is surely crossed.
+class Guardrail(ExperimentDocument):
+    """A limit that stops an arm once the arm has surely crossed it.
 
     One of: `at_most` or `at_least` (in the metric's unit), or `worse_than_control_by` (likewise).
     With a `quantile` (of a time) it is that quantile that may be `at_most` so many ms. `alpha`
-    bounds the probability that a sound arm is ever stopped by this rail.
+    bounds the probability that an arm within the limit is ever stopped by it.
     """
 
     metric: MetricName
@@ -141,13 +141,13 @@ class Guardrail(Document):
     def _one_limit(self) -> Self:
         limits = (self.at_most, self.at_least, self.worse_than_control_by)
         if sum(limit is not None for limit in limits) != 1:
-            raise _wrong(
+            raise _invalid(
                 "guardrails", "name one of at_most, at_least and worse_than_control_by", self.metric
             )
         if self.quantile is not None and (
             self.metric not in ("ms", "first_step_ms") or self.at_most is None
         ):
-            raise _wrong("guardrails", "a quantile goes with a time and at_most", self.metric)
+            raise _invalid("guardrails", "a quantile goes with a time and at_most", self.metric)
         return self
 
     def __str__(self) -> str:
@@ -161,8 +161,8 @@ class Guardrail(Document):
         return f"{what} worse than the control by at most {self.worse_than_control_by:g}"
 
 
-class Ramp(Document):
-    """Coverage in steps: the next one once a step has lasted and been seen by enough units."""
+class Ramp(ExperimentDocument):
+    """Coverage in steps: the next one after `hold_s` seconds and `units` exposed units per arm."""
 
     steps: Annotated[tuple[Annotated[float, Field(gt=0, le=1)], ...], Field(min_length=1)] = (
         0.01,
@@ -176,24 +176,24 @@ class Ramp(Document):
     @model_validator(mode="after")
     def _rising(self) -> Self:
         if list(self.steps) != sorted(set(self.steps)):
-            raise _wrong("ramp.steps", "must rise, or units would move between arms")
+            raise _invalid("ramp.steps", "must rise, or units would move between arms")
         return self
 
 
-class Prices(Document):
-    """Money per million tokens: generated by each model, and of prompts computed."""
+class Prices(ExperimentDocument):
+    """Prices per million tokens: generated by each model, and prompt tokens computed."""
 
     small: Annotated[float, Field(ge=0)] = 0.0
     large: Annotated[float, Field(ge=0)] = 0.0
     prompt: Annotated[float, Field(ge=0)] = 0.0
 
 
-class Experiment(Document):
-    """One experiment: requests for the model `baton` that take part are answered by its arms.
+class Experiment(ExperimentDocument):
+    """One experiment: its arms answer the requests for the model `baton` that take part.
 
     `salt` seeds the hash of units (the experiment's name where none is given), so that two
-    experiments divide them independently. `coverage` is the share of units that take part.
-    `alpha` is the rate of false claims on one metric over all arms, however often one looks;
+    experiments assign them independently. `coverage` is the share of units that take part.
+    `alpha` is the false positive rate on one metric over all arms, at any number of looks;
     `tuned_for` the number of units at which the intervals are tightest. `exploration` bounds a
     bandit's share of requests that go to arms that are not known to keep the goal's bounds.
     """
@@ -205,7 +205,7 @@ class Experiment(Document):
     unit: Unit = "request"
     coverage: Share = 1.0
     salt: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
-    group: Group | None = None
+    group: ExclusionGroup | None = None
     goal: Goal = Goal()
     guardrails: Annotated[tuple[Guardrail, ...], Field(max_length=32)] = ()
     ramp: Ramp | None = None
@@ -221,51 +221,53 @@ class Experiment(Document):
     def _consistent(self) -> Self:
         names = [arm.name for arm in self.all_arms]
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise _wrong("arms", "two arms have this name", twice[0])
-        if len(names) > MOST_ARMS:
-            raise _wrong("arms", f"{len(names)} arms are too many: {MOST_ARMS} at most")
+            raise _invalid("arms", "two arms have this name", twice[0])
+        if len(names) > MAX_ARMS:
+            raise _invalid("arms", f"{len(names)} arms are too many: {MAX_ARMS} at most")
         for arm in self.arms:
             self._check_arm(arm)
         served = [arm.name for arm in self.served]
         if len(self.all_arms) < 2 or not served:
-            raise _wrong("arms", "an experiment needs two arms, one of them no shadow")
+            raise _invalid("arms", "an experiment needs two arms, one of them no shadow")
         if self.base not in served:
-            raise _wrong("control", "no arm that is served has this name", self.base)
+            raise _invalid("control", "no arm that is served has this name", self.base)
         self._check_weights()
         if self.group is not None and self.group.start >= self.group.end:
-            raise _wrong("group", "start must be below end")
+            raise _invalid("group", "start must be below end")
         for bound in self.goal.within:
             if bound.than is not None and bound.than not in served:
-                raise _wrong("goal.within", "no arm that is served has this name", bound.than)
+                raise _invalid("goal.within", "no arm that is served has this name", bound.than)
         if self.kind == "bandit" and self.unit != "request":
-            raise _wrong("unit", "a bandit draws anew for every request: its unit is the request")
+            raise _invalid("unit", "a bandit draws anew for every request: its unit is the request")
         return self
 
     def _check_arm(self, arm: Arm) -> None:
         if arm.grid:
             if self.kind != "bandit" or arm.shadow:
-                raise _wrong("arms", "a grid is for the arms of a bandit", arm.name)
+                raise _invalid("arms", "a grid is for the arms of a bandit", arm.name)
             values = next(iter(arm.grid.values()))
             if not 2 <= len(values) <= 16:
-                raise _wrong("arms", "a grid holds 2 to 16 values", arm.name)
+                raise _invalid("arms", "a grid holds 2 to 16 values", arm.name)
         if arm.shadow and (arm.weight is not None or self.kind == "bandit"):
-            raise _wrong("arms", "a shadow serves nobody: no weight, and not of a bandit", arm.name)
+            raise _invalid(
+                "arms", "a shadow serves nobody: no weight, and not of a bandit", arm.name
+            )
 
     def _check_weights(self) -> None:
         given = [arm.weight for arm in self.served if arm.weight is not None]
         if not given:
             return
         if self.kind == "bandit":
-            raise _wrong("arms", "a bandit finds its weights itself")
+            raise _invalid("arms", "a bandit finds its weights itself")
         if len(given) < len(self.served):
-            raise _wrong("arms", "give every arm a weight, or none")
-        if abs(sum(given) - 1) > CERTAIN:
-            raise _wrong("arms", f"the weights add up to {sum(given):g} instead of 1")
+            raise _invalid("arms", "give every arm a weight, or none")
+        if abs(sum(given) - 1) > WEIGHT_TOLERANCE:
+            raise _invalid("arms", f"the weights add up to {sum(given):g} instead of 1")
 
     @property
     def all_arms(self) -> tuple[Arm, ...]:
-        """Every arm, those of a grid one by one."""
-        return tuple(one for arm in self.arms for one in arm.spread())
+        """Every arm, with one for each value of a grid."""
+        return tuple(one for arm in self.arms for one in arm.expand_grid())
 
     @property
     def served(self) -> tuple[Arm, ...]:
@@ -278,12 +280,12 @@ class Experiment(Document):
 
     @property
     def base(self) -> str:
-        """The name of the control: the first arm that is served, unless told otherwise."""
+        """The name of the control: by default the first arm that is served."""
         return self.control or next((arm.name for arm in self.served), "")
 
     @property
-    def steered(self) -> bool:
-        """Whether it changes by itself while it runs, by what is on record."""
+    def adaptive(self) -> bool:
+        """Whether its state changes while it runs, by what its log shows."""
         return bool(self.guardrails) or self.ramp is not None or self.kind == "bandit"
 
     @property
@@ -314,24 +316,24 @@ class Experiment(Document):
         return a.end <= b.start or b.end <= a.start
 
 
-class Stop(Document):
-    """An arm that was stopped: when (seconds since 1970), and by what."""
+class StoppedArm(ExperimentDocument):
+    """When an arm was stopped (seconds since 1970), and why."""
 
     at: float
     why: str
 
 
-class State(Document):
+class ExperimentState(ExperimentDocument):
     """What changes while an experiment runs. Times in seconds since 1970.
 
-    `weights` are a bandit's, where it has found any; `evidence` is what it went by.
+    `weights` are a bandit's, once it has any; `evidence` is what they follow from.
     """
 
     started: float
     ended: float | None = None
     step: int = 0
     step_since: float
-    stopped: dict[str, Stop] = Field(default_factory=dict)
+    stopped: dict[str, StoppedArm] = Field(default_factory=dict)
     weights: dict[str, float] | None = None
     evidence: dict[str, Any] = Field(default_factory=dict)
 
@@ -343,11 +345,11 @@ class State(Document):
         return experiment.coverage * ramp.steps[min(self.step, len(ramp.steps) - 1)]
 
 
-def begun(at: float) -> State:
+def initial_state(at: float) -> ExperimentState:
     """The state of an experiment that starts now."""
-    return State(started=at, step_since=at)
+    return ExperimentState(started=at, step_since=at)
 
 
-def _wrong(place: str, message: str, which: str | None = None) -> InvalidRequest:
-    told = f"{place}: {message}" if which is None else f"{place}: {which[:64]}: {message}"
-    return InvalidRequest(told, param=place, code="invalid_value")
+def _invalid(place: str, message: str, which: str | None = None) -> InvalidRequest:
+    text = f"{place}: {message}" if which is None else f"{place}: {which[:64]}: {message}"
+    return InvalidRequest(text, param=place, code="invalid_value")

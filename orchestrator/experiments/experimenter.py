@@ -1,9 +1,9 @@
-"""Experiments at work in one replica: who gets which arm, what came of it, and what follows.
+"""A replica's part in experiments: enroll requests, record events, act on what they show.
 
-Nothing here waits on a request's way: an arm is a hash away, events go to the outbox. Beside the
-requests a task reads the events of *all* replicas, stops arms that crossed a guardrail, takes the
-ramp's next step and finds a bandit new weights. Every replica does so from the same record; the
-store lets one of them change an experiment at a time, and the others find it changed.
+No request waits here: its arm is a hash, and its events go to the outbox. Beside the requests a
+task reads the events of *all* replicas, stops arms that crossed a guardrail, takes the next step of
+a ramp and computes a bandit's weights. Every replica does so from the same log; the store lets one
+of them change an experiment at a time, and the others read its change.
 """
 
 from __future__ import annotations
@@ -20,32 +20,38 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError
-from orchestrator.experiments.assignment import Assignment, assign, fnv1a, in_sample
+from orchestrator.experiments.assignment import Assignment, assign, fnv1a, in_shadow_sample
 from orchestrator.experiments.bandit import allocate
-from orchestrator.experiments.documents import State, Unit
-from orchestrator.experiments.guardrails import crossed, next_step, stop
-from orchestrator.experiments.ledger import Analysed, Exposure, Ledger, Request, analysed
-from orchestrator.experiments.report import Report, report
-from orchestrator.experiments.runs import Built, Run, Runs
-from orchestrator.experiments.shadows import Repeat, Shadows
+from orchestrator.experiments.documents import ExperimentState, Unit
+from orchestrator.experiments.guardrails import crossed_guardrails, next_ramp_step, stop_arms
+from orchestrator.experiments.outcome_log import (
+    AnalysisSet,
+    Exposure,
+    OutcomeLog,
+    RequestRecord,
+    analysis_set,
+)
+from orchestrator.experiments.report import ExperimentReport, report
+from orchestrator.experiments.runs import BuiltArm, Run, Runs
+from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.state.outbox import Outbox
 from orchestrator.state.store import Store
 from orchestrator.state.versions import AuditInfo
 
 log = logging.getLogger(__name__)
 
-LOOK_S: Final = 1.0  # seconds between looks at what came in
-LOT: Final = 1000  # events read at once
-KEPT: Final = 100_000  # requests of one run that are remembered
-FRESH: Final = 50  # ended requests after which a bandit thinks again
+UPDATE_S: Final = 1.0  # seconds between two updates
+BATCH: Final = 1000  # events read at once
+KEPT: Final = 100_000  # requests of one run in memory
+FRESH: Final = 50  # ended requests between two updates of a bandit's weights
 ITSELF: Final = AuditInfo(author="baton")
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """Who asks, as far as it is known: what a unit may be made of.
+class AssignmentFacts:
+    """The attributes of a request that its assignment may use: one per kind of unit.
 
-    `forced` is an arm that somebody wants to test, written EXPERIMENT/ARM.
+    `forced` is an arm to test, written EXPERIMENT/ARM.
     """
 
     request: str
@@ -55,14 +61,14 @@ class Facts:
     forced: str | None = None
 
     def unit(self, kind: Unit) -> str | None:
-        """What identifies the asker; None where the request does not say."""
-        told: str | None = getattr(self, kind)
-        return told
+        """The id of the request's unit; None where the request has none of that kind."""
+        value: str | None = getattr(self, kind)
+        return value
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """A request's part in an experiment: fixed when it begins, whatever happens meanwhile."""
+class Enrollment:
+    """A request's part in an experiment, fixed when the request begins."""
 
     run: Run
     unit: str
@@ -73,25 +79,25 @@ class Taken:
         return self.assignment.arm
 
     @property
-    def built(self) -> Built:
+    def built(self) -> BuiltArm:
         return self.run.arms[self.arm]
 
 
 class Experimenter:
-    """The experiments of one replica. `look` makes a change known to this replica at once."""
+    """The experiments of one replica. `refresh` makes a change visible on it at once."""
 
     def __init__(
         self,
         store: Store,
         runs: Runs,
         outbox: Outbox,
-        shadows: Shadows,
+        shadows: ShadowRunner,
         current: Callable[[], Sequence[Run]],
-        look: Callable[[], Awaitable[None]],
+        refresh: Callable[[], Awaitable[None]],
         registry: CollectorRegistry,
     ) -> None:
         self._store, self.runs, self._outbox, self._shadows = store, runs, outbox, shadows
-        self._current, self._look = current, look
+        self._current, self._refresh = current, refresh
         self._readers: dict[str, _Reader] = {}
         self._task: asyncio.Task[None] | None = None
         self._exposures = Counter(
@@ -117,149 +123,150 @@ class Experimenter:
             await asyncio.wait({self._task})
         await self._shadows.stop()
 
-    def take(self, runs: Sequence[Run], facts: Facts) -> Taken | None:
-        """The part of a request in these experiments; None where it has none.
+    def take(self, runs: Sequence[Run], facts: AssignmentFacts) -> Enrollment | None:
+        """A request's part in these experiments; None where it takes part in none.
 
         Raises:
             InvalidRequest: the forced arm does not exist, or its experiment does not run.
         """
-        live = [run for run in runs if run.live and run.trouble is None]
+        live = [run for run in runs if run.live and run.error is None]
         if facts.forced is not None:
             return _forced(live, facts.forced, facts.request)
         for run in live:
             unit = facts.unit(run.experiment.unit)
-            if unit is None:  # it cannot be told from others, so it takes no part
+            if unit is None:  # the request has no such unit
                 continue
-            found = assign(run.experiment, run.state, unit)
-            if found is not None:
-                return Taken(run, unit, found)
+            assignment = assign(run.experiment, run.state, unit)
+            if assignment is not None:
+                return Enrollment(run, unit, assignment)
         return None
 
-    def exposed(self, taken: Taken, trace_id: str) -> None:
-        """The arm takes effect: its policy begins to answer."""
-        run, found = taken.run, taken.assignment
-        unit = blake2b(f"{run.experiment.unit}:{taken.unit}".encode(), digest_size=12).hexdigest()
+    def exposed(self, enrollment: Enrollment, trace_id: str) -> None:
+        """Record that an arm takes effect: its policy begins to answer."""
+        run, assignment = enrollment.run, enrollment.assignment
+        unit = blake2b(
+            f"{run.experiment.unit}:{enrollment.unit}".encode(), digest_size=12
+        ).hexdigest()
         exposure = Exposure(
             trace_id=trace_id,
             at=time.time(),
-            arm=found.arm,
+            arm=assignment.arm,
             unit=unit,
-            bucket=found.bucket,
-            probability=found.probability,
-            forced=found.forced,
+            bucket=assignment.bucket,
+            probability=assignment.probability,
+            forced=assignment.forced,
         )
-        self._exposures.labels(run.name, found.arm).inc()
+        self._exposures.labels(run.name, assignment.arm).inc()
         self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
         self._outbox.event(run.stream, exposure.model_dump())
 
-    def ended(self, taken: Taken, outcome: Mapping[str, Any], repeat: Repeat) -> None:
-        """A request has ended, for better or worse; a shadow may answer it again.
-
-        `outcome` is what the service records of any request.
-        """
-        run = taken.run
+    def ended(
+        self, enrollment: Enrollment, outcome: Mapping[str, Any], request: ShadowRequest
+    ) -> None:
+        """Record the `outcome` of a request, and queue it for the shadows that sample it."""
+        run = enrollment.run
         self._outbox.event(run.stream, outcome)
-        served = outcome["status"] == "finished" and not taken.assignment.forced
-        if served and taken.arm == run.experiment.base:
+        served = outcome["status"] == "finished" and not enrollment.assignment.forced
+        if served and enrollment.arm == run.experiment.base:
             for arm in run.experiment.shadows:
-                if in_sample(run.experiment, arm.name, repeat.trace_id, arm.sample):
+                if in_shadow_sample(run.experiment, arm.name, request.trace_id, arm.sample):
                     built = run.arms[arm.name]
-                    again = replace(repeat, speculation=built.speculation)
+                    again = replace(request, speculation=built.speculation)
                     self._shadows.add(run.stream, arm.name, built.policy, again)
 
     def rewarded(self, record: Mapping[str, Any], reward: Mapping[str, Any]) -> None:
-        """Somebody judged an answer, of which `record` is the trace."""
+        """Record a reward for the answer whose trace is `record`."""
         name, number = record.get("experiment"), record.get("run")
         if isinstance(name, str) and isinstance(number, int):
             self._outbox.event(f"outcomes/{name}/{number}", reward)
 
-    async def report(self, name: str) -> tuple[Run, Report]:
-        """The readout of an experiment's newest run, from all that is on record.
+    async def report(self, name: str) -> tuple[Run, ExperimentReport]:
+        """The readout of an experiment's newest run, over all its events.
 
         Raises:
-            UnknownPolicy: no experiment of this name. StoreError: the store is away.
+            UnknownPolicy: no experiment of this name. StoreError: the store is down.
         """
         run = await self.runs.find(name)
         reader = self._readers.get(run.stream) or _Reader(run.stream)
         await reader.read(self._store)
-        requests, unreadable = reader.ledger.requests, reader.ledger.unreadable
+        requests, unreadable = reader.outcomes.requests, reader.outcomes.unreadable
         return run, await asyncio.to_thread(report, run.experiment, run.state, requests, unreadable)
 
-    async def look(self) -> None:
-        """Read what came in, and do what it asks for.
+    async def update(self) -> None:
+        """Read new events; stop arms, take the ramp's next step or reweigh the arms where due.
 
         Raises:
-            StoreError: the store is away.
+            StoreError: the store is down.
         """
-        live = [run for run in self._current() if run.live and run.experiment.steered]
+        live = [run for run in self._current() if run.live and run.experiment.adaptive]
         for stream in self._readers.keys() - {run.stream for run in live}:
             del self._readers[stream]
         for run in live:
             reader = self._reader(run)
             if await reader.read(self._store) or _due(run, time.time()):
-                state, told = await asyncio.to_thread(
-                    _decide, run, reader.ledger.requests, time.time()
+                state, action = await asyncio.to_thread(
+                    _decide, run, reader.outcomes.requests, time.time()
                 )
                 if state != run.state:
-                    await self._change(run, state, told)
+                    await self._change(run, state, action)
 
-    async def _change(self, run: Run, state: State, told: str) -> None:
+    async def _change(self, run: Run, state: ExperimentState, action: str) -> None:
         try:
-            await self.runs.change(run, state, told, ITSELF)
+            await self.runs.change(run, state, action, ITSELF)
         except Conflict:
             return  # another replica was faster, or somebody stopped it
-        fallen = state.stopped.keys() - run.state.stopped.keys()
-        for arm in fallen:
+        stopped = state.stopped.keys() - run.state.stopped.keys()
+        for arm in stopped:
             self._stops.labels(run.name).inc()
             why = state.stopped[arm].why
             log.warning("experiment %s: arm %s is stopped: %s", run.name, arm, why)
-        if not fallen:
-            log.info("experiment %s: %s", run.name, told)
-        await self._look()
+        if not stopped:
+            log.info("experiment %s: %s", run.name, action)
+        await self._refresh()
 
     def _reader(self, run: Run) -> _Reader:
         return self._readers.setdefault(run.stream, _Reader(run.stream))
 
     async def _work(self) -> None:
-        took = 0.0
+        duration = 0.0
         while True:
-            await asyncio.sleep(max(LOOK_S, 10 * took))  # requests go first
+            await asyncio.sleep(max(UPDATE_S, 10 * duration))  # requests go first
             began = time.perf_counter()
             try:
-                await self.look()
+                await self.update()
             except StoreError as error:
                 log.debug("experiments wait for the store: %s", error)
             except Exception:
-                log.exception("experiments could not be looked at")
-            took = time.perf_counter() - began
+                log.exception("experiments could not be updated")
+            duration = time.perf_counter() - began
 
 
 class _Reader:
-    """The events of one run, read from its stream bit by bit."""
+    """The events of one run, read from its stream as they come."""
 
     def __init__(self, stream: str) -> None:
-        self.ledger = Ledger()
-        self._stream, self._place = stream, ""
+        self.outcomes = OutcomeLog()
+        self._stream, self._position = stream, ""
         self._reading = asyncio.Lock()
 
     async def read(self, store: Store) -> bool:
-        """Take in what is new, and say whether anything was."""
-        came = False
+        """Read what is new, and return whether anything was."""
+        changed = False
         async with self._reading:
-            while entries := await store.read(self._stream, after=self._place, count=LOT):
+            while entries := await store.read(self._stream, after=self._position, count=BATCH):
                 for entry in entries:
-                    self.ledger.add(entry.event)
-                self._place, came = entries[-1].at, True
+                    self.outcomes.add(entry.event)
+                self._position, changed = entries[-1].at, True
                 await asyncio.sleep(0)  # requests go first
-            self.ledger.forget(KEPT)
-        return came
+            self.outcomes.forget(KEPT)
+        return changed
 
 
-def _forced(live: Sequence[Run], forced: str, request: str) -> Taken:
+def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:
     name, _, arm = forced.partition("/")
     for run in live:
         if run.name == name and arm in {one.name for one in run.experiment.served}:
-            return Taken(run, request, Assignment(arm, 0.0, 1.0, forced=True))
+            return Enrollment(run, request, Assignment(arm, 0.0, 1.0, forced=True))
     raise InvalidRequest(
         "x-baton-arm: no experiment that runs serves this arm (write EXPERIMENT/ARM)",
         param="x-baton-arm",
@@ -267,38 +274,38 @@ def _forced(live: Sequence[Run], forced: str, request: str) -> Taken:
 
 
 def _due(run: Run, at: float) -> bool:
-    """Whether a step of the ramp has lasted, so that there is something to do without news."""
+    """Whether the next step of the ramp is due, also without new events."""
     ramp, state = run.experiment.ramp, run.state
     if ramp is None or state.step >= len(ramp.steps) - 1:
         return False
     return at >= state.step_since + ramp.hold_s
 
 
-def _decide(run: Run, requests: Sequence[Request], at: float) -> tuple[State, str]:
-    """The state that a run's record asks for, and what that is called."""
+def _decide(run: Run, requests: Sequence[RequestRecord], at: float) -> tuple[ExperimentState, str]:
+    """The state that follows from a run's log, and the action that leads to it."""
     experiment, state = run.experiment, run.state
-    found = analysed(requests, experiment.weights)
-    fallen = crossed(experiment, state, found.by_arm)
-    if fallen:
-        return stop(state, fallen, at), "guardrail"
-    units = {name: len({one.exposure.unit for one in own}) for name, own in found.by_arm.items()}
-    higher = next_step(experiment, state, units, at)
+    analysed = analysis_set(requests, experiment.weights)
+    stopped = crossed_guardrails(experiment, state, analysed.by_arm)
+    if stopped:
+        return stop_arms(state, stopped, at), "guardrail"
+    units = {name: len({one.exposure.unit for one in own}) for name, own in analysed.by_arm.items()}
+    higher = next_ramp_step(experiment, state, units, at)
     if higher is not None:
         return higher, "ramp"
     if experiment.kind == "bandit":
-        return _reweighed(run, found, at), "weights"
+        return _reweighed(run, analysed, at), "weights"
     return state, ""
 
 
-def _reweighed(run: Run, found: Analysed, at: float) -> State:
-    """The state with a bandit's new weights, once there is enough that is new."""
+def _reweighed(run: Run, analysed: AnalysisSet, at: float) -> ExperimentState:
+    """The state with a bandit's new weights, once `FRESH` more requests have ended."""
     experiment, state = run.experiment, run.state
-    by_arm = {name: own for name, own in found.by_arm.items() if name not in state.stopped}
+    by_arm = {name: own for name, own in analysed.by_arm.items() if name not in state.stopped}
     ended = sum(one.outcome is not None for own in by_arm.values() for one in own)
     if ended < state.evidence.get("ended", 0) + FRESH:
         return state
-    # Seeded by the evidence: replicas that see the same think the same.
+    # Seeded by the evidence: replicas that have the same log compute the same weights.
     random = np.random.default_rng([fnv1a(experiment.seed), ended])
-    made = allocate(experiment, by_arm, random)
-    evidence = {"at": at, "ended": ended, "beliefs": dict(made.beliefs)}
-    return state.model_copy(update={"weights": dict(made.weights), "evidence": evidence})
+    allocation = allocate(experiment, by_arm, random)
+    evidence = {"at": at, "ended": ended, "beliefs": dict(allocation.beliefs)}
+    return state.model_copy(update={"weights": dict(allocation.weights), "evidence": evidence})

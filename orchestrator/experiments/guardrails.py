@@ -1,7 +1,7 @@
-"""When an experiment stops an arm by itself, and when its ramp takes the next step.
+"""Guardrails, which stop an arm, and the steps of a ramp.
 
-Both look after every few requests, so a limit counts as crossed only when an always-valid bound
-says so: a sound arm is stopped with probability `alpha` at most, however often one looks.
+Both are evaluated after every few requests, so a limit counts as crossed only by a sequential test:
+an arm within its limit is stopped with probability `alpha` at most, over all looks.
 """
 
 from __future__ import annotations
@@ -9,51 +9,65 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from orchestrator.experiments.documents import Experiment, Guardrail, Prices, State, Stop
-from orchestrator.experiments.ledger import Request
-from orchestrator.experiments.measures import METRICS, parts
+from orchestrator.experiments.documents import (
+    Experiment,
+    ExperimentState,
+    Guardrail,
+    Prices,
+    StoppedArm,
+)
+from orchestrator.experiments.metrics import METRICS, observations
+from orchestrator.experiments.outcome_log import RequestRecord
 from orchestrator.experiments.samples import Sample, sample
-from orchestrator.experiments.sequential import difference, exceeds, one_mean
+from orchestrator.experiments.sequential import (
+    difference_interval,
+    mean_interval,
+    proportion_exceeds,
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Crossed:
+class CrossedGuardrail:
     """A guardrail that an arm crossed, in words."""
 
     arm: str
     why: str
 
 
-def crossed(
-    experiment: Experiment, state: State, by_arm: Mapping[str, Sequence[Request]]
-) -> list[Crossed]:
+def crossed_guardrails(
+    experiment: Experiment, state: ExperimentState, by_arm: Mapping[str, Sequence[RequestRecord]]
+) -> list[CrossedGuardrail]:
     """The arms to stop now; never the control or another that the goal compares with."""
     found = []
-    needed = {experiment.base, *(bound.than for bound in experiment.goal.within)}
+    compared_with = {experiment.base, *(bound.than for bound in experiment.goal.within)}
     for name, requests in by_arm.items():
-        if name in needed or name in state.stopped:
+        if name in compared_with or name in state.stopped:
             continue
         control = by_arm.get(experiment.base, ())
         for rail in experiment.guardrails:
-            told = _crossed(rail, requests, control, experiment)
-            if told is not None:
-                found.append(Crossed(name, f"{rail}: {told}"))
+            seen = _crossed(rail, requests, control, experiment)
+            if seen is not None:
+                found.append(CrossedGuardrail(name, f"{rail}: {seen}"))
                 break
     return found
 
 
-def stop(state: State, arms: Sequence[Crossed], at: float) -> State:
+def stop_arms(
+    state: ExperimentState, arms: Sequence[CrossedGuardrail], at: float
+) -> ExperimentState:
     """The state in which these arms are stopped."""
-    stops = {one.arm: Stop(at=at, why=one.why) for one in arms if one.arm not in state.stopped}
+    stops = {
+        one.arm: StoppedArm(at=at, why=one.why) for one in arms if one.arm not in state.stopped
+    }
     return state.model_copy(update={"stopped": {**state.stopped, **stops}})
 
 
-def next_step(
-    experiment: Experiment, state: State, units: Mapping[str, int], at: float
-) -> State | None:
-    """The state one step up the ramp; None where it is not time, or nothing is left to ramp up.
+def next_ramp_step(
+    experiment: Experiment, state: ExperimentState, units: Mapping[str, int], at: float
+) -> ExperimentState | None:
+    """The state one step up the ramp; None where it is not due, or there is no further step.
 
-    `units` counts those each arm has been seen by.
+    `units`: units exposed, by arm.
     """
     ramp = experiment.ramp
     if ramp is None or state.ended is not None or state.step >= len(ramp.steps) - 1:
@@ -68,11 +82,11 @@ def next_step(
 
 def _crossed(
     rail: Guardrail,
-    requests: Sequence[Request],
-    control: Sequence[Request],
+    requests: Sequence[RequestRecord],
+    control: Sequence[RequestRecord],
     experiment: Experiment,
 ) -> str | None:
-    """What was seen beyond the limit; None while it holds, or may."""
+    """The values beyond the limit; None while the limit is not surely crossed."""
     prices, metric = experiment.prices, METRICS[rail.metric]
     own = sample(requests, rail.metric, prices)
     if own.count < rail.min_units:
@@ -81,8 +95,8 @@ def _crossed(
         other = sample(control, rail.metric, prices)
         if other.count < rail.min_units:
             return None
-        apart = difference(own, other, rail.alpha, experiment.tuned_for)
-        worst = -apart.high if metric.sign > 0 else apart.low
+        interval = difference_interval(own, other, rail.alpha, experiment.tuned_for)
+        worst = -interval.high if metric.sign > 0 else interval.low
         if worst <= rail.worse_than_control_by:
             return None
         return f"{own.mean:.4g} against {other.mean:.4g} of {other.count} units"
@@ -93,24 +107,30 @@ def _crossed(
 
 
 def _absolute(rail: Guardrail, own: Sample, tuned_for: float) -> str | None:
-    told = f"{own.mean:.4g} over {own.count} units"
+    seen = f"{own.mean:.4g} over {own.count} units"
     limit, upwards = (rail.at_most, True) if rail.at_most is not None else (rail.at_least, False)
     assert limit is not None
-    if own.binary:  # one request per unit: exact, also for a handful
+    if own.binary:  # one request per unit: exact for any number of units
         hits = int(own.values.sum())
         share = limit if upwards else 1 - limit
-        over = exceeds(hits if upwards else own.count - hits, own.count, share, rail.alpha)
-        return told if over else None
-    interval = one_mean(own, rail.alpha, tuned_for)
-    return told if (interval.low > limit if upwards else interval.high < limit) else None
+        over = proportion_exceeds(
+            hits if upwards else own.count - hits, own.count, share, rail.alpha
+        )
+        return seen if over else None
+    interval = mean_interval(own, rail.alpha, tuned_for)
+    return seen if (interval.low > limit if upwards else interval.high < limit) else None
 
 
 def _slow(
-    rail: Guardrail, limit: float, quantile: float, requests: Sequence[Request], prices: Prices
+    rail: Guardrail,
+    limit: float,
+    quantile: float,
+    requests: Sequence[RequestRecord],
+    prices: Prices,
 ) -> str | None:
-    """A quantile is above a limit just when more than the rest of the requests take longer."""
-    times = [above for _, above, _ in parts(requests, rail.metric, prices)]
+    """A quantile q is above a limit where more than 1 - q of the requests take longer."""
+    times = [ms for _, ms, _ in observations(requests, rail.metric, prices)]
     slow = sum(ms > limit for ms in times)
-    if not exceeds(slow, len(times), 1 - quantile, rail.alpha):
+    if not proportion_exceeds(slow, len(times), 1 - quantile, rail.alpha):
         return None
     return f"{slow} of {len(times)} requests took longer"

@@ -1,9 +1,9 @@
-"""The readout of an experiment: can the data be trusted, what differs, and what follows from it.
+"""The readout of an experiment: sample ratio, comparisons with the control, bounds, verdicts.
 
-The order is that of the reasoning. First the sample ratio: if arms did not get the units they
-should, something chose, and no difference means anything. Then, per metric, each arm against the
-control: an interval that is valid however often one looks, and beside it what a test planned for
-one look would say. The verdict goes by the always-valid intervals alone.
+The order is that of the reasoning. First the sample ratio: if arms did not get the shares of units
+that were intended, assignment is biased and no difference can be trusted. Then, per metric, each
+arm against the control: an always-valid interval (a confidence sequence), and beside it a
+fixed-horizon test. Verdicts use the always-valid intervals alone.
 """
 
 from __future__ import annotations
@@ -14,21 +14,27 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from orchestrator.experiments.bandit import estimates
-from orchestrator.experiments.documents import Bound, Experiment, MetricName, State
-from orchestrator.experiments.ledger import Analysed, Request, analysed
-from orchestrator.experiments.measures import METRICS
-from orchestrator.experiments.samples import Gathered, Sample, gather, linearised, paired
+from orchestrator.experiments.bandit import doubly_robust_scores
+from orchestrator.experiments.documents import Bound, Experiment, ExperimentState, MetricName
+from orchestrator.experiments.metrics import METRICS
+from orchestrator.experiments.outcome_log import AnalysisSet, RequestRecord, analysis_set
+from orchestrator.experiments.samples import (
+    MetricValues,
+    Sample,
+    linearise,
+    metric_values,
+    paired_sample,
+)
 from orchestrator.experiments.sequential import (
-    FixedTest,
+    FixedHorizonTest,
     Interval,
-    Needed,
-    SampleRatio,
-    difference,
-    fixed_difference,
-    fixed_paired,
-    needed,
-    one_mean,
+    RequiredUnits,
+    SampleRatioTest,
+    difference_interval,
+    fixed_difference_test,
+    fixed_paired_test,
+    mean_interval,
+    required_units,
     sample_ratio,
 )
 
@@ -39,7 +45,7 @@ QUANTILES: Final = (0.5, 0.95)
 
 
 @dataclass(frozen=True, slots=True)
-class Figure:
+class ArmMetric:
     """One arm's value of one metric, over `units` units and `requests` requests.
 
     `quantiles` are of the requests, for times.
@@ -53,7 +59,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """An arm against the control on one metric: `always_valid` may be looked at at any time.
+    """An arm against the control on one metric; `always_valid` holds at any number of looks.
 
     `units` are those of the arm that has fewer; `paired` ones are the control's own.
     """
@@ -64,14 +70,14 @@ class Comparison:
     units: int
     always_valid: Interval
     relative: float | None  # the difference as a share of the control's value
-    fixed_horizon: FixedTest | None
-    needed: Needed | None
+    fixed_horizon: FixedHorizonTest | None
+    needed: RequiredUnits | None
     paired: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """A bound of the goal for one arm: `surely` kept, or surely `broken`, or neither yet."""
+class BoundCheck:
+    """A bound of the goal for one arm: `surely` kept, surely `broken`, or neither yet."""
 
     arm: str
     metric: MetricName
@@ -83,50 +89,53 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """All of it; `verdicts` by arm, `sentence` in words."""
+class ExperimentReport:
+    """The whole readout; `verdicts` by arm, `sentence` in words."""
 
     experiment: str
     kind: str
     metric: MetricName
     alpha: float
-    sample_ratio: SampleRatio | None
+    sample_ratio: SampleRatioTest | None
     forced_requests: int
     moved_units: int
     unreadable: int
-    arms: Mapping[str, Mapping[MetricName, Figure]]
+    arms: Mapping[str, Mapping[MetricName, ArmMetric]]
     comparisons: Sequence[Comparison]
-    bounds: Sequence[Kept]
+    bounds: Sequence[BoundCheck]
     stopped: Mapping[str, str]
     weights: Mapping[str, float]
     verdicts: Mapping[str, Verdict]
     sentence: str
 
     def json(self) -> dict[str, Any]:
-        """As JSON's values; what is infinite, because nothing is known yet, as null."""
-        told: dict[str, Any] = _finite(asdict(self))
-        return told
+        """As JSON values; infinite bounds, where too little is known, as null."""
+        values: dict[str, Any] = _finite(asdict(self))
+        return values
 
 
 def report(
-    experiment: Experiment, state: State, requests: Iterable[Request], unreadable: int = 0
-) -> Report:
-    """Read an experiment's requests; may be asked for at any time and as often as one likes."""
+    experiment: Experiment,
+    state: ExperimentState,
+    requests: Iterable[RequestRecord],
+    unreadable: int = 0,
+) -> ExperimentReport:
+    """Analyse an experiment's requests; valid at any time and any number of times."""
     served = [arm.name for arm in experiment.served]
-    usable = analysed(requests, served)
-    apart = _Apart(experiment, state, usable)
+    usable = analysis_set(requests, served)
+    comparer = _Comparer(experiment, state, usable)
     others = [name for name in served if name != experiment.base]
     ratio = None if experiment.kind == "bandit" else _ratio(experiment, state, usable.by_arm)
     comparisons = [
         found
         for name in [*others, *(arm.name for arm in experiment.shadows)]
         for metric in METRICS
-        if (found := apart.compare(name, metric)) is not None
+        if (found := comparer.compare(name, metric)) is not None
     ]
-    bounds = [apart.bound(name, bound) for name in others for bound in experiment.goal.within]
+    bounds = [comparer.bound(name, bound) for name in others for bound in experiment.goal.within]
     bounds = [one for one in bounds if one.than != one.arm]
     verdicts = {name: _verdict(experiment, ratio, comparisons, bounds, name) for name in others}
-    return Report(
+    return ExperimentReport(
         experiment=experiment.name,
         kind=experiment.kind,
         metric=experiment.goal.metric,
@@ -135,7 +144,7 @@ def report(
         forced_requests=usable.forced,
         moved_units=usable.moved_units,
         unreadable=unreadable,
-        arms={name: apart.figures(name) for name in usable.by_arm},
+        arms={name: comparer.figures(name) for name in usable.by_arm},
         comparisons=comparisons,
         bounds=bounds,
         stopped={name: stop.why for name, stop in state.stopped.items()},
@@ -145,14 +154,14 @@ def report(
     )
 
 
-class _Apart:
-    """Differences between arms of one experiment, each over the time when both were live."""
+class _Comparer:
+    """Compares arms of one experiment, each pair over the time when both were live."""
 
-    def __init__(self, experiment: Experiment, state: State, usable: Analysed) -> None:
+    def __init__(self, experiment: Experiment, state: ExperimentState, usable: AnalysisSet) -> None:
         self._experiment, self._state, self._usable = experiment, state, usable
-        # All arms are compared with one control: together they claim falsely at rate alpha.
+        # Bonferroni over the arms, which are all compared with one control.
         self._alpha = experiment.alpha / max(1, len(experiment.all_arms) - 1)
-        self._read: dict[tuple[str, MetricName, float], Gathered] = {}
+        self._values: dict[tuple[str, MetricName, float], MetricValues] = {}
         self._scores: dict[MetricName, Mapping[str, np.ndarray[Any, Any]]] = {}
 
     def compare(self, name: str, metric: MetricName) -> Comparison | None:
@@ -160,13 +169,13 @@ class _Apart:
         experiment = self._experiment
         base, prices, tuned = experiment.base, experiment.prices, experiment.tuned_for
         if experiment.arm(name).shadow:
-            differences = paired(self._usable.by_arm[base], name, metric, prices)
+            differences = paired_sample(self._usable.by_arm[base], name, metric, prices)
             if not differences.count:
                 return None
-            interval, units = one_mean(differences, self._alpha, tuned), differences.count
-            if metric == "agreement":  # a share of its own, not a difference
+            interval, units = mean_interval(differences, self._alpha, tuned), differences.count
+            if metric == "agreement":  # a share, not a difference
                 return Comparison(name, base, metric, units, interval, None, None, None, True)
-            tested = fixed_paired(differences, self._alpha)
+            tested = fixed_paired_test(differences, self._alpha)
             usual = self._sample(base, metric, float("inf")).mean
             relative = interval.estimate / usual if usual else None
             return Comparison(name, base, metric, units, interval, relative, tested, None, True)
@@ -186,14 +195,14 @@ class _Apart:
             units=min(own.count, control.count),
             always_valid=interval,
             relative=interval.estimate / control.mean if control.mean else None,
-            # Means of a bandit are biased, for its choices depend on them: no such test for it.
+            # A bandit's means are biased, since its weights depend on them: no such test.
             fixed_horizon=None
             if experiment.kind == "bandit"
-            else fixed_difference(own, control, self._alpha),
-            needed=needed(own, control, wanted, ratio, self._alpha, tuned),
+            else fixed_difference_test(own, control, self._alpha),
+            needed=required_units(own, control, wanted, ratio, self._alpha, tuned),
         )
 
-    def bound(self, name: str, bound: Bound) -> Kept:
+    def bound(self, name: str, bound: Bound) -> BoundCheck:
         """Whether an arm keeps a bound of the goal."""
         than = bound.than or self._experiment.base
         interval = self._interval(name, than, bound.metric, 1 - bound.confidence)
@@ -202,18 +211,18 @@ class _Apart:
         if METRICS[bound.metric].sign < 0:
             low, high = -high, -low
         surely, broken = bool(low >= -bound.by), bool(high < -bound.by)
-        return Kept(name, bound.metric, than, bound.by, interval, surely, broken)
+        return BoundCheck(name, bound.metric, than, bound.by, interval, surely, broken)
 
     def _interval(self, name: str, than: str, metric: MetricName, alpha: float) -> Interval:
         tuned = self._experiment.tuned_for
         if self._experiment.kind == "bandit":
             if metric not in self._scores:
                 by_arm = self._usable.by_arm
-                self._scores[metric] = estimates(by_arm, metric, self._experiment.prices)
+                self._scores[metric] = doubly_robust_scores(by_arm, metric, self._experiment.prices)
             scores = self._scores[metric]
-            return one_mean(Sample(scores[name] - scores[than]), alpha, tuned)
+            return mean_interval(Sample(scores[name] - scores[than]), alpha, tuned)
         own, other = self._samples(name, than, metric)
-        return difference(own, other, alpha, tuned)
+        return difference_interval(own, other, alpha, tuned)
 
     def _samples(self, name: str, than: str, metric: MetricName) -> tuple[Sample, Sample]:
         ends = [stop.at for arm, stop in self._state.stopped.items() if arm in (name, than)]
@@ -221,38 +230,38 @@ class _Apart:
         return self._sample(name, metric, until), self._sample(than, metric, until)
 
     def _sample(self, name: str, metric: MetricName, until: float) -> Sample:
-        """Read once: the record may be long, and the control is in every comparison."""
-        return linearised(self._gather(name, metric, until).sums, METRICS[metric].bounded)
+        """Cached: the log may be long, and the control is in every comparison."""
+        return linearise(self._metric_values(name, metric, until).sums, METRICS[metric].bounded)
 
-    def _gather(self, name: str, metric: MetricName, until: float) -> Gathered:
+    def _metric_values(self, name: str, metric: MetricName, until: float) -> MetricValues:
         key = name, metric, until
-        if key not in self._read:
-            own: Sequence[Request] = self._usable.by_arm[name]
+        if key not in self._values:
+            own: Sequence[RequestRecord] = self._usable.by_arm[name]
             if until < float("inf"):
                 own = [one for one in own if one.exposure.at <= until]
-            self._read[key] = gather(own, metric, self._experiment.prices)
-        return self._read[key]
+            self._values[key] = metric_values(own, metric, self._experiment.prices)
+        return self._values[key]
 
-    def figures(self, name: str) -> dict[MetricName, Figure]:
-        """All that is known of an arm, also from after another was stopped."""
-        found: dict[MetricName, Figure] = {}
+    def figures(self, name: str) -> dict[MetricName, ArmMetric]:
+        """Every metric of an arm, over all its requests, also those after another arm stopped."""
+        found: dict[MetricName, ArmMetric] = {}
         for metric, described in METRICS.items():
-            own = self._gather(name, metric, float("inf"))
+            own = self._metric_values(name, metric, float("inf"))
             if len(own.values):
                 above, below = own.sums.sum(axis=0)
                 timed = described.title.endswith("ms")
                 quantiles = {
                     f"p{q * 100:g}": float(np.quantile(own.values, q)) for q in QUANTILES if timed
                 }
-                found[metric] = Figure(
+                found[metric] = ArmMetric(
                     float(above / below), len(own.sums), len(own.values), quantiles
                 )
         return found
 
 
 def _ratio(
-    experiment: Experiment, state: State, by_arm: Mapping[str, Sequence[Request]]
-) -> SampleRatio:
+    experiment: Experiment, state: ExperimentState, by_arm: Mapping[str, Sequence[RequestRecord]]
+) -> SampleRatioTest:
     """Units by arm: of the arms still live, or of all until the first was stopped."""
     live = [name for name in by_arm if name not in state.stopped]
     until = float("inf")
@@ -268,9 +277,9 @@ def _ratio(
 
 def _verdict(
     experiment: Experiment,
-    ratio: SampleRatio | None,
+    ratio: SampleRatioTest | None,
     comparisons: Sequence[Comparison],
-    bounds: Sequence[Kept],
+    bounds: Sequence[BoundCheck],
     arm: str,
 ) -> Verdict:
     if ratio is not None and not ratio.ok:
@@ -305,8 +314,8 @@ def _primary(
 
 def _sentence(
     experiment: Experiment,
-    state: State,
-    ratio: SampleRatio | None,
+    state: ExperimentState,
+    ratio: SampleRatioTest | None,
     comparisons: Sequence[Comparison],
     verdicts: Mapping[str, Verdict],
 ) -> str:
@@ -314,21 +323,23 @@ def _sentence(
         seen = ", ".join(f"{name} {count}" for name, count in ratio.counts.items())
         wanted = ", ".join(f"{name} {count:.0f}" for name, count in ratio.expected.items())
         return (
-            f"Do not trust this experiment: the arms were given {seen} units where {wanted} were "
-            f"due (p = {ratio.always_valid_p:.1g}), so something other than chance chose."
+            f"Do not trust this experiment (sample ratio mismatch): the arms were given {seen} "
+            f"units where {wanted} were expected (p = {ratio.always_valid_p:.1g})."
         )
     title = METRICS[experiment.goal.metric].title
-    told = []
+    sentences = []
     for arm, verdict in verdicts.items():
         found = _primary(experiment, comparisons, arm)
-        said = _say(experiment, arm, verdict, found, title)
+        sentence = _arm_sentence(experiment, arm, verdict, found, title)
         if arm in state.stopped:
-            said += f", and was stopped ({state.stopped[arm].why})"
-        told.append(said)
-    return "; ".join(told) + "." if told else "There is only one arm that is served: see its pairs."
+            sentence += f", and was stopped ({state.stopped[arm].why})"
+        sentences.append(sentence)
+    if not sentences:
+        return "Only one arm is served: see the paired comparisons of its shadows."
+    return "; ".join(sentences) + "."
 
 
-def _say(
+def _arm_sentence(
     experiment: Experiment, arm: str, verdict: Verdict, found: Comparison | None, title: str
 ) -> str:
     if found is None:

@@ -1,9 +1,9 @@
-"""Experiments in the store: started, changed and stopped, every change on record.
+"""Experiments in the store: start, change, stop; every change has an audit entry.
 
     experiment/NAME/RUN   document   the experiment as it was started for the RUN-th time
-    experiment/NAME       pointer    which run it is, and its state
+    experiment/NAME       pointer    the number of the newest run, and its state
 
-Two experiments that run at the same time must exclude each other, for a request has one policy.
+Two experiments that run at the same time must exclude each other, since a request has one policy.
 Arms are built when an experiment is started and again when it is read, since a store may hold
 anything.
 """
@@ -20,7 +20,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
-from orchestrator.experiments.documents import Arm, Experiment, State, begun
+from orchestrator.experiments.documents import Arm, Experiment, ExperimentState, initial_state
 from orchestrator.http.schemas import invalid
 from orchestrator.loop.policy import Policy
 from orchestrator.state.store import PointerUpdate, Store, StoreState
@@ -33,8 +33,8 @@ _TRIES: Final = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Built:
-    """An arm's policy by name and version (0: not a published one), and the large's method."""
+class BuiltArm:
+    """An arm's policy, its name and version (0: not published), and the large worker's method."""
 
     name: str
     version: int
@@ -44,17 +44,17 @@ class Built:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One run of an experiment as a revision of the store has it; `arms` are its built policies.
+    """One run of an experiment at one revision of the store; `arms` are its built policies.
 
-    `trouble` says why it gets no requests here, though it runs: the deployment has changed since.
+    `error` says why it gets no requests here, though it runs: the deployment has changed since.
     """
 
     number: int
     experiment: Experiment
-    state: State
-    arms: Mapping[str, Built]
+    state: ExperimentState
+    arms: Mapping[str, BuiltArm]
     pointer: bytes
-    trouble: str | None = None
+    error: str | None = None
 
     @property
     def name(self) -> str:
@@ -66,12 +66,12 @@ class Run:
 
     @property
     def stream(self) -> str:
-        """Where its events are."""
+        """The stream of its events."""
         return f"outcomes/{self.name}/{self.number}"
 
 
 class Runs:
-    """The experiments of a store. `methods` are what the large worker offers here."""
+    """The experiments of a store. `methods` are those of the large worker here."""
 
     def __init__(
         self,
@@ -83,10 +83,10 @@ class Runs:
     ) -> None:
         self._store, self._versions = store, versions
         self._policies, self._defaults, self._methods = policies, defaults, methods
-        self._found: OrderedDict[tuple[str, str], Run] = OrderedDict()
+        self._cache: OrderedDict[tuple[str, str], Run] = OrderedDict()
 
-    async def start(self, experiment: Experiment, who: AuditInfo) -> Run:
-        """Begin an experiment, or begin it anew after it was stopped.
+    async def start(self, experiment: Experiment, info: AuditInfo) -> Run:
+        """Start an experiment, again if it was stopped.
 
         Raises:
             InvalidRequest, UnknownPolicy: an arm cannot be built, by name.
@@ -107,25 +107,25 @@ class Runs:
                     )
             before = seen.pointers.get(POINTER + experiment.name)
             number = next((run.number for run in runs if run.name == experiment.name), 0) + 1
-            state = begun(time.time())
+            state = initial_state(time.time())
             run = Run(number, experiment, state, arms, _pointer(number, state))
             document = experiment.model_dump_json().encode()
             try:
                 await self._store.commit(
                     create={_path(experiment.name, number): document},
                     update=[PointerUpdate(POINTER + experiment.name, before, run.pointer)],
-                    audit=_audit("start", run, who),
+                    audit=_audit("start", run, info),
                 )
             except Conflict:
                 continue
             return run
         raise Conflict("too many start experiments at the same time; try again")
 
-    async def stop(self, name: str, who: AuditInfo) -> Run:
-        """End an experiment; everybody gets the default again.
+    async def stop(self, name: str, info: AuditInfo) -> Run:
+        """Stop an experiment; all requests get the default again.
 
         Raises:
-            UnknownPolicy: there is none of this name. Conflict: it does not run.
+            UnknownPolicy: there is none of this name. Conflict: it is not running.
         """
         for _ in range(_TRIES):
             run = await self.find(name)
@@ -133,20 +133,20 @@ class Runs:
                 raise Conflict(f"the experiment {name} does not run")
             ended = run.state.model_copy(update={"ended": time.time()})
             try:
-                return await self.change(run, ended, "stop", who)
+                return await self.change(run, ended, "stop", info)
             except Conflict:
                 continue
         raise Conflict(f"too many change {name} at the same time; try again")
 
-    async def change(self, run: Run, state: State, action: str, who: AuditInfo) -> Run:
-        """Give a run another state.
+    async def change(self, run: Run, state: ExperimentState, action: str, info: AuditInfo) -> Run:
+        """Replace the state of a run.
 
         Raises:
             Conflict: somebody changed it since `run` was read.
         """
         changed = replace(run, state=state, pointer=_pointer(run.number, state))
         move = PointerUpdate(POINTER + run.name, run.pointer, changed.pointer)
-        await self._store.commit(update=[move], audit=_audit(action, changed, who))
+        await self._store.commit(update=[move], audit=_audit(action, changed, info))
         return changed
 
     async def find(self, name: str) -> Run:
@@ -165,10 +165,10 @@ class Runs:
         return found[0]
 
     async def read(self, seen: StoreState) -> tuple[Run, ...]:
-        """Every experiment's newest run, those started first in front.
+        """Every experiment's newest run, in the order of their starts.
 
         Raises:
-            StoreError: one cannot be read, or not be used.
+            StoreError: one cannot be read, or is not valid.
         """
         identity = seen.revision.partition(":")[0]
         found = []
@@ -179,17 +179,18 @@ class Runs:
 
     async def _run(self, identity: str, name: str, data: bytes) -> Run:
         try:
-            told = json.loads(data)
-            number, state = int(told["run"]), State.model_validate(told["state"])
+            pointer = json.loads(data)
+            number = int(pointer["run"])
+            state = ExperimentState.model_validate(pointer["state"])
         except (ValueError, KeyError, TypeError) as error:
             raise StoreError(f"{POINTER}{name} cannot be read: {type(error).__name__}") from None
         path = _path(name, number)
-        if (known := self._found.get((identity, path))) is None:
+        if (known := self._cache.get((identity, path))) is None:
             known = await self._load(name, number, path)
             if identity:
-                self._found[identity, path] = known
-                while len(self._found) > _CACHED:
-                    self._found.popitem(last=False)
+                self._cache[identity, path] = known
+                while len(self._cache) > _CACHED:
+                    self._cache.popitem(last=False)
         return replace(known, state=state, pointer=data)
 
     async def _load(self, name: str, number: int, path: str) -> Run:
@@ -199,16 +200,18 @@ class Runs:
             if experiment.name != name:
                 raise StoreError(f"{path} holds the experiment {experiment.name} in its place")
             arms = await self._build(experiment)
-            return Run(number, experiment, begun(0.0), arms, b"", self._trouble(experiment))
+            return Run(
+                number, experiment, initial_state(0.0), arms, b"", self._unavailable(experiment)
+            )
         except ValidationError as error:
             raise StoreError(f"{path} cannot be used: {invalid(error).message}") from None
         except InvalidRequest as error:
             raise StoreError(f"{path} cannot be used: {error.message}") from None
 
-    async def _build(self, experiment: Experiment) -> dict[str, Built]:
+    async def _build(self, experiment: Experiment) -> dict[str, BuiltArm]:
         return {arm.name: await self._built(arm) for arm in experiment.all_arms}
 
-    async def _built(self, arm: Arm) -> Built:
+    async def _built(self, arm: Arm) -> BuiltArm:
         place = f"arms.{arm.name}"
         name, version, params = arm.policy, 0, self._defaults.get(arm.policy, {})
         if "@" in arm.policy:
@@ -223,9 +226,9 @@ class Runs:
             policy = build(self._policies, name, {**params, **arm.params})
         except ValidationError as error:
             raise invalid(error, f"{place}.params") from None
-        return Built(name, version, policy, arm.speculation)
+        return BuiltArm(name, version, policy, arm.speculation)
 
-    def _trouble(self, experiment: Experiment) -> str | None:
+    def _unavailable(self, experiment: Experiment) -> str | None:
         try:
             self._check_methods(experiment)
         except InvalidRequest as error:
@@ -246,18 +249,18 @@ def _path(name: str, number: int) -> str:
     return f"{POINTER}{name}/{number}"
 
 
-def _pointer(number: int, state: State) -> bytes:
+def _pointer(number: int, state: ExperimentState) -> bytes:
     return json.dumps({"run": number, "state": state.model_dump()}).encode()
 
 
-def _audit(action: str, run: Run, who: AuditInfo) -> bytes:
+def _audit(action: str, run: Run, info: AuditInfo) -> bytes:
     entry = {
         "at": time.time(),
         "action": f"experiment.{action}",
         "what": f"{run.name}/{run.number}",
         "state": run.state.model_dump(),
-        "author": who.author,
-        "key": who.key,
-        "note": who.note,
+        "author": info.author,
+        "key": info.key,
+        "note": info.note,
     }
     return json.dumps(entry, ensure_ascii=False).encode()

@@ -1,6 +1,7 @@
-"""What a metric's values amount to, unit by unit: a mean or a ratio, and how sure it is.
+"""A metric's values by unit: their mean or ratio, and its standard error.
 
-A unit (a user, a session) may ask often, and its requests are alike; so units are what is counted.
+A unit (a user, a session) may send many requests, which are correlated; so units are what is
+counted.
 The ratio of two sums over units is linearised (the delta method; Deng et al. 2018, "Applying the
 Delta Method in Metric Analytics", arXiv 1803.06336), which for one request per unit is the plain
 mean with its plain variance.
@@ -15,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from orchestrator.experiments.documents import MetricName, Prices
-from orchestrator.experiments.ledger import Request
-from orchestrator.experiments.measures import METRICS, pairs, parts
+from orchestrator.experiments.metrics import METRICS, observations, paired_differences
+from orchestrator.experiments.outcome_log import RequestRecord
 
 Vector = NDArray[np.float64]
 
@@ -25,9 +26,9 @@ Vector = NDArray[np.float64]
 class Sample:
     """One arm's values of one metric: an array with a linearised value per unit.
 
-    `values` have the metric as their mean. `extremes` are the ends of where values can lie, for a
-    bounded metric: one imagined unit at either end keeps the variance honest where all units
-    agree, as Agresti and Caffo (2000) do for proportions.
+    The mean of `values` is the metric. `extremes` are the smallest and the largest possible value
+    of a bounded metric: one pseudo-unit at either keeps the variance above 0 where all units
+    agree (Agresti and Caffo 2000, for proportions).
     """
 
     values: Vector
@@ -43,7 +44,7 @@ class Sample:
 
     @property
     def variance(self) -> float:
-        """Of one unit's value; infinite while nothing is known."""
+        """Of one unit's value; infinite below two units."""
         if self.extremes is not None:
             return float(np.var(np.append(self.values, self.extremes)))
         return float(np.var(self.values, ddof=1)) if self.count > 1 else float("inf")
@@ -60,8 +61,8 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
-    """An arm's requests that say something of a metric: one `values` entry each.
+class MetricValues:
+    """A metric over an arm's requests that have it: one of `values` per request.
 
     `sums` has shape (units, 2): numerators and denominators, units in the order they were seen.
     """
@@ -70,43 +71,48 @@ class Gathered:
     sums: Vector
 
 
-def gather(requests: Iterable[Request], metric: MetricName, prices: Prices) -> Gathered:
-    """Read a metric from an arm's requests, once."""
+def metric_values(
+    requests: Iterable[RequestRecord], metric: MetricName, prices: Prices
+) -> MetricValues:
+    """A metric of an arm's requests."""
     units: dict[str, int] = {}
-    places, above, below = [], [], []
-    for request, one, other in parts(requests, metric, prices):
-        places.append(units.setdefault(request.exposure.unit, len(units)))
-        above.append(one)
-        below.append(other)
-    where = np.array(places, dtype=np.intp)
-    both = np.array([above, below], dtype=float)
-    sums = np.array([np.bincount(where, each, len(units)) for each in both], dtype=float)
-    return Gathered(both[0] / both[1], sums.T)
+    indices, numerators, denominators = [], [], []
+    for request, numerator, denominator in observations(requests, metric, prices):
+        indices.append(units.setdefault(request.exposure.unit, len(units)))
+        numerators.append(numerator)
+        denominators.append(denominator)
+    unit = np.array(indices, dtype=np.intp)
+    both = np.array([numerators, denominators], dtype=float)
+    sums = np.array([np.bincount(unit, each, len(units)) for each in both], dtype=float)
+    return MetricValues(both[0] / both[1], sums.T)
 
 
-def sample(requests: Iterable[Request], metric: MetricName, prices: Prices) -> Sample:
-    """An arm's values of a metric, by unit."""
-    return linearised(gather(requests, metric, prices).sums, METRICS[metric].bounded)
+def sample(requests: Iterable[RequestRecord], metric: MetricName, prices: Prices) -> Sample:
+    """A metric of an arm's requests, by unit."""
+    return linearise(metric_values(requests, metric, prices).sums, METRICS[metric].bounded)
 
 
-def linearised(sums: Vector, bounded: bool = False) -> Sample:
-    """From (units, 2) numerators and denominators to values whose mean is the ratio of the sums."""
+def linearise(sums: Vector, bounded: bool = False) -> Sample:
+    """Values whose mean is the ratio of the sums; `sums` (units, 2): numerators, denominators."""
     extremes = (0.0, 1.0) if bounded else None
-    above, below = sums[:, 0], sums[:, 1]
-    if not len(sums) or (below == 1).all():
-        return Sample(above.astype(float), extremes)
-    ratio = above.sum() / below.sum()
-    return Sample(ratio + (above - ratio * below) / below.mean(), extremes)
+    numerators, denominators = sums[:, 0], sums[:, 1]
+    if not len(sums) or (denominators == 1).all():
+        return Sample(numerators.astype(float), extremes)
+    ratio = numerators.sum() / denominators.sum()
+    residuals = numerators - ratio * denominators
+    return Sample(ratio + residuals / denominators.mean(), extremes)
 
 
-def paired(requests: Iterable[Request], shadow: str, metric: MetricName, prices: Prices) -> Sample:
-    """What a shadow arm does differently on the same requests: its value minus the served one's."""
+def paired_sample(
+    requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: Prices
+) -> Sample:
+    """By unit, a shadow arm's value minus the served arm's, on the same requests."""
     sums: dict[str, list[float]] = {}
-    for request, difference in pairs(requests, shadow, metric, prices):
-        told = sums.setdefault(request.exposure.unit, [0.0, 0.0])
-        told[0] += difference
-        told[1] += 1
-    found = linearised(np.array(list(sums.values())).reshape(-1, 2))
+    for request, difference in paired_differences(requests, shadow, metric, prices):
+        total = sums.setdefault(request.exposure.unit, [0.0, 0.0])
+        total[0] += difference
+        total[1] += 1
+    found = linearise(np.array(list(sums.values())).reshape(-1, 2))
     if not METRICS[metric].bounded:
         return found
     return Sample(found.values, (0.0, 1.0) if metric == "agreement" else (-1.0, 1.0))

@@ -1,8 +1,8 @@
-"""Statistics that stay valid however often one looks, and the usual ones for a fixed horizon.
+"""Sequential tests, valid at any number of looks, and the usual ones for a fixed horizon.
 
 Intervals: the asymptotic confidence sequence of Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas
-(arXiv 2103.06476, theorem 2.2), a normal mixture after Robbins: at *every* sample size at once the
-mean lies within them with probability 1 - alpha, asymptotically. For two arms it is applied to the
+(arXiv 2103.06476, theorem 2.2), a normal mixture after Robbins: with probability 1 - alpha it
+contains the mean at *every* sample size at once, asymptotically. For two arms it is applied to the
 difference of means, whose influence function has the usual standard error (section 3 there).
 
 Proportions against a limit: the beta mixture of binomial likelihoods (Robbins 1970), exact for any
@@ -26,13 +26,13 @@ from orchestrator.experiments.samples import Sample
 
 POWER: Final = 0.8
 CONCENTRATION: Final = 100.0
-"""How close to the intended ratio the mixture of `sample_ratio` looks for others: it has most
-power against shares that are off by about a tenth."""
+"""Of the Dirichlet prior of `sample_ratio` around the intended shares: it has most power against
+shares that are off by about a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """An estimate and where the truth may lie."""
+    """A confidence interval around an estimate."""
 
     estimate: float
     low: float
@@ -40,8 +40,8 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
-class FixedTest:
-    """A test for one look that was planned beforehand: its name, interval and p value."""
+class FixedHorizonTest:
+    """A test for one look at a planned sample size: its name, interval and p value."""
 
     test: str
     low: float
@@ -49,11 +49,11 @@ class FixedTest:
     p: float
 
 
-def widening(count: Any, alpha: float, tuned_for: float) -> Any:
-    """By how many standard errors the sequence at `count` units reaches to either side.
+def boundary(count: Any, alpha: float, tuned_for: float) -> Any:
+    """The half-width of the confidence sequence at `count` units, in standard errors.
 
     `count` is a number or an array. The mixture's width is chosen so that the sequence is tightest
-    at `tuned_for` units (there, appendix B.2). A number fixed in advance, or nothing is promised.
+    at `tuned_for` units (there, appendix B.2); its coverage holds only if that is fixed in advance.
     """
     best = float(-lambertw(-(alpha**2) * np.exp(-1), -1).real - 1)
     seen = np.asarray(count, dtype=float) * best / tuned_for  # t rho^2 of the paper
@@ -62,42 +62,46 @@ def widening(count: Any, alpha: float, tuned_for: float) -> Any:
     return np.where(seen > 0, wide, np.inf) if wide.ndim else (float(wide) if seen > 0 else np.inf)
 
 
-def reach(error: Any, count: Any, freedom: Any, alpha: float, tuned_for: float) -> Any:
-    """How far the interval goes to either side; numbers or arrays.
+def half_width(
+    error: Any, count: Any, degrees_of_freedom: Any, alpha: float, tuned_for: float
+) -> Any:
+    """The half-width of the interval; numbers or arrays.
 
-    `error` is a standard error with so many degrees of freedom. The sequence is asymptotic; for a
-    spread that is estimated from a few units it is widened from the normal to Student's law.
+    `error` is a standard error with so many degrees of freedom. The sequence is asymptotic; since
+    the variance is estimated, its normal quantile is replaced by that of Student's t.
     """
-    multiple = t.isf(norm.sf(widening(count, alpha, tuned_for)), np.maximum(freedom, 1))
+    multiple = t.isf(norm.sf(boundary(count, alpha, tuned_for)), np.maximum(degrees_of_freedom, 1))
     return np.where(np.isfinite(error) & np.isfinite(multiple), error * multiple, np.inf)
 
 
-def freedom(errors: Any, counts: Any) -> Any:
-    """The degrees of freedom of a difference (Welch and Satterthwaite); along the first axis."""
+def degrees_of_freedom(errors: Any, counts: Any) -> Any:
+    """The degrees of freedom of a difference (Welch-Satterthwaite), along the first axis."""
     squares, less = np.square(errors), np.maximum(np.asarray(counts) - 1, 1)
     with np.errstate(divide="ignore", invalid="ignore"):
-        found = squares.sum(axis=0) ** 2 / (squares**2 / less).sum(axis=0)
-    return np.where(np.isfinite(found), found, 1.0)
+        welch = squares.sum(axis=0) ** 2 / (squares**2 / less).sum(axis=0)
+    return np.where(np.isfinite(welch), welch, 1.0)
 
 
-def one_mean(sample: Sample, alpha: float, tuned_for: float) -> Interval:
-    """An always-valid interval for a mean."""
-    half = float(reach(sample.error, sample.count, sample.count - 1, alpha, tuned_for))
+def mean_interval(sample: Sample, alpha: float, tuned_for: float) -> Interval:
+    """The confidence sequence for a mean."""
+    half = float(half_width(sample.error, sample.count, sample.count - 1, alpha, tuned_for))
     return Interval(sample.mean, sample.mean - half, sample.mean + half)
 
 
-def difference(arm: Sample, control: Sample, alpha: float, tuned_for: float) -> Interval:
-    """An always-valid interval for the arm's mean minus the control's."""
+def difference_interval(arm: Sample, control: Sample, alpha: float, tuned_for: float) -> Interval:
+    """The confidence sequence for the arm's mean minus the control's."""
     errors, counts = (arm.error, control.error), (arm.count, control.count)
     estimate, error = arm.mean - control.mean, float(np.hypot(*errors))
-    half = float(reach(error, sum(counts), freedom(errors, counts), alpha, tuned_for))
+    half = float(
+        half_width(error, sum(counts), degrees_of_freedom(errors, counts), alpha, tuned_for)
+    )
     return Interval(estimate, estimate - half, estimate + half)
 
 
-def exceeds(hits: int, count: int, limit: float, alpha: float) -> bool:
-    """Whether a proportion is surely above `limit`, at whatever moment one asks.
+def proportion_exceeds(hits: int, count: int, limit: float, alpha: float) -> bool:
+    """Whether a proportion is above `limit`: a one-sided sequential test at level `alpha`.
 
-    With probability 1 - alpha this is never said of one that is not.
+    For a proportion that is not, the probability that this is ever True is at most `alpha`.
     """
     if not count or hits / count <= limit:
         return False
@@ -110,8 +114,8 @@ def exceeds(hits: int, count: int, limit: float, alpha: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class SampleRatio:
-    """Whether arms got the units they should: a chi-square p, and one valid at every look."""
+class SampleRatioTest:
+    """Tests for a sample ratio mismatch: a chi-square p value, and one valid at every look."""
 
     counts: Mapping[str, int]
     expected: Mapping[str, float]
@@ -122,25 +126,25 @@ class SampleRatio:
 
 def sample_ratio(
     counts: Mapping[str, int], weights: Mapping[str, float], alpha: float = 0.001
-) -> SampleRatio:
-    """Compare counted units with intended shares; `ok` goes by the p that survives peeking."""
+) -> SampleRatioTest:
+    """Compare counted units with intended shares; `ok` goes by the always-valid p value."""
     total, whole = sum(counts.values()), sum(weights[name] for name in counts)
     shares = np.array([weights[name] / whole for name in counts])
     seen = np.array([counts[name] for name in counts], dtype=float)
     expected = dict(zip(counts, (float(value) for value in total * shares), strict=True))
     if total == 0 or len(seen) < 2:
-        return SampleRatio(counts, expected, 1.0, 1.0, True)
+        return SampleRatioTest(counts, expected, 1.0, 1.0, True)
     prior = CONCENTRATION * shares
     mixture = gammaln(CONCENTRATION) - gammaln(CONCENTRATION + total)
     mixture += (gammaln(prior + seen) - gammaln(prior)).sum()
     always = float(np.exp(min(0.0, (seen * np.log(shares)).sum() - mixture)))
-    return SampleRatio(
+    return SampleRatioTest(
         counts, expected, float(chisquare(seen, total * shares).pvalue), always, always >= alpha
     )
 
 
-def fixed_difference(arm: Sample, control: Sample, alpha: float) -> FixedTest | None:
-    """For one look at a planned end: Newcombe's interval and the chi-square test, or Welch's t."""
+def fixed_difference_test(arm: Sample, control: Sample, alpha: float) -> FixedHorizonTest | None:
+    """For one look at a planned size: Newcombe's interval and the chi-square test, or Welch's t."""
     if min(arm.count, control.count) < 2:
         return None
     if arm.binary and control.binary:
@@ -151,31 +155,31 @@ def fixed_difference(arm: Sample, control: Sample, alpha: float) -> FixedTest | 
             cells = [[one.values.sum(), one.count - one.values.sum()] for one in (arm, control)]
             p = float(chi2_contingency(cells, correction=False).pvalue)
         low, high = confint_proportions_2indep(*table, method="newcomb", alpha=alpha)
-        return FixedTest("proportions: Newcombe, chi-square", float(low), float(high), p)
+        return FixedHorizonTest("proportions: Newcombe, chi-square", float(low), float(high), p)
     if not (arm.values.std() or control.values.std()):
         return None
-    with warnings.catch_warnings():  # an arm whose values are all alike is told as imprecise
+    with warnings.catch_warnings():  # scipy warns of an arm with equal values
         warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
         tested = ttest_ind(arm.values, control.values, equal_var=False)
     low, high = tested.confidence_interval(1 - alpha)
-    return FixedTest("Welch's t", float(low), float(high), float(tested.pvalue))
+    return FixedHorizonTest("Welch's t", float(low), float(high), float(tested.pvalue))
 
 
-def fixed_paired(sample: Sample, alpha: float) -> FixedTest | None:
-    """For one look at a planned end: Student's t on the differences of pairs."""
+def fixed_paired_test(sample: Sample, alpha: float) -> FixedHorizonTest | None:
+    """For one look at a planned size: Student's t on the differences of pairs."""
     if sample.count < 2 or not sample.values.std():
         return None
     tested = ttest_1samp(sample.values, 0.0)
     low, high = tested.confidence_interval(1 - alpha)
-    return FixedTest("paired t", float(low), float(high), float(tested.pvalue))
+    return FixedHorizonTest("paired t", float(low), float(high), float(tested.pvalue))
 
 
 @dataclass(frozen=True, slots=True)
-class Needed:
-    """Units in all arms compared that a wanted difference takes.
+class RequiredUnits:
+    """The sample size, in units of both arms, at which a `difference` is detected.
 
-    `fixed` for a test at a planned end with power 0.8, `always_valid` until the always-valid
-    interval is as narrow as the wanted difference.
+    `fixed`: by a fixed-horizon test with power 0.8; `always_valid`: when the half-width of the
+    confidence sequence falls to the difference.
     """
 
     difference: float
@@ -183,17 +187,17 @@ class Needed:
     always_valid: int
 
 
-def needed(
+def required_units(
     arm: Sample, control: Sample, wanted: float, ratio: float, alpha: float, tuned_for: float
-) -> Needed | None:
-    """How many units it takes to see a difference of `wanted`; `ratio` is arm to control units."""
+) -> RequiredUnits | None:
+    """The sample size for a difference of `wanted`; `ratio`: units of the arm by the control's."""
     if min(arm.count, control.count) < 2 or not wanted > 0:
         return None
     share = ratio / (1 + ratio)
-    variance = arm.variance / share + control.variance / (1 - share)  # of one unit's part in both
+    variance = arm.variance / share + control.variance / (1 - share)  # per unit of both arms
     multiple = norm.isf(alpha / 2) + norm.ppf(POWER)
     fixed = max(4.0, variance * (multiple / wanted) ** 2)
     count = np.unique(np.geomspace(4, 1e9, 4000).astype(np.int64))
-    widths = np.sqrt(variance / count) * widening(count, alpha, tuned_for)
+    widths = np.sqrt(variance / count) * boundary(count, alpha, tuned_for)
     enough = count[widths <= wanted]
-    return Needed(wanted, int(np.ceil(fixed)), int(enough[0]) if len(enough) else int(1e9))
+    return RequiredUnits(wanted, int(np.ceil(fixed)), int(enough[0]) if len(enough) else int(1e9))

@@ -1,8 +1,8 @@
-"""Shadow arms: they answer again what was answered, for comparison, and never get in the way.
+"""Shadow arms: they answer served requests again, for comparison.
 
-One at a time, and only while nobody is being answered: a request that comes in cuts a shadow short,
-which then starts over. So a shadow costs no request anything, and its times are those of a quiet
-machine. What waits too long is dropped and counted.
+One at a time, and only while no request is being answered: a request that comes in cancels the
+shadow, which later starts over. So shadows delay no request, and their times are those of an idle
+machine. Of too many that wait the oldest are dropped and counted.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from typing import Any, Final
 from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.errors import BatonError
-from orchestrator.experiments.ledger import Outcome
-from orchestrator.experiments.values import compare, final
+from orchestrator.experiments.answer_equality import compare, final
+from orchestrator.experiments.outcome_log import Outcome
 from orchestrator.loop.events import Event, RequestCompleted, StepCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.state.outbox import Outbox
@@ -29,16 +29,16 @@ from orchestrator.types import Limits, Message, Sampling
 
 log = logging.getLogger(__name__)
 
-WAITING: Final = 100  # shadows that wait for a quiet moment; the oldest go first
-TRIES: Final = 5  # times that a shadow is begun
-QUIET_S: Final = 0.02  # seconds between looks whether somebody is being answered
+WAITING: Final = 100  # shadows that wait; the oldest are dropped first
+TRIES: Final = 5  # attempts at a shadow, before it is dropped
+POLL_S: Final = 0.02  # seconds between two checks for a request
 
 
 @dataclass(frozen=True, slots=True)
-class Repeat:
-    """What it takes to ask a question again, and what was answered.
+class ShadowRequest:
+    """A served request to answer again, and its answer.
 
-    `speculation` is the large worker's method for the repetition; None: its default.
+    `speculation` is the large worker's method for the shadow; None: its default.
     """
 
     trace_id: str
@@ -50,27 +50,27 @@ class Repeat:
 
 
 @dataclass(slots=True)
-class _Job:
+class _ShadowJob:
     stream: str
     arm: str
     policy: Policy
-    repeat: Repeat
+    request: ShadowRequest
     tries: int = field(default=0)
 
 
-class Shadows:
-    """The shadows of one replica. `quiet` is set while nobody is being answered."""
+class ShadowRunner:
+    """Runs the shadows of one replica. `idle` is set while no request is being answered."""
 
     def __init__(
         self,
-        solve: Callable[[Policy, Repeat], AsyncGenerator[Event, None]],
-        quiet: asyncio.Event,
+        solve: Callable[[Policy, ShadowRequest], AsyncGenerator[Event, None]],
+        idle: asyncio.Event,
         outbox: Outbox,
         registry: CollectorRegistry,
     ) -> None:
-        self._solve, self._quiet, self._outbox = solve, quiet, outbox
-        self._jobs: deque[_Job] = deque()
-        self._news = asyncio.Event()
+        self._solve, self._idle, self._outbox = solve, idle, outbox
+        self._jobs: deque[_ShadowJob] = deque()
+        self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._count = Counter(
             "baton_shadows",
@@ -79,13 +79,13 @@ class Shadows:
             registry=registry,
         )
 
-    def add(self, stream: str, arm: str, policy: Policy, repeat: Repeat) -> None:
-        """Answer a question again when there is time."""
-        self._jobs.append(_Job(stream, arm, policy, repeat))
+    def add(self, stream: str, arm: str, policy: Policy, request: ShadowRequest) -> None:
+        """Queue a request for a shadow arm."""
+        self._jobs.append(_ShadowJob(stream, arm, policy, request))
         while len(self._jobs) > WAITING:
             self._jobs.popleft()
             self._count.labels("dropped").inc()
-        self._news.set()
+        self._added.set()
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._work())
@@ -97,19 +97,19 @@ class Shadows:
 
     async def _work(self) -> None:
         while True:
-            await self._news.wait()
-            self._news.clear()
+            await self._added.wait()
+            self._added.clear()
             while self._jobs:
-                await self._quiet.wait()
+                await self._idle.wait()
                 if self._jobs:
                     await self._try(self._jobs.popleft())
 
-    async def _try(self, job: _Job) -> None:
+    async def _try(self, job: _ShadowJob) -> None:
         job.tries += 1
         task = asyncio.create_task(self._answer(job))
         try:
-            while not task.done() and self._quiet.is_set():
-                await asyncio.wait({task}, timeout=QUIET_S)
+            while not task.done() and self._idle.is_set():
+                await asyncio.wait({task}, timeout=POLL_S)
         finally:
             if not task.done():
                 task.cancel()
@@ -124,24 +124,24 @@ class Shadows:
         self._count.labels(outcome.status).inc()
         self._outbox.event(job.stream, outcome.model_dump())
 
-    async def _answer(self, job: _Job) -> Outcome:
+    async def _answer(self, job: _ShadowJob) -> Outcome:
         began, first, ended = perf_counter(), None, None
-        told: dict[str, Any] = {"trace_id": job.repeat.trace_id, "arm": job.arm, "shadow": True}
+        common: dict[str, Any] = {"trace_id": job.request.trace_id, "arm": job.arm, "shadow": True}
         try:
-            async with aclosing(self._solve(job.policy, job.repeat)) as events:
+            async with aclosing(self._solve(job.policy, job.request)) as events:
                 async for event in events:
                     if isinstance(event, StepCompleted) and event.step.accepted and first is None:
                         first = (perf_counter() - began) * 1000
                     elif isinstance(event, RequestCompleted):
                         ended = event
         except BatonError as error:
-            log.info("a shadow of %s failed: %s", job.repeat.trace_id, type(error).__name__)
+            log.info("a shadow of %s failed: %s", job.request.trace_id, type(error).__name__)
         if ended is None:
-            return Outcome(**told, at=time.time(), status="failed")
+            return Outcome(**common, at=time.time(), status="failed")
         answer = "".join(segment.text for segment in ended.transcript.answer)
         metrics = ended.metrics
         return Outcome(
-            **told,
+            **common,
             at=time.time(),
             ms=metrics.ms["total"],
             first_step_ms=first,
@@ -149,5 +149,5 @@ class Shadows:
             large_tokens=metrics.large_tokens,
             prompt_tokens=max(0, metrics.prefill_tokens),
             accepted=metrics.acceptance_rate,
-            agreement=compare(answer, final(job.repeat.answer)),
+            agreement=compare(answer, final(job.request.answer)),
         )

@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import InvalidRequest, StoreError, UnknownPolicy
-from orchestrator.experiments.experimenter import Facts
+from orchestrator.experiments.experimenter import AssignmentFacts
 from orchestrator.http.body import json_body
 from orchestrator.http.chat_response import Answer
 from orchestrator.http.errors import RETRY_AFTER_S, Problem, Refused, problem
@@ -161,7 +161,7 @@ async def _order(service: Service, request: Request, asked: ChatRequest) -> Orde
     share = EFFORT[asked.reasoning_effort] if asked.reasoning_effort else None
     budget = None if share is None else max(1, int(share * tokens))
     trace_id, key = secrets.token_hex(16), request.state.key
-    facts = Facts(
+    facts = AssignmentFacts(
         request=trace_id,
         key=key,
         user=asked.user,

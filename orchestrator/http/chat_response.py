@@ -22,7 +22,7 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.errors import Unsupported, describe
-from orchestrator.experiments.shadows import Repeat
+from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.errors import problem
 from orchestrator.http.outcomes import OUTCOMES, outcome
 from orchestrator.http.rendering import (
@@ -233,7 +233,7 @@ class Answer(Response):
         ended = outcome(order, story, status)
         service.outbox.event(OUTCOMES, ended)
         if order.choice.taken is not None and self._exposed:
-            again = Repeat(
+            again = ShadowRequest(
                 order.trace_id, order.messages, order.sampling, order.limits, story.answer
             )
             service.experimenter.ended(order.choice.taken, ended, again)

@@ -73,7 +73,7 @@ def run_json(run: Run) -> Json:
         "id": run.name,
         "run": run.number,
         "status": "running" if run.live else "stopped",
-        "trouble": run.trouble if run.live else None,
+        "trouble": run.error if run.live else None,
         "coverage": state.coverage(experiment) if run.live else 0.0,
         "weights": dict(current_weights(experiment, state)),
         "arms": {

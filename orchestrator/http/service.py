@@ -12,9 +12,9 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
 
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
-from orchestrator.experiments.experimenter import Experimenter, Facts, Taken
+from orchestrator.experiments.experimenter import AssignmentFacts, Enrollment, Experimenter
 from orchestrator.experiments.runs import Runs
-from orchestrator.experiments.shadows import Repeat, Shadows
+from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.http.auth import Access
 from orchestrator.http.errors import RETRY_AFTER_S, Refused
 from orchestrator.http.schemas import invalid
@@ -77,7 +77,7 @@ class Choice:
     policy: Policy
     version: int = 0  # 0: the deployment file's, not a published one
     overrides: tuple[str, ...] = ()  # parameters that the request itself set
-    taken: Taken | None = None  # its part in an experiment
+    taken: Enrollment | None = None  # its part in an experiment
     speculation: str | None = None  # the large worker's method; None: its default
 
     @property
@@ -155,7 +155,7 @@ class Service:
             self.store,
             runs,
             self.outbox,
-            Shadows(self._repeat, self.quiet, self.outbox, self.registry),
+            ShadowRunner(self._repeat, self.quiet, self.outbox, self.registry),
             lambda: self.watcher.current.experiments,
             self.watcher.refresh,
             self.registry,
@@ -207,7 +207,7 @@ class Service:
         model: str,
         given: Mapping[str, Any],
         cap: int | None = None,
-        facts: Facts | None = None,
+        facts: AssignmentFacts | None = None,
         speculation: str | None = None,
     ) -> Choice:
         """The policy for a request, by the configuration of this moment.
@@ -317,7 +317,7 @@ class Service:
         """The metrics as Prometheus text."""
         return generate_latest(self.registry) if self.scrape is None else await self.scrape()
 
-    def _repeat(self, policy: Policy, repeat: Repeat) -> AsyncGenerator[Event, None]:
+    def _repeat(self, policy: Policy, repeat: ShadowRequest) -> AsyncGenerator[Event, None]:
         return self.solve(
             policy,
             repeat.messages,

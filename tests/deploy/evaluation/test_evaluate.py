@@ -8,7 +8,7 @@ import pytest
 
 from deploy.evaluation.evaluate import Answered, Contender, Outcome, Question, Turn, lineup, run
 from orchestrator.errors import DeadlineExceeded, InvalidRequest
-from orchestrator.experiments.values import compare
+from orchestrator.experiments.answer_equality import compare
 
 
 async def same(text: str, answer: str) -> bool:

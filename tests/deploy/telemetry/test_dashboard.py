@@ -17,7 +17,7 @@ import yaml
 from deploy.telemetry.exposition import described, expose
 from deploy.telemetry.reporter import counts_of
 from orchestrator.experiments.documents import Experiment
-from orchestrator.experiments.experimenter import Facts
+from orchestrator.experiments.experimenter import AssignmentFacts
 from orchestrator.loop.solve import solve
 from orchestrator.state.versions import AuditInfo
 from orchestrator.types import Limits, Message, Sampling
@@ -54,9 +54,9 @@ async def text() -> bytes:
     arms = [{"name": "one", "policy": "specreason"}, {"name": "two", "policy": "bild"}]
     trial = Experiment.parse({"name": "trial", "arms": arms})
     run = await made.experimenter.runs.start(trial, AuditInfo())
-    taken = made.experimenter.take([run], Facts(request="r"))
-    assert taken is not None
-    made.experimenter.exposed(taken, "r")
+    enrollment = made.experimenter.take([run], AssignmentFacts(request="r"))
+    assert enrollment is not None
+    made.experimenter.exposed(enrollment, "r")
     families = described(made.registry.collect(), ("small", "large"))
     return expose(families, counts_of(made.registry.collect()))
 

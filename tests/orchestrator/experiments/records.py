@@ -1,4 +1,4 @@
-"""Requests under an experiment, made up: for tests of what is read from them."""
+"""Made-up requests under an experiment."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from orchestrator.experiments.ledger import Exposure, Outcome, Request
+from orchestrator.experiments.outcome_log import Exposure, Outcome, RequestRecord
 
 
 def request(
@@ -20,7 +20,7 @@ def request(
     forced: bool = False,
     probability: float = 0.5,
     **outcome: Any,
-) -> Request:
+) -> RequestRecord:
     trace = f"trace-{number}"
     when = float(number) if at is None else at
     exposure = Exposure(
@@ -31,13 +31,13 @@ def request(
         probability=probability,
         forced=forced,
     )
-    told = {"ms": 100.0, "small_tokens": 10, "large_tokens": 10, **outcome}
-    return Request(exposure, Outcome(trace_id=trace, at=when, arm=arm, **told), reward)
+    fields = {"ms": 100.0, "small_tokens": 10, "large_tokens": 10, **outcome}
+    return RequestRecord(exposure, Outcome(trace_id=trace, at=when, arm=arm, **fields), reward)
 
 
-def with_times(times: dict[str, Iterable[float]], **more: Any) -> list[Request]:
+def with_times(times: dict[str, Iterable[float]], **more: Any) -> list[RequestRecord]:
     """Requests that took so long, the arms in turn."""
-    made: list[Request] = []
+    made: list[RequestRecord] = []
     for arm, values in times.items():
         made += [request(arm, len(made) + n, ms=float(ms), **more) for n, ms in enumerate(values)]
     return made

@@ -16,12 +16,12 @@ from orchestrator.experiments.assignment import (
     Range,
     assign,
     bucket,
-    choose,
+    bucket_ranges,
+    choose_variation,
     fnv1a,
     in_group,
-    ranges,
 )
-from orchestrator.experiments.documents import Experiment, Stop, begun
+from orchestrator.experiments.documents import Experiment, StoppedArm, initial_state
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_groups_are_growthbooks_namespaces(
 def test_the_ranges_are_growthbooks(
     coverage: float, weights: list[float], parts: list[Range]
 ) -> None:
-    found = ranges(coverage, weights)
+    found = bucket_ranges(coverage, weights)
     assert [end for part in found for end in part] == pytest.approx(
         [end for part in parts for end in part]
     )
@@ -108,7 +108,7 @@ def test_the_ranges_are_growthbooks(
     ],
 )
 def test_the_choice_is_growthbooks(at: float, parts: list[Range], index: int) -> None:
-    assert choose(at, parts) == index
+    assert choose_variation(at, parts) == index
 
 
 def made(weights: tuple[float, ...] = (0.5, 0.5), **more: Any) -> Experiment:
@@ -125,7 +125,7 @@ def arm_of(found: Assignment | None) -> str | None:
 
 @pytest.mark.parametrize("weights", [(0.5, 0.5), (0.1, 0.9), (0.2, 0.3, 0.5), (0.01, 0.99)])
 def test_100_000_units_are_divided_by_the_weights(weights: tuple[float, ...]) -> None:
-    experiment, state = made(weights), begun(0)
+    experiment, state = made(weights), initial_state(0)
     counts = Counter(arm_of(assign(experiment, state, f"user-{n}")) for n in range(100_000))
     for number, weight in enumerate(weights):
         assert abs(counts[f"arm{number}"] / 100_000 - weight) < 0.005
@@ -134,35 +134,39 @@ def test_100_000_units_are_divided_by_the_weights(weights: tuple[float, ...]) ->
 def test_another_process_says_the_same() -> None:
     script = (
         "from orchestrator.experiments.assignment import assign\n"
-        "from orchestrator.experiments.documents import Experiment, begun\n"
+        "from orchestrator.experiments.documents import Experiment, initial_state\n"
         "made = Experiment.parse({'name': 'trial', 'coverage': 0.7, 'arms': ["
         "{'name': 'arm0', 'policy': 'x', 'weight': 0.5},"
         "{'name': 'arm1', 'policy': 'x', 'weight': 0.5}]})\n"
-        "found = [assign(made, begun(0), f'u{n}') for n in range(1000)]\n"
+        "found = [assign(made, initial_state(0), f'u{n}') for n in range(1000)]\n"
         "print(','.join(one.arm if one else '-' for one in found))"
     )
     said = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60
     )
     experiment = made(coverage=0.7)
-    here = [arm_of(assign(experiment, begun(0), f"u{n}")) or "-" for n in range(1000)]
+    here = [arm_of(assign(experiment, initial_state(0), f"u{n}")) or "-" for n in range(1000)]
     assert said.stdout.strip().split(",") == here
 
 
 @given(st.text(max_size=20), st.floats(0, 1), st.floats(0, 1))
 def test_growing_coverage_moves_nobody(unit: str, one: float, other: float) -> None:
     less, more = sorted((one, other))
-    before = assign(made((0.2, 0.3, 0.5), coverage=less), begun(0), unit)
+    before = assign(made((0.2, 0.3, 0.5), coverage=less), initial_state(0), unit)
     if before is not None:
-        assert assign(made((0.2, 0.3, 0.5), coverage=more), begun(0), unit) == before or (
-            arm_of(assign(made((0.2, 0.3, 0.5), coverage=more), begun(0), unit)) == before.arm
+        assert assign(made((0.2, 0.3, 0.5), coverage=more), initial_state(0), unit) == before or (
+            arm_of(assign(made((0.2, 0.3, 0.5), coverage=more), initial_state(0), unit))
+            == before.arm
         )
 
 
 def test_salts_make_experiments_independent() -> None:
     one, other = made(salt="x"), made(salt="y")
     both = Counter(
-        (arm_of(assign(one, begun(0), f"u{n}")), arm_of(assign(other, begun(0), f"u{n}")))
+        (
+            arm_of(assign(one, initial_state(0), f"u{n}")),
+            arm_of(assign(other, initial_state(0), f"u{n}")),
+        )
         for n in range(20_000)
     )
     # each of the four pairs is due 5,000 times, give or take 61
@@ -174,13 +178,16 @@ def test_groups_keep_experiments_apart() -> None:
     one = made(group=group)
     other = made(name="other", group={**group, "start": 0.5, "end": 1.0})
     units = [f"u{n}" for n in range(2000)]
-    taken = [(assign(one, begun(0), u) is None, assign(other, begun(0), u) is None) for u in units]
+    taken = [
+        (assign(one, initial_state(0), u) is None, assign(other, initial_state(0), u) is None)
+        for u in units
+    ]
     assert all(a != b for a, b in taken)
 
 
 def test_a_stopped_arm_gives_its_units_to_nobody() -> None:
-    experiment, state = made(), begun(0)
-    stopped = state.model_copy(update={"stopped": {"arm1": Stop(at=1, why="slow")}})
+    experiment, state = made(), initial_state(0)
+    stopped = state.model_copy(update={"stopped": {"arm1": StoppedArm(at=1, why="slow")}})
     for n in range(200):
         before = arm_of(assign(experiment, state, f"u{n}"))
         after = arm_of(assign(experiment, stopped, f"u{n}"))
@@ -196,7 +203,7 @@ def test_a_bandits_weights_decide_and_their_probabilities_are_exact() -> None:
             "arms": [{"name": name, "policy": "x"} for name in ("a", "b", "c")],
         }
     )
-    state = begun(0).model_copy(update={"weights": {"a": 0.9, "b": 0.0995, "c": 0.0005}})
+    state = initial_state(0).model_copy(update={"weights": {"a": 0.9, "b": 0.0995, "c": 0.0005}})
     found = [assign(experiment, state, f"r{n}") for n in range(60_000)]
     shown = Counter(one.arm for one in found if one is not None)
     total = sum(shown.values())

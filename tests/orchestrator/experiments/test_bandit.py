@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.experiments.bandit import Allocation, allocate_samples, estimates
-from orchestrator.experiments.documents import Experiment, Prices, begun
-from orchestrator.experiments.ledger import Request
+from orchestrator.experiments.bandit import Allocation, allocate_samples, doubly_robust_scores
+from orchestrator.experiments.documents import Experiment, Prices, initial_state
+from orchestrator.experiments.outcome_log import RequestRecord
 from orchestrator.experiments.report import report
 from orchestrator.experiments.samples import Sample
 from tests.orchestrator.experiments.records import request
@@ -147,10 +147,10 @@ def test_every_process_draws_the_same() -> None:
     assert said == {f"{World(7).run(pilot(), 2)[-1].weights}\n"}
 
 
-def adaptive(seed: int, count: int = 400) -> dict[str, list[Request]]:
+def adaptive(seed: int, count: int = 400) -> dict[str, list[RequestRecord]]:
     """Two arms alike; the one that did better in the first half is drawn more in the second."""
     random = np.random.default_rng(seed)
-    by_arm: dict[str, list[Request]] = {"a": [], "b": []}
+    by_arm: dict[str, list[RequestRecord]] = {"a": [], "b": []}
     chance = 0.5
     for n in range(count):
         if n == count // 8:
@@ -175,7 +175,7 @@ def test_estimates_are_unbiased_where_the_means_are_not() -> None:
     biased, unbiased = [], []
     for seed in range(400):
         by_arm = adaptive(seed)
-        scores = estimates(by_arm, "ms", Prices())
+        scores = doubly_robust_scores(by_arm, "ms", Prices())
         for arm, own in by_arm.items():
             biased.append(np.mean([r.outcome.ms for r in own if r.outcome and r.outcome.ms]))
             unbiased.append(scores[arm].mean())
@@ -192,7 +192,7 @@ def test_the_report_of_a_bandit_goes_by_them() -> None:
     wrong = 0
     for seed in range(40):
         by_arm = adaptive(seed)
-        found = report(made, begun(0.0), [*by_arm["a"], *by_arm["b"]])
+        found = report(made, initial_state(0.0), [*by_arm["a"], *by_arm["b"]])
         assert found.sample_ratio is None
         assert all(one.fixed_horizon is None for one in found.comparisons)
         wrong += found.verdicts["b"] in ("better", "worse")

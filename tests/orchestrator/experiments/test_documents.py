@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.experiments.documents import Experiment, State, begun
+from orchestrator.experiments.documents import Experiment, ExperimentState, initial_state
 
 
 def document(**more: Any) -> dict[str, Any]:
@@ -23,7 +23,7 @@ def test_what_a_short_document_means() -> None:
     made = Experiment.parse(document())
     assert (made.base, made.seed, made.kind, made.unit) == ("large", "trial", "ab", "request")
     assert made.weights == {"large": 0.5, "shared": 0.5}
-    assert begun(7.0).coverage(made) == 1.0
+    assert initial_state(7.0).coverage(made) == 1.0
 
 
 def test_a_document_survives_the_store() -> None:
@@ -37,8 +37,8 @@ def test_a_document_survives_the_store() -> None:
         )
     )
     assert Experiment.parse(made.model_dump(mode="json")) == made
-    state = begun(1.0)
-    assert State.parse(state.model_dump(mode="json")) == state
+    state = initial_state(1.0)
+    assert ExperimentState.parse(state.model_dump(mode="json")) == state
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_a_grid_is_an_arm_for_each_value() -> None:
 
 def test_a_ramp_covers_step_by_step() -> None:
     made = Experiment.parse(document(coverage=0.5, ramp={}))
-    state = begun(0.0)
+    state = initial_state(0.0)
     covered = [state.model_copy(update={"step": step}).coverage(made) for step in range(5)]
     assert covered == [0.005, 0.025, 0.125, 0.5, 0.5]
 

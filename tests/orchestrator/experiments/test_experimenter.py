@@ -25,7 +25,7 @@ ARMS = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "
 
 @pytest.fixture(autouse=True)
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experimenter, "LOOK_S", 0.05)
+    monkeypatch.setattr(experimenter, "UPDATE_S", 0.05)
 
 
 def start(url: str, **more: Any) -> httpx.Response:
@@ -149,9 +149,9 @@ def test_an_arm_is_decoded_by_its_method_and_says_so() -> None:
     wanted = {"plain": None, "copied": "lookup", "trusting": "reflective"}
     said = {"plain": "vanilla", "copied": "lookup", "trusting": "reflective (lossy)"}
     with serving(made) as url:
-        begun = start(url, arms=arms)
-        assert begun.status_code == 201, begun.text
-        assert {n: a["speculation"] for n, a in begun.json()["arms"].items()} == {
+        initial_state = start(url, arms=arms)
+        assert initial_state.status_code == 201, initial_state.text
+        assert {n: a["speculation"] for n, a in initial_state.json()["arms"].items()} == {
             **wanted,
             "ghost": "lookup",
         }
@@ -379,7 +379,7 @@ def test_a_request_keeps_its_arm_while_the_experiment_changes() -> None:
     with serving(made) as url:
         start(url)
         taken = made.experimenter.take(
-            made.watcher.current.experiments, experimenter.Facts(request="r1")
+            made.watcher.current.experiments, experimenter.AssignmentFacts(request="r1")
         )
         assert taken is not None
         HTTP.post(f"{url}/v1/experiments/trial/stop", json={})

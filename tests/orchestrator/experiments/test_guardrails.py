@@ -7,9 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.experiments.documents import Experiment, State, begun
-from orchestrator.experiments.guardrails import Crossed, crossed, next_step, stop
-from orchestrator.experiments.ledger import Request
+from orchestrator.experiments.documents import Experiment, ExperimentState, initial_state
+from orchestrator.experiments.guardrails import (
+    CrossedGuardrail,
+    crossed_guardrails,
+    next_ramp_step,
+    stop_arms,
+)
+from orchestrator.experiments.outcome_log import RequestRecord
 from tests.orchestrator.experiments.records import request
 
 
@@ -18,7 +23,7 @@ def experiment(*guardrails: dict[str, Any], **more: Any) -> Experiment:
     return Experiment.parse({"name": "trial", "arms": arms, "guardrails": list(guardrails), **more})
 
 
-def requests(arm: str, count: int, **values: Any) -> list[Request]:
+def requests(arm: str, count: int, **values: Any) -> list[RequestRecord]:
     """`count` requests; a value may be a list with one for each."""
     return [
         request(arm, n, **{k: v[n] if isinstance(v, list) else v for k, v in values.items()})
@@ -26,8 +31,10 @@ def requests(arm: str, count: int, **values: Any) -> list[Request]:
     ]
 
 
-def looked(made: Experiment, own: list[Request], control: list[Request]) -> list[Crossed]:
-    return crossed(made, begun(0.0), {"large": control, "new": own})
+def looked(
+    made: Experiment, own: list[RequestRecord], control: list[RequestRecord]
+) -> list[CrossedGuardrail]:
+    return crossed_guardrails(made, initial_state(0.0), {"large": control, "new": own})
 
 
 BROKEN: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -73,11 +80,11 @@ def test_a_stopped_arm_says_why_and_stays_stopped() -> None:
     made = experiment({"metric": "error", "at_most": 0.05})
     failed = requests("new", 40, status="failed")
     found = looked(made, failed, [])
-    state = stop(begun(0.0), found, at=9.0)
+    state = stop_arms(initial_state(0.0), found, at=9.0)
     assert state.stopped["new"].at == 9.0
     assert state.stopped["new"].why == "error at most 0.05: 1 over 40 units"
-    assert crossed(made, state, {"large": [], "new": failed}) == []
-    assert stop(state, found, at=99.0) == state
+    assert crossed_guardrails(made, state, {"large": [], "new": failed}) == []
+    assert stop_arms(state, found, at=99.0) == state
 
 
 @pytest.mark.parametrize(
@@ -118,8 +125,8 @@ RAMP = {"hold_s": 60.0, "units": 10}
     [(59, 10, False), (60, 9, False), (60, 10, True), (1e9, 0, False)],
 )
 def test_the_ramp_waits_for_time_and_units(at: float, units: int, steps: bool) -> None:
-    made, state = experiment(ramp=RAMP), begun(0.0)
-    found = next_step(made, state, {"large": 50, "new": units}, at)
+    made, state = experiment(ramp=RAMP), initial_state(0.0)
+    found = next_ramp_step(made, state, {"large": 50, "new": units}, at)
     assert (found is not None) is steps
     if found is not None:
         assert (found.step, found.step_since) == (1, at)
@@ -127,20 +134,20 @@ def test_the_ramp_waits_for_time_and_units(at: float, units: int, steps: bool) -
 
 def test_the_ramp_goes_up_to_all_and_no_further() -> None:
     made = experiment(ramp=RAMP)
-    state: State | None = begun(0.0)
+    state: ExperimentState | None = initial_state(0.0)
     covered = []
     for at in (100, 200, 300, 400):
         assert state is not None
         covered.append(state.coverage(made))
-        state = next_step(made, state, {"large": 99, "new": 99}, at)
+        state = next_ramp_step(made, state, {"large": 99, "new": 99}, at)
     assert covered == [0.01, 0.05, 0.25, 1.0]
     assert state is None
-    assert next_step(experiment(), begun(0.0), {}, 1e9) is None
+    assert next_ramp_step(experiment(), initial_state(0.0), {}, 1e9) is None
 
 
 def test_a_ramp_ends_with_its_experiment() -> None:
     made = experiment({"metric": "error", "at_most": 0.05}, ramp=RAMP)
-    stopped = stop(begun(0.0), [Crossed("new", "slow")], 1.0)
-    assert next_step(made, stopped, {"large": 99}, 1e9) is None
-    ended = begun(0.0).model_copy(update={"ended": 5.0})
-    assert next_step(made, ended, {"large": 99, "new": 99}, 1e9) is None
+    stopped = stop_arms(initial_state(0.0), [CrossedGuardrail("new", "slow")], 1.0)
+    assert next_ramp_step(made, stopped, {"large": 99}, 1e9) is None
+    ended = initial_state(0.0).model_copy(update={"ended": 5.0})
+    assert next_ramp_step(made, ended, {"large": 99, "new": 99}, 1e9) is None

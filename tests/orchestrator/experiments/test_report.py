@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.experiments.documents import Experiment, Stop, begun
-from orchestrator.experiments.ledger import Outcome, Request
-from orchestrator.experiments.report import Report, report
+from orchestrator.experiments.documents import Experiment, StoppedArm, initial_state
+from orchestrator.experiments.outcome_log import Outcome, RequestRecord
+from orchestrator.experiments.report import ExperimentReport, report
 from tests.orchestrator.experiments.records import latencies, request, with_times
 
 
@@ -19,11 +19,11 @@ def experiment(**more: Any) -> Experiment:
     return Experiment.parse({"name": "trial", "arms": arms, "goal": {"metric": "ms"}, **more})
 
 
-def read(made: Experiment, requests: list[Request], **state: Any) -> Report:
-    return report(made, begun(0.0).model_copy(update=state), requests)
+def read(made: Experiment, requests: list[RequestRecord], **state: Any) -> ExperimentReport:
+    return report(made, initial_state(0.0).model_copy(update=state), requests)
 
 
-def times(count: int, seed: int, *, faster: float = 1.0) -> list[Request]:
+def times(count: int, seed: int, *, faster: float = 1.0) -> list[RequestRecord]:
     return with_times(
         {"large": latencies(count, 140, seed), "shared": latencies(count, 140 / faster, seed + 1)}
     )
@@ -77,7 +77,7 @@ def test_the_sample_ratio_goes_first() -> None:
     assert found.sentence.startswith("Do not trust")
 
 
-def rewarded(count: int, large: float, shared: float, seed: int = 9) -> list[Request]:
+def rewarded(count: int, large: float, shared: float, seed: int = 9) -> list[RequestRecord]:
     random = np.random.default_rng(seed)
     made = times(count, 1, faster=1.6)
     for one in made:
@@ -119,7 +119,7 @@ def test_a_stopped_arm_is_compared_until_it_stopped() -> None:
     slow = with_times({"large": [100.0 + n % 7 for n in range(150)]}, at=1.0)
     slow += [request("shared", 1000 + n, ms=300.0 + n % 7, at=1.0) for n in range(150)]
     later = [request("large", 5000 + n, ms=900.0 + n % 7, at=50.0) for n in range(2000)]
-    stopped = {"shared": Stop(at=10.0, why="p95 of ms at most 200")}
+    stopped = {"shared": StoppedArm(at=10.0, why="p95 of ms at most 200")}
     found = read(experiment(), slow + later, stopped=stopped)
     assert found.sample_ratio is not None
     assert found.sample_ratio.ok
@@ -131,7 +131,7 @@ def test_what_is_not_analysed_is_told() -> None:
     made = times(5, 1)
     made += [request("large", 90, forced=True), request("large", 91, unit="u")]
     made += [request("shared", 92, unit="u")]
-    found = report(experiment(), begun(0.0), made, unreadable=3)
+    found = report(experiment(), initial_state(0.0), made, unreadable=3)
     assert (found.forced_requests, found.moved_units, found.unreadable) == (1, 1, 3)
 
 

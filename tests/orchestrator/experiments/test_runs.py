@@ -10,7 +10,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
-from orchestrator.experiments.documents import Experiment, Stop
+from orchestrator.experiments.documents import Experiment, StoppedArm
 from orchestrator.experiments.runs import Runs
 from orchestrator.http.experiment_routes import run_json
 from orchestrator.state.memory import MemoryStore
@@ -76,7 +76,7 @@ async def test_an_experiment_from_start_to_stop(store: Store) -> None:
 async def test_only_one_of_two_changes_to_the_same_state_is_made(store: Store) -> None:
     runs = runs_of(store)
     run = await runs.start(document(), ME)
-    stops = {"shared": Stop(at=1.0, why="slow")}
+    stops = {"shared": StoppedArm(at=1.0, why="slow")}
     changed = await runs.change(
         run, run.state.model_copy(update={"stopped": stops}), "guardrail", ME
     )
@@ -164,8 +164,8 @@ async def test_an_arm_whose_method_is_no_longer_offered_stops_its_own_experiment
     await watcher.refresh()
     (run,) = watcher.current.experiments
     assert run.live
-    assert "'lookup' cannot be had" in (run.trouble or "")
-    assert run_json(run)["trouble"] == run.trouble
+    assert "'lookup' cannot be had" in (run.error or "")
+    assert run_json(run)["trouble"] == run.error
     with pytest.raises(InvalidRequest, match="'lookup' cannot be had"):
         await changed.start(document(name="other", arms=arms), ME)
     ended = await changed.stop(run.name, ME)

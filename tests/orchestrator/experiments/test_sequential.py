@@ -12,18 +12,18 @@ from statsmodels.stats.power import tt_ind_solve_power
 from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
 from orchestrator.experiments.documents import Experiment
-from orchestrator.experiments.samples import Sample, linearised
+from orchestrator.experiments.samples import Sample, linearise
 from orchestrator.experiments.sequential import (
-    difference,
-    exceeds,
-    fixed_difference,
-    fixed_paired,
-    freedom,
-    needed,
-    one_mean,
-    reach,
+    boundary,
+    degrees_of_freedom,
+    difference_interval,
+    fixed_difference_test,
+    fixed_paired_test,
+    half_width,
+    mean_interval,
+    proportion_exceeds,
+    required_units,
     sample_ratio,
-    widening,
 )
 
 EXPERIMENTS, REQUESTS, EVERY, ALPHA, TUNED = 2000, 4000, 50, 0.05, 1000
@@ -69,7 +69,7 @@ def moments(values: Any, arm: Any, bounded: bool) -> tuple[Any, Any, Any]:
 def test_of_2000_aa_experiments_few_enough_claim_a_difference(law: str, share: float) -> None:
     apart, errors, counts = looks(law, share, seed=1)
     error = np.hypot(*errors)
-    half = reach(error, counts.sum(axis=0), freedom(errors, counts), ALPHA, TUNED)
+    half = half_width(error, counts.sum(axis=0), degrees_of_freedom(errors, counts), ALPHA, TUNED)
     enough = counts.min(axis=0) >= Experiment.model_fields["min_units"].default
     wrong = (np.abs(apart) > half) & enough
     assert wrong[:, -1].mean() <= ALPHA  # one look, at the end
@@ -86,8 +86,10 @@ def test_the_simulation_looks_at_what_difference_computes(law: str) -> None:
     found = [moments(values, arm, bounded) for arm in (mine, ~mine)]
     means, errors, counts = (np.stack(one)[:, 0, -1] for one in zip(*found, strict=True))
     ends = (0.0, 1.0) if bounded else None
-    told = difference(Sample(values[mine], ends), Sample(values[~mine], ends), ALPHA, TUNED)
-    half = reach(np.hypot(*errors), 300, freedom(errors, counts), ALPHA, TUNED)
+    told = difference_interval(
+        Sample(values[mine], ends), Sample(values[~mine], ends), ALPHA, TUNED
+    )
+    half = half_width(np.hypot(*errors), 300, degrees_of_freedom(errors, counts), ALPHA, TUNED)
     assert told.high - told.estimate == pytest.approx(half)
     assert told.estimate == pytest.approx(means[0] - means[1])
 
@@ -100,13 +102,13 @@ def test_the_sequence_is_the_papers() -> None:
     for count in (10, 1000, 50_000):
         seen = count * rho2
         half = np.sqrt(2 * (seen + 1) / seen * np.log(np.sqrt(seen + 1) / ALPHA))
-        assert widening(count, ALPHA, 1000) == pytest.approx(half, rel=1e-4)
+        assert boundary(count, ALPHA, 1000) == pytest.approx(half, rel=1e-4)
 
 
 def test_the_sequence_is_tightest_where_it_is_tuned() -> None:
-    at = {tuned: widening(2000, ALPHA, tuned) for tuned in (200, 1000, 2000, 4000, 20_000)}
+    at = {tuned: boundary(2000, ALPHA, tuned) for tuned in (200, 1000, 2000, 4000, 20_000)}
     assert min(at, key=at.__getitem__) == 2000
-    assert widening(0, ALPHA, 1000) == float("inf")
+    assert boundary(0, ALPHA, 1000) == float("inf")
 
 
 def test_it_sees_a_difference_that_is_there() -> None:
@@ -114,7 +116,7 @@ def test_it_sees_a_difference_that_is_there() -> None:
     seen = 0
     for _ in range(200):
         own, other = random.normal(0.25, 1, 500), random.normal(0, 1, 500)
-        found = difference(Sample(own), Sample(other), ALPHA, TUNED)
+        found = difference_interval(Sample(own), Sample(other), ALPHA, TUNED)
         seen += found.low > 0
     # z is 3.95 on average and 2.98 suffice: in 83 of 100
     assert 0.75 < seen / 200 < 0.91
@@ -127,7 +129,7 @@ def test_intervals_of_one_mean_hold_at_every_look() -> None:
         values = random.lognormal(0, 0.6, 1000)
         truth = np.exp(0.18)
         for count in range(50, 1001, 50):
-            found = one_mean(Sample(values[:count]), ALPHA, TUNED)
+            found = mean_interval(Sample(values[:count]), ALPHA, TUNED)
             if not found.low <= truth <= found.high:
                 missed += 1
                 break
@@ -137,7 +139,10 @@ def test_intervals_of_one_mean_hold_at_every_look() -> None:
 def test_a_proportion_within_its_limit_is_seldom_called_above_it() -> None:
     random = np.random.default_rng(5)
     hits = np.cumsum(random.random((1000, 500)) < 0.05, axis=1)
-    wrong = sum(any(exceeds(int(h), n + 1, 0.05, 0.05) for n, h in enumerate(row)) for row in hits)
+    wrong = sum(
+        any(proportion_exceeds(int(h), n + 1, 0.05, 0.05) for n, h in enumerate(row))
+        for row in hits
+    )
     assert wrong / 1000 <= 0.05
 
 
@@ -153,7 +158,7 @@ def test_a_proportion_within_its_limit_is_seldom_called_above_it() -> None:
     ],
 )
 def test_a_proportion_against_its_limit(hits: int, count: int, limit: float, above: bool) -> None:
-    assert exceeds(hits, count, limit, 0.01) is above
+    assert proportion_exceeds(hits, count, limit, 0.01) is above
 
 
 def test_the_sample_ratio() -> None:
@@ -187,55 +192,55 @@ def test_the_sample_ratio_may_be_looked_at_after_every_unit() -> None:
 def test_welch_and_its_interval_are_scipys_and_statsmodels() -> None:
     random = np.random.default_rng(7)
     own, other = random.lognormal(0, 1, 80), random.lognormal(0.3, 0.5, 120)
-    found = fixed_difference(Sample(own), Sample(other), 0.05)
+    found = fixed_difference_test(Sample(own), Sample(other), 0.05)
     assert found is not None
     assert found.p == pytest.approx(ttest_ind(own, other, equal_var=False).pvalue)
     theirs = CompareMeans(DescrStatsW(own), DescrStatsW(other)).tconfint_diff(usevar="unequal")
     assert (found.low, found.high) == pytest.approx(theirs)
-    assert fixed_difference(Sample(own[:1]), Sample(other), 0.05) is None
-    assert fixed_difference(Sample(np.ones(5)), Sample(np.ones(5)), 0.05) is None
+    assert fixed_difference_test(Sample(own[:1]), Sample(other), 0.05) is None
+    assert fixed_difference_test(Sample(np.ones(5)), Sample(np.ones(5)), 0.05) is None
 
 
 def test_proportions_are_compared_as_such() -> None:
     def share(right: int, count: int) -> Sample:
         return Sample(np.array([1.0] * right + [0.0] * (count - right)), (0.0, 1.0))
 
-    found = fixed_difference(share(56, 70), share(48, 80), 0.05)
+    found = fixed_difference_test(share(56, 70), share(48, 80), 0.05)
     assert found is not None
     # Newcombe (1998), table II (a): 56/70 - 48/80, method 10
     assert (found.low, found.high) == pytest.approx((0.0524, 0.3339), abs=1e-4)
     assert 0.005 < found.p < 0.01
     for right in (0, 1, 50):  # nothing is undefined at the ends
-        found = fixed_difference(share(50 - right, 50), share(right, 50), 0.05)
+        found = fixed_difference_test(share(50 - right, 50), share(right, 50), 0.05)
         assert found is not None
         assert -1 <= found.low <= found.high <= 1
         assert found.p < 1e-9
-    same = fixed_difference(share(0, 50), share(0, 60), 0.05)
+    same = fixed_difference_test(share(0, 50), share(0, 60), 0.05)
     assert same is not None
     assert same.p == 1.0
 
 
 def test_pairs_have_a_test_of_their_own() -> None:
-    found = fixed_paired(Sample(np.array([1.0, 2.0, 3.0, 2.0])), 0.05)
+    found = fixed_paired_test(Sample(np.array([1.0, 2.0, 3.0, 2.0])), 0.05)
     assert found is not None
     # mean 2, standard error 0.408, t of 3 degrees at 97.5 %: 3.182
     assert (found.low, found.high) == pytest.approx((2 - 1.299, 2 + 1.299), abs=1e-3)
-    assert fixed_paired(Sample(np.zeros(9)), 0.05) is None
+    assert fixed_paired_test(Sample(np.zeros(9)), 0.05) is None
 
 
 def test_how_many_units_a_difference_needs() -> None:
     values = Sample(np.random.default_rng(8).normal(0, 1, 100_000))
-    found = needed(values, values, 0.2, 1.0, 0.05, 1000)
+    found = required_units(values, values, 0.2, 1.0, 0.05, 1000)
     assert found is not None
-    half = 2 / np.sqrt(found.always_valid) * widening(found.always_valid, 0.05, 1000)
+    half = 2 / np.sqrt(found.always_valid) * boundary(found.always_valid, 0.05, 1000)
     assert half == pytest.approx(0.2, rel=0.01)
     assert found.always_valid > found.fixed / 2
     theirs = tt_ind_solve_power(effect_size=0.2, alpha=0.05, power=0.8, ratio=1.0)
     assert found.fixed == pytest.approx(2 * theirs, rel=0.02)
-    skew = needed(values, values, 0.2, 1 / 9, 0.05, 1000)
+    skew = required_units(values, values, 0.2, 1 / 9, 0.05, 1000)
     assert skew is not None
     assert skew.fixed > 2.5 * found.fixed
-    assert needed(values, values, 0.0, 1.0, 0.05, 1000) is None
+    assert required_units(values, values, 0.0, 1.0, 0.05, 1000) is None
 
 
 def test_units_that_ask_often_count_once() -> None:
@@ -248,8 +253,8 @@ def test_units_that_ask_often_count_once() -> None:
             asked = random.integers(1, 20, 150)
             mood = random.normal(100, 30, 150)  # of a unit
             arms.append(np.stack([asked * mood, asked], axis=1).astype(float))
-        samples = [linearised(arm) for arm in arms]
-        tested = fixed_difference(samples[0], samples[1], 0.05)
+        samples = [linearise(arm) for arm in arms]
+        tested = fixed_difference_test(samples[0], samples[1], 0.05)
         assert tested is not None
         wrong += tested.p < 0.05
         flat = [np.repeat(arm[:, 0] / arm[:, 1], arm[:, 1].astype(int)) for arm in arms]

@@ -1,4 +1,4 @@
-"""The metrics that arms are compared by, each read from a request: numerator and denominator."""
+"""The metrics that arms are compared by: a numerator and a denominator per request."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from orchestrator.experiments.documents import MetricName, Prices
-from orchestrator.experiments.ledger import Outcome, Request
+from orchestrator.experiments.outcome_log import Outcome, RequestRecord
 
-Part = tuple[float, float] | None
-"""A request's numerator and denominator; None where it says nothing about the metric."""
+Observation = tuple[float, float] | None
+"""A request's numerator and denominator; None where the metric is not known of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Something to compare: sums over requests, one divided by the other.
+    """A metric: the ratio of two sums over requests.
 
     `bounded` metrics lie in [0, 1]. `of` takes an outcome (None while there is none), the reward
     and the prices.
@@ -24,7 +24,7 @@ class Metric:
     title: str
     better: Literal["lower", "higher"]
     bounded: bool
-    of: Callable[[Outcome | None, float | None, Prices], Part]
+    of: Callable[[Outcome | None, float | None, Prices], Observation]
 
     @property
     def sign(self) -> int:
@@ -32,31 +32,31 @@ class Metric:
         return 1 if self.better == "higher" else -1
 
 
-def _time(name: Literal["ms", "first_step_ms"]) -> Callable[..., Part]:
-    def of(outcome: Outcome | None, reward: float | None, prices: Prices) -> Part:
+def _time(name: Literal["ms", "first_step_ms"]) -> Callable[..., Observation]:
+    def of(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
         value = None if outcome is None or outcome.status != "finished" else getattr(outcome, name)
         return None if value is None else (value, 1.0)
 
     return of
 
 
-def _tokens(name: Literal["small_tokens", "large_tokens"]) -> Callable[..., Part]:
-    def of(outcome: Outcome | None, reward: float | None, prices: Prices) -> Part:
+def _tokens(name: Literal["small_tokens", "large_tokens"]) -> Callable[..., Observation]:
+    def of(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
         done = outcome is not None and outcome.status == "finished"
         return (float(getattr(outcome, name)), 1.0) if done else None
 
     return of
 
 
-def _large_share(outcome: Outcome | None, reward: float | None, prices: Prices) -> Part:
+def _large_share(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
     if outcome is None or outcome.status != "finished":
         return None
     total = outcome.small_tokens + outcome.large_tokens
     return (outcome.large_tokens, total) if total else None
 
 
-def _cost(outcome: Outcome | None, reward: float | None, prices: Prices) -> Part:
-    # What was begun is paid for, however it ended.
+def _cost(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
+    # Counted however the request ended.
     if outcome is None or not (prices.small or prices.large or prices.prompt):
         return None
     paid = (
@@ -67,21 +67,21 @@ def _cost(outcome: Outcome | None, reward: float | None, prices: Prices) -> Part
     return paid / 1e6, 1.0
 
 
-def _accepted(outcome: Outcome | None, reward: float | None, prices: Prices) -> Part:
+def _accepted(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
     return None if outcome is None or outcome.accepted is None else (outcome.accepted, 1.0)
 
 
-def _agreement(outcome: Outcome | None, reward: float | None, prices: Prices) -> Part:
-    told = None if outcome is None else outcome.agreement
-    return None if told is None else (float(told), 1.0)
+def _agreement(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
+    agrees = None if outcome is None else outcome.agreement
+    return None if agrees is None else (float(agrees), 1.0)
 
 
-def _reward(outcome: Outcome | None, reward: float | None, prices: Prices) -> Part:
+def _reward(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
     return None if reward is None else (reward, 1.0)
 
 
-def _error(outcome: Outcome | None, reward: float | None, prices: Prices) -> Part:
-    # One that its client cancelled is neither a success nor a failure.
+def _error(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
+    # A request that its client cancelled is neither a success nor a failure.
     if outcome is None or outcome.status == "cancelled":
         return None
     return float(outcome.status == "failed"), 1.0
@@ -101,32 +101,32 @@ METRICS: Final[dict[MetricName, Metric]] = {
 }
 
 
-def parts(
-    requests: Iterable[Request], metric: MetricName, prices: Prices
-) -> Iterator[tuple[Request, float, float]]:
-    """Each request that says something about the metric, with numerator and denominator."""
+def observations(
+    requests: Iterable[RequestRecord], metric: MetricName, prices: Prices
+) -> Iterator[tuple[RequestRecord, float, float]]:
+    """Each request of which the metric is known, with numerator and denominator."""
     of = METRICS[metric].of
     for request in requests:
-        found = of(request.outcome, request.reward, prices)
-        if found is not None:
-            yield request, *found
+        observed = of(request.outcome, request.reward, prices)
+        if observed is not None:
+            yield request, *observed
 
 
-def pairs(
-    requests: Iterable[Request], shadow: str, metric: MetricName, prices: Prices
-) -> Iterator[tuple[Request, float]]:
-    """Each request that a shadow repeated, with the shadow's value minus that of the served arm.
+def paired_differences(
+    requests: Iterable[RequestRecord], shadow: str, metric: MetricName, prices: Prices
+) -> Iterator[tuple[RequestRecord, float]]:
+    """Each request that a shadow answered, with its value minus the served arm's.
 
-    Agreement is the pair's own; errors and what follows from them count on both sides.
+    Agreement is a property of the pair: its own value, not a difference.
     """
     of = METRICS[metric].of
     for request in requests:
-        mine = of(request.shadows.get(shadow), None, prices)
-        if mine is None or metric == "reward":
+        own = of(request.shadows.get(shadow), None, prices)
+        if own is None or metric == "reward":
             continue
         if metric == "agreement":
-            yield request, mine[0]
+            yield request, own[0]
             continue
-        theirs = of(request.outcome, None, prices)
-        if theirs is not None:
-            yield request, mine[0] / mine[1] - theirs[0] / theirs[1]
+        served = of(request.outcome, None, prices)
+        if served is not None:
+            yield request, own[0] / own[1] - served[0] / served[1]

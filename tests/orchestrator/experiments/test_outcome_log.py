@@ -1,4 +1,4 @@
-"""Events put together, and what they say about each metric."""
+"""Events joined by request, and the metrics of a request."""
 
 from __future__ import annotations
 
@@ -8,15 +8,27 @@ import json
 import pytest
 
 from orchestrator.experiments.documents import Prices
-from orchestrator.experiments.ledger import Exposure, Ledger, Outcome, Reward, analysed, dump, load
-from orchestrator.experiments.measures import METRICS, pairs, parts
-from orchestrator.experiments.samples import paired, sample
+from orchestrator.experiments.metrics import METRICS, observations, paired_differences
+from orchestrator.experiments.outcome_log import (
+    Exposure,
+    Outcome,
+    OutcomeLog,
+    Reward,
+    analysis_set,
+    load,
+)
+from orchestrator.experiments.samples import paired_sample, sample
 from tests.orchestrator.experiments.records import request
 
 EXPOSED = Exposure(trace_id="t", at=1.0, arm="a", unit="u")
 ENDED = Outcome(trace_id="t", at=2.0, arm="a", ms=90.0, large_tokens=4, small_tokens=12)
 SHADOW = Outcome(trace_id="t", at=3.0, arm="s", shadow=True, ms=50.0, agreement=True)
 JUDGED = Reward(trace_id="t", at=4.0, reward=0.5)
+
+
+def dump(event: Exposure | Outcome | Reward) -> bytes:
+    """An event as the outbox writes it."""
+    return json.dumps(event.model_dump(), separators=(",", ":")).encode()
 
 
 @pytest.mark.parametrize("event", [EXPOSED, ENDED, SHADOW, JUDGED])
@@ -29,30 +41,30 @@ def test_events_survive_the_store(event: Exposure | Outcome | Reward) -> None:
     [b"", b"\xff", b"{}", b"[]", b'{"kind": "exposure"}', b'{"kind": "reward", "reward": 7}'],
 )
 def test_garbage_in_the_store_is_counted_and_passed_over(line: bytes) -> None:
-    ledger = Ledger()
-    ledger.add(line)
-    assert (ledger.unreadable, ledger.requests) == (1, [])
+    outcomes = OutcomeLog()
+    outcomes.add(line)
+    assert (outcomes.unreadable, outcomes.requests) == (1, [])
 
 
 @pytest.mark.parametrize("order", itertools.permutations([EXPOSED, ENDED, SHADOW, JUDGED]))
 def test_events_come_in_any_order_and_more_than_once(
     order: tuple[Exposure | Outcome | Reward, ...],
 ) -> None:
-    ledger = Ledger()
+    outcomes = OutcomeLog()
     for event in (*order, *order):
-        ledger.add(dump(event))
-    (found,) = ledger.requests
+        outcomes.add(dump(event))
+    (found,) = outcomes.requests
     assert (found.exposure, found.outcome, found.reward) == (EXPOSED, ENDED, 0.5)
     assert found.shadows == {"s": SHADOW}
 
 
-def test_a_ledger_forgets_the_oldest() -> None:
-    ledger = Ledger()
+def test_the_oldest_are_forgotten() -> None:
+    outcomes = OutcomeLog()
     for n in range(5):
-        ledger.note(EXPOSED.model_copy(update={"trace_id": f"t{n}"}))
-        ledger.note(JUDGED.model_copy(update={"trace_id": f"unknown{n}"}))
-    ledger.forget(2)
-    assert [one.exposure.trace_id for one in ledger.requests] == ["t3", "t4"]
+        outcomes.add_event(EXPOSED.model_copy(update={"trace_id": f"t{n}"}))
+        outcomes.add_event(JUDGED.model_copy(update={"trace_id": f"unknown{n}"}))
+    outcomes.forget(2)
+    assert [one.exposure.trace_id for one in outcomes.requests] == ["t3", "t4"]
 
 
 def test_who_is_not_analysed() -> None:
@@ -64,7 +76,7 @@ def test_who_is_not_analysed() -> None:
         request("gone", 5),
         request("b", 6, unit="other"),
     ]
-    found = analysed(made, ["a", "b"])
+    found = analysis_set(made, ["a", "b"])
     assert {arm: [one.exposure.trace_id for one in own] for arm, own in found.by_arm.items()} == {
         "a": ["trace-1"],
         "b": ["trace-6"],
@@ -86,7 +98,9 @@ def test_each_metric_of_a_request() -> None:
     )
     prices = Prices(small=1.0, large=10.0, prompt=0.5)
     told = {
-        name: above / below for name in METRICS for _, above, below in parts([one], name, prices)
+        name: above / below
+        for name in METRICS
+        for _, above, below in observations([one], name, prices)
     }
     assert told == {
         "ms": 250.0,
@@ -104,7 +118,7 @@ def test_each_metric_of_a_request() -> None:
 def test_what_failed_or_was_cancelled_says_little() -> None:
     def metrics(status: str) -> set[str]:
         one = request("a", 1, status=status)
-        return {name for name in METRICS for _ in parts([one], name, Prices(large=1.0))}
+        return {name for name in METRICS for _ in observations([one], name, Prices(large=1.0))}
 
     assert metrics("failed") == {"error", "cost"}
     assert metrics("cancelled") == {"cost"}
@@ -138,11 +152,11 @@ def test_pairs_compare_a_shadow_with_what_was_served() -> None:
             agreement=n != 1,
         )
     prices = Prices()
-    assert [value for _, value in pairs(made, "s", "ms", prices)] == [-40, -41, -42]
-    assert paired(made, "s", "large_share", prices).mean == pytest.approx(-2 / 3)
-    assert paired(made, "s", "agreement", prices).mean == pytest.approx(2 / 3)
-    assert paired(made, "s", "reward", prices).count == 0
-    assert paired(made, "t", "ms", prices).count == 0
+    assert [value for _, value in paired_differences(made, "s", "ms", prices)] == [-40, -41, -42]
+    assert paired_sample(made, "s", "large_share", prices).mean == pytest.approx(-2 / 3)
+    assert paired_sample(made, "s", "agreement", prices).mean == pytest.approx(2 / 3)
+    assert paired_sample(made, "s", "reward", prices).count == 0
+    assert paired_sample(made, "t", "ms", prices).count == 0
 
 
 def test_events_are_plain_json() -> None:

@@ -1,13 +1,12 @@
-"""What came of requests under an experiment, put together from its events.
+"""The log of an experiment: its events, joined by request.
 
-Three kinds of events, each kept as one JSON object: an *exposure* when an arm takes effect, an
-*outcome* when its request has ended (a shadow's too), a *reward* when somebody judged the answer.
-Each names its request, so one that is delivered twice counts once. More keys are passed over.
+Three kinds of events, each one JSON object: an *exposure* when an arm takes effect, an *outcome*
+when its request has ended (a shadow's too), a *reward* when somebody judged the answer. Each names
+its request, so one that is delivered twice counts once. Unknown keys are ignored.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Final, Literal
@@ -26,7 +25,7 @@ class _Event(BaseModel):
 class Exposure(_Event):
     """An arm took effect. `unit` is a digest; `probability` that with which the arm was drawn.
 
-    `at` is in seconds since 1970. A forced exposure is on record and never analysed.
+    `at` is in seconds since 1970. A forced exposure is recorded and never analysed.
     """
 
     kind: Literal["exposure"] = "exposure"
@@ -40,11 +39,11 @@ class Exposure(_Event):
 
 
 class Outcome(_Event):
-    """A request that ended; times in ms, None for what never came.
+    """The end of a request; times in ms, None where there is none.
 
-    `accepted` is the share of judged drafts that stayed, `prompt_tokens` those computed. The arm
-    that served a request stands in its exposure. A `shadow` names its arm and the trace that it
-    repeats; `agreement` says whether both answers are one.
+    `accepted` is the share of judged drafts that were accepted, `prompt_tokens` are those computed.
+    The arm that served a request is in its exposure. A `shadow` outcome names its arm and the trace
+    of the served request; `agreement`: both answers have the same value.
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -63,7 +62,7 @@ class Outcome(_Event):
 
 
 class Reward(_Event):
-    """What somebody thought of an answer, from 0 to 1; a later one replaces it."""
+    """A judgement of an answer, from 0 to 1; a later one replaces it."""
 
     kind: Literal["reward"] = "reward"
     trace_id: Text
@@ -75,12 +74,8 @@ Event = Exposure | Outcome | Reward
 _EVENT: Final = TypeAdapter[Event](Annotated[Event, Field(discriminator="kind")])
 
 
-def dump(event: Event) -> bytes:
-    return json.dumps(event.model_dump(), separators=(",", ":")).encode()
-
-
 def load(line: bytes) -> Event | None:
-    """An event from its bytes; None for what is none, since a store may hold anything."""
+    """An event from its JSON; None for anything else, since a store may hold anything."""
     try:
         return _EVENT.validate_json(line)
     except ValidationError:
@@ -88,8 +83,8 @@ def load(line: bytes) -> Event | None:
 
 
 @dataclass(slots=True)
-class Request:
-    """One request under an experiment: everything known of it so far."""
+class RequestRecord:
+    """One request under an experiment: its events so far."""
 
     exposure: Exposure
     outcome: Outcome | None = None
@@ -97,30 +92,30 @@ class Request:
     shadows: dict[str, Outcome] = field(default_factory=dict)
 
 
-class Ledger:
-    """Events put together request by request, in whatever order they come."""
+class OutcomeLog:
+    """Events joined by request, in whatever order they come."""
 
     def __init__(self) -> None:
         self.unreadable = 0
-        self._requests: dict[str, Request] = {}
+        self._requests: dict[str, RequestRecord] = {}
         self._early: dict[str, list[Event]] = {}  # what came before its exposure
 
     def add(self, line: bytes) -> None:
-        """Take one event from the record."""
+        """Add one event as the store has it."""
         event = load(line)
         if event is None:
             self.unreadable += 1
         else:
-            self.note(event)
+            self.add_event(event)
 
-    def note(self, event: Event) -> None:
-        """Take one event."""
+    def add_event(self, event: Event) -> None:
+        """Add one event."""
         request = self._requests.get(event.trace_id)
         if isinstance(event, Exposure):
             if request is None:
-                self._requests[event.trace_id] = Request(event)
+                self._requests[event.trace_id] = RequestRecord(event)
                 for earlier in self._early.pop(event.trace_id, []):
-                    self.note(earlier)
+                    self.add_event(earlier)
         elif request is None:
             self._early.setdefault(event.trace_id, []).append(event)
         elif isinstance(event, Reward):
@@ -131,12 +126,12 @@ class Ledger:
             request.outcome = event
 
     @property
-    def requests(self) -> list[Request]:
-        """All requests with an exposure, in the order these were heard of."""
+    def requests(self) -> list[RequestRecord]:
+        """All requests with an exposure, in the order in which these came."""
         return list(self._requests.values())
 
     def forget(self, keep: int) -> None:
-        """Let go of the oldest requests beyond `keep`."""
+        """Drop the oldest requests beyond `keep`."""
         for trace_id in list(self._requests)[: max(0, len(self._requests) - keep)]:
             del self._requests[trace_id]
         for trace_id in list(self._early)[: max(0, len(self._early) - keep)]:
@@ -144,17 +139,17 @@ class Ledger:
 
 
 @dataclass(frozen=True, slots=True)
-class Analysed:
-    """The requests that an analysis may use, by arm, and how many it may not and why."""
+class AnalysisSet:
+    """The requests of an analysis, by arm, and how many were left out and why."""
 
-    by_arm: Mapping[str, list[Request]]
+    by_arm: Mapping[str, list[RequestRecord]]
     forced: int
-    moved_units: int  # seen in two arms
+    moved_units: int  # exposed to two arms
 
 
-def analysed(requests: Iterable[Request], arms: Iterable[str]) -> Analysed:
-    """Leave out forced requests, and units that were seen in more than one arm."""
-    by_arm: dict[str, list[Request]] = {name: [] for name in arms}
+def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> AnalysisSet:
+    """Leave out forced requests, and units that were exposed to more than one arm."""
+    by_arm: dict[str, list[RequestRecord]] = {name: [] for name in arms}
     kept, forced = [], 0
     seen: dict[str, str] = {}
     moved: set[str] = set()
@@ -171,4 +166,4 @@ def analysed(requests: Iterable[Request], arms: Iterable[str]) -> Analysed:
     for request in kept:
         if request.exposure.unit not in moved:
             by_arm[request.exposure.arm].append(request)
-    return Analysed(by_arm, forced, len(moved))
+    return AnalysisSet(by_arm, forced, len(moved))

@@ -1,7 +1,7 @@
-r"""Answers compared by value: 1/2, 0.50, 50 % and \frac{1}{2} are one answer.
+r"""Equality of answers by value: 1/2, 0.50, 50 % and \frac{1}{2} are one answer.
 
-Plain numbers are compared here, exactly. What takes algebra to compare (roots, sets, equations)
-is left undecided, for a caller who has a computer algebra system at hand.
+Plain numbers are compared exactly. Answers that take algebra to compare (roots, sets, equations)
+are left undecided, for a caller that has a computer algebra system.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _FRACTION: Final = re.compile(
     r"([-+]?)\s*\\[dt]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|(\d)\s*(\d))"
 )
 _WORD: Final = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*\.?")
-_LONGEST: Final = 1000  # digits and signs of a value; what is longer is no answer
+_MAX_LENGTH: Final = 1000  # characters of a value; anything longer is no answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Number:
 
 
 def compare(text: str, answer: str) -> bool | None:
-    """Whether a text gives this answer; None where it takes algebra to say."""
+    """Whether a text gives this answer; None where it takes algebra to decide."""
     given, wanted = final(text), expected(answer)
     if given.casefold() == wanted.casefold():
         return True
@@ -50,7 +50,7 @@ def compare(text: str, answer: str) -> bool | None:
 
 
 def final(text: str) -> str:
-    r"""What a text gives as its answer: its last `\boxed{}`, else its last number, else all."""
+    r"""The answer in a text: its last `\boxed{}`, else its last number, else all of it."""
     box = boxed(text)
     if box is not None:
         return box.strip()
@@ -62,7 +62,7 @@ def final(text: str) -> str:
 
 
 def expected(answer: str) -> str:
-    r"""The value that a problem wants: its box, what follows GSM8K's `####`, or all of it."""
+    r"""The reference answer: what is in its `\boxed{}`, after GSM8K's `####`, or all of it."""
     box = boxed(answer)
     return (answer.rpartition("####")[2] if box is None else box).strip()
 
@@ -75,7 +75,7 @@ def number(text: str) -> Number | None:
 
 def _value(match: re.Match[str]) -> Number | None:
     above, below, percent = match.groups()
-    if len(match.group()) > _LONGEST:
+    if len(match.group()) > _MAX_LENGTH:
         return None
     value = _exact(above)
     if below is not None:
@@ -91,7 +91,7 @@ def _exact(text: str) -> Fraction:
 
 
 def _plain(text: str) -> str:
-    """LaTeX's spellings of a number as ASCII."""
+    """A text with LaTeX's spellings of a number as ASCII."""
     text = text.replace("\N{MINUS SIGN}", "-").replace("{,}", ",").replace("\\%", "%")
     for sign in ("\\,", "\\!", "\\;", "\\$"):
         text = text.replace(sign, "")
@@ -107,7 +107,7 @@ def _slash(match: re.Match[str]) -> str:
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last `\boxed{}`; braces inside it are counted."""
+    r"""The content of the last `\boxed{}`, with balanced braces; None without one."""
     start = text.rfind("\\boxed{")
     if start < 0:
         return None

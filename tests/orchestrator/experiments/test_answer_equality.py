@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 
-from orchestrator.experiments.values import Number, compare, expected, final, number
+from orchestrator.experiments.answer_equality import Number, compare, expected, final, number
 
 
 @pytest.mark.parametrize(
