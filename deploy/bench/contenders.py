@@ -18,7 +18,7 @@ from orchestrator.types import Sampling
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import LoadedTarget
 from workers.model.sampling import warp
-from workers.model.target import Result, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
@@ -141,7 +141,7 @@ class Contender(Protocol):
     dtype: str
 
     @property
-    def settled(self) -> bool:
+    def converged(self) -> bool:
         """Whether it has found its way of working."""
 
     def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> Work: ...
@@ -171,8 +171,8 @@ class Ours:
         self.counts = _Counts(method, self.ends)
 
     @property
-    def settled(self) -> bool:
-        return self.decoder.method.settled
+    def converged(self) -> bool:
+        return self.decoder.method.converged
 
     def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> Work:
         target, counts = self.decoder.target, self.counts
@@ -187,7 +187,7 @@ class Ours:
             prompts,
             self.max_new,
             sampling=Sampling(temperature, seed=seed),
-            ends=self.ends,
+            stop_token_ids=self.ends,
         )
         _synchronize(target.device)
         seconds = perf_counter() - begun
@@ -203,7 +203,7 @@ class Ours:
         None: it judges in a way of its own.
         """
         method = self.decoder.method
-        if (type(method).judge, type(method).walk) != (Method.judge, Method.walk):
+        if (type(method).verify_tree, type(method).verify) != (Method.verify_tree, Method.verify):
             return None
         self.counts.expected = []
         try:
@@ -218,20 +218,20 @@ class _Counts:
     """Looks at what a method's rounds drafted and accepted."""
 
     def __init__(self, method: Method, ends: Sequence[int]) -> None:
-        self.method, self.walk, self.ends = method, method.walk, ends
+        self.method, self.verify, self.ends = method, method.verify, ends
         self.expected: list[float] | None = None  # tokens of each tree, where wanted
         self.reset()
-        method.walk = self  # type: ignore[method-assign]
+        method.verify = self  # type: ignore[method-assign]
 
     def reset(self) -> None:
         self.rounds = self.drafted = self.accepted = 0
 
-    def __call__(self, plan: Plan, result: Result) -> list[Accepted]:
+    def __call__(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
         if self.expected is not None:
             laws = warp(result.logits, [row.sampling for row in plan.rows]).cpu()
             for tree, law in zip(plan.trees, laws, strict=True):
                 self.expected.append(of_tree(self.method, tree, law, self.ends))
-        walked = self.walk(plan, result)
+        walked = self.verify(plan, result)
         self.rounds += len(plan.trees)
         self.drafted += sum(len(tree) - 1 for tree in plan.trees)
         self.accepted += sum(len(one.path) - 1 for one in walked)
@@ -241,7 +241,7 @@ class _Counts:
 class Peer:
     """transformers' `generate` on the stock network, alone or assisted by the draft model."""
 
-    lossless = settled = True
+    lossless = converged = True
 
     def __init__(
         self,

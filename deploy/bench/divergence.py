@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from deploy.bench.rounds import Row, Turns
-from workers.model.target import CHUNK, Target
+from workers.model.target import Target
 
 
 @torch.inference_mode()
@@ -52,7 +52,6 @@ def _margin(
     if at is None:
         return None
     text = prompt + wanted[:at]
-    target.cache.claim(0, [], 0)
-    for begin in range(0, len(text), CHUNK):
-        law = target.read(0, text[begin : begin + CHUNK]).logits[0, -1].float()
+    target.cache.allocate(0, [], 0)
+    law = target.prefill(0, text).logits[0, -1].float()
     return abs(float(law[said[at]] - law[wanted[at]]))

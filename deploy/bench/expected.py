@@ -196,7 +196,7 @@ def of_tree(method: Method, tree: Tree, targets: Any, ends: Collection[int] = ()
     `targets[i]` is the law behind node i. Nothing counts behind one of the `ends`.
     """
     if tree.laws is not None and method.by_path:
-        judged = _outcomes(lambda one: rules.traverse(tree, targets, one)[0])
+        judged = _outcomes(lambda one: rules.verify_by_path(tree, targets, one)[0])
         return sum(chance * _told([tree.tokens[i] for i in p[1:]], ends) for p, chance, _ in judged)
     rule = rules.follow if tree.laws is None else method.rule
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from deploy.bench.contenders import Contender, Ours
 from deploy.bench.expected import Place, along
@@ -92,11 +91,7 @@ def _places(
 def _laws(network: Target, ids: list[int], last: int, temperature: float) -> Any:
     """[last, vocabulary] laws behind the last ids, in float64."""
     network.cache.lengths[0] = 0
-    found: list[Tensor] = []
-    for begin in range(0, len(ids), 256):
-        part = ids[begin : begin + 256]
-        found.append(network.read(0, part, last=len(part)).logits[0])
-    logits = torch.cat(found)[-last:]
+    logits = network.prefill(0, ids, num_logits=last).logits[0]
     law = warp(logits[None], [Sampling(temperature)])[0].double()
     return (law / law.sum(-1, keepdim=True)).cpu().numpy()
 

@@ -66,7 +66,7 @@ def take_turns(
         advance(contender.entry.label)
         for turn in range(MOST_WARM):
             contender.run(groups[-1 - turn % len(groups)], temperature, seed)
-            if contender.settled:
+            if contender.converged:
                 break
     for turn in range(rounds * len(groups)):
         at, group = turn % len(found), turn % len(groups)

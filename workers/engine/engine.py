@@ -164,7 +164,7 @@ class Engine:
             try:
                 self._prefill(request)
             except Exception as error:
-                self.cache.clear(request.slot)
+                self.cache.reset(request.slot)
                 self._prefilling.remove(request)
                 self.decoder.rows = [row for row in self.decoder.rows if row.slot != request.slot]
                 self._release(request)
@@ -198,7 +198,9 @@ class Engine:
         result = None
         if self.cache.lengths[request.slot] < len(request.ids):
             request.passes += 1
-            result = self.decoder.read(request.slot, request.ids, last=request.num_logits)
+            result = self.decoder.target.prefill_chunk(
+                request.slot, request.ids, num_logits=request.num_logits
+            )
             if result is None:
                 return
         if isinstance(request, GenerateRequest) and request.max_tokens > 0:
@@ -223,20 +225,20 @@ class Engine:
         request.handle.put(output)
 
     def _decode(self) -> None:
-        """Run the token loop once; where a method fails, the rows of the others go on.
+        """One step for each method group; where one fails, the rows of the others go on.
 
         The cache commits the path of each draft that was accepted; what was rejected lies beyond
         the slot's length and is overwritten by the next pass (`workers/model/cache.py`).
         """
-        for rows in self.decoder.parties():
+        for rows in self.decoder.method_groups():
             try:
-                walked = self.decoder.round(rows)
+                emitted = self.decoder.step(rows)
             except Exception as error:
                 for row in rows:
                     self._discard(self._decoding[row.slot], error)
                 continue
-            self._counts["rounds"] += len(walked)
-            for row, accepted in walked:
+            self._counts["rounds"] += len(emitted)
+            for row, accepted in emitted:
                 self._counts["emitted_tokens"] += len(accepted.tokens)
                 request = self._decoding[row.slot]
                 request.passes += 1
@@ -274,7 +276,7 @@ class Engine:
         The slot is cleared first: an accelerator that is past use fails there again, the thread
         ends, and the callers of all that is still listed as live learn it and call elsewhere.
         """
-        self.cache.clear(request.slot)
+        self.cache.reset(request.slot)
         self._retire(request)
         self._fail(request, error)
 

@@ -38,7 +38,7 @@ class PrefixCache:
             if shared[best] > shared[slot]:
                 self._decoder.copy(best, slot, shared[best])
         del self._free[slot]
-        return slot, self._cache.claim(slot, ids, len(ids) - num_logits)
+        return slot, self._cache.allocate(slot, ids, len(ids) - num_logits)
 
     def release(self, slot: int, kept_length: int | None = None) -> None:
         """The request is over; its slot keeps the first `kept_length` tokens (None: all)."""

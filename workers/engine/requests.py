@@ -21,7 +21,7 @@ from orchestrator.errors import WorkerError, WorkerUnavailable
 from orchestrator.types import Finish, Sampling, StopCriteria, Usage
 from orchestrator.worker import Delta
 from workers.model.sampling import draw, uniform, warp
-from workers.model.target import Result
+from workers.model.target import ModelOutput
 from workers.model.tree import Accepted, Row, is_greedy
 from workers.text.detokenizer import Writer
 from workers.text.verification import Verdict
@@ -113,7 +113,7 @@ class EngineRequest:
     def ms(self) -> float:
         return (time.perf_counter() - self.handle.submitted) * 1e3
 
-    def output(self, result: Result | None) -> Any:
+    def output(self, result: ModelOutput | None) -> Any:
         """The answer of a request that is not decoded.
 
         `result` holds the logits of its last `num_logits` tokens; None: the whole prompt was
@@ -134,7 +134,7 @@ class ClassifyRequest(EngineRequest):
     num_scored: int | None = None
     stop_token_ids: Collection[int] = ()
 
-    def output(self, result: Result | None) -> tuple[Any, ...]:
+    def output(self, result: ModelOutput | None) -> tuple[Any, ...]:
         assert result is not None
         if self.num_scored is None:
             return self._probabilities(result)
@@ -144,7 +144,7 @@ class ClassifyRequest(EngineRequest):
         nlls = token_nlls(log_probs[:-1], scored)
         return *self._probabilities(result), nlls, stop_nll(log_probs[-1], self.stop_token_ids)
 
-    def _probabilities(self, result: Result) -> tuple[list[float], float]:
+    def _probabilities(self, result: ModelOutput) -> tuple[list[float], float]:
         probs = result.logits[0, -1].double().softmax(-1)[list(self.labels)]
         inside = float(probs.sum())
         if not inside >= 0:
@@ -163,7 +163,7 @@ class VerifyRequest(EngineRequest):
     seed: int = 0
     stop_token_ids: Collection[int] = ()
 
-    def output(self, result: Result | None) -> Verdict:
+    def output(self, result: ModelOutput | None) -> Verdict:
         assert result is not None
         logits = result.logits[0].float()
         log_probs = own_log_probs = logits.log_softmax(-1)
@@ -201,7 +201,7 @@ class GenerateRequest(EngineRequest):
     row: Row | None = None
     entropy: float | None = None  # of the first token's distribution (natural log), where wanted
 
-    def is_uncertain(self, result: Result) -> bool:
+    def is_uncertain(self, result: ModelOutput) -> bool:
         """Whether the first token's entropy is above the limit; `result` is the prefill's."""
         if self.criteria.max_entropy is None:
             return False
@@ -211,7 +211,7 @@ class GenerateRequest(EngineRequest):
             raise nan_logits()
         return self.entropy > self.criteria.max_entropy
 
-    def output(self, result: Result | None) -> tuple[str, list[int], list[float], Finish]:
+    def output(self, result: ModelOutput | None) -> tuple[str, list[int], list[float], Finish]:
         # No tokens were wanted, or the first one was too uncertain.
         return self.finish("length" if self.entropy is None else "doubt")
 

@@ -76,7 +76,7 @@ class Cache:
 
     # What a forward pass uses ------------------------------------------------------------
 
-    def open(
+    def map_slots(
         self, slots: Sequence[int], starts: Sequence[int], positions: Tensor | None, n: int
     ) -> None:
         """Aim the next pass: row b writes n entries from `starts[b]`.
@@ -114,7 +114,7 @@ class Cache:
         window = self.data[k : k + 2, :, :, : self._end].index_select(1, self._gather)
         return window[0], window[1]
 
-    def note(self, states: Tensor) -> None:
+    def update_states(self, states: Tensor) -> None:
         """Store [rows, n, width] states of the pass's tokens."""
         assert self.states is not None
         if self._index is None:
@@ -124,7 +124,7 @@ class Cache:
 
     # What happens between passes ---------------------------------------------------------
 
-    def keep(self, slot: int, path: Sequence[int]) -> None:
+    def commit(self, slot: int, path: Sequence[int]) -> None:
         """Commit the accepted path of the last pass: node indices, ascending from 0."""
         start, kept = self.lengths[slot], len(path)
         if path[-1] != kept - 1:  # a branch: gather its entries (out of place, then back)
@@ -134,10 +134,13 @@ class Cache:
                 self.states[slot, start : start + kept] = self.states[slot, source]
         self.lengths[slot] = start + kept
 
-    def claim(self, slot: int, ids: list[int], most: int) -> int:
-        """Give the slot to the owner of `ids`, keeping at most `most` cached tokens of them."""
-        held = common_prefix(self.ids[slot][: self.lengths[slot]], ids)
-        self.lengths[slot] = min(held, most)
+    def allocate(self, slot: int, ids: list[int], limit: int) -> int:
+        """Give the slot to the owner of `ids`; returns how many of them it has cached.
+
+        That is the prefix it shares with what the slot held, at most `limit` tokens.
+        """
+        shared = common_prefix(self.ids[slot][: self.lengths[slot]], ids)
+        self.lengths[slot] = min(shared, limit)
         self.ids[slot] = ids
         return self.lengths[slot]
 
@@ -149,7 +152,7 @@ class Cache:
         self.ids[slot] = self.ids[source][:length]
         self.lengths[slot] = length
 
-    def clear(self, slot: int) -> None:
+    def reset(self, slot: int) -> None:
         """Forget a slot, poison included."""
         self.data[:, slot] = 0
         if self.states is not None:

@@ -29,7 +29,7 @@ SPARE = 128  # cache room behind the context for the rejected part of a draft
 
 
 @dataclass(slots=True)
-class Result:
+class ModelOutput:
     """Answer of one pass: logits [rows, n, vocabulary], and hidden states by layer on request."""
 
     logits: Tensor
@@ -128,11 +128,11 @@ class Target:
         trees: Sequence[Tree],
         *,
         skip: Sequence[int] | None = None,
-        last: int | None = None,
+        num_logits: int | None = None,
         states: Tensor | None = None,
         layers: tuple[int, int | None] = (0, None),
         hidden: Sequence[int] = (),
-    ) -> Result:
+    ) -> ModelOutput:
         """One pass over one tree per slot; writes the cache behind each slot's length.
 
         Nothing is committed: `cache.keep` does that. Shorter trees are padded at the end and
@@ -142,7 +142,7 @@ class Target:
             slots: ascending, one per tree.
             skip: how many first nodes of each tree an earlier pass has read, uncommitted as they
                 are; this pass reads the others, and its logits are theirs.
-            last: only the logits of that many last nodes (0: none).
+            num_logits: only the logits of that many last nodes (0: none).
             states: residual stream [rows, n, width] to enter layer `layers[0]` with.
             layers: half-open range of layers to run; logits need the last one, or an early
                 exit behind it.
@@ -165,7 +165,7 @@ class Target:
             positions, places, mask = self._plan(starts, skips, trees, n, chains)
             cosines, sines = (table[0, 0][positions] for table in self._rotary)
             rotary = cosines.unsqueeze(1), sines.unsqueeze(1)
-        self.cache.open(slots, starts, places, n)
+        self.cache.map_slots(slots, starts, places, n)
         x = states
         if x is None:
             padded = [tokens + [0] * (n - len(tokens)) for tokens in fresh]
@@ -177,32 +177,39 @@ class Target:
             if self.exit is not None and first < index == self.exit_layer:
                 self.exit.attention.note(x, rotary, self.cache)
             if index == self._remembered:
-                self.cache.note(x)
+                self.cache.update_states(x)
             x = self.layers[index](x, rotary, mask, self.cache)
         if stop < len(self.layers):
             taken[stop] = x
-            return Result(self._early(x, stop, rotary, mask, n if last is None else last), taken)
+            return ModelOutput(
+                self._early(x, stop, rotary, mask, n if num_logits is None else num_logits), taken
+            )
         self.passes += 1
         if stop == self._remembered:
             x = self.norm(x)
-            self.cache.note(x)
-            x = x if last is None else x[:, n - last :]
+            self.cache.update_states(x)
+            x = x if num_logits is None else x[:, n - num_logits :]
         else:
-            x = self.norm(x if last is None else x[:, n - last :])
+            x = self.norm(x if num_logits is None else x[:, n - num_logits :])
         if stop in hidden:
             taken[stop] = x
-        return Result(self._logits(x), taken)
+        return ModelOutput(self._logits(x), taken)
 
     def _early(
-        self, x: Tensor, stop: int, rotary: tuple[Tensor, Tensor], mask: Tensor | None, last: int
+        self,
+        x: Tensor,
+        stop: int,
+        rotary: tuple[Tensor, Tensor],
+        mask: Tensor | None,
+        num_logits: int,
     ) -> Tensor:
         """Logits of the last nodes of a pass that ends before the last layer, if it may."""
         if self.exit is None or stop != self.exit_layer:
             return x[:, :0]
-        if last == 0:
+        if num_logits == 0:
             self.exit.attention.note(x, rotary, self.cache)
             return x[:, :0]
-        x = self.exit(x, rotary, mask, self.cache)[:, -last:]
+        x = self.exit(x, rotary, mask, self.cache)[:, -num_logits:]
         return self._logits(x)
 
     def embed(self, tokens: list[list[int]]) -> Tensor:
@@ -215,11 +222,34 @@ class Target:
         logits = self.head(x.reshape(rows * n, width))
         return logits.view(rows, n, logits.shape[-1])[..., : self.vocabulary]
 
-    def read(self, slot: int, ids: Sequence[int], *, last: int = 1) -> Result:
-        """Read and commit tokens behind a slot's length, at most `CHUNK` of them."""
-        result = self.forward([slot], [Tree.chain(list(ids))], last=last)
-        self.cache.lengths[slot] += len(ids)
-        return result
+    def extend(self, slot: int, tokens: Sequence[int], *, num_logits: int = 1) -> ModelOutput:
+        """Run and commit tokens behind a slot's length, in one pass."""
+        output = self.forward([slot], [Tree.chain(list(tokens))], num_logits=num_logits)
+        self.cache.lengths[slot] += len(tokens)
+        return output
+
+    @torch.inference_mode()
+    def prefill_chunk(
+        self, slot: int, ids: Sequence[int], *, num_logits: int = 1, chunk: int = CHUNK
+    ) -> ModelOutput | None:
+        """Cache one chunk of the part of `ids` that the slot lacks.
+
+        Returns None while more is missing, and with the final chunk the logits of the last
+        `num_logits` tokens (which must not be cached before).
+        """
+        missing = ids[self.cache.lengths[slot] :]
+        chunk = max(chunk, num_logits)
+        if len(missing) > chunk:
+            # The final chunk must hold all the tokens whose logits are wanted.
+            self.extend(slot, missing[: min(chunk, len(missing) - num_logits)], num_logits=0)
+            return None
+        return self.extend(slot, missing, num_logits=num_logits)
+
+    def prefill(self, slot: int, ids: Sequence[int], *, num_logits: int = 1) -> ModelOutput:
+        """Cache all of `ids` that the slot lacks, which is at least one token."""
+        while (output := self.prefill_chunk(slot, ids, num_logits=num_logits)) is None:
+            pass
+        return output
 
     def _additive(self, seen: Tensor) -> Tensor:
         mask = torch.zeros(seen.shape, device=self.device, dtype=self.dtype)

@@ -25,7 +25,7 @@ class Row:
     """One live sequence.
 
     `ids` holds every committed token, the prompt included; the last one is not in the target's
-    cache yet. `room` is how many more tokens may be emitted, so that nobody drafts beyond it.
+    cache yet. `remaining_tokens` is how many more may be emitted; no draft goes beyond that.
     `method` names the one that decodes it; None: the decoder's default.
     """
 
@@ -33,7 +33,7 @@ class Row:
     ids: list[int]
     sampling: Sampling
     seed: int
-    room: int = NO_LIMIT
+    remaining_tokens: int = NO_LIMIT
     method: str | None = None
 
     @property

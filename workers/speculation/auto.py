@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from workers.model.target import Result, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row
 from workers.speculation.drafter import LoadModel, at_least
 from workers.speculation.method import Method
@@ -58,7 +58,7 @@ class Chooser:
         self._of(rows).learn(choice, seconds, drafts)
 
     @property
-    def settled(self) -> bool:
+    def converged(self) -> bool:
         """Whether nothing is being tried at any batch size seen so far."""
         return bool(self._sizes) and not any(size.due for size in self._sizes.values())
 
@@ -246,8 +246,8 @@ class Auto(Method):
         return self.methods[self.choice[0]]
 
     @property
-    def settled(self) -> bool:  # type: ignore[override]
-        return self.chooser.settled
+    def converged(self) -> bool:  # type: ignore[override]
+        return self.chooser.converged
 
     def stats(self) -> dict[str, int]:
         """Rounds with and without drafts, and how often the method changed."""
@@ -284,21 +284,23 @@ class Auto(Method):
                 self._with[row.slot] = number
                 self.current.join(row)
 
-    def verify(self, target: Target, plan: Plan) -> Result:
-        return self.current.verify(target, plan)
+    def score(self, target: Target, plan: Plan) -> ModelOutput:
+        return self.current.score(target, plan)
 
-    def walk(self, plan: Plan, result: Result) -> list[Accepted]:
-        return self.current.walk(plan, result)
+    def verify(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
+        return self.current.verify(plan, result)
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
         self.current.commit(plan, accepted, result)
         seconds = self.clock() - self._begun
         number, length = self.choice
         self._counts["drafted_rounds" if number else "plain_rounds"] += len(plan.rows)
         drafts = [
             (
-                # Its room has given away what was emitted; the last token is never a draft.
-                min(length, row.room + len(one.tokens) - 1) if length else max(tree.kin()[0]),
+                # What was emitted is subtracted already; the last token is never a draft.
+                min(length, row.remaining_tokens + len(one.tokens) - 1)
+                if length
+                else max(tree.kin()[0]),
                 len(one.path) - 1,
             )
             for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from orchestrator.types import Sampling
 from workers.model.sampling import DRAFT, draw, gumbels, key, uniform, warp
-from workers.model.target import CHUNK, SPARE, Result, Target
+from workers.model.target import SPARE, ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method
 
@@ -71,10 +71,9 @@ class Drafter:
 
     def join(self, row: Row) -> None:
         """Start from what the slot still holds and read the rest of the prompt."""
-        held = self.cache.claim(row.slot, row.ids, len(row.ids) - 1)
-        missing = row.ids[held:-1]
-        for i in range(0, len(missing), CHUNK):
-            self.model.read(row.slot, missing[i : i + CHUNK], last=0)
+        prompt = row.ids[:-1]
+        if self.cache.allocate(row.slot, row.ids, len(prompt)) < len(prompt):
+            self.model.prefill(row.slot, prompt, num_logits=0)
 
     def grow(self, rows: Sequence[Row], depths: Sequence[int], spread: Spread) -> list[Tree]:
         """One tree per row, `depths[row]` levels below its newest token.
@@ -112,7 +111,7 @@ class Drafter:
         if row.slot in self._read:
             before, read = self._read[row.slot]
             kept = [before + node for node in path if before + node < read]
-            self.cache.keep(row.slot, [*range(before), *kept])
+            self.cache.commit(row.slot, [*range(before), *kept])
 
 
 class _Growing:
@@ -298,10 +297,10 @@ class Drafting(Method):
 
     def plan(self, rows: list[Row], depth: int, spread: Spread) -> Plan:
         """Trees of at most `depth` levels, and of no more than the room that is left."""
-        depths = [max(0, min(depth, row.room - 1)) for row in rows]
+        depths = [max(0, min(depth, row.remaining_tokens - 1)) for row in rows]
         return Plan(rows, self.drafter.grow(rows, depths, spread))
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
         for row, one in zip(plan.rows, accepted, strict=True):
             self.drafter.commit(row, one.path)
 

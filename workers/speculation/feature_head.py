@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from workers.model.layer import Projection
-from workers.model.target import Result, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Tree
 
 Variant = Literal["fspad", "eagle2"]
@@ -163,16 +163,18 @@ class Ahead(Target):
         trees: Sequence[Tree],
         *,
         skip: Sequence[int] | None = None,
-        last: int | None = None,
+        num_logits: int | None = None,
         **_: Any,
-    ) -> Result:
+    ) -> ModelOutput:
         done = list(skip or [0] * len(slots))
         fresh = [tree.tokens[read:] for tree, read in zip(trees, done, strict=True)]
         n = max(map(len, fresh))
         embedding = self.embed([ids + [0] * (n - len(ids)) for ids in fresh])
         feature = self._guessed(trees, done, n) if any(done) else self._true(slots, n)
         states = self.drafter.enter(embedding, feature)
-        result = super().forward(slots, trees, skip=skip, last=last, states=states, hidden=(1,))
+        result = super().forward(
+            slots, trees, skip=skip, num_logits=num_logits, states=states, hidden=(1,)
+        )
         self._guesses, self._read = self.drafter.guess(result.hidden[1]), done
         return result
 

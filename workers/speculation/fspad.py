@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from workers.model.target import Result, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.drafter import (
     Child,
@@ -72,7 +72,7 @@ class Fspad(Drafting):
         self.plan(rows, self.depth, spread)
         return Plan(rows, spread.trees())
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
         """Only the root stays: accepted drafts are read again, with the features they turned
         out to have."""
         for row, one in zip(plan.rows, accepted, strict=True):
@@ -128,7 +128,7 @@ class Confidence(Spread):
         return [self._tree(row, seen) for row, seen in zip(self.rows, self.seen, strict=True)]
 
     def _tree(self, row: Row, seen: list[_Candidate]) -> Tree:
-        near = [i for i, one in enumerate(seen) if one.level < row.room]
+        near = [i for i, one in enumerate(seen) if one.level < row.remaining_tokens]
         best = sorted(near, key=lambda i: (-seen[i].score, i))[: self.nodes]
         node = {-1: 0} | {place: 1 + i for i, place in enumerate(sorted(best))}
         chosen = [seen[place] for place in sorted(best)]

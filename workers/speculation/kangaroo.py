@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from workers.model.early_exit import Adapter
-from workers.model.target import Result, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation.drafter import (
     Independent,
@@ -65,7 +65,7 @@ class Kangaroo(Method):
     def draft(self, rows: list[Row]) -> Plan:
         """Token by token; a row whose draft has ended leaves the passes of the others."""
         trees = [Tree([row.ids[-1]], [-1]) for row in rows]
-        depths = [max(0, min(self.gamma, row.room - 1)) for row in rows]
+        depths = [max(0, min(self.gamma, row.remaining_tokens - 1)) for row in rows]
         laws: list[list[Tensor]] = [[] for _ in rows]
         sure = [True] * len(rows)
         reading = list(range(len(rows)))  # rows whose newest node the shallow layers lack
@@ -75,7 +75,7 @@ class Kangaroo(Method):
                 [rows[i].slot for i in reading],
                 [trees[i] for i in reading],
                 skip=[level] * len(reading),
-                last=None if drafting else 0,
+                num_logits=None if drafting else 0,
                 layers=(0, self.exit_layer),
             )
             self._keep(result.hidden[self.exit_layer], reading, level, len(rows), max(depths) + 1)
@@ -99,7 +99,7 @@ class Kangaroo(Method):
             tree.laws = torch.stack(mine) if mine else None
         return Plan(rows, trees)
 
-    def verify(self, target: Target, plan: Plan) -> Result:
+    def score(self, target: Target, plan: Plan) -> ModelOutput:
         """The deeper layers over the shallow states of the drafts."""
         return target.forward(
             [row.slot for row in plan.rows],

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from workers.model.target import Result, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.drafter import LoadModel, at_least, small_enough
 from workers.speculation.method import Method
@@ -54,11 +54,11 @@ class Lookup(Method):
         trees = []
         for row in rows:
             text = self._texts[row.slot]
-            drafted = self.continuation(text, min(self.gamma, row.room - 1))
+            drafted = self.continuation(text, min(self.gamma, row.remaining_tokens - 1))
             trees.append(Tree.chain([row.ids[-1], *map(ord, drafted)]))
         return Plan(rows, trees)
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
         for row, one in zip(plan.rows, accepted, strict=True):
             self._texts[row.slot] += _text(one.tokens)
 

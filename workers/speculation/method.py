@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from workers.model.sampling import Chance, draw, uniform, warp
-from workers.model.target import Result, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation import rules
 
@@ -30,7 +30,7 @@ class Method:
     lossless = True
     rule: rules.Rule = staticmethod(rules.rejection)  # belongs to how siblings are drawn
     by_path = False  # whether whole paths are judged instead of one node after the other
-    settled = True  # whether it has found its way of working; what adapts may need some rounds
+    converged = True  # whether it has found its way of working; what adapts may need some rounds
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -52,20 +52,20 @@ class Method:
         """A token tree for each live row; without a drafter, its newest token alone."""
         return Plan(rows, [Tree([row.ids[-1]], [-1]) for row in rows])
 
-    def verify(self, target: Target, plan: Plan) -> Result:
+    def score(self, target: Target, plan: Plan) -> ModelOutput:
         """One target pass over all trees."""
         return target.forward([row.slot for row in plan.rows], plan.trees)
 
-    def judge(
+    def verify_tree(
         self, tree: Tree, laws: Any, chance_at: Callable[[int], rules.Choices]
     ) -> tuple[list[int], int]:
-        """The walk of a sampled row, see `rules.walk`; greedy rows follow the argmax anyway."""
+        """Verify the tree of a sampled row; returns what `rules.verify_by_node` does."""
         if tree.laws is not None and self.by_path:
-            return rules.traverse(tree, laws, chance_at(1))
+            return rules.verify_by_path(tree, laws, chance_at(1))
         rule = rules.follow if tree.laws is None else self.rule
-        return rules.walk(tree, laws, rule, chance_at)
+        return rules.verify_by_node(tree, laws, rule, chance_at)
 
-    def walk(self, plan: Plan, result: Result) -> list[Accepted]:
+    def verify(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
         """Which path each row accepts and which token ends it. One transfer when greedy."""
         logits = result.logits.float()
         # One transfer for both: a float holds every id below 2^24 exactly. The choice is made
@@ -80,18 +80,18 @@ class Method:
                 walked[i] = accepted
         elif laws is not None:
             for law, i in zip(laws, sampled, strict=True):
-                walked[i] = self._walk_sampled(plan.rows[i], plan.trees[i], law)
+                walked[i] = self._verify_sampled(plan.rows[i], plan.trees[i], law)
         for i, tree in enumerate(plan.trees):
-            accepted = walked[i] or self._walk_greedy(tree, choices[i], tops[i])
+            accepted = walked[i] or self._verify_greedy(tree, choices[i], tops[i])
             accepted.confidences = [tops[i][node] for node in accepted.path]
             walked[i] = accepted
         return [accepted for accepted in walked if accepted is not None]
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
         """The rows have taken their tokens: bring the drafter's state in line."""
 
     @staticmethod
-    def _walk_greedy(tree: Tree, choices: list[float], tops: list[float]) -> Accepted:
+    def _verify_greedy(tree: Tree, choices: list[float], tops: list[float]) -> Accepted:
         path, tokens = [0], [int(choices[0])]
         while len(tree) > 1:
             children = tree.children(path[-1])
@@ -102,14 +102,16 @@ class Method:
             tokens.append(int(choices[taken]))
         return Accepted(path, tokens, [math.log(tops[node]) for node in path])
 
-    def _walk_sampled(self, row: Row, tree: Tree, laws: Tensor) -> Accepted:
+    def _verify_sampled(self, row: Row, tree: Tree, laws: Tensor) -> Accepted:
         newest = len(row.ids) - 1
         targets: Any = laws
         if laws.device.type == "cpu":  # numpy's small operations cost a third of torch's
             targets = laws.numpy()
             if tree.laws is not None:
                 tree = replace(tree, laws=tree.laws.numpy())
-        path, ending = self.judge(tree, targets, lambda depth: Chance(row.seed, newest + depth))
+        path, ending = self.verify_tree(
+            tree, targets, lambda depth: Chance(row.seed, newest + depth)
+        )
         tokens = [tree.tokens[node] for node in path[1:]] + [ending]
         return Accepted(path, tokens, laws[path, tokens].log().tolist())
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from workers.model.target import Result, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.drafter import MOST_NODES, LoadModel, share, small_enough
 from workers.speculation.method import Method
@@ -67,7 +67,7 @@ class Reflective(Method):
             raise ValueError(f"bonus must be true or false, not {bonus!r}")
         if base not in self.bases or not self.bases[base].lossless:  # type: ignore[attr-defined]
             raise ValueError(f"base must be a lossless method, not {base!r}")
-        if self.bases[base].verify is not Method.verify:  # type: ignore[attr-defined]
+        if self.bases[base].score is not Method.score:  # type: ignore[attr-defined]
             raise ValueError(f"base {base} reads its drafts in a way of its own")
         self.alpha, self.bonus, self.prompt = alpha, bonus, _ids(prompt, target)
         if draft is not None:
@@ -79,16 +79,16 @@ class Reflective(Method):
         each = 2 * levels - (not bonus) + len(self.prompt)
         small_enough(f"a prompt of {len(self.prompt)} tokens", 1 + leaves * each)
 
-    def verify(self, target: Target, plan: Plan) -> Result:
+    def score(self, target: Target, plan: Plan) -> ModelOutput:
         """One pass over the drafts and their copies; logits of the drafts' nodes alone."""
         if self.alpha == 0:
-            return self.base.verify(target, plan)
+            return self.base.score(target, plan)
         trees, readings = [], []
         for i, (row, tree) in enumerate(zip(plan.rows, plan.trees, strict=True)):
             longer, found = self.reflected(tree, target.max_len - len(row.ids))
             trees.append(longer)
             readings += [(i, *reading) for reading in found]
-        result = self.base.verify(target, replace(plan, trees=trees))
+        result = self.base.score(target, replace(plan, trees=trees))
         logits = result.logits.float()
         fused = logits[:, : max(map(len, plan.trees))]
         if readings:
@@ -144,10 +144,10 @@ class Reflective(Method):
     def draft(self, rows: list[Row]) -> Plan:
         return self.base.draft(rows)
 
-    def walk(self, plan: Plan, result: Result) -> list[Accepted]:
-        return self.base.walk(plan, result)
+    def verify(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
+        return self.base.verify(plan, result)
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: Result) -> None:
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
         self.base.commit(plan, accepted, result)
 
 

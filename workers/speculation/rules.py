@@ -137,7 +137,7 @@ def follow(target: Any, draft: Any, candidates: Sequence[int], chance: Choices) 
     return chance.draw(target)
 
 
-def walk(
+def verify_by_node(
     tree: Tree, targets: Any, rule: Rule, chance_at: Callable[[int], Choices]
 ) -> tuple[list[int], int]:
     """Lift a node rule to a tree: descend while the chosen token is a child.
@@ -160,7 +160,7 @@ def walk(
         path.append(taken)
 
 
-def traverse(tree: Tree, targets: Any, chance: Choices) -> tuple[list[int], int]:
+def verify_by_path(tree: Tree, targets: Any, chance: Choices) -> tuple[list[int], int]:
     """Judge whole paths, the deepest first; on a chain this is block verification.
 
     Traversal verification (Weng et al. 2505.12398); block verification (Sun et al. 2403.10444).
@@ -168,7 +168,7 @@ def traverse(tree: Tree, targets: Any, chance: Choices) -> tuple[list[int], int]
     path to it and before any draw below it is known. Siblings are drawn without replacement from
     the laws (equal independent ones count once, where they came first).
 
-    `chance` serves the whole block, and no other block. Returns what `walk` returns.
+    `chance` serves the whole block, and no other block. Returns what `verify_by_node` returns.
     """
 
     def visit(node: int, reach: Any) -> tuple[list[int], int] | None:

@@ -53,7 +53,9 @@ def write_chains(
             prompts = [author.opening(disturb(problem.question, rng)) for problem in problems]
             prompts = [prompt for prompt in prompts if len(prompt) <= PROMPT_TOKENS]
             sampling = Sampling(temperature, seed=seed * count + done)
-            replies = generate(decoder, prompts, CHAIN_TOKENS, sampling=sampling, ends=[author.end])
+            replies = generate(
+                decoder, prompts, CHAIN_TOKENS, sampling=sampling, stop_token_ids=[author.end]
+            )
             for prompt, reply in zip(prompts, replies, strict=True):
                 if reply[-1:] == [author.end]:
                     file.write(json.dumps([prompt, reply]) + "\n")

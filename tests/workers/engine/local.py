@@ -31,13 +31,13 @@ async def run(
 
 def slow(worker: LocalWorker, seconds: float) -> None:
     """Make every iteration take that much longer."""
-    decode = worker.engine.decoder.round
+    decode = worker.engine.decoder.step
 
     def slower(rows: Any) -> Any:
         time.sleep(seconds)
         return decode(rows)
 
-    worker.engine.decoder.round = slower  # type: ignore[method-assign]
+    worker.engine.decoder.step = slower  # type: ignore[method-assign]
 
 
 def force(worker: LocalWorker, *texts: str | int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,11 +92,9 @@ async def test_a_prompt_longer_than_a_chunk(
     call = ask("Several chunks are needed for this one. " * 3)
     whole = await run(worker, call, StopCriteria(6))
     for slot in range(3):
-        worker.engine.cache.clear(slot)
-    read = worker.engine.decoder.read
-    monkeypatch.setattr(
-        worker.engine.decoder, "read", lambda slot, ids, last: read(slot, ids, last=last, most=16)
-    )
+        worker.engine.cache.reset(slot)
+    target = worker.engine.decoder.target
+    monkeypatch.setattr(target, "prefill_chunk", partial(target.prefill_chunk, chunk=16))
     pieces = await run(worker, call, StopCriteria(6))
     assert pieces.segment.tokens == whole.segment.tokens
     assert pieces.usage.passes > whole.usage.passes
@@ -163,7 +162,7 @@ async def test_an_engine_that_dies_fails_its_waiting_calls(
     def crash(*_: Any) -> None:
         raise MemoryError
 
-    monkeypatch.setattr(worker.engine.cache, "claim", crash)
+    monkeypatch.setattr(worker.engine.cache, "allocate", crash)
     calls = (run(worker, ask(str(i)), StopCriteria(6)) for i in range(2))
     answers = await asyncio.wait_for(asyncio.gather(*calls, return_exceptions=True), 5)
     assert [type(answer) for answer in answers] == [WorkerUnavailable] * 2
@@ -188,7 +187,7 @@ async def test_an_accelerator_past_use_fails_its_calls_and_the_health_check(
         return forward(*args, **options) if passes <= working else sticky()
 
     monkeypatch.setattr(target, "forward", breaking)
-    monkeypatch.setattr(worker.engine.cache, "clear", sticky)
+    monkeypatch.setattr(worker.engine.cache, "reset", sticky)
     replica = ReplicaServer(lambda: worker)
     await replica.check_health()
     calls = (run(worker, ask(str(i)), StopCriteria(50)) for i in range(2))

@@ -68,9 +68,9 @@ def test_logits_are_those_of_the_stock_model(family: str, key_heads: int) -> Non
     wanted = stock_logits(model, first), stock_logits(model, second)
     target = Target(model, slots=3, max_len=32)
     with torch.inference_mode():
-        whole = target.read(0, first, last=6).logits[0]  # no mask: causal
-        target.read(2, first[:2], last=0)
-        rest = target.read(2, first[2:5], last=3).logits[0]  # under a mask
+        whole = target.extend(0, first, num_logits=6).logits[0]  # no mask: causal
+        target.extend(2, first[:2], num_logits=0)
+        rest = target.extend(2, first[2:5], num_logits=3).logits[0]  # under a mask
         one = target.forward([2], [Tree([first[5]], [-1])]).logits[0]  # a single query
         trees = [Tree([first[5]], [-1]), Tree.chain(second)]
         target.cache.lengths[1] = 0

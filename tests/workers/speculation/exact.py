@@ -307,11 +307,11 @@ def likeliest(law: Law) -> list[int]:
 
 
 def node_by_node(rule: rules.Rule) -> Judge:
-    return lambda tree, targets, chance_at: rules.walk(tree, targets, rule, chance_at)
+    return lambda tree, targets, chance_at: rules.verify_by_node(tree, targets, rule, chance_at)
 
 
 def traversal(tree: Tree, targets: Any, chance_at: Any) -> tuple[list[int], int]:
-    return rules.traverse(tree, targets, chance_at(0))
+    return rules.verify_by_path(tree, targets, chance_at(0))
 
 
 def agrees(counts: Any, law: Any) -> None:

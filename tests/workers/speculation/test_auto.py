@@ -58,9 +58,9 @@ def step(number: int, length: int, rows: int) -> float:
 def test_every_candidate_is_tried_at_both_ends_first() -> None:
     machine = Machine(0.9, step)
     machine.serve(3 * TRIAL - 1)
-    assert not machine.chooser.settled
+    assert not machine.chooser.converged
     machine.serve(1)
-    assert machine.chooser.settled
+    assert machine.chooser.converged
     assert machine.chosen == [(0, 0)] * TRIAL + [(1, 8)] * TRIAL + [(1, 1)] * TRIAL
 
 
@@ -216,14 +216,14 @@ def test_rows_come_and_go_and_caches_stay_right() -> None:
     for slot, prompt in enumerate(prompts):  # one more after every two rounds
         row = Row(2 * slot, list(prompt), Sampling(), slot, 30)
         rows.append(row)
-        loop.target.cache.claim(row.slot, row.ids, 0)
-        loop.join(row, loop.read(row.slot, row.ids))  # type: ignore[arg-type]
+        loop.target.cache.allocate(row.slot, row.ids, 0)
+        loop.join(row, loop.target.prefill(row.slot, row.ids))  # type: ignore[arg-type]
         for _ in range(2):
-            loop.step()
+            loop.step(loop.rows)
             held(loop)
     loop.leave(rows[1])
-    while rows[0].room > 0 and rows[2].room > 0:
-        loop.step()
+    while rows[0].remaining_tokens > 0 and rows[2].remaining_tokens > 0:
+        loop.step(loop.rows)
         held(loop)
     for row, prompt, said in zip(rows, prompts, plain, strict=True):
         made = row.ids[len(prompt) :]
@@ -241,7 +241,7 @@ def held(loop: Decoder) -> None:
         length = cache.lengths[row.slot]
         assert length == len(row.ids) - 1
         with torch.inference_mode():
-            fresh.read(0, row.ids[:length])
+            fresh.extend(0, row.ids[:length])
         here = cache.data[:, row.slot, :, :length]
         assert torch.allclose(here, fresh.cache.data[:, 0, :, :length], atol=1e-4)
 

@@ -104,13 +104,13 @@ def test_rows_join_and_leave_between_iterations() -> None:
         if step % 2 == 0 and step // 2 < len(PROMPTS):
             slot = (3, 0, 5, 1)[step // 2]
             row = Row(slot, list(PROMPTS[step // 2]), Sampling(), 0, 16)
-            loop.target.cache.claim(slot, row.ids, 0)
-            loop.join(row, loop.read(slot, row.ids))
-        for row in [row for row in loop.rows if row.room <= 0]:
+            loop.target.cache.allocate(slot, row.ids, 0)
+            loop.join(row, loop.target.prefill(slot, row.ids))
+        for row in [row for row in loop.rows if row.remaining_tokens <= 0]:
             loop.leave(row)
             outputs[row.slot] = row.ids
         if loop.rows:
-            loop.step()
+            loop.step(loop.rows)
     for slot, prompt, tokens in zip((3, 0, 5, 1), PROMPTS, expected, strict=True):
         assert outputs[slot][len(prompt) :][:16] == tokens
 
@@ -121,16 +121,16 @@ def test_a_leaf_of_a_tree_sees_its_own_path_only(family: str) -> None:
     tree = Tree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 1, 2])
     paths = [[7, 1, 3], [7, 1, 4], [7, 2, 5]]
     with torch.inference_mode():
-        target.read(1, PROMPTS[0])
-        target.read(2, PROMPTS[1])
+        target.extend(1, PROMPTS[0])
+        target.extend(2, PROMPTS[1])
         both = target.forward([1, 2], [Tree.chain([7, 1]), tree]).logits
         for path, leaf in zip(paths, (3, 4, 5), strict=True):
             fresh = Target(target.model, slots=1, max_len=100)
-            plain = fresh.read(0, PROMPTS[1] + path).logits[0, -1]
+            plain = fresh.extend(0, PROMPTS[1] + path).logits[0, -1]
             assert torch.allclose(both[1, leaf], plain, atol=1e-4)
-        target.cache.keep(2, [0, 2, 5])
+        target.cache.commit(2, [0, 2, 5])
         fresh = Target(target.model, slots=1, max_len=100)
-        fresh.read(0, PROMPTS[1] + paths[2])
+        fresh.extend(0, PROMPTS[1] + paths[2])
         length = len(PROMPTS[1]) + 3
         assert target.cache.lengths[2] == length
         kept = target.cache.data[:, 2, :, :length]

@@ -214,8 +214,8 @@ def test_a_tree_read_level_by_level_is_the_tree_read_at_once() -> None:
     tree = Tree([7, 1, 2, 3, 4, 5], [-1, 0, 0, 1, 1, 2])
     chain = Tree.chain([9, 8, 7])
     with torch.inference_mode():
-        target.read(0, [4, 4, 4])
-        target.read(2, [1, 2, 3, 4, 5])
+        target.extend(0, [4, 4, 4])
+        target.extend(2, [1, 2, 3, 4, 5])
         whole = target.forward([0, 2], [chain, tree]).logits
         first = Tree(tree.tokens[:3], tree.parents[:3])
         target.forward([0, 2], [Tree.chain([9]), first])
@@ -224,5 +224,5 @@ def test_a_tree_read_level_by_level_is_the_tree_read_at_once() -> None:
         assert torch.allclose(rest[1], whole[1, 3:], atol=1e-4)
         for leaf, path in ((3, [7, 1, 3]), (4, [7, 1, 4]), (5, [7, 2, 5])):
             fresh = Target(target.model, slots=1, max_len=64)
-            plain = fresh.read(0, [1, 2, 3, 4, 5, *path]).logits[0, -1]
+            plain = fresh.extend(0, [1, 2, 3, 4, 5, *path]).logits[0, -1]
             assert torch.allclose(rest[1, leaf - 3], plain, atol=1e-4)

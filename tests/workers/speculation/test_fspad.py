@@ -35,10 +35,10 @@ def decoder(folder: Path, variant: Variant = "fspad", family: str = "llama") -> 
 
 def begin(loop: Decoder, slot: int, prompt: list[int], temperature: float = 0.0) -> Row:
     row = Row(slot, list(prompt), Sampling(temperature), slot)
-    loop.target.cache.claim(slot, row.ids, len(row.ids) - 1)
+    loop.target.cache.allocate(slot, row.ids, len(row.ids) - 1)
     result = None
     while result is None:
-        result = loop.read(slot, row.ids, most=5)
+        result = loop.target.prefill_chunk(slot, row.ids, chunk=5)
     loop.join(row, result)
     return row
 
@@ -52,9 +52,9 @@ def in_line(loop: Decoder) -> None:
         fresh = Target(loop.target.model, slots=1, max_len=64)
         anew = Ahead(ahead.drafter, fresh)
         with torch.inference_mode():
-            fresh.read(0, row.ids[:length])
+            fresh.extend(0, row.ids[:length])
             drafted = ahead.cache.lengths[row.slot]
-            anew.read(0, row.ids[:drafted])
+            anew.extend(0, row.ids[:drafted])
         features, expected = loop.target.cache.states, fresh.cache.states
         assert features is not None
         assert expected is not None
@@ -71,11 +71,11 @@ def test_committed_tokens_have_the_features_of_the_target(
     """In rows of unequal length, also after others joined, left, and took over their slot."""
     loop = decoder(tmp_path, variant)
     first = begin(loop, 0, PROMPTS[0], temperature)
-    loop.step()
+    loop.step(loop.rows)
     begin(loop, 2, PROMPTS[1], temperature)
     begin(loop, 3, PROMPTS[2], temperature)
     for _ in range(2):
-        loop.step()
+        loop.step(loop.rows)
         in_line(loop)
     ahead = loop.method.drafter.model  # type: ignore[attr-defined]
     # Behind by the tokens of the last round only.
@@ -87,7 +87,7 @@ def test_committed_tokens_have_the_features_of_the_target(
     begin(loop, 5, [*prefix, 77, 78], temperature)  # goes on from a copy
     begin(loop, 0, [*prefix[:6], 99, 98, 97], temperature)  # from a part of what its slot holds
     for _ in range(2):
-        loop.step()
+        loop.step(loop.rows)
         in_line(loop)
 
 
@@ -108,8 +108,8 @@ def test_service_drafts_what_training_unrolls(
         steps = list(unroll(head, target.model, tensor, features, 3))
         expected = [target.model.lm_head(head.confide(step)) for step in steps]
         root = 4
-        target.read(1, ids[:root])
-        ahead.read(1, ids[:2])
+        target.extend(1, ids[:root])
+        ahead.extend(1, ids[:2])
         read = len(ids[2 : root + 1])
         first = ahead.forward([1], [Tree.chain(ids[2 : root + 1])])
         assert torch.allclose(first.logits[0], expected[0][0, 2 : root + 1], atol=1e-4)

@@ -85,13 +85,13 @@ def test_rows_join_and_leave_while_others_draft() -> None:
     for step in range(40):
         if step % 2 == 0 and step // 2 < len(PROMPTS):
             row = Row(slots[step // 2], list(PROMPTS[step // 2]), Sampling(), 0, 16)
-            loop.target.cache.claim(row.slot, row.ids, 0)
-            loop.join(row, loop.read(row.slot, row.ids))
-        for row in [row for row in loop.rows if row.room <= 0]:
+            loop.target.cache.allocate(row.slot, row.ids, 0)
+            loop.join(row, loop.target.prefill(row.slot, row.ids))
+        for row in [row for row in loop.rows if row.remaining_tokens <= 0]:
             loop.leave(row)
             outputs[row.slot] = row.ids
         if loop.rows:
-            loop.step()
+            loop.step(loop.rows)
     for slot, prompt, tokens in zip(slots, PROMPTS, expected(16), strict=True):
         assert outputs[slot] == prompt + tokens
 
@@ -102,16 +102,16 @@ def test_a_draft_ends_behind_the_first_doubtful_token() -> None:
     generator = torch.Generator().manual_seed(3)
     for slot in range(40):
         ids = torch.randint(0, 400, (4 + slot % 3,), generator=generator).tolist()
-        row = Row(slot, ids, Sampling(), slot, room=3 if slot < 4 else 90)
-        loop.target.cache.claim(slot, row.ids, 0)
-        loop.join(row, loop.read(slot, row.ids))
+        row = Row(slot, ids, Sampling(), slot, remaining_tokens=3 if slot < 4 else 90)
+        loop.target.cache.allocate(slot, row.ids, 0)
+        loop.join(row, loop.target.prefill(slot, row.ids))
     with torch.inference_mode():
         plan = loop.method.draft(loop.rows)
     assert len({len(tree) for tree in plan.trees}) > 3
     assert loop.target.exit is not None
     model, adapter = loop.target.model, loop.target.exit.adapter
     for row, tree in zip(plan.rows, plan.trees, strict=True):
-        assert len(tree) <= row.room  # with the token that ends the round
+        assert len(tree) <= row.remaining_tokens  # with the token that ends the round
         for depth in range(1, len(tree)):
             law = alone(model, adapter, row.ids + tree.tokens[1:depth])
             assert tree.tokens[depth] == int(law.argmax())
@@ -119,7 +119,7 @@ def test_a_draft_ends_behind_the_first_doubtful_token() -> None:
                 assert len(tree) == depth + 1
                 break
         else:
-            assert len(tree) == min(6, row.room)
+            assert len(tree) == min(6, row.remaining_tokens)
 
 
 def alone(model: Any, adapter: Any, ids: list[int]) -> Tensor:
@@ -138,7 +138,7 @@ def test_drafts_have_the_law_that_the_proof_takes_for_granted(seed: int) -> None
     method = decoder(gamma=depth, threshold=threshold).method
     sizes = []
 
-    def shallow(slots: Any, trees: Any, *, skip: Any, last: Any, layers: Any) -> Any:
+    def shallow(slots: Any, trees: Any, *, skip: Any, num_logits: Any, layers: Any) -> Any:
         assert layers == (0, 1)
         sizes.append(len(trees))
         rows = [[float(p) for p in laws.get(tuple(tree.tokens[1:]), laws[()])] for tree in trees]
@@ -187,10 +187,10 @@ def test_every_layer_runs_once_for_every_drafted_token() -> None:
 
     loop.target.layers = [counted(layer) for layer in loop.target.layers]
     row = Row(0, list(PROMPTS[0]), Sampling(), 0)
-    loop.target.cache.claim(0, row.ids, 0)
-    loop.join(row, loop.read(0, row.ids))
+    loop.target.cache.allocate(0, row.ids, 0)
+    loop.join(row, loop.target.prefill(0, row.ids))
     seen.clear()
-    loop.step()
+    loop.step(loop.rows)
     assert seen == {0: 4, 1: 4, 2: 4}
 
 
@@ -222,9 +222,9 @@ def test_a_copied_prefix_needs_no_reading_again() -> None:
         cache.data[:, 4, :, : cache.lengths[4]], cache.data[:, 0, :, : cache.lengths[4]]
     )
     row = Row(4, PROMPTS[0] + first[:6], Sampling(), 0)
-    assert cache.claim(4, row.ids, len(row.ids) - 1) == len(row.ids) - 1
-    loop.join(row, loop.read(4, row.ids))
-    loop.step()
+    assert cache.allocate(4, row.ids, len(row.ids) - 1) == len(row.ids) - 1
+    loop.join(row, loop.target.prefill(4, row.ids))
+    loop.step(loop.rows)
     assert row.ids[:16][len(PROMPTS[0]) :] == first[: len(row.ids[:16]) - len(PROMPTS[0])]
 
 
@@ -236,7 +236,7 @@ def test_passes_that_end_early_are_no_passes_of_the_target() -> None:
     tree = [Kangaroo.__mro__[1](target).draft([row]).trees[0]]  # the newest token alone
     with torch.inference_mode():
         assert target.forward([0], tree, layers=(0, 2)).logits.shape[1] == 0
-        assert target.forward([0], tree, layers=(0, 1), last=0).logits.shape[1] == 0
+        assert target.forward([0], tree, layers=(0, 1), num_logits=0).logits.shape[1] == 0
         assert target.forward([0], tree, layers=(0, 1)).logits.shape == (1, 1, 400)
     assert target.passes == 0
 

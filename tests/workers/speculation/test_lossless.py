@@ -164,7 +164,7 @@ def test_every_lossless_method_is_proved() -> None:
 def test_the_law_is_the_target_law_exactly(proof: Any, seed: int) -> None:
     name, options, reference, vocabulary, depth = proof
     target, draft = laws_for(seed, vocabulary, depth)
-    law = emitted(target, draft, reference, method(name, **options).judge, depth)
+    law = emitted(target, draft, reference, method(name, **options).verify_tree, depth)
     assert dict(law) == dict(joint(target, depth + 1))
 
 

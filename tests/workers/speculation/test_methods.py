@@ -24,7 +24,7 @@ from workers.engine.loading import load, load_model, load_tokenizer
 from workers.engine.worker import LocalWorker
 from workers.model.early_exit import Adapter
 from workers.model.sampling import warp
-from workers.model.target import Result, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
@@ -174,21 +174,21 @@ def test_drafts_of_a_batch_end_each_where_it_is_unsure(verification: str) -> Non
     options = {"draft": "same", "gamma": 4, "threshold": 0.015, "verification": verification}
     loop = decoder("chain", options, slots=3)
     lengths, rejected = set(), 0
-    draft, walk = loop.method.draft, loop.method.walk
+    draft, walk = loop.method.draft, loop.method.verify
 
     def drafted(rows: list[Row]) -> Plan:
         plan = draft(rows)
         lengths.add(tuple(len(tree) for tree in plan.trees))
         return plan
 
-    def walked(plan: Plan, result: Result) -> list[Accepted]:
+    def walked(plan: Plan, result: ModelOutput) -> list[Accepted]:
         nonlocal rejected
         accepted = walk(plan, result)
         for tree, one in zip(plan.trees, accepted, strict=True):
             rejected += len(tree) - len(one.path)
         return accepted
 
-    loop.method.draft, loop.method.walk = drafted, walked  # type: ignore[method-assign]
+    loop.method.draft, loop.method.verify = drafted, walked  # type: ignore[method-assign]
     generate(loop, [[5, 9, 2], [7, 1, 4, 8], [30, 31]], 30, sampling=Sampling(1.0, seed=3))
     assert any(len(set(sizes)) > 1 for sizes in lengths)  # some row ends while another goes on
     assert rejected == 0  # so what is cached of an ended draft is right
@@ -245,14 +245,14 @@ def test_a_row_does_not_feel_its_neighbours(method: str, options: dict[str, Any]
         made: dict[int, list[int]] = {}
         for i in chosen:
             row = Row(i, list(prompts[i]), kinds[i], 50 + i, rooms[i])
-            loop.target.cache.claim(i, row.ids, 0)
-            loop.join(row, loop.read(i, row.ids))
+            loop.target.cache.allocate(i, row.ids, 0)
+            loop.join(row, loop.target.prefill(i, row.ids))
         while loop.rows:
-            for row in [row for row in loop.rows if row.room <= 0]:
+            for row in [row for row in loop.rows if row.remaining_tokens <= 0]:
                 made[row.slot] = row.ids[len(prompts[row.slot]) :]
                 loop.leave(row)
             if loop.rows:
-                loop.step()
+                loop.step(loop.rows)
         return made
 
     together = run(decoder(method, options), list(range(5)))
@@ -269,13 +269,13 @@ def test_caches_after_every_round_equal_a_fresh_prefill(
     loop = decoder(method, options)
     for slot, prompt in enumerate([[5, 9, 2, 7], [8] * 12, [1, 2, 3]]):
         row = Row(2 * slot, list(prompt), Sampling(temperature), slot)
-        loop.target.cache.claim(row.slot, row.ids, 0)
-        loop.join(row, loop.read(row.slot, row.ids))
+        loop.target.cache.allocate(row.slot, row.ids, 0)
+        loop.join(row, loop.target.prefill(row.slot, row.ids))
     models = [loop.target]
     if "draft" in options:
         models.append(loop.method.drafter.model)  # type: ignore[attr-defined]
     for _ in range(3):
-        loop.step()
+        loop.step(loop.rows)
         for row in loop.rows:
             for model in models:
                 cache = model.cache
@@ -285,7 +285,7 @@ def test_caches_after_every_round_equal_a_fresh_prefill(
                 if model.exit is not None:
                     fresh.exit_by(Adapter.load(Path(options["adapter"]), model.model))
                 with torch.inference_mode():
-                    fresh.read(0, row.ids[:length])
+                    fresh.extend(0, row.ids[:length])
                 held = cache.data[:, row.slot, :, :length]
                 assert torch.allclose(held, fresh.cache.data[:, 0, :, :length], atol=1e-4)
 
@@ -439,10 +439,10 @@ def test_log_probabilities_are_those_of_the_model(method: str, options: dict[str
     warm = Sampling(0.8, top_p=0.9)
     loop = decoder(method, options, slots=1)
     row = Row(0, [5, 9, 2, 7], warm, 3)
-    loop.target.cache.claim(0, row.ids, 0)
-    logprobs = loop.join(row, loop.read(0, row.ids)).logprobs
+    loop.target.cache.allocate(0, row.ids, 0)
+    logprobs = loop.join(row, loop.target.prefill(0, row.ids)).logprobs
     for _ in range(5):
-        logprobs += loop.step()[0][1].logprobs
+        logprobs += loop.step(loop.rows)[0][1].logprobs
     target = Target(loop.target.model, slots=1, max_len=64)
     with torch.inference_mode():
         laws = warp(target.forward([0], [Tree.chain(row.ids)]).logits, [warm])[0, 3:-1]

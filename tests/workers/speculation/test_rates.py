@@ -48,7 +48,7 @@ def rate(draft: Any, target: Any, reference: Reference, rule: rules.Rule) -> flo
 
     def run(script: Script) -> bool:
         tree = reference({(): draft}, script)
-        path, _ = rules.walk(tree, [target] * len(tree), step, lambda _: script)
+        path, _ = rules.verify_by_node(tree, [target] * len(tree), step, lambda _: script)
         return len(path) > 1
 
     def step(law: Any, drawn_from: Any, candidates: Sequence[int], chance: Any) -> int:

@@ -55,8 +55,8 @@ def started(loop: Decoder, kinds: Sequence[Sampling], rooms: Sequence[int] = (9,
     """Make the prompts rows of a loop."""
     for slot, (prompt, sampling, room) in enumerate(zip(PROMPTS, kinds, rooms, strict=True)):
         row = Row(slot, list(prompt), sampling, 50 + slot, room)
-        loop.target.cache.claim(slot, row.ids, 0)
-        loop.join(row, loop.read(slot, row.ids))
+        loop.target.cache.allocate(slot, row.ids, 0)
+        loop.join(row, loop.target.prefill(slot, row.ids))
 
 
 # At alpha 0 ------------------------------------------------------------------------------
@@ -142,9 +142,9 @@ def test_logits_are_fused_as_a_plain_reading_of_the_flat_text_says(
         plan = Plan([rows[i] for i in chosen], [trees[i] for i in chosen])
         with torch.inference_mode():
             for row in plan.rows:
-                target.cache.claim(row.slot, row.ids, 0)
-                target.read(row.slot, row.ids[:-1], last=0)
-            made = loop.method.verify(target, plan).logits
+                target.cache.allocate(row.slot, row.ids, 0)
+                target.extend(row.slot, row.ids[:-1], num_logits=0)
+            made = loop.method.score(target, plan).logits
             assert made.shape[:2] == (len(chosen), max(map(len, plan.trees)))
             for logits, row, tree in zip(made, plan.rows, plan.trees, strict=True):
                 for node, law in expected(target.model, row.ids, tree, alpha, bonus).items():
@@ -189,13 +189,13 @@ def test_a_row_does_not_feel_its_neighbours(base: dict[str, Any]) -> None:
             if waiting:
                 i = waiting.pop(0)
                 row = Row(i, list(PROMPTS[i]), kinds[i], 50 + i, rooms[i])
-                loop.target.cache.claim(i, row.ids, 0)
-                loop.join(row, loop.read(i, row.ids))
-            for row in [row for row in loop.rows if row.room <= 0]:
+                loop.target.cache.allocate(i, row.ids, 0)
+                loop.join(row, loop.target.prefill(i, row.ids))
+            for row in [row for row in loop.rows if row.remaining_tokens <= 0]:
                 made[row.slot] = row.ids[len(PROMPTS[row.slot]) :]
                 loop.leave(row)
             if loop.rows:
-                loop.step()
+                loop.step(loop.rows)
         return made
 
     together = run(over(base, 0.5), [2, 0, 3, 1])
@@ -210,14 +210,14 @@ def test_a_copy_leaves_no_trace_in_the_cache(base: dict[str, Any], temperature: 
     loop = over(base, 0.6)
     started(loop, [Sampling(temperature)] * 4, (40,) * 4)
     for _ in range(3):
-        loop.step()
+        loop.step(loop.rows)
         for row in loop.rows:
             cache = loop.target.cache
             length = cache.lengths[row.slot]
             assert length == len(row.ids) - 1
             fresh = Target(loop.target.model, slots=1, max_len=64)
             with torch.inference_mode():
-                fresh.read(0, row.ids[:length])
+                fresh.extend(0, row.ids[:length])
             held = cache.data[:, row.slot, :, :length]
             assert torch.allclose(held, fresh.cache.data[:, 0, :, :length], atol=1e-4)
 
@@ -234,7 +234,7 @@ def test_log_probabilities_are_those_of_the_fused_law() -> None:
         return drafts[-1]
 
     loop.method.draft = watched  # type: ignore[method-assign]
-    accepted = loop.step()
+    accepted = loop.step(loop.rows)
     for ids, tree, (_, one) in zip(before, drafts[0].trees, accepted, strict=True):
         laws = expected(loop.target.model, ids, tree, 0.4, bonus=False)
         for node, token, logprob in zip(one.path, one.tokens, one.logprobs, strict=True):
@@ -395,7 +395,7 @@ def test_a_draft_of_random_tokens_is_refused(sampling: Sampling) -> None:
         target = Target(model, slots=4, max_len=128, vocabulary=vocabulary, encode=tokenizer.encode)
         made = build("reflective", target, lambda _: None, base="lookup", gamma=4, alpha=alpha)
         loop, noise = Decoder(target, made), torch.Generator().manual_seed(0)
-        accepted, walk = [], made.walk
+        accepted, walk = [], made.verify
 
         def garbage(rows: list[Row], noise: Any = noise) -> Plan:
             drawn = torch.randint(0, vocabulary, (len(rows), 4), generator=noise)
@@ -410,7 +410,7 @@ def test_a_draft_of_random_tokens_is_refused(sampling: Sampling) -> None:
             to += [len(one.path) - 1 for one in walked]
             return walked
 
-        made.draft, made.walk = garbage, watched  # type: ignore[method-assign]
+        made.draft, made.verify = garbage, watched  # type: ignore[method-assign]
         generate(loop, prompts, 12, sampling=sampling)
         rates[alpha] = sum(accepted) / (4 * len(accepted))
     assert rates[0.0] < 0.02

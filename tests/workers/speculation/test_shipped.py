@@ -35,7 +35,7 @@ def decode(
     decoder = Decoder(large.target, build(method, large.target, large.load_draft, **parameters))
     large.target.cache.lengths[0] = 0
     before = large.target.passes
-    said = generate(decoder, prompts, MOST, ends=sorted(large.stop_token_ids))
+    said = generate(decoder, prompts, MOST, stop_token_ids=sorted(large.stop_token_ids))
     rounds = large.target.passes - before - len(prompts)
     return said, (sum(map(len, said)) - len(prompts)) / rounds
 
