@@ -31,7 +31,8 @@ from deploy.telemetry.tracing import headers, open_spans
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.app import create_app
 from orchestrator.http.auth import Access, Keys
-from orchestrator.http.service import Service, ServiceLimits
+from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.service import Service
 from orchestrator.loop.actions import WorkerName
 from policies import POLICIES
 from workers.replica.client import ReplicaWorker
@@ -78,7 +79,7 @@ class Orchestrator:
             trace_ttl_s=args.store.trace_ttl_s,
             limits=ServiceLimits(**args.limits.model_dump()),
             ready=self._ready,
-            signed=True,
+            proxy_adds_request_id=True,
         )
         self._end_spans = None
         if args.tracing is not None:

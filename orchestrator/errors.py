@@ -7,10 +7,10 @@ BatonError
 ├── WorkerError               a worker's fault
 │   ├── WorkerUnavailable     cannot be reached or died: worth a retry elsewhere
 │   ├── Overloaded            no room now: HTTP 503 with Retry-After
-│   └── Unsupported           this worker cannot do what was asked (named)
-├── DeadlineExceeded          the request's time is up
+│   └── Unsupported           this worker lacks a capability, which is named: HTTP 400
+├── DeadlineExceeded          the request's time is up: HTTP 503
 ├── StoreError                a store's fault, or something it holds that cannot be used
-│   ├── StoreUnavailable      cannot be reached, refuses to write, or answers nonsense: HTTP 503
+│   ├── StoreUnavailable      cannot be reached, refuses to write, or cannot be understood: HTTP 503
 │   └── Conflict              somebody else changed it first: HTTP 409
 └── ConfigError               a deployment file or a checkpoint that cannot be used
 """
@@ -25,7 +25,7 @@ class BatonError(Exception):
 
 
 class InvalidRequest(BatonError):
-    """The caller asked for something that cannot be done.
+    """A request that cannot be carried out as it is.
 
     `param` is the name of the offending parameter, `code` OpenAI's short error code.
     """
@@ -35,7 +35,7 @@ class InvalidRequest(BatonError):
         self.message, self.param, self.code = message, param, code
 
     def __reduce__(self) -> tuple[object, ...]:
-        # Exceptions travel between processes; keyword arguments must survive the journey.
+        # Exceptions travel between processes, and pickle by default forgets keyword arguments.
         return _rebuild, (type(self), self.message, self.param, self.code)
 
 
@@ -64,7 +64,7 @@ class WorkerUnavailable(WorkerError):
 class Overloaded(WorkerError):
     """The worker has no room for another sequence now.
 
-    `retry_after_s`: seconds after which it asked to be tried again, where it said so.
+    `retry_after_s`: seconds after which the worker wants to be tried again, where it says so.
     """
 
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
@@ -73,10 +73,10 @@ class Overloaded(WorkerError):
 
 
 class Unsupported(WorkerError):
-    """The worker lacks the capability that was asked for.
+    """The worker lacks a capability that the policy needs.
 
     The message names the capability, and clients see it: no host, no file, nothing that a server
-    said. `policy` is the one that asked, once that is known.
+    said. `policy` is the policy's name, once that is known.
     """
 
     policy: str | None = None
@@ -91,11 +91,11 @@ class StoreError(BatonError):
 
 
 class StoreUnavailable(StoreError):
-    """The store cannot be reached, does not answer in time, or will not do what was asked."""
+    """The store cannot be reached, does not answer in time, or refuses."""
 
 
 class Conflict(StoreError):
-    """What was to be changed is no longer what its author saw; look again, then try again."""
+    """Somebody else changed it since its author read it; read again, then try again."""
 
 
 class ConfigError(BatonError):
@@ -103,7 +103,7 @@ class ConfigError(BatonError):
 
 
 def describe(error: BaseException) -> str:
-    """An error for the log: Baton's own words, or for any other its kind and where it was raised.
+    """An error for the log: the message of Baton's own, or the kind and traceback of any other.
 
     The message of an unknown error stays out, because it may quote a prompt.
     """

@@ -1,4 +1,4 @@
-"""The words the whole system speaks: small frozen types, no behaviour beyond themselves.
+"""The types the whole system shares: small and frozen, no behaviour beyond themselves.
 
 A *transcript* is the chain of thought so far: the question, the accepted *segments* of the thought,
 whether the thought is closed, and the segments of the answer. It never holds drafts. Control
@@ -14,7 +14,7 @@ from typing import Literal
 Role = Literal["system", "user", "assistant"]
 Author = Literal["small", "large", "policy"]
 Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
-"""Why a generation ended: a delimiter of the span (kept in the text), a caller's stop string
+"""Why a generation ended: a delimiter of its criteria (kept in the text), a caller's stop string
 (cut off), the token cap, the model closing its thought, its end of turn, or doubt (low
 confidence, or high entropy at the first token)."""
 
@@ -47,9 +47,9 @@ class StopCriteria:
     `until`: delimiters that end it and stay in the text (matched on text, whole tokens are kept).
     `stop`: strings that end it and are cut off. `min_confidence`: end before the first token whose
     top probability is below it (finish "doubt"). `max_entropy`: end before anything is written
-    if the entropy of the first token's law is above it (nats, at temperature 1; finish "doubt",
-    no tokens). The model's end of thought (while thinking) and end of turn always end it, and are
-    in neither text nor tokens.
+    if the entropy of the first token's distribution is above it (natural log, at temperature 1;
+    finish "doubt", no tokens). The model's end of thought (while thinking) and end of turn always
+    end it, and are in neither text nor tokens.
     """
 
     max_tokens: int
@@ -65,7 +65,7 @@ class Segment:
 
     `tokens` are the author's token ids of exactly this text and `tokenizer` the hash of the
     vocabulary they belong to; text inserted by a policy has neither. `logprobs` are natural logs
-    of each token's probability under the law it was drawn from, one per token.
+    of each token's probability under the distribution it was drawn from, one per token.
     """
 
     author: Author
@@ -129,8 +129,9 @@ class Usage:
 class Generation:
     """A finished generation.
 
-    `entropy` is that of the first token's law, in nats at temperature 1, where the span has a
-    `max_entropy`; None also where a stream broke off after its first token and was resumed.
+    `entropy` is that of the first token's distribution (natural log, at temperature 1), where the
+    criteria have a `max_entropy`; None also where a stream broke off after its first token and was
+    resumed.
     """
 
     segment: Segment
@@ -161,9 +162,9 @@ class LabelQuery:
 class Classification:
     """The distribution over a query's labels at one forced position.
 
-    `probabilities` sum to 1 over the labels, in the order asked; `outside` is the probability
+    `probabilities` sum to 1 over the labels, in their order; `outside` is the probability
     mass the model put on everything else before normalising. `nll` and `ending` are those of
-    the transcript's last segment, as in `Verification`, where they were asked for.
+    the transcript's last segment, as in `Verification`, where the call wanted them.
     """
 
     labels: tuple[str, ...]
@@ -177,9 +178,9 @@ class Classification:
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What a worker thinks of k tokens that another wrote.
+    """How likely a worker finds k tokens that another wrote.
 
-    `surprise[i]` is minus the natural log of token i's probability given what precedes it;
+    `nll[i]` is the negative log-likelihood (natural log) of token i given what precedes it;
     `choices[i]` the worker's own choice there, k + 1 of them: the last follows all k tokens.
 
     A worker that writes text also says what the ids mean, for a policy that knows no tokenizer:
@@ -187,7 +188,7 @@ class Verification:
     token (of none, with the finish "think_end" or "eos", where the choice ends the phase). A
     character that lies across tokens, or across segments, belongs to the one that completes it:
     accepted texts add up to the text of the accepted ids wherever a segment is cut. `ending` is
-    the surprise at the end that the segment itself claims; None where it claims none.
+    the negative log-likelihood of the end that the segment claims; None where it claims none.
     """
 
     nll: tuple[float, ...]
@@ -243,7 +244,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One line of the record that users see: a draft, a rewrite, a span or an inserted text."""
+    """One line of the steps that users see: a draft, a rewrite, or a text inserted by a policy."""
 
     author: Author
     text: str
@@ -258,11 +259,11 @@ class Step:
 class Limits:
     """What one request may spend.
 
-    `max_tokens` caps thought and answer together, `budget` the accepted thinking tokens;
-    `deadline_s` is wall time from the start of the request.
+    `max_tokens` caps thought and answer together; `deadline_s` is wall time from the start of the
+    request; `stop` are strings that end the answer. (The cap on thinking alone is the policy's
+    `budget`.)
     """
 
     max_tokens: int = 2048
-    budget: int | None = None
     deadline_s: float | None = None
     stop: tuple[str, ...] = field(default=())

@@ -61,7 +61,7 @@ class Worker(Protocol):
         """Continue the transcript. Yields deltas (none when `stream` is false), then one
         Generation.
 
-        A span of zero tokens only reads the prompt: it fills the cache and reports its length.
+        With `max_tokens` 0 the prompt is only read: that fills the cache and reports its length.
 
         Raises:
             ContextLengthExceeded: the prefix does not fit.
@@ -82,9 +82,10 @@ class Worker(Protocol):
         ...
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
-        """The surprise at each token of a segment, and k + 1 choices (see `Verification`).
+        """The negative log-likelihood of each token of a segment, and k + 1 choices (see
+        `Verification`).
 
-        A segment of no tokens asks for the one choice that follows the transcript. A worker that
+        For a segment of no tokens that is the one choice that follows the transcript. A worker that
         cannot say what its ids mean as text leaves `pieces` and `options` empty.
 
         Raises:
@@ -100,5 +101,7 @@ def check_method(method: str | None, offered: Collection[str], place: str = "spe
         InvalidRequest: names `place`, and what there is (nothing, where a server decides).
     """
     if method is not None and method not in offered:
-        told = f"the large worker offers {', '.join(offered)}" if offered else "its server decides"
-        raise InvalidRequest(f"{place}: {method[:64]!r} cannot be had; {told}", param=place)
+        choices = (
+            f"the large worker offers {', '.join(offered)}" if offered else "its server decides"
+        )
+        raise InvalidRequest(f"{place}: {method[:64]!r} is not offered; {choices}", param=place)

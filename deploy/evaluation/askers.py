@@ -144,7 +144,7 @@ class LocalAsker:
             (Message("user", question),),
             policy.model_dump(mode="json") if self._recording else {},
             Sampling(options.temperature, seed=options.seed),
-            Limits(options.max_tokens or service.max_tokens, None, service.deadline_s),
+            Limits(options.max_tokens or service.max_tokens, service.deadline_s),
             self._args.workers.speculation(),
         )
         heard: list[ActionCompleted | StepCompleted | RequestCompleted] = []

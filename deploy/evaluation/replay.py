@@ -144,24 +144,24 @@ def _drive(
     runner = PolicyRunner(policy, recording.request.messages, recording.request.limits)
     open_jobs: dict[Job, None] = {}
     try:
-        for call in runner.preflight():
-            yield runner.noted(next_answer(call))
-        while (action := runner.ask()) is not None:
+        for call in runner.prefills():
+            yield runner.note(next_answer(call))
+        while (action := runner.next_action()) is not None:
             called = next_answer(action)
             match action, called.answer:
                 case Write(worker), Generation(segment) if segment.text:
-                    yield TextDelta(worker, runner.phase, segment.text)
+                    yield from runner.on_result(TextDelta(worker, runner.phase, segment.text))
                 case Start(), Job() as job:
                     open_jobs[job] = None
                 case First(), (job, _):
                     open_jobs.pop(job, None)
                 case Cancel(job), _:
                     open_jobs.pop(job, None)
-            yield from runner.told(called)
+            yield from runner.on_result(called)
         for job in open_jobs:
-            yield runner.noted(next_answer(Cancel(job)))
+            yield runner.note(next_answer(Cancel(job)))
         ended = recording.ended
-        yield runner.end(ended.metrics.ms["total"] if ended else 0.0)
+        yield runner.complete(ended.metrics.ms["total"] if ended else 0.0)
     finally:
         runner.close()
 

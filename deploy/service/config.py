@@ -303,7 +303,7 @@ class OrchestratorSpec(Strict):
 
 
 class ServiceLimits(Strict):
-    """What one replica of the orchestrator takes on (`orchestrator.http.service.ServiceLimits`)."""
+    """What one replica of the orchestrator takes on (`orchestrator.http.limits.ServiceLimits`)."""
 
     concurrent: int = Field(default=64, ge=1, description="requests at once; one more is 429")
     max_tokens: int = Field(default=2048, ge=1, description="cap where a request names none")

@@ -1,8 +1,7 @@
-"""Keys, default-deny: with keys, every path but `OPEN` wants one, also paths that don't exist.
+"""Keys, default-deny: with keys, every path needs one except `OPEN_PATHS`, also unknown paths.
 
-A guard of prefixes forgets the routes that are added later; this one stands before the router, so
-a new route is closed until someone opens it here. In the same way whatever changes something wants
-an admin key, unless it is one of the `ASKING` paths.
+The check runs before the router, so a route that is added later is closed until it is listed here.
+In the same way every change needs an admin key, except on `USER_PATHS`.
 """
 
 from __future__ import annotations
@@ -15,21 +14,21 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.errors import ConfigError
-from orchestrator.http.errors import Refused
+from orchestrator.http.errors import RequestRefused
 
-OPEN: Final = frozenset({"/health", "/ready"})
-"""What a probe may ask without a key. /metrics is not here: it tells load and policy names, and
+OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+"""What a probe may read without a key. /metrics is not here: it shows load and policy names, and
 Prometheus can send a bearer token."""
 
-ASKING: Final = frozenset({"/v1/chat/completions", "/v1/feedback"})
-"""What an API key may post to; every other change is the administrator's."""
-READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
+USER_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/feedback"})
+"""What an API key may post to; every other change needs the admin key."""
+READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
-_SENDABLE: Final = re.compile(r"[!-~]+")
+_KEY: Final = re.compile(r"[!-~]+")
 
 
 class Keys:
-    """The keys that may ask. Only digests are kept; no keys means that everything is open.
+    """Valid keys. Only digests are kept; no keys means that everything is open.
 
     Raises:
         ConfigError: a key that no Authorization header can carry, the empty one among them.
@@ -37,7 +36,7 @@ class Keys:
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         given = tuple(keys)
-        if not all(_SENDABLE.fullmatch(key) for key in given):
+        if not all(_KEY.fullmatch(key) for key in given):
             raise ConfigError("an API key must be printable ASCII without spaces, and not empty")
         self._digests = tuple(_digest(key) for key in given)
 
@@ -61,38 +60,38 @@ def _digest(key: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may do what: `users` may ask, `admins` may change what others get as well.
+    """Who may do what: `users` may send requests, `admins` may also change what others get.
 
     With no keys at all everything is open. With API keys and no admin key nobody may change
-    anything; with an admin key alone everybody may ask.
+    anything; with an admin key alone everybody may send requests.
     """
 
     users: Keys = field(default_factory=Keys)
     admins: Keys = field(default_factory=Keys)
 
     def owner(self, method: str, path: str, authorization: str | None) -> str | None:
-        """Who may do this, as `Keys.owner` says it; None where nobody needs to say.
+        """Who sends this request, as `Keys.owner` has it; None where no key is needed.
 
         Raises:
-            Refused: 401, no valid key; 403, a key that does not suffice.
+            RequestRefused: 401, no valid key; 403, a key that is not an admin key.
         """
-        if path in OPEN or not (self.users or self.admins):
+        if path in OPEN_PATHS or not (self.users or self.admins):
             return None
         user, admin = self.users.owner(authorization), self.admins.owner(authorization)
-        changes = method not in READING and path not in ASKING
+        changes = method not in READ_METHODS and path not in USER_PATHS
         if admin is not None:
             return admin
         if not changes and (user is not None or not self.users):
             return user
         if user is None:
-            raise Refused(
+            raise RequestRefused(
                 401,
                 "no API key, or one that is not valid here (Authorization: Bearer ...)",
                 code="invalid_api_key",
                 kind="authentication_error",
                 headers={"www-authenticate": "Bearer"},
             )
-        raise Refused(
+        raise RequestRefused(
             403,
             "this needs an admin key"
             if self.admins

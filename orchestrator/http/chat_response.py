@@ -1,21 +1,21 @@
-"""One question being answered over HTTP: solve, send, and stop at once when the client is gone.
+"""One chat completion: run the step loop, send what it gives, stop when the client is gone.
 
-Three tasks a request. The *feed* drives `solve` and never waits for a slow reader (what can gather
-is bounded by max_tokens), so a worker's row is free as soon as its work is done. The *writer*
-turns what gathered into JSON or server-sent events. The *watch* waits for the client to hang up.
-Whatever ends the request ends all three.
+Three tasks a request. The *producer* (`EventQueue`) drives `solve` and never waits for a slow
+reader (what can gather is bounded by max_tokens), so a worker's row is free as soon as its work is
+done. The *writer* turns what gathered into JSON or server-sent events. The *watch* waits for the
+client to hang up. Whatever ends the request ends all three.
 
-The response headers wait for the first event, which follows the workers' reading of the prompt:
-an error until then is a real HTTP error. Only when that takes longer than `headers_s` does the
-stream begin without it, lest a proxy give up.
+The response headers wait for the first event, which follows the workers' prefill: an error until
+then is a real HTTP error. Only when that takes longer than `headers_s` does the stream begin
+without it, so that no proxy gives up.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing, asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import ExitStack, aclosing, suppress
 from typing import Final
 
 from starlette.responses import Response
@@ -23,31 +23,32 @@ from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.errors import Unsupported, describe
 from orchestrator.experiments.shadows import ShadowRequest
-from orchestrator.http.errors import problem
-from orchestrator.http.outcomes import OUTCOMES, outcome
+from orchestrator.http.context import RequestContext
+from orchestrator.http.errors import http_error
 from orchestrator.http.rendering import (
+    OUTCOMES,
     Json,
-    Order,
-    Story,
     Stripped,
+    baton,
     chunk,
     completion,
     deltas,
     dump,
     finish_reason,
+    outcome,
     record,
     sse,
     trace_name,
     usage_chunk,
 )
-from orchestrator.http.rendering import baton as baton_object
 from orchestrator.http.service import Service
-from orchestrator.loop.events import Event
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.events import Event, RequestCompleted
 from orchestrator.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
-PARTING_S: Final = 1.0  # seconds for a last word to the client of a server that stops
+SHUTDOWN_S: Final = 1.0  # seconds in which to tell a client that the server stops
 STREAM_HEADERS: Final = {
     "content-type": "text/event-stream; charset=utf-8",
     "cache-control": "no-cache",
@@ -59,16 +60,16 @@ class _ClientGone(Exception):
     """What is sent arrives nowhere."""
 
 
-class Feed:
-    """Events of one request, made by a task of its own and taken in lots."""
+class EventQueue:
+    """Events of one request, made by a task of its own and taken in batches."""
 
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:
         self._ready: list[Event] = []
         self._error: Exception | None = None
         self._news = asyncio.Event()
-        self._task = asyncio.create_task(self._drive(events))
+        self._task = asyncio.create_task(self._produce(events))
 
-    async def _drive(self, events: AsyncGenerator[Event, None]) -> None:
+    async def _produce(self, events: AsyncGenerator[Event, None]) -> None:
         # The generator is begun, run and closed by this one task: what it opens inside (timeouts,
         # task groups) belongs to the task that runs it.
         try:
@@ -76,24 +77,24 @@ class Feed:
                 async for event in events:
                     self._ready.append(event)
                     self._news.set()
-            self._error = RuntimeError("the events of a request stopped without an Ended")
+            self._error = RuntimeError("the step loop stopped without a RequestCompleted")
         except Exception as error:
             self._error = error
         self._news.set()
 
-    async def take(self, patience_s: float | None = None) -> list[Event]:
+    async def take(self, timeout_s: float | None = None) -> list[Event]:
         """What has happened since the last call, once there is something.
 
-        Nothing after `patience_s` seconds of silence. Raises what the generator raised.
+        Nothing after `timeout_s` seconds of silence. Raises what the generator raised.
         """
         with suppress(TimeoutError):
-            async with asyncio.timeout(patience_s):
+            async with asyncio.timeout(timeout_s):
                 await self._news.wait()
         if self._ready:
-            lot, self._ready = self._ready, []
+            batch, self._ready = self._ready, []
             if self._error is None:
                 self._news.clear()
-            return lot
+            return batch
         if self._error is not None:
             raise self._error
         return []
@@ -104,14 +105,14 @@ class Feed:
         await asyncio.wait({self._task})
 
 
-class Answer(Response):
+class ChatResponse(Response):
     """The response to a chat completion: a JSON object, or a stream of server-sent events."""
 
-    def __init__(self, service: Service, order: Order) -> None:
+    def __init__(self, service: Service, context: RequestContext) -> None:
         super().__init__()
-        self._service, self._order = service, order
-        self._story = Story()
-        self._started = self._ended = self._kept = self._exposed = False
+        self._service, self._context = service, context
+        self._response = ResponseAccumulator()
+        self._started = self._ended = self._recorded = self._exposed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
@@ -121,97 +122,101 @@ class Answer(Response):
             except (TimeoutError, OSError):
                 raise _ClientGone from None
 
-        with self._service.slot(), about(trace_id=self._order.trace_id):
-            writer = asyncio.create_task(self._answer(bounded))
-            watch = asyncio.create_task(_gone(receive))
-            try:
-                await asyncio.wait({writer, watch}, return_when=asyncio.FIRST_COMPLETED)
-            except asyncio.CancelledError:
-                writer.cancel()  # not awaited: a server in a hurry cancels us once more
-                await self._part(scope, receive, send)
-                raise
-            finally:
-                await _stop(watch, writer)
-            if not writer.cancelled():
-                writer.result()
+        with about(trace_id=self._context.trace_id):
+            async with self._service.admit(self._context):
+                writer = asyncio.create_task(self._write(bounded))
+                watch = asyncio.create_task(_wait_for_hangup(receive))
+                try:
+                    await asyncio.wait({writer, watch}, return_when=asyncio.FIRST_COMPLETED)
+                except asyncio.CancelledError:
+                    writer.cancel()  # not awaited: a server in a hurry cancels us once more
+                    await self._report_shutdown(scope, receive, send)
+                    raise
+                finally:
+                    await _stop(watch, writer)
+                if not writer.cancelled():
+                    writer.result()
 
-    async def _answer(self, send: Send) -> None:
+    async def _events(self) -> AsyncGenerator[Event, None]:
+        """The step loop's events, with an eye on them for metrics and spans."""
+        service, context, response = self._service, self._context, self._response
+        if context.enrollment is not None:
+            service.experimenter.exposed(context.enrollment, context.trace_id)
+            self._exposed = True
+        with ExitStack() as observers:
+            observers.enter_context(service.metrics.request(context.policy_name, response))
+            if service.spans is not None:
+                named = {"trace_id": context.trace_id, "policy": context.policy_name}
+                observers.enter_context(service.spans.request(context.headers, named, response))
+            events = service.solve(
+                context.policy,
+                context.messages,
+                service.workers,
+                request=context.trace_id,
+                sampling=context.sampling,
+                limits=context.limits,
+                speculation=context.speculation,
+                response=response,
+            )
+            async with aclosing(events):
+                async for event in events:
+                    yield event
+
+    async def _write(self, send: Send) -> None:
+        events = EventQueue(self._events())
         try:
-            async with self._feed() as feed:
-                await (self._stream(feed, send) if self._order.stream else self._whole(feed, send))
+            try:
+                if self._context.body.stream:
+                    await self._write_stream(events, send)
+                else:
+                    await self._write_whole(events, send)
+            finally:
+                await events.close()
         except asyncio.CancelledError:
-            self._keep("cancelled")
+            self._record("cancelled")
             raise
         except _ClientGone:
-            self._keep("cancelled")
+            self._record("cancelled")
         except Exception as error:
             if isinstance(error, Unsupported):
-                error.policy = self._order.choice.name
-            told = problem(error)
-            self._keep("failed", told.body["error"])
+                error.policy = self._context.policy_name
+            body = http_error(error).body
+            self._record("failed", body["error"])
             if not self._started:
                 raise
-            log.error("trace %s broke off: %s", self._order.trace_id, describe(error))
+            log.error("trace %s broke off: %s", self._context.trace_id, describe(error))
             with suppress(_ClientGone):
-                await self._send(send, sse(told.body), more=False)
+                await self._send(send, sse(body), more=False)
 
-    @asynccontextmanager
-    async def _feed(self) -> AsyncIterator[Feed]:
-        service, order = self._service, self._order
-        events = service.solve(
-            order.choice.policy,
-            order.messages,
-            service.workers,
-            request=order.trace_id,
-            sampling=order.sampling,
-            limits=order.limits,
-            speculation=order.choice.speculation,
-        )
-        if order.choice.taken is not None:
-            service.experimenter.exposed(order.choice.taken, order.trace_id)
-            self._exposed = True
-        events = service.metrics.watch(order.choice.name, events)
-        if service.spans is not None:
-            told = {"trace_id": order.trace_id, "policy": order.choice.name}
-            events = service.spans.watch(order.caller, told, events)
-        feed = Feed(events)
-        try:
-            yield feed
-        finally:
-            await feed.close()
-
-    async def _whole(self, feed: Feed, send: Send) -> None:
-        while self._story.ended is None:
-            self._learn(await feed.take())
-        self._keep("finished")
-        body = dump(completion(self._order, self._story))
+    async def _write_whole(self, events: EventQueue, send: Send) -> None:
+        while self._response.completed is None:
+            await events.take()
+        self._record("finished")
+        body = dump(completion(self._context, self._response))
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, headers)
         await self._send(send, body, more=False)
 
-    async def _stream(self, feed: Feed, send: Send) -> None:
-        order, story, strip, limits = self._order, self._story, Stripped(), self._service.limits
-        while story.ended is None:
-            lot = await feed.take(limits.ping_s if self._started else limits.headers_s)
-            self._learn(lot)
+    async def _write_stream(self, events: EventQueue, send: Send) -> None:
+        context, response, limits = self._context, self._response, self._service.limits
+        strip, completed = Stripped(), False
+        while not completed:
+            batch = await events.take(limits.ping_s if self._started else limits.headers_s)
+            completed = any(isinstance(event, RequestCompleted) for event in batch)
             if not self._started:
                 await self._start(send, STREAM_HEADERS)
                 first = {"role": "assistant", "content": ""}
-                await self._send(send, sse(chunk(order, first)))
-            if data := b"".join(sse(chunk(order, delta)) for delta in deltas(lot, strip)):
+                await self._send(send, sse(chunk(context, first)))
+            if data := b"".join(sse(chunk(context, delta)) for delta in deltas(batch, strip)):
                 await self._send(send, data)
-            elif not lot:
+            elif not batch:
                 await self._send(send, b": ping\n\n")
-        self._keep("finished")
-        last = chunk(order, {}, finish_reason(story))
-        data = sse({**last, "baton": baton_object(order, story)})
-        if order.include_usage:
-            data += sse(usage_chunk(order, story))
+        self._record("finished")
+        last = chunk(context, {}, finish_reason(response))
+        data = sse({**last, "baton": baton(context, response)})
+        if context.body.wants_usage:
+            data += sse(usage_chunk(context, response))
         await self._send(send, data + b"data: [DONE]\n\n", more=False)
-
-    def _learn(self, lot: list[Event]) -> None:
-        for event in lot:
-            self._story.add(event)
 
     async def _start(self, send: Send, headers: dict[str, str]) -> None:
         self._started = True
@@ -222,34 +227,38 @@ class Answer(Response):
         self._ended = not more
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
-    def _keep(self, status: str, error: Json | None = None) -> None:
-        """Hand the record and the outcome over to the store, which may take its time."""
-        if self._kept:
+    def _record(self, status: str, error: Json | None = None) -> None:
+        """Hand the record and the outcome to the outbox, which carries them to the store later."""
+        if self._recorded:
             return
-        self._kept = True
-        service, order, story = self._service, self._order, self._story
-        data = dump(record(order, story, status, error))
-        service.outbox.put(trace_name(order.trace_id), data, ttl_s=service.trace_ttl_s)
-        ended = outcome(order, story, status)
+        self._recorded = True
+        service, context, response = self._service, self._context, self._response
+        data = dump(record(context, response, status, error))
+        service.outbox.put(trace_name(context.trace_id), data, ttl_s=service.trace_ttl_s)
+        ended = outcome(context, response, status)
         service.outbox.event(OUTCOMES, ended)
-        if order.choice.taken is not None and self._exposed:
+        if context.enrollment is not None and self._exposed:
             again = ShadowRequest(
-                order.trace_id, order.messages, order.sampling, order.limits, story.answer
+                context.trace_id,
+                context.messages,
+                context.sampling,
+                context.limits,
+                response.answer,
             )
-            service.experimenter.ended(order.choice.taken, ended, again)
+            service.experimenter.ended(context.enrollment, ended, again)
 
-    async def _part(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _report_shutdown(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server stops in mid-answer: say so, if the client still listens."""
-        told = problem(asyncio.CancelledError())
+        error = http_error(asyncio.CancelledError())
         with suppress(Exception):
-            async with asyncio.timeout(PARTING_S):
+            async with asyncio.timeout(SHUTDOWN_S):
                 if not self._started:
-                    await told.response()(scope, receive, send)
-                elif self._order.stream and not self._ended:
-                    await self._send(send, sse(told.body), more=False)
+                    await error.response()(scope, receive, send)
+                elif self._context.body.stream and not self._ended:
+                    await self._send(send, sse(error.body), more=False)
 
 
-async def _gone(receive: Receive) -> None:
+async def _wait_for_hangup(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

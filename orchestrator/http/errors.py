@@ -1,7 +1,7 @@
-"""Every error as HTTP says it: OpenAI's form, a status, and when to come back.
+"""Every error as an HTTP response: OpenAI's form, a status, and when to try again.
 
-Only errors that Baton raises on purpose speak in their own words. A worker's own message may name
-hosts or files, and an unexpected exception anything at all, so the client gets a fixed sentence
+Of errors that Baton raises on purpose the client sees the message. A worker's message may name
+hosts or files, and an unexpected exception anything at all: there the client gets a fixed sentence,
 and the log gets the rest.
 """
 
@@ -36,7 +36,7 @@ RETRY_AFTER_S = 1
 """Seconds after which a refused client may try again; a step takes about that long."""
 
 
-class Refused(BatonError):
+class RequestRefused(BatonError):
     """The HTTP layer turns a request away before any work: 401, 403, 408, 413, 429."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Refused(BatonError):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class HttpError:
     """One error as a client sees it: the HTTP status and the body `{"error": {...}}`."""
 
     status: int
@@ -78,44 +78,48 @@ class Problem:
         )
 
 
-def problem(error: BaseException) -> Problem:
-    """What to tell the client about `error`."""
+def http_error(error: BaseException) -> HttpError:
+    """What the client sees of `error`."""
     match error:
-        case Refused():
-            return Problem(
+        case RequestRefused():
+            return HttpError(
                 error.status, error.message, error.kind, code=error.code, headers=error.headers
             )
         case ContextLengthExceeded():
             code = error.code or "context_length_exceeded"
-            return Problem(400, error.message, param=error.param or "messages", code=code)
+            return HttpError(400, error.message, param=error.param or "messages", code=code)
         case UnknownPolicy():
             code = error.code or "model_not_found"
-            return Problem(404, error.message, param=error.param or "model", code=code)
+            return HttpError(404, error.message, param=error.param or "model", code=code)
         case InvalidRequest():
-            return Problem(
+            return HttpError(
                 400, error.message, param=error.param, code=error.code or "invalid_value"
             )
         case Unsupported():
             # Retrying cannot help, so this is no 5xx: clients retry those.
-            return Problem(
+            return HttpError(
                 400,
-                f"{f'policy {error.policy}' if error.policy else 'this policy'} asks for what this "
+                f"{f'policy {error.policy}' if error.policy else 'this policy'} needs what this "
                 f"deployment does not have: {error}",
                 param="model",
                 code="unsupported_policy",
             )
         case Overloaded():
-            return _later(
+            return _unavailable(
                 "the workers have no room now; try again shortly", "overloaded", error.retry_after_s
             )
         case WorkerError():
-            return _later("a worker is not available now; try again shortly", "worker_unavailable")
+            return _unavailable(
+                "a worker is not available now; try again shortly", "worker_unavailable"
+            )
         case Conflict():
-            return Problem(409, str(error), code="conflict")
+            return HttpError(409, str(error), code="conflict")
         case StoreUnavailable():
-            return _later("the store is not available now; try again shortly", "store_unavailable")
+            return _unavailable(
+                "the store is not available now; try again shortly", "store_unavailable"
+            )
         case StoreError():
-            return Problem(
+            return HttpError(
                 500,
                 "what the store holds cannot be used",
                 "server_error",
@@ -123,9 +127,9 @@ def problem(error: BaseException) -> Problem:
                 headers={"x-should-retry": "false"},
             )
         case DeadlineExceeded():
-            # The work was done in vain once; a client that repeats it by itself doubles the load.
+            # A client that repeats by itself what took too long once doubles the load.
             headers = {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "false"}
-            return Problem(
+            return HttpError(
                 503,
                 "the request's time is up",
                 "server_error",
@@ -133,21 +137,21 @@ def problem(error: BaseException) -> Problem:
                 headers=headers,
             )
         case asyncio.CancelledError():
-            return _later("the server is stopping; try again shortly", "shutting_down")
+            return _unavailable("the server is stopping; try again shortly", "shutting_down")
         case HTTPException():
-            return _http(error)
+            return _routing_error(error)
         case _:
-            return Problem(500, "internal error", "server_error", code="internal_error")
+            return HttpError(500, "internal error", "server_error", code="internal_error")
 
 
-def _later(message: str, code: str, after_s: float | None = None) -> Problem:
+def _unavailable(message: str, code: str, after_s: float | None = None) -> HttpError:
     headers = {"retry-after": str(max(RETRY_AFTER_S, ceil(after_s or 0)))}
-    return Problem(503, message, "server_error", code=code, headers=headers)
+    return HttpError(503, message, "server_error", code=code, headers=headers)
 
 
-def _http(error: HTTPException) -> Problem:
+def _routing_error(error: HTTPException) -> HttpError:
     status = HTTPStatus(error.status_code)
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
     kind = "server_error" if status >= 500 else "invalid_request_error"
     headers = dict(error.headers or {})
-    return Problem(status, status.phrase.lower(), kind, code=code, headers=headers)
+    return HttpError(status, status.phrase.lower(), kind, code=code, headers=headers)

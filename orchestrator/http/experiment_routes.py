@@ -19,9 +19,8 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
-from orchestrator.http.body import json_body
 from orchestrator.http.policy_routes import ChangeNote, audit_info, read_body, refresh
-from orchestrator.http.schemas import parse_object
+from orchestrator.http.schemas import json_body, parse_object
 from orchestrator.http.service import Service
 
 Json = dict[str, Any]

@@ -1,7 +1,7 @@
-"""What surrounds every request: an id, a key, a last resort for errors, one line in the log.
+"""What surrounds every request: an id, the check of its key, its errors, one line in the log.
 
-Plain ASGI rather than Starlette's BaseHTTPMiddleware, which stands between a response and the
-news that its client has gone.
+Plain ASGI rather than Starlette's BaseHTTPMiddleware, which hides from a response that its client
+has disconnected.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import describe
-from orchestrator.http.errors import problem
+from orchestrator.http.errors import http_error
 from orchestrator.http.service import Service
 from orchestrator.telemetry.logs import about
 
@@ -26,8 +26,9 @@ log = logging.getLogger(__name__)
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-class Gate:
-    """ASGI middleware. Leaves `request_id` and `key` (a digest's start) in the request's state."""
+class RequestMiddleware:
+    """ASGI middleware. Leaves `request_id` and `key` (8 hex digits of its digest; None where no
+    key is needed) in the request's state."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
         self._app, self._service = app, service
@@ -49,12 +50,12 @@ class Gate:
     async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
         headers, began, status = Headers(scope=scope), perf_counter(), 0
 
-        async def signed(message: Message) -> None:
+        async def with_id(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._service.responses.labels(str(status)).inc()
-                if not self._service.signed:
+                if not self._service.proxy_adds_request_id:
                     MutableHeaders(scope=message)["x-request-id"] = request_id
             await send(message)
 
@@ -64,15 +65,15 @@ class Gate:
             authorization = headers.get("authorization")
             key = self._service.access.owner(scope["method"], path, authorization)
             scope.setdefault("state", {}).update(request_id=request_id, key=key)
-            await self._app(scope, receive, signed)
+            await self._app(scope, receive, with_id)
         except ClientDisconnect:
             pass
         except Exception as error:
-            told = problem(error)
-            if told.status >= 500:
+            response = http_error(error)
+            if response.status >= 500:
                 log.error("request %s failed: %s", request_id, describe(error))
             if not status:
-                await told.response()(scope, receive, signed)
+                await response.response()(scope, receive, with_id)
         finally:
             ms = (perf_counter() - began) * 1000
             method, path = scope["method"], scope["path"]

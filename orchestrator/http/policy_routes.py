@@ -23,8 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Experiment
-from orchestrator.http.body import json_body
-from orchestrator.http.schemas import invalid, parse_object
+from orchestrator.http.schemas import invalid, json_body, parse_object
 from orchestrator.http.service import Service
 from orchestrator.state.versions import (
     AuditInfo,
@@ -150,13 +149,13 @@ async def _version(service: Service, target: str | None) -> Json:
             return version_json((await service.versions.find(target)).document)
         except UnknownPolicy as error:
             raise UnknownPolicy(error.message, param="version", code="version_not_found") from None
-    choice = await service.choose(service.default_policy, {})
+    name = service.default_policy
     return {
         "object": "baton.policy",
-        "id": choice.name,
-        "policy": choice.name,
+        "id": name,
+        "policy": name,
         "version": 0,
-        "params": choice.policy.model_dump(mode="json"),
+        "params": service.default(name).model_dump(mode="json"),
         "note": "the deployment file's default",
         "author": "",
         "created": None,

@@ -1,122 +1,24 @@
-"""A request's order, what became of it so far, and how both are told in JSON."""
+"""A request and its response as JSON: for the client, for the store, and as an outcome."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict
 from itertools import groupby
-from time import perf_counter
 from typing import Any, Final
 
-from orchestrator.http.service import Choice
-from orchestrator.loop.events import (
-    ActionCompleted,
-    Event,
-    Metrics,
-    RequestCompleted,
-    StepCompleted,
-    TextDelta,
-)
-from orchestrator.telemetry.metrics import Tally
-from orchestrator.types import Generation, Limits, Message, Sampling, Step
+from orchestrator.http.context import RequestContext
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.events import Event, TextDelta
 
 COMPLETION: Final = "chatcmpl-"
 """Before a trace id it is the id of the answer, as OpenAI's clients show it."""
+OUTCOMES: Final = "outcomes"
+"""The store's stream of outcomes and rewards."""
 
 Json = dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """A validated request in Baton's own words; `created` in seconds since 1970."""
-
-    trace_id: str
-    request_id: str
-    created: int
-    model: str
-    choice: Choice
-    messages: tuple[Message, ...]
-    sampling: Sampling
-    limits: Limits
-    speculation: Mapping[str, str] = field(default_factory=dict)
-    stream: bool = False
-    include_usage: bool = False
-    user: str | None = None
-    metadata: dict[str, str] = field(default_factory=dict)
-    key: str | None = None  # 8 hex digits of the API key's digest
-    caller: Mapping[str, str] = field(default_factory=dict)  # W3C headers of the client's own trace
-
-
-class Story:
-    """What a request's events amount to; asked at any time, also when it broke off."""
-
-    def __init__(self) -> None:
-        self._began = perf_counter()
-        self.first_step_ms: float | None = None  # to the first accepted step
-        self.steps: list[Step] = []
-        self.ended: RequestCompleted | None = None
-        self._texts: list[TextDelta] = []
-        self._tally = Tally()
-        self._cached: dict[str, int] = {}
-
-    def add(self, event: Event) -> None:
-        match event:
-            case TextDelta():
-                self._texts.append(event)
-            case StepCompleted(step):
-                self.steps.append(step)
-                if step.accepted and self.first_step_ms is None:
-                    self.first_step_ms = self._elapsed_ms
-            case ActionCompleted(action, Generation(_, usage)):
-                # The first call of each worker reads the prompt alone: what it found cached is
-                # what OpenAI's cached_tokens means. Later hits are the request's own prefix.
-                self._cached.setdefault(getattr(action, "worker", ""), usage.cached)
-                self._tally.add(event)
-            case ActionCompleted():
-                self._tally.add(event)
-            case RequestCompleted():
-                self.ended = event
-
-    @property
-    def ms(self) -> float:
-        """The request's wall time, so far or altogether."""
-        return self._elapsed_ms if self.ended is None else self.ended.metrics.ms["total"]
-
-    @property
-    def _elapsed_ms(self) -> float:
-        return (perf_counter() - self._began) * 1000
-
-    @property
-    def thought(self) -> str:
-        return self._said("thought")
-
-    @property
-    def answer(self) -> str:
-        return self._said("answer").strip()
-
-    def _said(self, phase: str) -> str:
-        return "".join(text.text for text in self._texts if text.phase == phase)
-
-    @property
-    def metrics(self) -> Metrics:
-        return self._tally.metrics() if self.ended is None else self.ended.metrics
-
-    @property
-    def usage(self) -> Json | None:
-        """As OpenAI counts: accepted tokens only, drafts and judge calls never."""
-        if self.ended is None:
-            return None
-        transcript, prompt = self.ended.transcript, self.ended.metrics.prompt_tokens
-        completion = transcript.thought_tokens + transcript.answer_tokens
-        cached = self._cached.get("large", self._cached.get("small", 0))
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": min(cached, prompt)},
-            "completion_tokens_details": {"reasoning_tokens": transcript.thought_tokens},
-        }
 
 
 class Stripped:
@@ -147,84 +49,136 @@ def deltas(events: Iterable[Event], strip: Stripped) -> Iterator[Json]:
             yield {"content": text}
 
 
-def chunk(order: Order, delta: Json, finish: str | None = None) -> Json:
+def chunk(context: RequestContext, delta: Json, finish: str | None = None) -> Json:
     choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-    made = {**_head(order, "chat.completion.chunk"), "choices": [choice]}
-    return {**made, "usage": None} if order.include_usage else made
+    made = {**_head(context, "chat.completion.chunk"), "choices": [choice]}
+    return {**made, "usage": None} if context.body.wants_usage else made
 
 
-def usage_chunk(order: Order, story: Story) -> Json:
-    return {**_head(order, "chat.completion.chunk"), "choices": [], "usage": story.usage}
+def usage_chunk(context: RequestContext, response: ResponseAccumulator) -> Json:
+    return {**_head(context, "chat.completion.chunk"), "choices": [], "usage": usage(response)}
 
 
-def completion(order: Order, story: Story) -> Json:
+def completion(context: RequestContext, response: ResponseAccumulator) -> Json:
     message = {
         "role": "assistant",
-        "content": story.answer,
-        "reasoning_content": story.thought,
-        "reasoning": story.thought,
+        "content": response.answer,
+        "reasoning_content": response.thought,
+        "reasoning": response.thought,
         "refusal": None,
     }
     choice = {
         "index": 0,
         "message": message,
         "logprobs": None,
-        "finish_reason": finish_reason(story),
+        "finish_reason": finish_reason(response),
     }
     return {
-        **_head(order, "chat.completion"),
+        **_head(context, "chat.completion"),
         "choices": [choice],
-        "usage": story.usage,
-        "baton": baton(order, story),
+        "usage": usage(response),
+        "baton": baton(context, response),
     }
 
 
-def finish_reason(story: Story) -> str | None:
-    return None if story.ended is None else story.ended.transcript.finish
+def finish_reason(response: ResponseAccumulator) -> str | None:
+    return None if response.completed is None else response.completed.transcript.finish
 
 
-def baton(order: Order, story: Story) -> Json:
-    """The extra object: `steps` are the thought's, rejected drafts among them."""
+def usage(response: ResponseAccumulator) -> Json | None:
+    """As OpenAI counts: accepted tokens only, drafts and judge calls never."""
+    if response.completed is None:
+        return None
+    transcript, prompt = response.completed.transcript, response.prompt.prompt
+    completion = transcript.thought_tokens + transcript.answer_tokens
     return {
-        "trace_id": order.trace_id,
-        "policy": order.choice.name,
-        "version": order.choice.version,
-        "experiment": order.choice.experiment,
-        "arm": order.choice.arm,
-        "speculation": dict(order.speculation),
-        "forced": story.ended is not None and story.ended.transcript.forced,
-        "steps": [asdict(step) for step in story.steps if step.phase == "thought"],
-        "answer_steps": [asdict(step) for step in story.steps if step.phase == "answer"],
-        "metrics": asdict(story.metrics),
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": min(response.prompt.cached, prompt)},
+        "completion_tokens_details": {"reasoning_tokens": transcript.thought_tokens},
     }
 
 
-def record(order: Order, story: Story, status: str, error: Json | None = None) -> Json:
+def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
+    """The extra object: `steps` are the thought's, rejected drafts among them."""
+    completed = response.completed
+    return {
+        "trace_id": context.trace_id,
+        "policy": context.policy_name,
+        "version": context.version,
+        "experiment": context.experiment,
+        "arm": context.arm,
+        "speculation": dict(context.decoding),
+        "forced": completed is not None and completed.transcript.forced,
+        "steps": [asdict(step) for step in response.steps if step.phase == "thought"],
+        "answer_steps": [asdict(step) for step in response.steps if step.phase == "answer"],
+        "metrics": asdict(response.metrics),
+    }
+
+
+def record(
+    context: RequestContext,
+    response: ResponseAccumulator,
+    status: str,
+    error: Json | None = None,
+) -> Json:
     """Everything about a request; `status` is finished, failed or cancelled."""
     return {
-        **baton(order, story),
-        "id": order.trace_id,
+        **baton(context, response),
+        "id": context.trace_id,
         "object": "baton.trace",
-        "request_id": order.request_id,
-        "created": order.created,
-        "model": order.model,
-        "parameters": order.choice.policy.model_dump(mode="json"),
-        "overrides": list(order.choice.overrides),
-        "run": order.choice.run,
-        "sampling": asdict(order.sampling),
-        "limits": asdict(order.limits),
-        "user": order.user,
-        "metadata": order.metadata,
-        "key": order.key,
-        "messages": [asdict(message) for message in order.messages],
-        "question": order.messages[-1].content,
-        "steps": [asdict(step) for step in story.steps],
-        "reasoning_content": story.thought,
-        "answer": story.answer,
-        "finish_reason": finish_reason(story),
-        "usage": story.usage,
+        "request_id": context.request_id,
+        "created": context.created,
+        "model": context.body.model,
+        "parameters": context.policy.model_dump(mode="json"),
+        "overrides": list(context.overrides),
+        "run": context.run,
+        "sampling": asdict(context.sampling),
+        "limits": {**asdict(context.limits), "budget": context.policy.budget},
+        "user": context.body.user,
+        "metadata": context.body.metadata,
+        "key": context.key,
+        "messages": [asdict(message) for message in context.messages],
+        "question": context.messages[-1].content,
+        "steps": [asdict(step) for step in response.steps],
+        "reasoning_content": response.thought,
+        "answer": response.answer,
+        "finish_reason": finish_reason(response),
+        "usage": usage(response),
         "status": status,
         "error": error,
+    }
+
+
+def outcome(context: RequestContext, response: ResponseAccumulator, status: str) -> Json:
+    """A request that ended, as an event for experiments; times in ms, None for what never came.
+
+    `status` is finished, failed or cancelled. `overrides` names the parameters that the request
+    set itself: where there are any, it says little about the version. `accepted` is the share of
+    judged drafts that stayed, `prompt_tokens` are those computed. `speculation` is what the large
+    worker decoded with, marked where it is lossy.
+    """
+    metrics = response.metrics
+    return {
+        "kind": "outcome",
+        "trace_id": context.trace_id,
+        "at": time.time(),
+        "policy": context.policy_name,
+        "version": context.version,
+        "speculation": context.decoding.get("large"),
+        "overrides": list(context.overrides),
+        "experiment": context.experiment,
+        "arm": context.arm,
+        "status": status,
+        "finish_reason": finish_reason(response),
+        "ms": response.ms,
+        "first_step_ms": response.first_step_ms,
+        "small_tokens": metrics.small_tokens,
+        "large_tokens": metrics.large_tokens,
+        "discarded_tokens": metrics.discarded_tokens,
+        "prompt_tokens": metrics.prefill_tokens,
+        "accepted": metrics.acceptance_rate,
     }
 
 
@@ -242,10 +196,10 @@ def sse(value: Json) -> bytes:
     return b"data: " + dump(value) + b"\n\n"
 
 
-def _head(order: Order, kind: str) -> Json:
+def _head(context: RequestContext, kind: str) -> Json:
     return {
-        "id": COMPLETION + order.trace_id,
+        "id": COMPLETION + context.trace_id,
         "object": kind,
-        "created": order.created,
-        "model": order.model,
+        "created": context.created,
+        "model": context.body.model,
     }

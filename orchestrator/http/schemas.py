@@ -1,8 +1,8 @@
 """What a chat completion request may say; everything else is refused by name.
 
 A parameter is honoured or refused, never silently ignored. `UNSUPPORTED` lists OpenAI's (and a few
-servers') parameters that Baton does not have, each with the values that ask for nothing beyond
-the default: those are honoured by doing nothing. A null top-level parameter means "not given".
+servers') parameters that Baton does not have, each with the values that mean the default: those
+are honoured by doing nothing. A null top-level parameter means "not given".
 
 Defaults that differ from OpenAI's: `temperature` is 0 (greedy), because reasoning is more accurate
 and steps are repeatable.
@@ -13,10 +13,12 @@ and steps are repeatable.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from typing import Annotated, Any, Final, Literal
 
+from fastapi import Request
 from pydantic import (
     BaseModel,
     BeforeValidator,
@@ -29,6 +31,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InvalidRequest
+from orchestrator.http.errors import RequestRefused
+from orchestrator.http.limits import ServiceLimits
 from orchestrator.types import Message, Sampling
 
 MAX_DEPTH: Final = 32  # levels of nesting of a body
@@ -186,6 +190,16 @@ class ChatRequest(BaseModel):
         return self.max_completion_tokens or self.max_tokens
 
     @property
+    def wants_usage(self) -> bool:
+        """Whether a stream is to end with the usage."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    def thinking_cap(self, max_tokens: int) -> int | None:
+        """What `reasoning_effort` leaves of `max_tokens` for the thought; None: no cap."""
+        share = EFFORT[self.reasoning_effort] if self.reasoning_effort else None
+        return None if share is None else max(1, int(share * max_tokens))
+
+    @property
     def conversation(self) -> tuple[Message, ...]:
         return tuple(Message(message.role, message.content) for message in self.messages)
 
@@ -194,6 +208,39 @@ class ChatRequest(BaseModel):
         # Workers want a seed that is not negative; 63 bits of it are enough.
         seed = None if self.seed is None else self.seed & (2**63 - 1)
         return Sampling(self.temperature, self.top_p, max(self.top_k, 0), seed)
+
+
+async def json_body(request: Request, limits: ServiceLimits) -> bytes:
+    """The whole body, announced as JSON, of bounded size, and here in time.
+
+    A browser may post forms and plain text to other origins without permission; those are refused.
+
+    Raises:
+        InvalidRequest: it is announced as something else.
+        RequestRefused: 413, it is too large; 408, it did not arrive in time.
+    """
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise InvalidRequest(
+            "the body must be JSON (Content-Type: application/json)", code="invalid_content_type"
+        )
+    too_large = RequestRefused(
+        413, f"the body is larger than {limits.body_bytes} bytes", code="request_too_large"
+    )
+    announced = request.headers.get("content-length", "")
+    if announced.isdecimal() and int(announced[:20]) > limits.body_bytes:
+        raise too_large
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.body_s):
+            async for piece in request.stream():
+                body += piece
+                if len(body) > limits.body_bytes:
+                    raise too_large
+    except TimeoutError:
+        message = f"the body did not arrive within {limits.body_s:g} s"
+        raise RequestRefused(408, message, code="request_timeout") from None
+    return bytes(body)
 
 
 def parse_chat(body: bytes) -> ChatRequest:
@@ -226,17 +273,17 @@ def parse_object(body: bytes) -> dict[str, Any]:
     try:
         value = json.loads(body.decode(), parse_constant=_no_constant, parse_float=_finite)
     except (ValueError, RecursionError) as error:
-        # ValueError: bad UTF-8, bad JSON, NaN and its kin, a number of thousands of digits.
+        # ValueError: bad UTF-8, bad JSON, NaN or Infinity, a number of thousands of digits.
         at = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         raise InvalidRequest(f"the body is not valid JSON{at}", code="invalid_json") from None
     if not isinstance(value, dict):
         raise InvalidRequest("the body must be a JSON object", code="invalid_json")
-    _inspect(value)
+    _check_values(value)
     return value
 
 
 def invalid(error: ValidationError, prefix: str = "") -> InvalidRequest:
-    """The first of pydantic's complaints in OpenAI's terms, its place behind `prefix`."""
+    """The first of pydantic's errors in OpenAI's terms, its place behind `prefix`."""
     first = error.errors(include_url=False, include_input=False)[0]
     kind = first["type"]
     place = path(first["loc"], prefix)
@@ -285,7 +332,7 @@ def _finite(text: str) -> float:
     return number
 
 
-def _inspect(root: dict[str, Any]) -> None:
+def _check_values(root: dict[str, Any]) -> None:
     """Refuse deep or crowded bodies, and text that neither a tokenizer nor a store can hold."""
     todo: list[tuple[object, tuple[int | str, ...]]] = [(root, ())]
     seen = 0

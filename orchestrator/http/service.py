@@ -1,10 +1,18 @@
-"""What the HTTP surface needs to know about the service behind it; all of it is handed in."""
+"""One replica's service: its parts, and how a request gets its place and its policy."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -12,12 +20,15 @@ from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
 
 from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
-from orchestrator.experiments.experimenter import AssignmentFacts, Enrollment, Experimenter
+from orchestrator.experiments.experimenter import AssignmentFacts, Experimenter
 from orchestrator.experiments.runs import Runs
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.http.auth import Access
-from orchestrator.http.errors import RETRY_AFTER_S, Refused
+from orchestrator.http.context import RequestContext
+from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused
+from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.schemas import invalid
+from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
@@ -51,46 +62,8 @@ class Solve(Protocol):
         sampling: Sampling,
         limits: Limits,
         speculation: str | None = None,
+        response: ResponseAccumulator | None = None,
     ) -> AsyncGenerator[Event, None]: ...
-
-
-@dataclass(frozen=True, slots=True)
-class ServiceLimits:
-    """What one replica takes on. Times in seconds, sizes in bytes, `max_tokens` in tokens."""
-
-    concurrent: int = 64  # requests being answered; one more is refused with 429
-    max_tokens: int = 2048  # for a request that names none
-    max_tokens_cap: int = 32_768  # the most that a request may name
-    deadline_s: float | None = 600.0  # wall time of a request; None: no limit
-    body_bytes: int = 1 << 20
-    body_s: float = 30.0  # for a body to arrive
-    send_s: float = 60.0  # for a client to take what was sent, before it counts as gone
-    ping_s: float = 5.0  # silence in a stream after which a comment is sent
-    headers_s: float = 20.0  # for the first event, before a stream begins without it
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """The policy that answers a request, and how it was come by."""
-
-    name: str
-    policy: Policy
-    version: int = 0  # 0: the deployment file's, not a published one
-    overrides: tuple[str, ...] = ()  # parameters that the request itself set
-    taken: Enrollment | None = None  # its part in an experiment
-    speculation: str | None = None  # the large worker's method; None: its default
-
-    @property
-    def experiment(self) -> str | None:
-        return None if self.taken is None else self.taken.run.name
-
-    @property
-    def arm(self) -> str | None:
-        return None if self.taken is None else self.taken.arm
-
-    @property
-    def run(self) -> int | None:
-        return None if self.taken is None else self.taken.run.number
 
 
 async def _nothing_to_check() -> Mapping[str, bool]:
@@ -102,12 +75,12 @@ class Service:
     """One replica's state and settings.
 
     `defaults` are parameters per policy from the deployment file. `speculation` says what each
-    worker decodes with, a lossy method marked as such; `methods` what a request may ask of the
-    large one, by name and as users read it. `ready` says of each worker pool
-    whether it answers; cheaply, since nobody needs a key to ask. `scrape` gives the Prometheus
-    text: this process's unless replaced. `store` is what all replicas share; traces stay in it
-    for `trace_ttl_s` seconds. `spans`, where there are any, tells requests as spans. `signed`:
-    whoever stands before the service adds `x-request-id` to responses, as Serve does.
+    worker decodes with, a lossy method marked as such; `methods` what a request may name for the
+    large one, by name and as users read it. `ready` says of each worker pool whether it answers;
+    cheaply, since that needs no key. `scrape` gives the Prometheus text: this process's unless
+    replaced. `store` is what all replicas share; traces stay in it for `trace_ttl_s` seconds.
+    `spans`, where there are any, makes spans of requests. `proxy_adds_request_id`: a proxy in front
+    of the service adds `x-request-id` to responses, as Serve's does.
 
     Raises:
         ConfigError: `default_policy` or a name in `defaults` is no policy, or a default is wrong.
@@ -127,7 +100,7 @@ class Service:
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     scrape: Callable[[], Awaitable[bytes]] | None = None
     spans: Spans | None = None
-    signed: bool = False
+    proxy_adds_request_id: bool = False
     solve: Solve = solve
     metrics: ServiceMetrics = field(init=False)
     responses: Counter = field(init=False)
@@ -135,8 +108,9 @@ class Service:
     watcher: ConfigWatcher = field(init=False)
     outbox: Outbox = field(init=False)
     experimenter: Experimenter = field(init=False)
-    live: int = field(init=False, default=0)
-    quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # nobody is answered
+    live: int = field(init=False, default=0)  # requests being answered
+    quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # there are none
+    _default_policies: dict[str, Policy] = field(init=False)  # as the deployment file has them
 
     def __post_init__(self) -> None:
         self.quiet.set()
@@ -155,7 +129,7 @@ class Service:
             self.store,
             runs,
             self.outbox,
-            ShadowRunner(self._repeat, self.quiet, self.outbox, self.registry),
+            ShadowRunner(self._solve_shadow, self.quiet, self.outbox, self.registry),
             lambda: self.watcher.current.experiments,
             self.watcher.refresh,
             self.registry,
@@ -163,19 +137,16 @@ class Service:
         for name in (self.default_policy, *self.defaults):
             if name not in self.policies:
                 raise ConfigError(f"no policy is named {name!r}")
-            try:
-                self._build(name, self.defaults.get(name, {}))
-            except InvalidRequest as error:
-                raise ConfigError(f"the defaults of {name}: {error.message}") from None
+        self._default_policies = {name: self._build_default(name) for name in self.policies}
 
     async def start(self) -> None:
-        """Begin to follow the store; a store that is away does not hold this up for long."""
+        """Begin to follow the store; one that cannot be reached does not delay this for long."""
         await self.watcher.start()
         await self.outbox.start()
         await self.experimenter.start()
 
     async def stop(self) -> None:
-        """Let what waits for the store go out, and hang up."""
+        """Write what waits for the store, and close it."""
         await self.experimenter.stop()
         await self.watcher.stop()
         await self.outbox.stop()
@@ -183,7 +154,7 @@ class Service:
 
     @property
     def degraded(self) -> str | None:
-        """Why answers may go by an old configuration or outcomes wait; None in good order."""
+        """Why the configuration may be old, or outcomes wait; None where all is in order."""
         return self.watcher.error or self.outbox.error
 
     @property
@@ -202,79 +173,91 @@ class Service:
         except UnknownPolicy:
             return False
 
-    async def choose(
-        self,
-        model: str,
-        given: Mapping[str, Any],
-        cap: int | None = None,
-        facts: AssignmentFacts | None = None,
-        speculation: str | None = None,
-    ) -> Choice:
-        """The policy for a request, by the configuration of this moment.
-
-        `given` is the request's `policy` object; `cap` bounds the policy's budget from above, in
-        tokens. `speculation` is the large worker's method, where the request names one. With
-        `facts` a request for the model `baton` that says nothing of either may take part in an
-        experiment.
+    @asynccontextmanager
+    async def admit(self, context: RequestContext) -> AsyncIterator[None]:
+        """A place for a request while it is answered, and the policy that answers it.
 
         Raises:
+            RequestRefused: 429, all places are taken.
             UnknownPolicy: no such model.
-            InvalidRequest: `given` names another policy, an unknown parameter, or a wrong value;
-                or the method cannot be had.
+            InvalidRequest: its `policy` names another policy, an unknown parameter or a wrong
+                value; or a speculation method that is not offered.
             StoreError: a pinned version cannot be read.
         """
-        check_method(speculation, self.methods)
-        plain = model == DEFAULT_MODEL and not given and speculation is None
-        configuration = self.watcher.current  # looked at once: all of a request goes by it
-        if facts is not None and plain:
-            taken = self.experimenter.take(configuration.experiments, facts)
-            if taken is not None:
-                built = taken.built
-                return Choice(
-                    built.name,
-                    _capped(built.policy, cap),
-                    built.version,
-                    taken=taken,
-                    speculation=built.speculation,
+        with self.place():
+            await self._choose_policy(context)
+            yield
+
+    def default(self, name: str) -> Policy:
+        """A policy with the deployment file's parameters."""
+        return self._default_policies[name]
+
+    async def _choose_policy(self, context: RequestContext) -> None:
+        """Set the policy by the configuration of this moment, which the request keeps.
+
+        A request for the model `baton` with no policy or method of its own may take part in an
+        experiment.
+        """
+        body, configuration = context.body, self.watcher.current
+        check_method(body.speculation, self.methods)
+        if body.model == DEFAULT_MODEL and not body.policy and body.speculation is None:
+            if configuration.experiments or context.forced_arm is not None:
+                facts = AssignmentFacts(
+                    request=context.trace_id,
+                    key=context.key,
+                    user=body.user,
+                    session=context.session,
+                    forced=context.forced_arm,
                 )
-        elif facts is not None and facts.forced is not None:
+                context.enrollment = self.experimenter.take(configuration.experiments, facts)
+        elif context.forced_arm is not None:
             raise InvalidRequest(
                 f"x-baton-arm: goes with the model {DEFAULT_MODEL} and no policy or speculation "
                 "of one's own",
                 param="x-baton-arm",
             )
-        published: PublishedPolicy | None = None
-        if model == DEFAULT_MODEL:
-            published = configuration.active
-        elif "@" in model:
-            published = await self._pinned(model)
-        elif model not in self.policies:
-            raise UnknownPolicy(f"the model {model[:64]!r} does not exist")
-        name = self.default_policy if model == DEFAULT_MODEL else model
+        if context.enrollment is not None:
+            built = context.enrollment.built
+            context.policy_name, context.version = built.name, built.version
+            context.policy, context.speculation = built.policy, built.speculation
+        else:
+            await self._apply_body(context, configuration.active)
+        context.policy = _capped(context.policy, body.thinking_cap(context.limits.max_tokens))
+        context.decoding = self.speculation
+        if context.speculation is not None:
+            large = self.methods[context.speculation]
+            context.decoding = {**self.speculation, "large": large}
+
+    async def _apply_body(self, context: RequestContext, active: PublishedPolicy | None) -> None:
+        """Set the policy that the request itself names, with its own parameters."""
+        body, published = context.body, None
+        if body.model == DEFAULT_MODEL:
+            name, published = self.default_policy, active
+        elif "@" in body.model:
+            name, published = body.model, await self._pinned(body.model)
+        elif body.model in self.policies:
+            name = body.model
+        else:
+            raise UnknownPolicy(f"the model {body.model[:64]!r} does not exist")
         if published is not None:
             name = published.document.policy
-        if (asked := given.get("name")) is not None:
-            if not isinstance(asked, str) or asked not in self.policies:
+        if (wanted := body.policy.get("name")) is not None and wanted != name:
+            if not isinstance(wanted, str) or wanted not in self.policies:
                 raise InvalidRequest("policy.name: no such policy", param="policy.name")
-            if asked != name and model != DEFAULT_MODEL:
+            if body.model != DEFAULT_MODEL:
                 raise InvalidRequest("policy.name: contradicts model", param="policy.name")
-            if asked != name:
-                name, published = asked, None
-        own = {key: value for key, value in given.items() if key != "name"}
-        if published is None:
-            policy, version = self._build(name, {**self.defaults.get(name, {}), **own}), 0
+            name, published = wanted, None
+        own = {key: value for key, value in body.policy.items() if key != "name"}
+        if published is not None:
+            context.policy, context.version = published.policy, published.document.version
+            params: Mapping[str, Any] = published.document.params
         else:
-            policy, version = published.policy, published.document.version
-            if own:
-                policy = self._build(name, {**published.document.params, **own})
-        overrides = (*sorted(own), *(("speculation",) if speculation is not None else ()))
-        return Choice(name, _capped(policy, cap), version, overrides, speculation=speculation)
-
-    def decoding(self, choice: Choice) -> Mapping[str, str]:
-        """What each worker decodes a request with, as users read it."""
-        if choice.speculation is None:
-            return self.speculation
-        return {**self.speculation, "large": self.methods[choice.speculation]}
+            context.policy, params = self.default(name), self.defaults.get(name, {})
+        if own:
+            context.policy = self._build(name, {**params, **own})
+        context.policy_name, context.speculation = name, body.speculation
+        by_speculation = () if body.speculation is None else ("speculation",)
+        context.overrides = (*sorted(own), *by_speculation)
 
     async def _pinned(self, model: str) -> PublishedPolicy:
         configuration = self.watcher.current
@@ -289,15 +272,16 @@ class Service:
         except ValidationError as error:
             raise invalid(error, "policy") from None
 
-    @contextmanager
-    def slot(self) -> Iterator[None]:
-        """Room for one request while it is answered.
+    def _build_default(self, name: str) -> Policy:
+        try:
+            return self._build(name, self.defaults.get(name, {}))
+        except InvalidRequest as error:
+            raise ConfigError(f"the defaults of {name}: {error.message}") from None
 
-        Raises:
-            Refused: 429, all slots are taken.
-        """
+    @contextmanager
+    def place(self) -> Iterator[None]:
         if self.live >= self.limits.concurrent:
-            raise Refused(
+            raise RequestRefused(
                 429,
                 "too many requests are being answered; try again shortly",
                 code="rate_limit_exceeded",
@@ -313,19 +297,19 @@ class Service:
             if not self.live:
                 self.quiet.set()
 
-    async def exposition(self) -> bytes:
+    async def metrics_text(self) -> bytes:
         """The metrics as Prometheus text."""
         return generate_latest(self.registry) if self.scrape is None else await self.scrape()
 
-    def _repeat(self, policy: Policy, repeat: ShadowRequest) -> AsyncGenerator[Event, None]:
+    def _solve_shadow(self, policy: Policy, request: ShadowRequest) -> AsyncGenerator[Event, None]:
         return self.solve(
             policy,
-            repeat.messages,
+            request.messages,
             self.workers,
-            request=f"{repeat.trace_id}-shadow",
-            sampling=repeat.sampling,
-            limits=repeat.limits,
-            speculation=repeat.speculation,
+            request=f"{request.trace_id}-shadow",
+            sampling=request.sampling,
+            limits=request.limits,
+            speculation=request.speculation,
         )
 
 

@@ -1,11 +1,13 @@
-"""The step loop: a policy asks, workers answer, accepted text streams out.
+"""The step loop: a policy yields actions, workers carry them out, accepted text streams out.
 
 In reading order:
 
 - `policy`: what a policy is; its docstring teaches the protocol by an example.
-- `actions`: what a policy may ask for, each action typed by its answer.
+- `actions`: what a policy may yield, each action typed by its result.
 - `solve`: THE STEP LOOP.
-- `policy_runner`: its pure half, shared with replay: the policy's generator and its transcript.
-- `budget`: what a request may spend, and how a segment ends a phase.
-- `events`: what a running request tells whoever watches it.
+- `executor`: carries actions out: the calls to workers, the jobs, the deadline.
+- `policy_runner`: runs a policy without I/O: its generator, the transcript, the events.
+- `budget`: what a request may spend, and how an accepted segment ends a phase.
+- `events`: what a running request reports to whoever watches it.
+- `accumulator`: what the events amount to: text, steps, totals; read by all who report.
 """

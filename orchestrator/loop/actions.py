@@ -1,9 +1,9 @@
-"""What a policy may ask for. Each action is typed by its answer.
+"""What a policy may yield. Each action is typed by its result.
 
-A policy is a plain generator: `segment = yield from Generate("small", transcript, span)` hands the
-action to whoever drives the policy and receives the answer. The driver does the I/O, so one
-policy file runs in a test without an event loop, in one process, on Ray, over HTTP, and from a
-recording. (The shape is httpx's `Auth.auth_flow`.)
+`draft = yield from Generate("small", transcript, criteria)` hands the action to whoever drives the
+policy and evaluates to the result. The driver does the I/O, so one policy file runs in a test
+without an event loop, in one process, on Ray, over HTTP, and from a recording. `Policy.solve`
+explains the protocol.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Script = Generator["Action[Any]", Any, A]
 
 
 class Action(Generic[A]):
-    """A request to the driver; `yield from action` evaluates to its answer of type A."""
+    """A request to the driver; `yield from action` evaluates to its result, of type A."""
 
     __slots__ = ()
 
@@ -80,7 +80,7 @@ class Classify(Action[Classification]):
 
 @dataclass(frozen=True, slots=True)
 class Verify(Action[Verification]):
-    """The surprise at a segment's tokens and k + 1 choices of the worker's own.
+    """The negative log-likelihood of a segment's tokens, and k + 1 choices of the worker's own.
 
     After an empty segment that is one choice: the worker's next token for the price of a pass.
     """
@@ -101,7 +101,7 @@ class Accept(Action[Transcript]):
 
 @dataclass(frozen=True, slots=True)
 class Reject(Action[None]):
-    """Say that a draft was thrown away, for the record only."""
+    """Report that a draft was thrown away, for the record only."""
 
     segment: Segment
     score: float | None = None
@@ -117,7 +117,7 @@ class Close(Action[Transcript]):
 
 @dataclass(frozen=True, slots=True)
 class Account(Action[Cost]):
-    """Ask what the request has cost so far: the sum over the answers, so a replay says the same."""
+    """What the request has cost so far: a sum over results, so a replay gives the same."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,12 @@
 """What a request may spend, and how an accepted segment ends a phase.
 
-Two caps (contract, "HTTP"): `max_tokens` bounds thought and answer together, the budget bounds the
+Two caps: the request's `max_tokens` bounds thought and answer together, the policy's `budget` the
 accepted thought. A few tokens of `max_tokens` are kept back for the answer, so that a thought cut
 short still leads to one (SpecReason 5.1 counts accuracy under a token budget the same way). Drafts
 and judge calls are never charged here: they are counted in `metrics`.
 
-Everything is a pure function of the transcript, so a replay settles every transcript as the live
-run did.
+Everything is a pure function of the transcript, so a replay ends every phase where the live run
+did.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ class Budget:
 
     @classmethod
     def of(cls, limits: Limits, budget: int | None = None) -> Budget:
-        """The caps that `limits` and a policy's own `budget` (which goes first) amount to.
+        """The caps of a request's `limits` and a policy's own `budget`.
 
         Raises:
             InvalidRequest: a cap below one token.
         """
         if limits.max_tokens < 1:
             raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
-        cap = limits.budget if budget is None else budget
-        if cap is not None and cap < 1:
+        if budget is not None and budget < 1:
             raise InvalidRequest("budget must be at least 1", param="budget")
-        room = limits.max_tokens - min(ANSWER_RESERVE, limits.max_tokens // 2)
-        return cls(limits.max_tokens, room if cap is None else min(cap, room), limits.stop)
+        most = limits.max_tokens - min(ANSWER_RESERVE, limits.max_tokens // 2)
+        thought = most if budget is None else min(budget, most)
+        return cls(limits.max_tokens, thought, limits.stop)
 
     def left(self, transcript: Transcript) -> int:
         """Tokens that the phase the transcript is in may still take."""
@@ -49,23 +49,24 @@ class Budget:
         return max(0, self.thought - transcript.thought_tokens)
 
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
-        """The span, no longer than what is left; in the answer the caller's stop strings join."""
+        """The criteria with `max_tokens` no more than what is left; in the answer the caller's
+        stop strings are added."""
         tokens = max(0, min(criteria.max_tokens, self.left(transcript)))
         if transcript.closed and self.stop:
             return replace(criteria, max_tokens=tokens, stop=(*criteria.stop, *self.stop))
         return replace(criteria, max_tokens=tokens)
 
     def commit(
-        self, transcript: Transcript, segment: Segment, asked: int | None = None
+        self, transcript: Transcript, segment: Segment, allowed: int | None = None
     ) -> Transcript:
-        """The transcript after an accepted segment; `asked` is the span it was given, if it fell
-        short.
+        """The transcript after an accepted segment, its phase ended where the segment or a cap
+        ends it. `allowed`: the tokens that its generation was allowed, where it made fewer.
 
-        A generation that stops at "length" short of its span (or with nothing at all) met the end
-        of the worker's context: asking again would give nothing, so the phase ends there.
+        A generation that stops at "length" with fewer tokens than allowed (or none at all) met the
+        end of the worker's context: another would give nothing, so the phase ends there.
         """
         size = len(segment.tokens)
-        exhausted = segment.finish == "length" and (size == 0 or (asked or 0) > size)
+        exhausted = segment.finish == "length" and (size == 0 or (allowed or 0) > size)
         after = transcript.extend(segment) if segment.text or size else transcript
         if transcript.closed:
             if segment.finish in ("eos", "stop", "think_end"):
@@ -89,6 +90,6 @@ class Budget:
         return closed if self.left(closed) else self.cut(closed)
 
     def cut(self, transcript: Transcript) -> Transcript:
-        """The transcript ended here for want of room."""
+        """The transcript ended here, because no token is left."""
         forced = transcript.forced or not transcript.closed
         return replace(transcript, closed=True, forced=forced, done=True, finish="length")

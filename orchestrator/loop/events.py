@@ -1,4 +1,4 @@
-"""What a running request tells whoever watches it: the API, the record, the metrics."""
+"""What a running request reports to whoever watches it: the HTTP response, a recording."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class StepCompleted:
 
 @dataclass(frozen=True, slots=True)
 class ActionCompleted:
-    """One action and what the world said to it, for the record.
+    """One action and its result.
 
     `answer` is an exception where the worker failed. For Write it is the Generation (the transcript
     that the policy gets follows from it), for First the job with its answer or exception, for

@@ -12,7 +12,11 @@ from orchestrator.types import Transcript
 
 
 class Policy(BaseModel):
-    """Base of every policy; a subclass is one paper, its fields are the paper's knobs."""
+    """Base of every policy; a subclass is one paper, its fields are the paper's parameters.
+
+    An instance holds parameters only, and many requests share it: what belongs to one request are
+    local variables of its `solve`.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small", "large"})
@@ -30,5 +34,57 @@ class Policy(BaseModel):
 
     @abstractmethod
     def solve(self, transcript: Transcript) -> Script[None]:
-        """Ask until the transcript is done. The driver tracks the transcript that Accept and
-        Write return."""
+        """Write the thought and the answer: a generator that yields actions and gets results.
+
+        A policy does no I/O. It yields an action, the driver (`solve` in solve.py, a replay, a
+        test) carries it out and sends the result back in, so `yield from action` evaluates to it:
+
+            def solve(self, transcript: Transcript) -> Script[None]:
+                step = StopCriteria(512, until=("\\n\\n",))
+                while not transcript.closed:
+                    try:
+                        # A draft: the client sees nothing of it.
+                        draft = yield from Generate("small", transcript, step)
+                        # A judgement: the large model reads the draft, then answers by one digit.
+                        digits = yield from Classify(
+                            "large", transcript.extend(draft.segment), (QUESTION,), "", ("0", "1")
+                        )
+                        accepted = digits.probabilities[1] >= self.threshold
+                    except WorkerError:  # one of them failed: do without this draft
+                        accepted = False
+                    if accepted:
+                        # Now the client sees it, and the transcript has grown by a segment.
+                        transcript = yield from Accept(transcript, draft.segment)
+                    else:
+                        # Generation that is accepted as it is made: the client sees each token.
+                        transcript = yield from Write("large", transcript, step)
+                while not transcript.done:  # the thought is closed; what follows is the answer
+                    transcript = yield from Write("large", transcript, StopCriteria(2048))
+
+        What comes back is said by the type of each action: a `Generation` for `Generate`, a
+        `Classification` for `Classify`, the grown `Transcript` for `Accept`, `Write` and `Close`.
+        `Start` begins an action without waiting and gives a `Job`, `First` waits for the first of
+        several jobs, `Cancel` stops one.
+
+        The driver decides when a phase is over: the transcript that comes back is `closed` when the
+        model ended its thought or the budget was used up, and `done` when the answer has ended. A
+        generation is cut at what the budget leaves, so criteria may ask for more.
+
+        A worker's failure is raised where the action was yielded: a `WorkerError`, or one of its
+        kinds (`Unsupported`: this pair can never do it), or `ContextLengthExceeded` where the
+        transcript has outgrown a worker's context. Catch it and go on, or let it end the request; a
+        `ContextLengthExceeded` that is not caught ends the answer with "length". When the client
+        hangs up, the generator is closed (`GeneratorExit`) and its `finally` blocks run; nothing
+        can be yielded from them.
+
+        What a policy may not do:
+
+        - extend any transcript but the one that it was last given: what was streamed stays;
+        - extend a transcript that is `done`, or return before it is;
+        - yield more than `MAX_IDLE` actions in a row that add nothing to the transcript;
+        - `Start` anything but `Generate`, `Classify` and `Verify`;
+        - read a clock, draw random numbers or await: a replay must yield the same actions. Times
+          come in results and by `Account`, randomness from the request's sampling.
+
+        `policies/specreason.py` is a real one, hardly longer.
+        """

@@ -1,8 +1,8 @@
 """The pure half of the step loop: a policy's script, the transcript it builds, the events it
 causes.
 
-Nothing here waits or measures. `solve` tells a PolicyRunner what live workers answered,
-`record.replay` what a file says they answered; whatever is decided here is decided alike in both.
+Nothing here waits. `solve` hands a PolicyRunner what live workers answered, a replay what a
+recording says they answered; what follows from an answer is the same in both.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from orchestrator.errors import BatonError, ContextLengthExceeded
+from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import (
     Accept,
     Account,
@@ -19,7 +20,6 @@ from orchestrator.loop.actions import (
     Close,
     First,
     Generate,
-    Job,
     Reject,
     Write,
 )
@@ -32,36 +32,49 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.loop.policy import Policy
-from orchestrator.telemetry.metrics import Tally
 from orchestrator.types import Generation, Limits, Message, Segment, Step, StopCriteria, Transcript
 
-PATIENCE = (
-    256  # actions in a row that add nothing to the transcript before a policy counts as stuck
-)
+MAX_IDLE = 256
+"""Actions in a row that add nothing to the transcript before a policy counts as stuck."""
 
 
 class PolicyRunner:
-    """One request: `ask` what the policy wants, `told` it the answer, until `ask` gives None."""
+    """One policy at work: `next_action`, then `on_result`, until `next_action` gives None.
 
-    def __init__(self, policy: Policy, messages: Sequence[Message], limits: Limits) -> None:
+    Every event of the request goes through here and is folded into `response` once.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        messages: Sequence[Message],
+        limits: Limits,
+        response: ResponseAccumulator | None = None,
+    ) -> None:
         self.policy = policy
         self.budget = Budget.of(limits, policy.budget)
         self.transcript = Transcript(tuple(messages))
-        self.steps: list[Step] = []
-        self._tally = Tally()
+        self.response = ResponseAccumulator() if response is None else response
         self._script = policy.solve(self.transcript)
         self._reply: Any = None
         self._draft_ms: dict[Segment, float] = {}
         self._idle = 0
 
-    def preflight(self) -> list[Generate]:
-        """What all workers are asked before the policy starts: to read the prompt."""
+    def prefills(self) -> list[Generate]:
+        """The first actions of every request: each worker reads the prompt, and writes nothing."""
         return [
             Generate(name, self.transcript, StopCriteria(0)) for name in sorted(self.policy.workers)
         ]
 
-    def ask(self) -> Action[Any] | None:
-        """The policy's next question, given what it was told; None when it has finished."""
+    def next_action(self) -> Action[Any] | None:
+        """What the policy yields, given the last result; None when it has returned.
+
+        A failure is thrown in where the policy yielded the action.
+
+        Raises:
+            BatonError: the policy returned before the answer ended.
+            Exception: a failure that the policy did not catch.
+        """
         reply, self._reply = self._reply, None
         try:
             if isinstance(reply, BaseException):
@@ -70,35 +83,65 @@ class PolicyRunner:
         except StopIteration:
             if not self.transcript.done:
                 name = type(self.policy).__name__
-                raise BatonError(f"policy {name} ended before its answer did") from None
+                raise BatonError(
+                    f"policy {name} returned a transcript that is not done: "
+                    "it must go on until `transcript.done`"
+                ) from None
         except ContextLengthExceeded:
             # The prompt did fit, so this is a transcript that outgrew a context: cut, not refused.
             self.transcript = self.budget.cut(self.transcript)
         return None
 
-    def told(self, called: ActionCompleted) -> Iterator[Event]:
-        """Take in one answer: the events it causes, the last of them `called` itself."""
-        action, answer, before = called.action, called.answer, self.transcript
+    def on_result(self, item: TextDelta | ActionCompleted) -> Iterator[Event]:
+        """Take in what the executor gives: the events it causes, the last of them `item` itself.
+
+        Raises:
+            BatonError: the policy broke a rule of the protocol, or makes no progress.
+        """
+        if isinstance(item, ActionCompleted):
+            for event in self._apply(item):
+                yield self.response.add(event)
+        yield self.response.add(item)
+
+    def note(self, result: ActionCompleted) -> ActionCompleted:
+        """Count what happened outside the script: a prefill, a job that it left running."""
+        return self.response.add(result)
+
+    def complete(self, total_ms: float) -> RequestCompleted:
+        """The last event; `total_ms` is the request's wall time."""
+        response = self.response
+        metrics = response.totals(total_ms)
+        return response.add(RequestCompleted(self.transcript, tuple(response.steps), metrics))
+
+    def close(self) -> None:
+        """Close the script: a policy's own `finally` runs."""
+        self._script.close()
+
+    @property
+    def phase(self) -> Literal["thought", "answer"]:
+        return "answer" if self.transcript.closed else "thought"
+
+    def _apply(self, result: ActionCompleted) -> Iterator[TextDelta | StepCompleted]:
+        """Change the transcript as the result says, and prepare the policy's reply."""
+        action, answer, before = result.action, result.answer, self.transcript
         self._reply = answer
         if isinstance(answer, BaseException):
             pass
         elif isinstance(action, Generate):
-            self._draft_ms[answer.segment] = called.ms
+            self._draft_ms[answer.segment] = result.ms
         elif isinstance(action, Write):
-            self._on_trace(action.transcript)
-            segment, asked = (
-                answer.segment,
-                self.budget.clip(action.transcript, action.criteria).max_tokens,
-            )
-            # Half a character at the end of a span is made and dropped: the context is not full.
-            short = answer.usage.generated < asked
+            self._check_extends(action.transcript)
+            segment = answer.segment
+            allowed = self.budget.clip(action.transcript, action.criteria).max_tokens
+            # Half a character at the end is made and dropped: then the context is not full.
+            short = answer.usage.generated < allowed
             if segment.text or segment.tokens:
-                yield self._step(segment, called.ms, accepted=True)
+                yield self._step(segment, result.ms, accepted=True)
             self.transcript = self._reply = self.budget.commit(
-                self.transcript, segment, asked if short else None
+                self.transcript, segment, allowed if short else None
             )
         elif isinstance(action, Accept):
-            self._on_trace(action.transcript)
+            self._check_extends(action.transcript)
             segment = action.segment
             if segment.text:
                 yield TextDelta(segment.author, self.phase, segment.text)
@@ -109,54 +152,37 @@ class PolicyRunner:
             ms = self._draft_ms.get(action.segment, 0.0)
             yield self._step(action.segment, ms, accepted=False, score=action.score)
         elif isinstance(action, Close):
-            self._on_trace(action.transcript)
+            self._check_extends(action.transcript)
             self.transcript = self._reply = self.budget.close(self.transcript, action.forced)
         elif isinstance(action, First):
-            self._first_answered(answer)
+            _, result_of_job = answer
+            if isinstance(result_of_job, BaseException):
+                self._reply = result_of_job
+            elif isinstance(result_of_job, Generation):
+                self._draft_ms[result_of_job.segment] = result_of_job.ms
         elif isinstance(action, Account):
-            self._reply = self._tally.cost()
+            self._reply = self.response.cost()
         elif isinstance(action, Cancel):
             self._reply = None  # its cost concerns the record alone
         self._idle = self._idle + 1 if self.transcript is before else 0
-        if self._idle > PATIENCE:
-            raise BatonError(f"policy {type(self.policy).__name__} makes no progress")
-        yield self.noted(called)
+        if self._idle > MAX_IDLE:
+            name = type(self.policy).__name__
+            raise BatonError(
+                f"policy {name} makes no progress: {self._idle} actions in a row added nothing "
+                "to the transcript"
+            )
 
-    def noted(self, called: ActionCompleted) -> ActionCompleted:
-        """Count what happened outside the script: a preflight, a job that it left running."""
-        self._tally.add(called)
-        return called
-
-    def end(self, total_ms: float) -> RequestCompleted:
-        """The last event."""
-        return RequestCompleted(self.transcript, tuple(self.steps), self._tally.metrics(total_ms))
-
-    def close(self) -> None:
-        """Close the script: a policy's own `finally` runs."""
-        self._script.close()
-
-    @property
-    def phase(self) -> Literal["thought", "answer"]:
-        return "answer" if self.transcript.closed else "thought"
-
-    def _first_answered(self, answer: tuple[Job, Any]) -> None:
-        outcome = answer[1]
-        if isinstance(outcome, BaseException):
-            self._reply = outcome
-        elif isinstance(outcome, Generation):
-            self._draft_ms[outcome.segment] = outcome.ms
-
-    def _on_trace(self, transcript: Transcript) -> None:
+    def _check_extends(self, transcript: Transcript) -> None:
         # What was streamed cannot be taken back: only the transcript that the client saw can grow.
         if transcript is not self.transcript and transcript != self.transcript:
-            raise BatonError("a policy may only extend the trace that it was last given")
+            raise BatonError("a policy may only extend the transcript that it was last given")
         if transcript.done:
-            raise BatonError("a policy may not extend a trace whose answer has ended")
+            raise BatonError("a policy may not extend a transcript whose answer has ended")
 
     def _step(
         self, segment: Segment, ms: float, *, accepted: bool, score: float | None = None
     ) -> StepCompleted:
-        size, phase = len(segment.tokens), self.phase
-        step = Step(segment.author, segment.text, accepted, size, ms, score, phase)
-        self.steps.append(step)
-        return StepCompleted(step)
+        tokens = len(segment.tokens)
+        return StepCompleted(
+            Step(segment.author, segment.text, accepted, tokens, ms, score, self.phase)
+        )

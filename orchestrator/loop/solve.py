@@ -1,55 +1,39 @@
-"""THE STEP LOOP: a policy asks, workers answer, accepted text streams out.
-
-`PolicyRunner` (dialogue.py) holds the policy's script and says what an answer does to the
-transcript; the `_Desk` talks to workers and owns what runs. `solve` goes back and forth between
-the two.
+"""THE STEP LOOP: a policy yields actions, workers carry them out, accepted text streams out.
 
 The loop is *draft, verify, commit* (SpecReason, arXiv 2504.07891, section 4.1), opened up: which
-worker drafts, who verifies and how, is the policy's business.
+worker drafts, who verifies and how, is the policy's business. Three objects share the work:
+
+- `PolicyRunner` (policy_runner.py) runs the policy's generator and builds the transcript. It does
+  no I/O. It is also where a result becomes events, and where each event is counted once
+  (`ResponseAccumulator`, accumulator.py).
+- `Budget` (budget.py) charges accepted tokens to the request: `clip` before a generation,
+  `commit` after an accepted segment, which also says whether the phase has ended.
+- `Executor` (executor.py) carries actions out: it alone talks to workers, streams what a `Write`
+  makes, owns the jobs, and keeps the deadline.
+
+Where things go: a stop condition of one generation (a delimiter, a length, low confidence) is a
+field of `StopCriteria`, which workers apply. A condition that ends the thought or the answer
+(a cap, a repetition) belongs to `Budget.commit`, which sees every accepted segment. What a policy
+alone finds (its steps repeat) ends the thought by the action `Close`. A new action is a class in
+actions.py, a case in `Executor` if it needs a worker, and one in `PolicyRunner` if it changes the
+transcript.
 """
 
 from __future__ import annotations
 
-import asyncio
-import logging
-import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field, replace
-from hashlib import blake2b
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
 from time import perf_counter
-from typing import Any, Literal
 
-from orchestrator.errors import (
-    BatonError,
-    ConfigError,
-    ContextLengthExceeded,
-    DeadlineExceeded,
-    InvalidRequest,
-    Unsupported,
-    WorkerError,
-    WorkerUnavailable,
-)
-from orchestrator.loop.actions import (
-    Action,
-    Cancel,
-    Classify,
-    First,
-    Generate,
-    Job,
-    Start,
-    Verify,
-    WorkerName,
-    Write,
-)
-from orchestrator.loop.budget import Budget
-from orchestrator.loop.events import ActionCompleted, Event, TextDelta
+from orchestrator.errors import ConfigError, Unsupported
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.actions import Cancel, WorkerName
+from orchestrator.loop.events import ActionCompleted, Event
+from orchestrator.loop.executor import Executor
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
-from orchestrator.types import Generation, Limits, Message, Sampling, Segment, Transcript, Usage
-from orchestrator.worker import Call, Worker
-
-log = logging.getLogger(__name__)
+from orchestrator.types import Generation, Limits, Message, Sampling
+from orchestrator.worker import Worker
 
 
 async def solve(
@@ -61,284 +45,55 @@ async def solve(
     sampling: Sampling,
     limits: Limits,
     speculation: str | None = None,
+    response: ResponseAccumulator | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Answer `messages` by `policy`: events as they happen, the last of them one
     `RequestCompleted`.
 
     `speculation` names the token-level method of the large worker, of which a policy knows nothing.
-    Closing the generator, or cancelling the task that reads it, stops everything it started.
+    Into `response` every event is folded before it is yielded. Closing the generator, or cancelling
+    the task that reads it, stops everything it started.
 
     Raises:
-        InvalidRequest: limits that make no sense, a method that the worker does not offer;
+        ConfigError: a worker that the policy needs is not in `workers`.
+        InvalidRequest: a limit below one, a method that the worker does not offer;
             ContextLengthExceeded for too long a prompt.
         Unsupported: a worker lacks what the policy needs.
-        WorkerError: a worker failed and the policy knew no way around it.
+        WorkerError: a worker failed and the policy did not catch it.
         DeadlineExceeded: `limits.deadline_s` seconds are over.
     """
     missing = sorted(policy.workers - workers.keys())
     if missing:
         raise ConfigError(f"the policy needs a worker that is not there: {', '.join(missing)}")
     began = perf_counter()
-    dialogue = PolicyRunner(policy, messages, limits)
-    desk = _Desk(workers, request, sampling, dialogue.budget, limits.deadline_s, speculation)
+    runner = PolicyRunner(policy, messages, limits, response)
+    executor = Executor(workers, request, sampling, runner.budget, limits.deadline_s, speculation)
     try:
-        heard = await desk.preflight(dialogue.preflight())
+        prefilled = await executor.prefill(runner.prefills())
         if policy.one_vocabulary:
-            _check_vocabularies(policy, heard)
-        for called in heard:
-            yield dialogue.noted(called)
-        while (action := dialogue.ask()) is not None:
-            async with aclosing(desk.perform(action)) as items:
-                async for item in items:
-                    if isinstance(item, ActionCompleted):
-                        for event in dialogue.told(item):
-                            yield event
-                    else:
-                        yield item
-        for job in desk.jobs():
-            yield dialogue.noted(ActionCompleted(Cancel(job), await desk.cancel(job), 0.0))
-        yield dialogue.end((perf_counter() - began) * 1000)
+            _check_vocabularies(policy, prefilled)
+        for result in prefilled:
+            yield runner.note(result)
+        # *** The policy yields an action, the executor carries it out, the policy gets the result.
+        while (action := runner.next_action()) is not None:
+            async with aclosing(executor.perform(action)) as items:
+                async for item in items:  # the text of a Write as it is made; then the result
+                    for event in runner.on_result(item):
+                        yield event
+        for job in executor.jobs():
+            yield runner.note(ActionCompleted(Cancel(job), await executor.cancel(job), 0.0))
+        yield runner.complete((perf_counter() - began) * 1000)
     finally:
-        await desk.close()
-        dialogue.close()
+        await executor.close()
+        runner.close()
 
 
-@dataclass(slots=True)
-class _Running:
-    """A started job: its task, and the tokens it made so far."""
-
-    task: asyncio.Task[Any] = field(init=False)
-    made: int = 0
-
-
-class _Desk:
-    """The one place that talks to workers and owns what runs for a request."""
-
-    def __init__(
-        self,
-        workers: Mapping[WorkerName, Worker],
-        request: str,
-        sampling: Sampling,
-        budget: Budget,
-        deadline_s: float | None,
-        speculation: str | None,
-    ) -> None:
-        self._workers, self._request, self._speculation = workers, request, speculation
-        self._sampling, self._budget = sampling, budget
-        self._limit_s, now = deadline_s, asyncio.get_running_loop().time()
-        self._deadline = None if deadline_s is None else now + deadline_s
-        self._running: dict[Job, _Running] = {}
-        self._calls = self._started = 0
-        # A seed per call even where the request has none: a call retried elsewhere is the same.
-        self._seed = secrets.randbits(53) if sampling.seed is None else sampling.seed
-
-    async def preflight(self, questions: Sequence[Generate]) -> list[ActionCompleted]:
-        """Read the prompt on all workers at once.
-
-        One that is down is left for the policy to work around, unless all of them are.
-        """
-        began = perf_counter()
-        jobs = [self._start(question) for question in questions]
-        heard = []
-        for question, job in zip(questions, jobs, strict=True):
-            _, answer = await self._first((job,))
-            if isinstance(answer, BaseException) and not isinstance(answer, WorkerUnavailable):
-                raise answer
-            # They are read side by side: the wait for one holds that for those before it.
-            ms = answer.ms if isinstance(answer, Generation) else (perf_counter() - began) * 1000
-            heard.append(ActionCompleted(question, answer, ms))
-        failures = [called.answer for called in heard if isinstance(called.answer, WorkerError)]
-        if failures and len(failures) == len(heard):
-            raise failures[0]
-        self._started = self._calls = 0  # jobs and seeds are numbered from the policy's start
-        return heard
-
-    async def perform(
-        self, action: Action[Any]
-    ) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
-        """The world's answer to an action, as its last item; before it, the TextDelta of a Write.
-
-        A worker's failure is an answer; anything else that goes wrong ends the request.
-        """
-        if isinstance(action, Write):
-            async with aclosing(self._write(action)) as items:
-                async for item in items:
-                    yield item
-            return
-        began = perf_counter()
-        try:
-            answer = await self._answer(action)
-        except (WorkerError, InvalidRequest) as error:
-            answer = error
-        yield ActionCompleted(action, answer, (perf_counter() - began) * 1000)
-
-    def jobs(self) -> list[Job]:
-        """Jobs that have neither been waited for nor cancelled."""
-        return list(self._running)
-
-    async def cancel(self, job: Job) -> Usage:
-        """Stop a job and say what it had cost; nothing where it had been answered."""
-        running = self._running.pop(job, None)
-        if running is None:
-            return Usage()
-        await _stop(running.task)
-        if not running.task.cancelled() and running.task.exception() is None:
-            usage: Usage = running.task.result().usage
-            return usage
-        return Usage(generated=running.made)
-
-    async def close(self) -> None:
-        """Stop every job and wait for it."""
-        await _stop(*(running.task for running in self._running.values()))
-        self._running.clear()
-
-    async def _answer(self, action: Action[Any]) -> Any:
-        match action:
-            case Generate() | Classify() | Verify():
-                async with self._in_time():
-                    return await self._call(action, self._next_seed())
-            case Start(inner):
-                if not isinstance(inner, Generate | Classify | Verify):
-                    raise BatonError(f"{type(inner).__name__} cannot be started as a job")
-                return self._start(inner)
-            case First(jobs):
-                return await self._first(jobs)
-            case Cancel(job):
-                return await self.cancel(job)
-        return None  # Accept, Reject, Close and Account concern the dialogue alone
-
-    async def _write(self, action: Write) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
-        # TextDelta that was shown stays. A worker that dies after saying something has written a
-        # shorter span; what is wrong with it shows when it is asked for the rest.
-        name, transcript = action.worker, action.transcript
-        phase: Literal["thought", "answer"] = "answer" if transcript.closed else "thought"
-        criteria, sampling = (
-            self._budget.clip(transcript, action.criteria),
-            self._sampled(self._next_seed()),
-        )
-        stream = self._workers[name].generate(self._carried(name, transcript), criteria, sampling)
-        shown, ms = "", 0.0
-        tokens: list[int] = []
-        logprobs: list[float] = []
-        answer: Any = None
-        try:
-            while answer is None:
-                began = perf_counter()  # how long a slow reader takes is not the worker's time
-                try:
-                    async with self._in_time():
-                        item = await anext(stream, None)
-                finally:
-                    ms += (perf_counter() - began) * 1000
-                if item is None:
-                    raise WorkerUnavailable(f"the {name} worker's stream broke off")
-                if isinstance(item, Generation):
-                    text, answer = item.segment.text[len(shown) :], item
-                else:
-                    text = item.text
-                    tokens += item.tokens
-                    logprobs += item.logprobs
-                if text:
-                    shown += text
-                    yield TextDelta(name, phase, text)
-        except (WorkerError, InvalidRequest) as error:
-            answer = error
-            if shown and isinstance(error, WorkerError | ContextLengthExceeded):
-                log.warning("request %s: %s worker: %s", self._request, name, error)
-                segment = Segment(name, shown, tuple(tokens), tuple(logprobs))
-                answer = Generation(segment, Usage(generated=len(tokens)), ms)
-        finally:
-            await _shut(stream)
-        yield ActionCompleted(action, answer, ms)
-
-    def _start(self, action: Generate | Classify | Verify) -> Job:
-        job, running = Job(self._started), _Running()
-        self._started += 1
-        running.task = asyncio.create_task(self._call(action, self._next_seed(), running))
-        self._running[job] = running
-        return job
-
-    async def _first(self, jobs: tuple[Job, ...]) -> tuple[Job, Any]:
-        tasks = {job: self._running[job].task for job in jobs if job in self._running}
-        if not jobs or len(tasks) < len(set(jobs)):
-            raise BatonError("First needs jobs that have neither been waited for nor cancelled")
-        async with self._in_time():
-            await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
-        job = next(job for job, task in tasks.items() if task.done())
-        del self._running[job]
-        error = tasks[job].exception()
-        if error is not None and not isinstance(error, WorkerError | InvalidRequest):
-            raise error
-        return job, tasks[job].result() if error is None else error
-
-    async def _call(
-        self, action: Generate | Classify | Verify, seed: int, running: _Running | None = None
-    ) -> Any:
-        worker = self._workers[action.worker]
-        call = self._carried(action.worker, action.transcript)
-        if isinstance(action, Classify):
-            return await worker.classify(call, action.query)
-        if isinstance(action, Verify):
-            return await worker.verify(call, action.segment, self._sampled(seed))
-        # Jobs are streamed although nobody reads along: a cancelled one must say what it cost.
-        criteria = self._budget.clip(action.transcript, action.criteria)
-        sampling = self._sampled(seed, action.temperature)
-        stream = worker.generate(call, criteria, sampling, stream=running is not None)
-        try:
-            async for item in stream:
-                if isinstance(item, Generation):
-                    return item
-                if running is not None:
-                    running.made += len(item.tokens)
-        finally:
-            await _shut(stream)
-        raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
-
-    def _carried(self, name: WorkerName, transcript: Transcript) -> Call:
-        return Call(self._request, transcript, name, self._speculation if name == "large" else None)
-
-    def _next_seed(self) -> int:
-        self._calls += 1
-        text = f"{self._seed}:{self._calls}".encode()
-        return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 11  # fits a double
-
-    def _sampled(self, seed: int, temperature: float | None = None) -> Sampling:
-        asked = self._sampling
-        sampling = asked if temperature is None else replace(asked, temperature=temperature)
-        return sampling if sampling.temperature <= 0 else replace(sampling, seed=seed)
-
-    @asynccontextmanager
-    async def _in_time(self) -> AsyncIterator[None]:
-        try:
-            async with asyncio.timeout_at(self._deadline) as timeout:
-                yield
-        except TimeoutError:
-            if not timeout.expired():
-                raise
-            raise DeadlineExceeded(f"no answer within {self._limit_s:g} s") from None
-
-
-def _check_vocabularies(policy: Policy, heard: Sequence[ActionCompleted]) -> None:
+def _check_vocabularies(policy: Policy, prefilled: Sequence[ActionCompleted]) -> None:
     """Refuse, before anything is shown, a pair whose token ids mean different things."""
-    known = {one.answer.segment.tokenizer for one in heard if isinstance(one.answer, Generation)}
+    answers = (result.answer for result in prefilled)
+    known = {answer.segment.tokenizer for answer in answers if isinstance(answer, Generation)}
     if len(known - {""}) > 1:  # a worker that is down, or does not say, shows it later
         raise Unsupported(
             f"{type(policy).__name__} hands token ids from one model to the other, "
             "and the tokenizers of this pair differ"
         )
-
-
-async def _shut(stream: AsyncIterator[Any]) -> None:
-    """Close a worker's iterator, which is how a call is cancelled."""
-    aclose = getattr(stream, "aclose", None)
-    if aclose is not None:
-        await aclose()
-
-
-async def _stop(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
-    for task in tasks:
-        if not task.cancelled():
-            task.exception()  # looked at, so that asyncio does not complain of it

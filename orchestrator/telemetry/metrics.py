@@ -1,153 +1,16 @@
-"""Counters folded from events: one request's totals, and the process's Prometheus series."""
+"""The process's Prometheus series: what requests came to, counted when they end."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import aclosing
-from time import perf_counter, process_time
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from time import process_time
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from orchestrator.errors import DeadlineExceeded, InvalidRequest, Overloaded, WorkerError
-from orchestrator.loop.actions import (
-    Accept,
-    Action,
-    Cancel,
-    Classify,
-    First,
-    Generate,
-    Job,
-    Reject,
-    Start,
-    Verify,
-    WorkerName,
-    Write,
-)
-from orchestrator.loop.events import (
-    ActionCompleted,
-    Event,
-    Metrics,
-    RequestCompleted,
-    StepCompleted,
-    TextDelta,
-)
-from orchestrator.types import Classification, Cost, Generation, Usage, Verification
-
-WORKERS: tuple[WorkerName, ...] = ("small", "large")
-
-
-class Tally:
-    """The running totals of one request; `add` every ActionCompleted, read `metrics()` at any
-    time."""
-
-    def __init__(self) -> None:
-        self._made = dict.fromkeys(WORKERS, 0)  # tokens generated, markers included
-        self._drafted: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these, offered as drafts
-        self._taken: dict[str, int] = dict.fromkeys(WORKERS, 0)  # tokens of accepted drafts
-        self._cancelled = 0
-        self._accepted = self._rejected = self._scored = self._judged = 0
-        self._prompt: dict[str, int] = {}
-        self._prefill = self._cached = self._passes = 0
-        self._ms = {"small": 0.0, "large": 0.0, "classify": 0.0}
-        self._jobs: dict[Job, Action[Any]] = {}
-
-    def add(self, called: ActionCompleted) -> None:
-        """Count one action and its answer; a failed one cost time only."""
-        match called.action, called.answer:
-            case Start(action), Job() as job:
-                self._jobs[job] = action
-            case First(), (Job() as job, answer):
-                # The wait is not the job's own time, which its answer knows.
-                action = self._jobs.pop(job)
-                self._answered(action, answer, getattr(answer, "ms", 0.0))
-            case Cancel(job), Usage() as usage:
-                started = self._jobs.pop(job, None)
-                if isinstance(started, Generate | Classify | Verify):
-                    self._cost(started.worker, usage)
-                    if isinstance(started, Generate):
-                        self._made[started.worker] += usage.generated
-                        self._cancelled += usage.generated
-            case Accept(_, segment, score), _ if segment.author != "policy":
-                self._accepted += segment.author == "small"  # the large model's is not judged
-                self._scored += score is not None
-                self._taken[segment.author] += len(segment.tokens)
-            case Reject(segment), _:
-                self._rejected += segment.author == "small"
-            case action, answer:
-                self._answered(action, answer, called.ms)
-
-    def _answered(self, action: Action[Any], answer: Any, ms: float) -> None:
-        match action, answer:
-            case (
-                (Generate(worker, transcript) | Write(worker, transcript)),
-                Generation(segment, usage),
-            ):
-                tokens = len(segment.tokens)
-                self._made[worker] += max(tokens, usage.generated)
-                if isinstance(action, Generate):
-                    self._drafted[worker] += tokens
-                if not transcript.thought and not transcript.answer:
-                    self._prompt.setdefault(worker, usage.prompt)
-                self._cost(worker, usage)
-                self._ms[worker] += ms
-            case ((Classify(worker) | Verify(worker)), (Classification() | Verification())):
-                self._judged += 1
-                self._cost(worker, answer.usage)
-                self._ms["classify"] += ms
-            case ((Generate(worker) | Write(worker)), BaseException()):
-                self._ms[worker] += ms
-            case ((Classify() | Verify()), BaseException()):
-                self._ms["classify"] += ms
-            case _:
-                pass
-
-    def _cost(self, worker: WorkerName, usage: Usage) -> None:
-        self._prefill += usage.prompt - usage.cached
-        self._cached += usage.cached
-        if worker == "large":
-            self._passes += usage.passes
-
-    def cost(self) -> Cost:
-        """Time and tokens so far, for a policy that weighs them."""
-        ms, made = self._ms, self._made
-        return Cost(ms["small"], ms["large"], ms["classify"], made["small"], made["large"])
-
-    def metrics(self, total_ms: float = 0.0) -> Metrics:
-        """The totals so far."""
-        # Accepted beyond what was drafted: the worker's own choice, taken from a Verification.
-        chosen = {name: max(0, self._taken[name] - self._drafted[name]) for name in WORKERS}
-        unused = sum(max(0, self._drafted[name] - self._taken[name]) for name in WORKERS)
-        verdicts = self._accepted + self._rejected
-        judged = verdicts if self._rejected or self._scored else 0
-        return Metrics(
-            small_tokens=self._made["small"] + chosen["small"],
-            large_tokens=self._made["large"] + chosen["large"],
-            discarded_tokens=unused + self._cancelled,
-            judge_calls=self._judged,
-            large_passes=self._passes,
-            prompt_tokens=self._prompt.get("large", self._prompt.get("small", 0)),
-            prefill_tokens=self._prefill,
-            cached_tokens=self._cached,
-            acceptance_rate=self._accepted / judged if judged else None,
-            ms={**self._ms, "total": total_ms},
-        )
-
-
-def outcome(error: BaseException) -> str:
-    """The name under which a request that ended by this error is counted."""
-    if isinstance(error, asyncio.CancelledError | GeneratorExit):
-        return "cancelled"
-    if isinstance(error, InvalidRequest):
-        return "invalid"
-    if isinstance(error, Overloaded):
-        return "overloaded"
-    if isinstance(error, WorkerError):
-        return "unavailable"
-    return "deadline" if isinstance(error, DeadlineExceeded) else "error"
+from orchestrator.loop.accumulator import WORKERS, ResponseAccumulator
 
 
 class _Processor(Collector):
@@ -243,42 +106,35 @@ class ServiceMetrics:
             "baton_live_requests", "Requests whose policy is running now.", registry=registry
         )
 
-    async def watch(
-        self, policy: str, events: AsyncGenerator[Event, None]
-    ) -> AsyncGenerator[Event, None]:
-        """Pass a request's events through, counting them; closing this closes `events`."""
-        began, ended, waiting = perf_counter(), "error", True
-        tally = Tally()
+    @contextmanager
+    def request(self, policy: str, response: ResponseAccumulator) -> Iterator[None]:
+        """Count a request, from its start here to the end of the block.
+
+        Requests that are cut short are counted too: their tokens were made all the same.
+        """
+        error: BaseException | None = None
         self.live.inc()
         try:
-            async with aclosing(events):
-                async for event in events:
-                    if isinstance(event, TextDelta) and waiting:
-                        waiting = False
-                        self.first_text.labels(policy).observe(perf_counter() - began)
-                    elif isinstance(event, ActionCompleted):
-                        tally.add(event)
-                    elif isinstance(event, StepCompleted):
-                        accepted = "true" if event.step.accepted else "false"
-                        self.steps.labels(event.step.author, accepted).inc()
-                    elif isinstance(event, RequestCompleted):
-                        ended = event.transcript.finish
-                    yield event
-        except BaseException as error:
-            ended = outcome(error) if ended == "error" else ended
+            yield
+        except BaseException as caught:
+            error = caught
             raise
         finally:
             self.live.dec()
-            self.requests.labels(policy, ended).inc()
-            self.latency.labels(policy).observe(perf_counter() - began)
-            self._spent(tally.metrics())
+            self._count(policy, response, response.outcome(error))
 
-    def _spent(self, spent: Metrics) -> None:
-        # Requests that were cut short are charged too: their tokens were made all the same.
-        self.tokens.labels("small").inc(spent.small_tokens)
-        self.tokens.labels("large").inc(spent.large_tokens)
-        self.discarded.inc(spent.discarded_tokens)
-        self.judged.inc(spent.judge_calls)
-        self.prefill.inc(max(0, spent.prefill_tokens))
-        self.cached.inc(spent.cached_tokens)
-        self.passes.inc(spent.large_passes)
+    def _count(self, policy: str, response: ResponseAccumulator, outcome: str) -> None:
+        self.requests.labels(policy, outcome).inc()
+        self.latency.labels(policy).observe(response.elapsed_s)
+        if response.first_text_s is not None:
+            self.first_text.labels(policy).observe(response.first_text_s)
+        for step in response.steps:
+            self.steps.labels(step.author, "true" if step.accepted else "false").inc()
+        metrics = response.metrics
+        self.tokens.labels("small").inc(metrics.small_tokens)
+        self.tokens.labels("large").inc(metrics.large_tokens)
+        self.discarded.inc(metrics.discarded_tokens)
+        self.judged.inc(metrics.judge_calls)
+        self.prefill.inc(max(0, metrics.prefill_tokens))
+        self.cached.inc(metrics.cached_tokens)
+        self.passes.inc(metrics.large_passes)

@@ -1,4 +1,4 @@
-"""OpenTelemetry spans folded from events: a request, its steps, and the calls each step took.
+"""OpenTelemetry spans of a request, its steps, and the calls each step took.
 
     request                     policy, outcome, tokens
     ├── generate                the prompt being read, once per worker
@@ -12,15 +12,15 @@ W3C `traceparent`.
 
 from __future__ import annotations
 
-import time
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import aclosing
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
+from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import (
     Action,
     Cancel,
@@ -32,8 +32,7 @@ from orchestrator.loop.actions import (
     Verify,
     Write,
 )
-from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, StepCompleted
-from orchestrator.telemetry.metrics import outcome
+from orchestrator.loop.events import ActionCompleted, StepCompleted
 from orchestrator.types import Classification, Generation, Step, Usage, Verification
 
 VERBS: Final = {Generate: "generate", Write: "generate", Classify: "classify", Verify: "verify"}
@@ -46,74 +45,65 @@ class Spans:
     def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    async def watch(
+    @contextmanager
+    def request(
         self,
-        caller: Mapping[str, str],
+        headers: Mapping[str, str],
         attributes: Mapping[str, str],
-        events: AsyncGenerator[Event, None],
-    ) -> AsyncGenerator[Event, None]:
-        """Pass a request's events through, telling them as spans; closing this closes `events`.
+        response: ResponseAccumulator,
+    ) -> Iterator[None]:
+        """A span around a request, which goes on in the client's trace where `headers` name one.
 
-        `caller` holds the W3C headers of the client's trace, which goes on here.
+        The spans of its steps and calls are made when the block ends, from `response.timeline`.
         """
         named = {f"baton.{name}": value for name, value in attributes.items()}
-        parent = _W3C.extract(caller)
-        span = self._tracer.start_span("request", parent, SpanKind.SERVER, named)
-        request = _Request(self._tracer, span)
+        span = self._tracer.start_span("request", _W3C.extract(headers), SpanKind.SERVER, named)
+        error: BaseException | None = None
         try:
-            async with aclosing(events):
-                async for event in events:
-                    request.add(event)
-                    yield event
-        except BaseException as error:
-            request.failed(error)
+            yield
+        except BaseException as caught:
+            error = caught
             raise
         finally:
-            request.end()
-
-
-class _Request:
-    """The spans of one request, begun and ended as its events say."""
-
-    def __init__(self, tracer: Tracer, span: Span) -> None:
-        self._tracer, self._span, self._inside = tracer, span, set_span_in_context(span)
-        self._step: Span | None = None
-        self._stepped: Step | None = None
-        self._jobs: dict[Job, tuple[Action[Any], int]] = {}
-        self._ended = False
-
-    def add(self, event: Event) -> None:
-        match event:
-            case StepCompleted(step):
-                self._stepped = step  # the call that completed it comes next
-            case ActionCompleted():
-                self._called(event)
-                if self._stepped is not None:
-                    self._end_step(self._stepped)
-            case RequestCompleted(trace, _, metrics):
-                self._ended = True
-                self._span.set_attributes(
+            _Inside(self._tracer, span).add_all(response.timeline)
+            span.set_attribute("baton.outcome", response.outcome(error))
+            if response.completed is not None:
+                metrics = response.metrics
+                span.set_attributes(
                     {
-                        "baton.outcome": trace.finish,
                         "baton.small_tokens": metrics.small_tokens,
                         "baton.large_tokens": metrics.large_tokens,
                         "baton.discarded_tokens": metrics.discarded_tokens,
                     }
                 )
+            elif error is not None:
+                span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+            span.end()
 
-    def failed(self, error: BaseException) -> None:
-        if not self._ended:  # a client may go after the last word
-            self._span.set_attribute("baton.outcome", outcome(error))
-            self._span.set_status(Status(StatusCode.ERROR, type(error).__name__))
 
-    def end(self) -> None:
+class _Inside:
+    """The spans inside one request."""
+
+    def __init__(self, tracer: Tracer, request: Span) -> None:
+        self._tracer, self._request = tracer, set_span_in_context(request)
+        self._step: Span | None = None
+        self._jobs: dict[Job, tuple[Action[Any], int]] = {}
+
+    def add_all(self, timeline: Iterable[tuple[int, StepCompleted | ActionCompleted]]) -> None:
+        completed: Step | None = None
+        for now, event in timeline:
+            if isinstance(event, StepCompleted):
+                completed = event.step  # the call that completed it comes next
+                continue
+            self._add_action(event, now)
+            if completed is not None:
+                self._end_step(completed, now)
+                completed = None
         if self._step is not None:
             self._step.end()
-        self._span.end()
 
-    def _called(self, called: ActionCompleted) -> None:
-        now = time.time_ns()
-        match called.action, called.answer:
+    def _add_action(self, event: ActionCompleted, now: int) -> None:
+        match event.action, event.answer:
             case Start(action), Job() as job:
                 self._jobs[job] = action, now
             case First(), (Job() as job, answer):
@@ -123,7 +113,7 @@ class _Request:
                 action, began = self._jobs.pop(job)
                 self._call(action, answer, began, now, cancelled=True)
             case action, answer if type(action) in VERBS:
-                self._call(action, answer, now - int(called.ms * 1e6), now)
+                self._call(action, answer, now - int(event.ms * 1e6), now)
 
     def _call(
         self, action: Any, answer: Any, began: int, now: int, *, cancelled: bool = False
@@ -139,12 +129,12 @@ class _Request:
             case BaseException():
                 span.set_status(Status(StatusCode.ERROR, type(answer).__name__))
             case Usage() as usage:
-                _cost(span, usage)
+                _add_usage(span, usage)
             case Generation(segment, usage):
-                _cost(span, usage)
+                _add_usage(span, usage)
                 span.set_attribute("baton.finish", segment.finish)
             case Classification() | Verification():
-                _cost(span, answer.usage)
+                _add_usage(span, answer.usage)
         span.end(now)
 
     def _context(self, action: Any, began: int) -> Context:
@@ -152,15 +142,14 @@ class _Request:
         if self._step is None:
             is_reading = isinstance(action, Generate) and not action.criteria.max_tokens
             if is_reading:
-                return self._inside
-            self._step = self._tracer.start_span("step", self._inside, start_time=began)
+                return self._request
+            self._step = self._tracer.start_span("step", self._request, start_time=began)
         return set_span_in_context(self._step)
 
-    def _end_step(self, step: Step) -> None:
-        self._stepped = None
+    def _end_step(self, step: Step, now: int) -> None:
         span, self._step = self._step, None
         if span is None:  # the policy's own words, or a choice taken from a verification
-            span = self._tracer.start_span("step", self._inside)
+            span = self._tracer.start_span("step", self._request, start_time=now)
         span.set_attributes(
             {
                 "baton.author": step.author,
@@ -170,10 +159,10 @@ class _Request:
                 **({} if step.score is None else {"baton.score": step.score}),
             }
         )
-        span.end()
+        span.end(now)
 
 
-def _cost(span: Span, usage: Usage) -> None:
+def _add_usage(span: Span, usage: Usage) -> None:
     span.set_attributes(
         {
             "baton.prompt_tokens": usage.prompt,

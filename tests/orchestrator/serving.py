@@ -13,7 +13,10 @@ import uvicorn
 from openai import OpenAI
 
 from orchestrator.http.app import create_app
+from orchestrator.http.context import RequestContext
+from orchestrator.http.schemas import ChatRequest
 from orchestrator.http.service import Service
+from orchestrator.types import Limits
 from policies import POLICIES
 from workers.scripted import Say, Scripted
 
@@ -31,6 +34,14 @@ def told(**settings: Any) -> Scripted:
 def service(small: Any = None, large: Any = None, **settings: Any) -> Service:
     workers: Any = {"small": small or told(), "large": large or told()}
     return Service(POLICIES, workers, **{"default_policy": "specreason", **settings})
+
+
+async def admitted(made: Service, model: str) -> RequestContext:
+    """A request for a model, with the policy that the service chose for it."""
+    body = ChatRequest.model_validate(asking(model=model))
+    context = RequestContext(body, Limits(), {}, "request-1")
+    async with made.admit(context):
+        return context
 
 
 @contextmanager
@@ -82,6 +93,7 @@ __all__ = [
     "HTTP",
     "STORY",
     "Say",
+    "admitted",
     "asking",
     "client",
     "post",

@@ -18,6 +18,7 @@ from deploy.telemetry.exposition import described, expose
 from deploy.telemetry.reporter import counts_of
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.experimenter import AssignmentFacts
+from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.solve import solve
 from orchestrator.state.versions import AuditInfo
 from orchestrator.types import Limits, Message, Sampling
@@ -39,7 +40,7 @@ promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs pr
 @pytest.fixture(scope="module")
 async def text() -> bytes:
     """What a service says that has answered one request, by an arm of an experiment."""
-    made = service()
+    made, response = service(), ResponseAccumulator()
     events = solve(
         SpecReason(),
         (Message("user", "How many?"),),
@@ -47,9 +48,11 @@ async def text() -> bytes:
         request="r",
         sampling=Sampling(),
         limits=Limits(),
+        response=response,
     )
-    async for _ in made.metrics.watch("specreason", events):
-        pass
+    with made.metrics.request("specreason", response):
+        async for _ in events:
+            pass
     made.responses.labels("200").inc()
     arms = [{"name": "one", "policy": "specreason"}, {"name": "two", "policy": "bild"}]
     trial = Experiment.parse({"name": "trial", "arms": arms})

@@ -313,8 +313,8 @@ def test_shadows_wait_until_nobody_is_being_answered() -> None:
 @contextmanager
 def _one_slow_request(made: Service) -> Iterator[None]:
     """Somebody is being answered all the while."""
-    slot = made.slot()
-    slot.__enter__()
+    place = made.place()
+    place.__enter__()
     try:
         yield
     finally:

@@ -164,9 +164,9 @@ async def test_an_arm_whose_method_is_no_longer_offered_stops_its_own_experiment
     await watcher.refresh()
     (run,) = watcher.current.experiments
     assert run.live
-    assert "'lookup' cannot be had" in (run.error or "")
+    assert "'lookup' is not offered" in (run.error or "")
     assert run_json(run)["trouble"] == run.error
-    with pytest.raises(InvalidRequest, match="'lookup' cannot be had"):
+    with pytest.raises(InvalidRequest, match="'lookup' is not offered"):
         await changed.start(document(name="other", arms=arms), ME)
     ended = await changed.stop(run.name, ME)
     assert not ended.live

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from orchestrator.errors import ConfigError, WorkerUnavailable
-from orchestrator.http.service import ServiceLimits
+from orchestrator.http.limits import ServiceLimits
 from orchestrator.state.memory import MemoryStore
 from tests.orchestrator.serving import (
     HTTP,

@@ -15,9 +15,9 @@ from starlette.routing import Route
 
 from orchestrator.errors import BatonError, Overloaded, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.http.app import create_app
-from orchestrator.http.auth import ASKING, OPEN, READING, Access, Keys
+from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS, Access, Keys
+from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.schemas import UNSUPPORTED
-from orchestrator.http.service import ServiceLimits
 from tests.orchestrator.serving import (
     HTTP,
     Say,
@@ -356,7 +356,7 @@ def routes() -> dict[str, set[str]]:
         assert isinstance(route, Route)  # one that is mounted would hide others
         found.setdefault(route.path, set()).update(route.methods or ())
     some = {"/v1/chat/completions", "/v1/models", "/metrics", "/v1/policies/active"}
-    assert some < found.keys() > OPEN
+    assert some < found.keys() > OPEN_PATHS
     return found
 
 
@@ -366,13 +366,15 @@ def test_every_change_wants_an_admin_key() -> None:
         changes = {
             f"{method} {path}": HTTP.request(method, url + path, headers=headers)
             for path, methods in (routes() | {"/v1/nowhere": {"DELETE"}}).items()
-            for method in methods - READING
+            for method in methods - READ_METHODS
         }
         return {what: reply.json()["error"]["code"] for what, reply in changes.items()}
 
     with serving(service(access=Access(Keys(["sk-user"]), Keys(["sk-admin"])))) as url:
         asked = codes(url, "sk-user")
-        assert {what.partition(" ")[2] for what, code in asked.items() if code != REFUSED} == ASKING
+        assert {
+            what.partition(" ")[2] for what, code in asked.items() if code != REFUSED
+        } == USER_PATHS
         assert codes(url, "sk-admin")["PUT /v1/policies/active"] == "invalid_content_type"
         assert REFUSED not in codes(url, "sk-admin").values()
         reply = HTTP.get(f"{url}/v1/policies", headers={"authorization": "Bearer sk-user"})
@@ -397,7 +399,7 @@ def test_every_route_wants_a_key() -> None:
             for method in methods:
                 for tried in ({}, {"authorization": "Bearer sk-on"}, {"authorization": "sk-one"}):
                     reply = HTTP.request(method, url + path, headers=tried)
-                    if path in OPEN:
+                    if path in OPEN_PATHS:
                         assert reply.status_code == 200
                         continue
                     assert error(reply, 401)["code"] == "invalid_api_key"

@@ -12,7 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.http.service import Service, ServiceLimits
+from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.service import Service
 from orchestrator.types import Generation, Sampling, StopCriteria
 from orchestrator.worker import Call, Delta
 from tests.orchestrator.serving import HTTP, asking, client, post, service, serving, told, until

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.http.outcomes import OUTCOMES
+from orchestrator.http.rendering import OUTCOMES
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
 from tests.orchestrator.serving import HTTP, client, post, service, serving, until

@@ -32,33 +32,34 @@ def said(tokens: int, finish: Finish = "until") -> Segment:
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "limit", "own", "thought"),
+    ("max_tokens", "own", "thought"),
     [
-        (2048, None, None, 2048 - ANSWER_RESERVE),
-        (2048, 100, None, 100),
-        (2048, 100, 30, 30),
-        (2048, 100, 300, 300),  # the policy's own budget goes first
-        (100, 90, None, 50),  # half of a small max_tokens is kept for the answer
-        (10, None, 10, 5),
-        (1, None, None, 1),
-        (2048, 1, None, 1),
+        (2048, None, 2048 - ANSWER_RESERVE),
+        (2048, 100, 100),
+        (2048, 30, 30),
+        (2048, 300, 300),
+        (100, 90, 50),  # half of a small max_tokens is kept for the answer
+        (10, 10, 5),
+        (1, None, 1),
+        (2048, 1, 1),
     ],
 )
-def test_caps(max_tokens: int, limit: int | None, own: int | None, thought: int) -> None:
-    budget = Budget.of(Limits(max_tokens=max_tokens, budget=limit), own)
+def test_caps(max_tokens: int, own: int | None, thought: int) -> None:
+    budget = Budget.of(Limits(max_tokens=max_tokens), own)
     assert (budget.total, budget.thought) == (max_tokens, thought)
 
 
 @pytest.mark.parametrize(
-    ("limits", "param"), [(Limits(max_tokens=0), "max_tokens"), (Limits(budget=0), "budget")]
+    ("limits", "own", "param"),
+    [(Limits(max_tokens=0), None, "max_tokens"), (Limits(), 0, "budget")],
 )
-def test_a_cap_below_one_is_refused_by_name(limits: Limits, param: str) -> None:
+def test_a_cap_below_one_is_refused_by_name(limits: Limits, own: int | None, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
-        Budget.of(limits)
+        Budget.of(limits, own)
     assert caught.value.param == param
 
 
-def test_spans_are_clipped_to_what_is_left() -> None:
+def test_criteria_are_clipped_to_what_is_left() -> None:
     budget = Budget(total=100, thought=40)
     thinking = budget.commit(QUESTION, said(30))
     assert budget.clip(thinking, StopCriteria(512)).max_tokens == 10
@@ -101,11 +102,11 @@ def test_a_model_that_closes_right_at_the_cap_was_not_forced() -> None:
         ("stop", True, "stop"),
         ("think_end", True, "stop"),
         ("until", False, "stop"),
-        ("length", False, "stop"),  # a policy's own span, with room left
+        ("length", False, "stop"),  # a policy's own cap, with tokens left
     ],
 )
 def test_how_an_answer_ends(finish: Finish, done: bool, reason: str) -> None:
-    after = Budget(100, 40).commit(ANSWERING, said(3, finish), asked=3)
+    after = Budget(100, 40).commit(ANSWERING, said(3, finish), allowed=3)
     assert (after.done, after.finish) == (done, reason)
 
 
@@ -115,10 +116,10 @@ def test_max_tokens_in_the_answer_is_length() -> None:
 
 
 @pytest.mark.parametrize("transcript", [QUESTION, ANSWERING])
-def test_a_length_short_of_its_span_is_a_full_context(transcript: Transcript) -> None:
+def test_a_length_short_of_what_was_allowed_is_a_full_context(transcript: Transcript) -> None:
     budget = Budget(100, 40)
-    for segment, asked in [(said(3, "length"), 20), (said(0, "length"), None)]:
-        after = budget.commit(transcript, segment, asked)
+    for segment, allowed in [(said(3, "length"), 20), (said(0, "length"), None)]:
+        after = budget.commit(transcript, segment, allowed)
         assert after.closed
         assert after.done == transcript.closed
 
@@ -135,17 +136,17 @@ def test_empty_segments_leave_no_mark() -> None:
 
 
 @pytest.mark.parametrize(("made", "full"), [(3, False), (2, True)])
-def test_half_a_character_at_the_end_of_a_span_is_no_full_context(made: int, full: bool) -> None:
+def test_half_a_character_at_the_end_is_no_full_context(made: int, full: bool) -> None:
     class Three(Policy):
         def solve(self, transcript: Transcript) -> Script[None]:
             yield from Write("large", transcript, StopCriteria(3))
 
-    dialogue = PolicyRunner(Three(), QUESTION.messages, Limits())
-    action = dialogue.ask()
+    runner = PolicyRunner(Three(), QUESTION.messages, Limits())
+    action = runner.next_action()
     assert action is not None
     list(
-        dialogue.told(
+        runner.on_result(
             ActionCompleted(action, Generation(said(2, "length"), Usage(generated=made)), 1.0)
         )
     )
-    assert dialogue.transcript.closed is full
+    assert runner.transcript.closed is full

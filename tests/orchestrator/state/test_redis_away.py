@@ -13,13 +13,13 @@ import redis as plain
 import trustme
 
 from orchestrator.errors import ConfigError, StoreError, StoreUnavailable
-from orchestrator.http.outcomes import OUTCOMES
+from orchestrator.http.rendering import OUTCOMES
 from orchestrator.http.service import Service
 from orchestrator.state.redis import RedisStore
 from orchestrator.state.store import PointerUpdate, StoreState
 from orchestrator.state.versions import AuditInfo, Publication
 from tests.orchestrator.redis_server import RedisServer, redis_server
-from tests.orchestrator.serving import HTTP, post, service, serving
+from tests.orchestrator.serving import HTTP, admitted, post, service, serving
 from tests.orchestrator.serving import until as until_now
 
 WHO = AuditInfo("anna")
@@ -48,8 +48,8 @@ async def publish(made: Service, threshold: float) -> None:
 
 
 async def threshold(made: Service) -> float:
-    choice = await made.choose("baton", {})
-    return choice.policy.threshold  # type: ignore[attr-defined,no-any-return]
+    context = await admitted(made, "baton")
+    return context.policy.threshold  # type: ignore[attr-defined,no-any-return]
 
 
 async def until(true: Callable[[], object], seconds: float = 10.0) -> float:
@@ -85,7 +85,7 @@ async def test_away_at_the_start(redis: RedisServer) -> None:
     async with replica(redis) as made:
         assert made.degraded is not None
         assert str(redis.port) in made.degraded
-        assert (await made.choose("baton", {})).version == 0
+        assert (await admitted(made, "baton")).version == 0
         redis.start()
         await until(lambda: made.degraded is None)
         await publish(made, 3)
@@ -96,14 +96,14 @@ async def test_away_in_the_middle_and_wiped(redis: RedisServer) -> None:
     async with replica(redis) as made:
         await publish(made, 3)
         await until(lambda: version(made) == 1)
-        await made.choose("specreason@1", {})
+        await admitted(made, "specreason@1")
         redis.stop()
         await until(lambda: made.degraded is not None)
         made.outbox.event(OUTCOMES, {"n": 1})
         assert await threshold(made) == 3
-        assert (await made.choose("specreason@1", {})).version == 1  # has been read before
+        assert (await admitted(made, "specreason@1")).version == 1  # has been read before
         with pytest.raises(StoreUnavailable):
-            await made.choose("specreason@2", {})
+            await admitted(made, "specreason@2")
         redis.start()  # with nothing of what it held
         await until(lambda: made.watcher.error == "the store is empty: it has been wiped")
         assert await threshold(made) == 3
@@ -112,8 +112,8 @@ async def test_away_in_the_middle_and_wiped(redis: RedisServer) -> None:
         await publish(made, 4)  # version 1 once more, and another one
         await until(lambda: made.degraded is None)
         assert await threshold(made) == 4
-        assert (await made.choose("specreason@1", {})).policy == (
-            await made.choose("baton", {})
+        assert (await admitted(made, "specreason@1")).policy == (
+            await admitted(made, "baton")
         ).policy
 
 

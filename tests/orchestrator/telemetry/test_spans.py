@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Any
 
 import pytest
@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from orchestrator.errors import Overloaded
+from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
@@ -57,7 +58,7 @@ class Memory:
         return [dict(span.attributes or {}) for span in self.ended if span.name == name]
 
 
-def events(policy: Policy | None = None, **small: Any) -> Any:
+def events(response: ResponseAccumulator, policy: Policy | None = None, **small: Any) -> Any:
     workers: Any = {
         "small": Scripted(story=STORY, **small),
         "large": Scripted(story=STORY, scores=(9, 2)),
@@ -69,18 +70,25 @@ def events(policy: Policy | None = None, **small: Any) -> Any:
         request="r",
         sampling=Sampling(),
         limits=Limits(),
+        response=response,
     )
 
 
-async def run(memory: Memory, given: Any, caller: dict[str, str] | None = None) -> None:
-    told = {"trace_id": "t", "policy": "specreason"}
-    async for _ in memory.spans.watch(caller or {}, told, given):
-        pass
+async def run(
+    memory: Memory,
+    policy: Policy | None = None,
+    caller: dict[str, str] | None = None,
+    **small: Any,
+) -> None:
+    attributes, response = {"trace_id": "t", "policy": "specreason"}, ResponseAccumulator()
+    with memory.spans.request(caller or {}, attributes, response):
+        async for _ in events(response, policy, **small):
+            pass
 
 
 async def test_a_request_its_steps_and_their_calls() -> None:
     memory = Memory()
-    await run(memory, events())
+    await run(memory)
     assert memory.tree() == (
         "request",
         "generate",  # both models read the prompt
@@ -108,7 +116,7 @@ async def test_a_request_its_steps_and_their_calls() -> None:
 
 async def test_times_lie_inside_each_other() -> None:
     memory = Memory()
-    await run(memory, events())
+    await run(memory)
     spans = {span.context.span_id: span for span in memory.ended}
     slack = 1_000_000  # a nanosecond clock and a millisecond one meet here
     for span in spans.values():
@@ -121,7 +129,7 @@ async def test_times_lie_inside_each_other() -> None:
 
 async def test_jobs_are_calls_from_their_start() -> None:
     memory = Memory()
-    await run(memory, events(Lookahead(depth=2)))
+    await run(memory, Lookahead(depth=2))
     assert len(memory.named("classify")) >= 1
     assert all("baton.prompt_tokens" in call for call in memory.named("classify"))
     assert len({span.context.trace_id for span in memory.ended}) == 1
@@ -129,7 +137,7 @@ async def test_jobs_are_calls_from_their_start() -> None:
 
 async def test_the_clients_trace_goes_on() -> None:
     memory = Memory()
-    await run(memory, events(), CALLER)
+    await run(memory, caller=CALLER)
     assert {format(span.context.trace_id, "032x") for span in memory.ended} == {TRACE}
     (request,) = [span for span in memory.ended if span.name == "request"]
     assert request.parent is not None
@@ -140,7 +148,7 @@ async def test_the_clients_trace_goes_on() -> None:
 @pytest.mark.parametrize("header", ["", "00-x-y-01", f"00-{'0' * 32}-{PARENT}-01", "ü" * 60])
 async def test_a_traceparent_that_is_none_begins_a_trace(header: str) -> None:
     memory = Memory()
-    await run(memory, events(), {"traceparent": header})
+    await run(memory, caller={"traceparent": header})
     (request,) = [span for span in memory.ended if span.name == "request"]
     assert request.parent is None
 
@@ -148,7 +156,7 @@ async def test_a_traceparent_that_is_none_begins_a_trace(header: str) -> None:
 async def test_what_goes_wrong_is_marked() -> None:
     memory = Memory()
     with pytest.raises(Overloaded):
-        await run(memory, events(down=Overloaded("full of xyzzy")))
+        await run(memory, down=Overloaded("full of xyzzy"))
     (request,) = [span for span in memory.ended if span.name == "request"]
     assert request.status.status_code is StatusCode.ERROR
     assert (request.attributes or {})["baton.outcome"] == "overloaded"
@@ -157,10 +165,12 @@ async def test_what_goes_wrong_is_marked() -> None:
 
 async def test_a_client_that_leaves_ends_all_spans() -> None:
     memory = Memory()
-    async with aclosing(memory.spans.watch({}, {}, events())) as items:
-        async for item in items:
-            if isinstance(item, TextDelta):
-                break
+    response = ResponseAccumulator()
+    with suppress(GeneratorExit), memory.spans.request({}, {}, response):
+        async with aclosing(events(response)) as items:
+            async for item in items:
+                if isinstance(item, TextDelta):
+                    raise GeneratorExit  # as whoever drives the events is closed
     (request,) = memory.named("request")
     assert request["baton.outcome"] == "cancelled"
 

@@ -17,7 +17,7 @@ from orchestrator.errors import (
     WorkerError,
     WorkerUnavailable,
 )
-from orchestrator.http.errors import problem
+from orchestrator.http.errors import http_error
 from orchestrator.types import Generation, LabelQuery, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call, Delta
 from workers.engine.loading import load_tokenizer, resolve
@@ -170,7 +170,7 @@ async def test_too_busy_and_told_when(status: int) -> None:
             await write(worker)
         assert caught.value.retry_after_s == 77
         assert len(behind.bodies) == 1  # longer than anybody waits
-        told = problem(caught.value)
+        told = http_error(caught.value)
         assert (told.status, told.headers["retry-after"]) == (503, "77")
 
 

@@ -1,0 +1,89 @@
+"""One request, from its headers to its answer: what each part found out about it."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fastapi import Request
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.experiments.experimenter import Enrollment
+from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.schemas import ChatRequest
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Limits, Message, Sampling
+
+
+@dataclass(slots=True)
+class RequestContext:
+    """A chat completion on its way through the service.
+
+    The upper half is set when the body has been parsed, the lower one by `Service.admit`, when the
+    request gets its place and its policy.
+    """
+
+    body: ChatRequest
+    limits: Limits
+    headers: Mapping[str, str]
+    request_id: str  # of the HTTP request; the client may choose it
+    key: str | None = None  # who asks: 8 hex digits of the API key's digest
+    trace_id: str = field(default_factory=lambda: secrets.token_hex(16))
+    created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+    messages: tuple[Message, ...] = field(init=False)
+    sampling: Sampling = field(init=False)
+
+    policy: Policy = field(init=False)
+    policy_name: str = field(init=False)
+    version: int = 0  # of the policy; 0: the deployment file's, not a published one
+    overrides: tuple[str, ...] = ()  # parameters that the request itself set
+    enrollment: Enrollment | None = None  # its part in an experiment
+    speculation: str | None = None  # the large worker's method; None: its default
+    decoding: Mapping[str, str] = field(default_factory=dict)  # each worker's, as users read it
+
+    def __post_init__(self) -> None:
+        self.messages, self.sampling = self.body.conversation, self.body.sampling
+
+    @classmethod
+    def of(cls, request: Request, body: ChatRequest, limits: ServiceLimits) -> RequestContext:
+        """The context of a request that passed the middleware.
+
+        Raises:
+            InvalidRequest: more tokens than this service makes.
+        """
+        if body.cap is not None and body.cap > limits.max_tokens_cap:
+            param = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
+            raise InvalidRequest(
+                f"{param}: this service makes at most {limits.max_tokens_cap} tokens", param=param
+            )
+        return cls(
+            body,
+            Limits(body.cap or limits.max_tokens, limits.deadline_s, tuple(body.stop)),
+            request.headers,
+            request.state.request_id,
+            request.state.key,
+        )
+
+    @property
+    def session(self) -> str | None:
+        """The client's session, a unit that experiments may be assigned by."""
+        return self.headers.get("x-session-id") or None
+
+    @property
+    def forced_arm(self) -> str | None:
+        """The experiment's arm, EXPERIMENT/ARM, that the client wants to test."""
+        return self.headers.get("x-baton-arm")
+
+    @property
+    def experiment(self) -> str | None:
+        return None if self.enrollment is None else self.enrollment.run.name
+
+    @property
+    def arm(self) -> str | None:
+        return None if self.enrollment is None else self.enrollment.arm
+
+    @property
+    def run(self) -> int | None:
+        return None if self.enrollment is None else self.enrollment.run.number

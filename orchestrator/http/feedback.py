@@ -1,0 +1,47 @@
+"""Rewards: somebody's judgement of an answer, which experiments and people learn from.
+
+A reward names the request's trace, so one that is delivered twice counts once, and a later one
+replaces an earlier one.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.http.schemas import invalid, parse_object
+
+
+class Feedback(BaseModel):
+    """The body of `POST /v1/feedback`."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+    trace_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
+    reward: Annotated[float, Field(ge=0, le=1)]
+
+
+def parse_feedback(body: bytes) -> Feedback:
+    """Feedback from its bytes.
+
+    Raises:
+        InvalidRequest: not JSON, an unknown key, or a value out of bounds; named.
+    """
+    try:
+        return Feedback.model_validate(parse_object(body))
+    except ValidationError as error:
+        raise invalid(error) from None
+
+
+def reward(feedback: Feedback, record: dict[str, Any]) -> dict[str, Any]:
+    """The event for the answer whose trace `record` is; empty where the trace is not at hand."""
+    about = {key: record.get(key) for key in ("policy", "version", "experiment", "arm")}
+    return {
+        "kind": "reward",
+        "trace_id": feedback.trace_id,
+        "at": time.time(),
+        **about,
+        "reward": feedback.reward,
+    }

@@ -1,0 +1,20 @@
+"""What one replica of the HTTP surface takes on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceLimits:
+    """Times in seconds, sizes in bytes, `max_tokens` in tokens."""
+
+    concurrent: int = 64  # requests being answered; one more is refused with 429
+    max_tokens: int = 2048  # for a request that names none
+    max_tokens_cap: int = 32_768  # the most that a request may name
+    deadline_s: float | None = 600.0  # wall time of a request; None: no limit
+    body_bytes: int = 1 << 20
+    body_s: float = 30.0  # for a body to arrive
+    send_s: float = 60.0  # for a client to take what was sent, before it counts as gone
+    ping_s: float = 5.0  # silence in a stream after which a comment is sent
+    headers_s: float = 20.0  # for the first event, before a stream begins without it

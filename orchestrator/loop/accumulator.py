@@ -1,0 +1,221 @@
+"""What a request's events amount to: the one tally that rendering, metrics and spans read.
+
+Every event is folded in once, by the policy runner, as it happens. So the totals can be read at
+any time: by a policy (`Account`), while the answer is streamed, and after a request broke off.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from time import perf_counter, time_ns
+from typing import Any, Literal, TypeVar
+
+from orchestrator.errors import DeadlineExceeded, InvalidRequest, Overloaded, WorkerError
+from orchestrator.loop.actions import (
+    Accept,
+    Action,
+    Cancel,
+    Classify,
+    First,
+    Generate,
+    Job,
+    Reject,
+    Start,
+    Verify,
+    WorkerName,
+    Write,
+)
+from orchestrator.loop.events import (
+    ActionCompleted,
+    Event,
+    Metrics,
+    RequestCompleted,
+    StepCompleted,
+    TextDelta,
+)
+from orchestrator.types import Classification, Cost, Generation, Step, Usage, Verification
+
+WORKERS: tuple[WorkerName, ...] = ("small", "large")
+E = TypeVar("E", bound=Event)
+
+
+class ResponseAccumulator:
+    """One request's response so far: its text, its steps, its totals and its times.
+
+    `timeline` holds the completed actions and steps, each with the moment of its end (nanoseconds
+    since 1970), from which spans are made.
+    """
+
+    def __init__(self) -> None:
+        self.began_ns = time_ns()
+        self.steps: list[Step] = []
+        self.timeline: list[tuple[int, StepCompleted | ActionCompleted]] = []
+        self.completed: RequestCompleted | None = None
+        self.first_text_s: float | None = None  # until the first accepted text
+        self.first_step_ms: float | None = None  # until the first accepted step
+        self._began = perf_counter()
+        self._texts: list[TextDelta] = []
+        self._generated = dict.fromkeys(WORKERS, 0)  # tokens, markers included
+        self._drafted: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these, offered as drafts
+        self._kept: dict[str, int] = dict.fromkeys(WORKERS, 0)  # tokens of accepted drafts
+        self._cancelled = 0
+        self._accepted = self._rejected = self._scored = self._judged = 0
+        self._prompts: dict[str, Usage] = {}  # by worker: of the first call, which has no thought
+        self._prefill = self._cached = self._passes = 0
+        self._ms = {"small": 0.0, "large": 0.0, "classify": 0.0}
+        self._jobs: dict[Job, Action[Any]] = {}
+
+    def add(self, event: E) -> E:
+        """Fold one event in; returns it."""
+        match event:
+            case TextDelta():
+                self._texts.append(event)
+                if self.first_text_s is None:
+                    self.first_text_s = self.elapsed_s
+            case StepCompleted(step):
+                self.steps.append(step)
+                self.timeline.append((time_ns(), event))
+                if step.accepted and self.first_step_ms is None:
+                    self.first_step_ms = self.elapsed_s * 1000
+            case ActionCompleted():
+                self.timeline.append((time_ns(), event))
+                self._add_action(event)
+            case RequestCompleted():
+                self.completed = event
+        return event
+
+    @property
+    def thought(self) -> str:
+        """The accepted thought."""
+        return self._text("thought")
+
+    @property
+    def answer(self) -> str:
+        """The accepted answer, without the white space around it."""
+        return self._text("answer").strip()
+
+    def _text(self, phase: Literal["thought", "answer"]) -> str:
+        return "".join(delta.text for delta in self._texts if delta.phase == phase)
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the request began."""
+        return perf_counter() - self._began
+
+    @property
+    def ms(self) -> float:
+        """The request's wall time, so far or altogether."""
+        if self.completed is None:
+            return self.elapsed_s * 1000
+        return self.completed.metrics.ms["total"]
+
+    @property
+    def metrics(self) -> Metrics:
+        """The request's totals, so far or altogether."""
+        return self.totals() if self.completed is None else self.completed.metrics
+
+    @property
+    def prompt(self) -> Usage:
+        """What the prompt alone was: its tokens by the large worker's count, where it has one."""
+        return self._prompts.get("large") or self._prompts.get("small") or Usage()
+
+    def outcome(self, error: BaseException | None = None) -> str:
+        """How the request ended: `stop`, `length`, or what kind of error ended it."""
+        if self.completed is not None:  # a client may go after the last word
+            return self.completed.transcript.finish
+        return "error" if error is None else error_kind(error)
+
+    def cost(self) -> Cost:
+        """Time and tokens so far, for a policy that weighs them."""
+        ms, generated = self._ms, self._generated
+        return Cost(
+            ms["small"], ms["large"], ms["classify"], generated["small"], generated["large"]
+        )
+
+    def totals(self, total_ms: float = 0.0) -> Metrics:
+        """The totals so far; `total_ms` is the request's wall time."""
+        # Accepted beyond what was drafted: the worker's own choice, taken from a Verification.
+        chosen = {name: max(0, self._kept[name] - self._drafted[name]) for name in WORKERS}
+        unused = sum(max(0, self._drafted[name] - self._kept[name]) for name in WORKERS)
+        decided = self._accepted + self._rejected
+        judged = decided if self._rejected or self._scored else 0
+        return Metrics(
+            small_tokens=self._generated["small"] + chosen["small"],
+            large_tokens=self._generated["large"] + chosen["large"],
+            discarded_tokens=unused + self._cancelled,
+            judge_calls=self._judged,
+            large_passes=self._passes,
+            prompt_tokens=self.prompt.prompt,
+            prefill_tokens=self._prefill,
+            cached_tokens=self._cached,
+            acceptance_rate=self._accepted / judged if judged else None,
+            ms={**self._ms, "total": total_ms},
+        )
+
+    def _add_action(self, event: ActionCompleted) -> None:
+        """Count one action and its result; a failed one cost time only."""
+        match event.action, event.answer:
+            case Start(action), Job() as job:
+                self._jobs[job] = action
+            case First(), (Job() as job, result):
+                # The wait is not the job's own time, which its result knows.
+                self._add_call(self._jobs.pop(job), result, getattr(result, "ms", 0.0))
+            case Cancel(job), Usage() as usage:
+                started = self._jobs.pop(job, None)
+                if isinstance(started, Generate | Classify | Verify):
+                    self._add_usage(started.worker, usage)
+                    if isinstance(started, Generate):
+                        self._generated[started.worker] += usage.generated
+                        self._cancelled += usage.generated
+            case Accept(_, segment, score), _ if segment.author != "policy":
+                self._accepted += segment.author == "small"  # the large model's is not judged
+                self._scored += score is not None
+                self._kept[segment.author] += len(segment.tokens)
+            case Reject(segment), _:
+                self._rejected += segment.author == "small"
+            case action, result:
+                self._add_call(action, result, event.ms)
+
+    def _add_call(self, action: Action[Any], result: Any, ms: float) -> None:
+        match action, result:
+            case (
+                (Generate(worker, transcript) | Write(worker, transcript)),
+                Generation(segment, usage),
+            ):
+                tokens = len(segment.tokens)
+                self._generated[worker] += max(tokens, usage.generated)
+                if isinstance(action, Generate):
+                    self._drafted[worker] += tokens
+                if not transcript.thought and not transcript.answer:
+                    self._prompts.setdefault(worker, usage)
+                self._add_usage(worker, usage)
+                self._ms[worker] += ms
+            case ((Classify(worker) | Verify(worker)), (Classification() | Verification())):
+                self._judged += 1
+                self._add_usage(worker, result.usage)
+                self._ms["classify"] += ms
+            case ((Generate(worker) | Write(worker)), BaseException()):
+                self._ms[worker] += ms
+            case ((Classify() | Verify()), BaseException()):
+                self._ms["classify"] += ms
+            case _:
+                pass
+
+    def _add_usage(self, worker: WorkerName, usage: Usage) -> None:
+        self._prefill += usage.prompt - usage.cached
+        self._cached += usage.cached
+        if worker == "large":
+            self._passes += usage.passes
+
+
+def error_kind(error: BaseException) -> str:
+    """The name under which a request that ended by this error is counted."""
+    if isinstance(error, asyncio.CancelledError | GeneratorExit):
+        return "cancelled"
+    if isinstance(error, InvalidRequest):
+        return "invalid"
+    if isinstance(error, Overloaded):
+        return "overloaded"
+    if isinstance(error, WorkerError):
+        return "unavailable"
+    return "deadline" if isinstance(error, DeadlineExceeded) else "error"

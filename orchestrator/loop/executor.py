@@ -1,0 +1,280 @@
+"""Carries out a policy's actions: the one place that talks to workers and owns what runs.
+
+A worker's failure is a result like any other, to be thrown into the policy. Anything else that goes
+wrong ends the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field, replace
+from hashlib import blake2b
+from time import perf_counter
+from typing import Any, Literal
+
+from orchestrator.errors import (
+    BatonError,
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    InvalidRequest,
+    WorkerError,
+    WorkerUnavailable,
+)
+from orchestrator.loop.actions import (
+    Action,
+    Cancel,
+    Classify,
+    First,
+    Generate,
+    Job,
+    Start,
+    Verify,
+    WorkerName,
+    Write,
+)
+from orchestrator.loop.budget import Budget
+from orchestrator.loop.events import ActionCompleted, TextDelta
+from orchestrator.types import Generation, Sampling, Segment, Transcript, Usage
+from orchestrator.worker import Call, Worker
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class _Running:
+    """A started job: its task, and the tokens it made so far."""
+
+    task: asyncio.Task[Any] = field(init=False)
+    generated: int = 0
+
+
+class Executor:
+    """The calls of one request.
+
+    `speculation` names the large worker's token-level method; None is its default. `deadline_s`
+    counts from the moment this is made.
+    """
+
+    def __init__(
+        self,
+        workers: Mapping[WorkerName, Worker],
+        request: str,
+        sampling: Sampling,
+        budget: Budget,
+        deadline_s: float | None,
+        speculation: str | None,
+    ) -> None:
+        self._workers, self._request, self._speculation = workers, request, speculation
+        self._sampling, self._budget = sampling, budget
+        self._deadline_s, now = deadline_s, asyncio.get_running_loop().time()
+        self._deadline = None if deadline_s is None else now + deadline_s
+        self._running: dict[Job, _Running] = {}
+        self._calls = self._started = 0
+        # A seed per call even where the request has none: a call retried elsewhere is the same.
+        self._seed = secrets.randbits(53) if sampling.seed is None else sampling.seed
+
+    async def prefill(self, actions: Sequence[Generate]) -> list[ActionCompleted]:
+        """Read the prompt on all workers at once.
+
+        That fills their caches, counts the prompt, and refuses one that is too long before anything
+        is shown. A worker that is down is left for the policy to work around, unless all are.
+        """
+        began = perf_counter()
+        jobs = [self._start(action) for action in actions]
+        results = []
+        for action, job in zip(actions, jobs, strict=True):
+            _, answer = await self._first((job,))
+            if isinstance(answer, BaseException) and not isinstance(answer, WorkerUnavailable):
+                raise answer
+            # They are read side by side: the wait for one holds that for those before it.
+            ms = answer.ms if isinstance(answer, Generation) else (perf_counter() - began) * 1000
+            results.append(ActionCompleted(action, answer, ms))
+        failures = [result.answer for result in results if isinstance(result.answer, WorkerError)]
+        if failures and len(failures) == len(results):
+            raise failures[0]
+        self._started = self._calls = 0  # jobs and seeds are numbered from the policy's start
+        return results
+
+    async def perform(
+        self, action: Action[Any]
+    ) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
+        """The result of an action, as the last item; before it, the text of a Write as it comes."""
+        if isinstance(action, Write):
+            async with aclosing(self._write(action)) as items:
+                async for item in items:
+                    yield item
+            return
+        began = perf_counter()
+        try:
+            answer = await self._answer(action)
+        except (WorkerError, InvalidRequest) as error:
+            answer = error
+        yield ActionCompleted(action, answer, (perf_counter() - began) * 1000)
+
+    def jobs(self) -> list[Job]:
+        """Jobs that have neither been waited for nor cancelled."""
+        return list(self._running)
+
+    async def cancel(self, job: Job) -> Usage:
+        """Stop a job and say what it had cost; nothing where it had been answered."""
+        running = self._running.pop(job, None)
+        if running is None:
+            return Usage()
+        await _stop(running.task)
+        if not running.task.cancelled() and running.task.exception() is None:
+            usage: Usage = running.task.result().usage
+            return usage
+        return Usage(generated=running.generated)
+
+    async def close(self) -> None:
+        """Stop every job and wait for it."""
+        await _stop(*(running.task for running in self._running.values()))
+        self._running.clear()
+
+    async def _answer(self, action: Action[Any]) -> Any:
+        match action:
+            case Generate() | Classify() | Verify():
+                async with self._within_deadline():
+                    return await self._call(action, self._next_seed())
+            case Start(inner):
+                if not isinstance(inner, Generate | Classify | Verify):
+                    raise BatonError(
+                        f"{type(inner).__name__} cannot be started as a job: "
+                        "only Generate, Classify and Verify can"
+                    )
+                return self._start(inner)
+            case First(jobs):
+                return await self._first(jobs)
+            case Cancel(job):
+                return await self.cancel(job)
+        return None  # Accept, Reject, Close and Account concern the PolicyRunner alone
+
+    async def _write(self, action: Write) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
+        # Text that was shown stays. A worker that dies after that has written a shorter segment;
+        # whether it is still down shows when the policy asks for the rest.
+        name, transcript = action.worker, action.transcript
+        phase: Literal["thought", "answer"] = "answer" if transcript.closed else "thought"
+        criteria = self._budget.clip(transcript, action.criteria)
+        stream = self._workers[name].generate(
+            self._call_for(name, transcript), criteria, self._sampling_of(self._next_seed())
+        )
+        shown, ms = "", 0.0
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        answer: Any = None
+        try:
+            while answer is None:
+                began = perf_counter()  # how long a slow reader takes is not the worker's time
+                try:
+                    async with self._within_deadline():
+                        item = await anext(stream, None)
+                finally:
+                    ms += (perf_counter() - began) * 1000
+                if item is None:
+                    raise WorkerUnavailable(f"the {name} worker's stream broke off")
+                if isinstance(item, Generation):
+                    text, answer = item.segment.text[len(shown) :], item
+                else:
+                    text = item.text
+                    tokens += item.tokens
+                    logprobs += item.logprobs
+                if text:
+                    shown += text
+                    yield TextDelta(name, phase, text)
+        except (WorkerError, InvalidRequest) as error:
+            answer = error
+            if shown and isinstance(error, WorkerError | ContextLengthExceeded):
+                log.warning("request %s: %s worker: %s", self._request, name, error)
+                segment = Segment(name, shown, tuple(tokens), tuple(logprobs))
+                answer = Generation(segment, Usage(generated=len(tokens)), ms)
+        finally:
+            await _close_stream(stream)
+        yield ActionCompleted(action, answer, ms)
+
+    def _start(self, action: Generate | Classify | Verify) -> Job:
+        job, running = Job(self._started), _Running()
+        self._started += 1
+        running.task = asyncio.create_task(self._call(action, self._next_seed(), running))
+        self._running[job] = running
+        return job
+
+    async def _first(self, jobs: tuple[Job, ...]) -> tuple[Job, Any]:
+        tasks = {job: self._running[job].task for job in jobs if job in self._running}
+        if not jobs or len(tasks) < len(set(jobs)):
+            raise BatonError("First needs jobs that have neither been waited for nor cancelled")
+        async with self._within_deadline():
+            await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+        job = next(job for job, task in tasks.items() if task.done())
+        del self._running[job]
+        error = tasks[job].exception()
+        if error is not None and not isinstance(error, WorkerError | InvalidRequest):
+            raise error
+        return job, tasks[job].result() if error is None else error
+
+    async def _call(
+        self, action: Generate | Classify | Verify, seed: int, running: _Running | None = None
+    ) -> Any:
+        worker = self._workers[action.worker]
+        call = self._call_for(action.worker, action.transcript)
+        if isinstance(action, Classify):
+            return await worker.classify(call, action.query)
+        if isinstance(action, Verify):
+            return await worker.verify(call, action.segment, self._sampling_of(seed))
+        # Jobs are streamed although nobody reads along: a cancelled one must say what it cost.
+        criteria = self._budget.clip(action.transcript, action.criteria)
+        sampling = self._sampling_of(seed, action.temperature)
+        stream = worker.generate(call, criteria, sampling, stream=running is not None)
+        try:
+            async for item in stream:
+                if isinstance(item, Generation):
+                    return item
+                if running is not None:
+                    running.generated += len(item.tokens)
+        finally:
+            await _close_stream(stream)
+        raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
+
+    def _call_for(self, name: WorkerName, transcript: Transcript) -> Call:
+        return Call(self._request, transcript, name, self._speculation if name == "large" else None)
+
+    def _next_seed(self) -> int:
+        self._calls += 1
+        text = f"{self._seed}:{self._calls}".encode()
+        return int.from_bytes(blake2b(text, digest_size=8).digest(), "big") >> 11  # fits a double
+
+    def _sampling_of(self, seed: int, temperature: float | None = None) -> Sampling:
+        sampling = self._sampling
+        if temperature is not None:
+            sampling = replace(sampling, temperature=temperature)
+        return sampling if sampling.temperature <= 0 else replace(sampling, seed=seed)
+
+    @asynccontextmanager
+    async def _within_deadline(self) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout_at(self._deadline) as timeout:
+                yield
+        except TimeoutError:
+            if not timeout.expired():
+                raise
+            raise DeadlineExceeded(f"no answer within {self._deadline_s:g} s") from None
+
+
+async def _close_stream(stream: AsyncIterator[Any]) -> None:
+    """Close a worker's iterator, which is how a call is cancelled."""
+    aclose = getattr(stream, "aclose", None)
+    if aclose is not None:
+        await aclose()
+
+
+async def _stop(*tasks: asyncio.Task[Any]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # looked at, so that asyncio does not complain of it

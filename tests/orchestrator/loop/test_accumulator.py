@@ -1,0 +1,158 @@
+"""One request's totals, folded from its events."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import (
+    ContextLengthExceeded,
+    DeadlineExceeded,
+    Overloaded,
+    WorkerUnavailable,
+)
+from orchestrator.loop.accumulator import ResponseAccumulator, error_kind
+from orchestrator.loop.actions import (
+    Accept,
+    Account,
+    Cancel,
+    Classify,
+    First,
+    Generate,
+    Job,
+    Reject,
+    Start,
+    Verify,
+    Write,
+)
+from orchestrator.loop.events import ActionCompleted, Metrics
+from orchestrator.types import (
+    Classification,
+    Cost,
+    Generation,
+    Message,
+    Segment,
+    StopCriteria,
+    Transcript,
+    Usage,
+    Verification,
+)
+
+TRANSCRIPT = Transcript((Message("user", "2+2?"),))
+LATER = TRANSCRIPT.extend(Segment("large", "a", (1,)))
+CRITERIA = StopCriteria(9)
+
+
+def made(author: Any, tokens: int, usage: Usage | None = None, ms: float = 0.0) -> Generation:
+    segment = Segment(author, "x" * tokens, tuple(range(tokens)))
+    return Generation(segment, usage or Usage(10, 4, tokens, tokens), ms)
+
+
+def totals(*results: tuple[Any, Any] | tuple[Any, Any, float]) -> Metrics:
+    response = ResponseAccumulator()
+    for action, answer, *ms in results:
+        response.add(ActionCompleted(action, answer, ms[0] if ms else 1.0))
+    return response.totals(50.0)
+
+
+def test_nothing() -> None:
+    assert totals().acceptance_rate is None
+    assert totals().ms == {"small": 0, "large": 0, "classify": 0, "total": 50.0}
+
+
+def test_a_request() -> None:
+    draft, rewrite = made("small", 5), made("large", 3)
+    digits = Classification(("0",), (1.0,), 0.0, Usage(20, 15, 0, 1))
+    metrics = totals(
+        (Generate("large", TRANSCRIPT, StopCriteria(0)), made("large", 0, Usage(12)), 2.0),
+        (Generate("small", TRANSCRIPT, StopCriteria(0)), made("small", 0, Usage(11)), 2.0),
+        (Generate("small", TRANSCRIPT, CRITERIA), draft, 5.0),
+        (Classify("large", TRANSCRIPT, (), "", ("0",)), digits, 3.0),
+        (Reject(draft.segment, 0.0), None),
+        (Write("large", TRANSCRIPT, CRITERIA), rewrite, 7.0),
+        (Generate("small", LATER, CRITERIA), draft, 5.0),
+        (Classify("large", TRANSCRIPT, (), "", ("0",)), digits, 3.0),
+        (Accept(LATER, draft.segment, 9.0), TRANSCRIPT),
+    )
+    assert (metrics.small_tokens, metrics.large_tokens, metrics.discarded_tokens) == (10, 3, 5)
+    assert (metrics.judge_calls, metrics.acceptance_rate) == (2, 0.5)
+    assert metrics.large_passes == 3 + 1 + 1
+    assert metrics.prompt_tokens == 12
+    assert metrics.prefill_tokens == 12 + 11 + 3 * 6 + 2 * 5
+    assert metrics.cached_tokens == 3 * 4 + 2 * 15
+    assert metrics.ms == {"small": 12.0, "large": 9.0, "classify": 6.0, "total": 50.0}
+
+
+def test_a_draft_cut_short_counts_its_rest_as_discarded_and_a_choice_as_made() -> None:
+    draft = made("small", 5)
+    kept = Segment("small", "xx", (0, 1))
+    metrics = totals(
+        (Generate("small", TRANSCRIPT, CRITERIA), draft),
+        (Verify("large", TRANSCRIPT, draft.segment), Verification((0.1,) * 5, (1,) * 6)),
+        (Accept(TRANSCRIPT, kept), TRANSCRIPT),
+        (Accept(TRANSCRIPT, Segment("large", "y", (7,))), TRANSCRIPT),
+        (Accept(TRANSCRIPT, Segment("policy", "wait")), TRANSCRIPT),
+    )
+    assert (metrics.small_tokens, metrics.large_tokens, metrics.discarded_tokens) == (5, 1, 3)
+    assert metrics.acceptance_rate is None
+
+
+def test_the_cost_so_far() -> None:
+    response = ResponseAccumulator()
+    assert response.cost() == Cost()
+    response.add(ActionCompleted(Generate("small", TRANSCRIPT, CRITERIA), made("small", 5), 4.0))
+    before = response.cost()
+    assert before == Cost(small_ms=4.0, small_tokens=5)
+    response.add(ActionCompleted(Account(), None, 0.1))
+    digits = Classification(("0",), (1.0,))
+    response.add(ActionCompleted(Classify("large", TRANSCRIPT, (), "", ("0",)), digits, 3.0))
+    response.add(ActionCompleted(Write("large", TRANSCRIPT, CRITERIA), made("large", 2), 7.0))
+    spent = response.cost() - before
+    assert spent == Cost(large_ms=7.0, judge_ms=3.0, large_tokens=2)
+    assert spent.ms == 10.0
+
+
+def test_a_workers_own_choices_are_no_accepted_drafts() -> None:
+    draft = made("small", 5)
+    metrics = totals(
+        (Generate("small", TRANSCRIPT, CRITERIA), draft),
+        (Verify("large", TRANSCRIPT, draft.segment), Verification((0.1,) * 5, (1,) * 6)),
+        (Reject(draft.segment), None),
+        (Accept(TRANSCRIPT, Segment("large", "y", (7,))), TRANSCRIPT),
+    )
+    assert metrics.acceptance_rate == 0
+
+
+def test_jobs() -> None:
+    one, two, three = Job(0), Job(1), Job(2)
+    question = Generate("large", TRANSCRIPT, CRITERIA)
+    metrics = totals(
+        (Start(question), one),
+        (Start(question), two),
+        (Start(Generate("small", TRANSCRIPT, CRITERIA)), three),
+        (First((one, two)), (one, made("large", 4, ms=8.0)), 99.0),
+        (Cancel(two), Usage(generated=2)),
+        (First((three,)), (three, WorkerUnavailable("gone"))),
+    )
+    assert metrics.large_tokens == 6
+    assert metrics.discarded_tokens == 6  # neither was accepted
+    assert metrics.ms["large"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("error", "name"),
+    [
+        (asyncio.CancelledError(), "cancelled"),
+        (GeneratorExit(), "cancelled"),
+        (ContextLengthExceeded("x"), "invalid"),
+        (Overloaded("x"), "overloaded"),
+        (WorkerUnavailable("x"), "unavailable"),
+        (DeadlineExceeded("x"), "deadline"),
+        (ZeroDivisionError(), "error"),
+    ],
+)
+def test_outcomes(error: BaseException, name: str) -> None:
+    assert error_kind(error) == name
+    assert ResponseAccumulator().outcome(error) == name
