@@ -54,7 +54,7 @@ class Engine:
     ) -> None:
         self.decoder, self.cache = decoder, decoder.target.cache
         if not 0 < rows <= self.cache.slots:
-            raise ValueError(f"{rows} rows need as many slots, there are {self.cache.slots}")
+            raise ValueError(f"{rows} rows: from 1 to {self.cache.slots} (the slots) are possible")
         self.rows, self.queue, self.lease_s, self._threads = rows, queue, lease_s, threads
         self._prefixes = PrefixCache(decoder)
         self._waiting: deque[EngineRequest] = deque()  # first in, first out; callers append
@@ -271,9 +271,9 @@ class Engine:
         self._prefixes.release(request.slot, request.kept_length)
 
     def _discard(self, request: GenerateRequest, error: Exception) -> None:
-        """End a failed row and clear its slot, which may hold NaNs.
+        """End a failed row and reset its slot, which may hold NaNs.
 
-        The slot is cleared first: an accelerator that is past use fails there again, the thread
+        The slot is reset first: an accelerator that is past use fails there again, the thread
         ends, and the callers of all that is still listed as live learn it and call elsewhere.
         """
         self.cache.reset(request.slot)

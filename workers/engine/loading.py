@@ -63,7 +63,7 @@ def load(
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
     """
     if rows < 1 or (slots is not None and slots < rows):
-        raise ConfigError(f"{rows} rows need at least one row, and as many slots")
+        raise ConfigError(f"rows must be at least 1, and slots at least rows: {rows=}, {slots=}")
     loaded = open_target(
         model, device=device, dtype=dtype, slots=slots or 2 * rows, max_len=max_len, share=share
     )
@@ -173,7 +173,7 @@ def load_config(path: str) -> Any:
     if rope not in _ROPES:
         raise ConfigError(f"{path} uses {rope} positions; supported: {', '.join(_ROPES)}")
     if getattr(config, "quantization_config", None):
-        raise ConfigError(f"{path} is quantized, which is not supported: name its server instead")
+        raise ConfigError(f"{path} is quantized, which is not supported: give a server's url")
     if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
         raise ConfigError(f"{path} uses sliding-window attention, which is not supported")
     return config
@@ -183,12 +183,10 @@ def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
     """The type of the computation; None is float32 on the CPU, else bfloat16."""
     if dtype is None:
         return torch.float32 if device == "cpu" else torch.bfloat16
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype, None)
-        if dtype not in (torch.float32, torch.bfloat16, torch.float16):
-            raise ConfigError("dtype must be float32, bfloat16 or float16")
-    assert isinstance(dtype, torch.dtype)
-    return dtype
+    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if chosen not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ConfigError(f"dtype must be float32, bfloat16 or float16, not {dtype}")
+    return chosen
 
 
 def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
