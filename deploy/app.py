@@ -15,6 +15,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, Union
 
+from prometheus_client import Metric
 from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp
@@ -23,10 +24,8 @@ from deploy.service.config import Args, WorkerSpec
 from deploy.service.scaling import by_load
 from deploy.service.stores import open_store, store_deployment
 from deploy.service.workers import connect_worker, load_worker
-from deploy.telemetry.exposition import Exposition, WorkerReport, gauges_of
-from deploy.telemetry.ledger import Counts
 from deploy.telemetry.logs import join_serve
-from deploy.telemetry.reporter import Reporter
+from deploy.telemetry.metrics import RayExporter, count_replicas, scrape, worker_exporter
 from deploy.telemetry.tracing import headers, open_spans
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.app import create_app
@@ -44,7 +43,6 @@ if TYPE_CHECKING:  # it needs torch, and only some deployments need it
 
 AnyWorker = Union[ReplicaWorker, "RemoteWorker"]
 READY_S = 1.0  # how long a look at the pools counts
-PEERS_S = 1.0  # within which a replica answers, or counts as gone
 
 
 @serve.ingress()
@@ -86,39 +84,33 @@ class Orchestrator:
             self._service.spans, self._end_spans = open_spans(args.tracing)
         self._looking, self._looked = asyncio.Lock(), -READY_S
         self._seen: dict[str, bool] = {}
-        self._reporter = Reporter(self._service.registry.collect)
-        self._reporting: asyncio.Task[None] | None = None
-        exposition = Exposition(self._service.registry, self._reporter, replicas, self._peers)
-        self._service.scrape = exposition.text
+        count_replicas(self._service.registry, replicas)
+        context = serve.get_replica_context()
+        peers = serve.get_deployment_handle(context.deployment, context.app_name)
+        self._service.scrape = partial(scrape, peers, replicas)
+        self._exporter = RayExporter()
 
     def __serve_build_asgi_app__(self) -> ASGIApp:
         return create_app(self._service)
 
     async def check_health(self) -> None:
-        """Serve asks every few seconds: time to write down what was counted."""
-        if self._reporting is None or self._reporting.done():  # not awaited: it may take its time
-            self._reporting = asyncio.create_task(asyncio.to_thread(self._reporter.try_report))
+        """Serve asks every two seconds: time to export what has been counted."""
+        self._export()
 
-    async def reported_gauges(self) -> Counts:
-        """This replica's gauges, after its counters have been reported."""
-        await asyncio.to_thread(self._reporter.report)
-        return gauges_of(self._service.registry.collect())
+    async def series(self) -> tuple[str, list[Metric]]:
+        """The name of this replica, and its metrics."""
+        replica: str = serve.get_replica_context().replica_tag
+        return replica, list(self._service.registry.collect())
 
-    async def _peers(self) -> list[Counts]:
-        """The gauges of all replicas of this deployment that answer."""
-        context = serve.get_replica_context()
-        handle = serve.get_deployment_handle(context.deployment, context.app_name)
-        answers = await handle.broadcast("reported_gauges").results_async(
-            timeout_s=PEERS_S, return_exceptions=True
-        )
-        return [answer for answer in answers if not isinstance(answer, BaseException)]
+    def _export(self) -> None:
+        self._exporter.export(self._service.registry.collect())
 
     def _lost(self, name: WorkerName) -> None:
         self._service.metrics.lost.labels(name).inc()
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never started
-            self._reporter.try_report()
+            self._export()
             if self._end_spans is not None:
                 self._end_spans()
 
@@ -145,7 +137,7 @@ def build(args: Args) -> Application:
             nodes=spec.nodes,
             rows=spec.rows,
             gpu=spec.gpu if spec.device == "cuda" else 0.0,
-            reporter=partial(WorkerReport, name),
+            exporter=partial(worker_exporter, name),
         )
         for name, spec in args.workers.by_name().items()
         if spec.url is None
@@ -169,7 +161,7 @@ def build(args: Args) -> Application:
         graceful_shutdown_wait_loop_s=0.1,
         # An update starts new replicas first: they need no GPU, and nobody waits for the only one.
         max_surge_percent=100,
-        health_check_period_s=2,  # also how often counts are written down
+        health_check_period_s=2,  # also how often metrics are exported
         health_check_timeout_s=30,
         max_constructor_retry_count=2,
         ray_actor_options={"num_cpus": 0.2, "label_selector": args.orchestrator.nodes},

@@ -1,8 +1,8 @@
 """What one request takes of a running service, and what so many a minute would need.
 
-Everything is a difference between two readings of counters: the service's own at /metrics, and
-where its Redis is named those of `INFO`. What goes on without any request (health checks, followers
-of the store) is measured first, and taken off.
+Everything is a difference between two readings of counters: those of the service's replicas at
+/metrics, and where its Redis is named those of `INFO`. What goes on without any request (health
+checks, followers of the store) is measured first, and taken off.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from deploy.evaluation.evaluate import Answered, Contender, Problem
 from orchestrator.errors import ConfigError, WorkerUnavailable
 
 QUIET_S: Final = 20.0  # without requests, to see what goes on anyway
-SETTLE_S: Final = 3.0  # until what replicas count is written down, and outcomes are in the store
+SETTLE_S: Final = 3.0  # until outcomes are in the store
 LOOKS: Final = 10  # at /ready, each after the look before has become old
 LOOK_S: Final = 1.1
 LOOP_FULL: Final = 0.7  # of a core, at which an event loop counts as full
@@ -91,7 +91,10 @@ def measure(
     with httpx.Client(base_url=url, headers=asker.headers, timeout=30.0, trust_env=False) as http:
         first, scraped = _read(http, redis)
         if not first.cpu_s:
-            raise ConfigError(f"{url}: tells no baton_orchestrator_cpu_seconds_total")
+            raise ConfigError(
+                f"{url}: expected baton_orchestrator_cpu_seconds_total at /metrics, found none; "
+                "is it a Baton service?"
+            )
         sizes = {name: _rows(scraped, name) for name in ("small", "large")}
         http_ms, call_ms = _waits(http)
         quiet, _ = _read(http, redis)
@@ -225,16 +228,16 @@ def _read(http: httpx.Client, redis: Redis | None) -> tuple[Reading, dict[tuple[
 
 
 def _rows(scraped: Mapping[tuple[str, str], float], worker: str) -> float | None:
-    """Rows of one replica; None where a server is asked instead.
+    """Rows of one replica; None where a remote server runs the model.
 
     Raises:
-        WorkerUnavailable: no replica has told.
+        WorkerUnavailable: no replica has answered.
     """
-    if ("baton_worker_rows", worker) not in scraped:
+    if ("baton_worker_replicas", worker) not in scraped:
         return None
-    replicas = scraped.get(("baton_worker_replicas", worker), 0.0)
+    replicas = scraped["baton_worker_replicas", worker]
     if not replicas:
-        raise WorkerUnavailable(f"no replica of the {worker} worker tells how it is; try again")
+        raise WorkerUnavailable(f"no replica of the {worker} worker answers; try again")
     return scraped["baton_worker_rows", worker] / replicas
 
 

@@ -1,4 +1,4 @@
-"""Our lines in Ray Serve's log, as the deployment file's `logging_config` wants them.
+"""Log lines of ours in Ray Serve's log, as the deployment file's `logging_config` wants them.
 
 `logging_config: {encoding: JSON}` makes every line an object with the replica it comes from and the
 ids of the request it is about; `log_level` and `logs_dir` hold for our lines as for Serve's.
@@ -15,7 +15,7 @@ SERVE = "ray.serve"
 
 
 class _ToServe(logging.Handler):
-    """Hands a record to Serve's logger, whatever its handlers are by now."""
+    """Passes a record to Serve's logger, with the handlers that it has at that moment."""
 
     def emit(self, record: logging.LogRecord) -> None:
         serve = logging.getLogger(SERVE)
@@ -24,7 +24,7 @@ class _ToServe(logging.Handler):
 
 
 def join_serve() -> None:
-    """From now on this process's lines go where Serve's go. Call it in a replica."""
+    """Send this process's log lines to Serve's handlers; call it in a replica."""
     handler = _ToServe()
     handler.addFilter(Fields())
     for name in OURS:

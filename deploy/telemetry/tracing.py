@@ -1,6 +1,6 @@
 """Where spans go: to an OpenTelemetry collector, or to the log, as the deployment file says.
 
-Spans leave in the background. A collector that is slow or down costs spans, never a request.
+Spans are sent in the background. A collector that is slow or down costs spans, never a request.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
-    """What makes spans, and what sends the last of them and ends.
+    """The maker of spans, and a function that sends the last of them and shuts down.
 
     Raises:
-        ConfigError: the headers are promised and not there.
+        ConfigError: `headers_env` names a variable without headers.
     """
     # Here, not above: a service without tracing loads none of it.
     from opentelemetry.sdk.resources import Resource
@@ -49,14 +49,17 @@ def open_spans(tracing: Tracing) -> tuple[Spans, Callable[[], None]]:
 
 
 def headers(tracing: Tracing) -> dict[str, str]:
-    """What a collector wants to be told, such as its key: `name=value` pairs with commas.
+    """Headers for the collector, such as its key, from the variable that `headers_env` names.
 
     Raises:
-        ConfigError: the variable that holds them is empty, or holds something else.
+        ConfigError: the variable does not hold `name=value` pairs, separated by commas.
     """
     if tracing.headers_env is None:
         return {}
     pairs = [pair.partition("=") for pair in os.environ.get(tracing.headers_env, "").split(",")]
     if not all(name.strip() and sign for name, sign, _ in pairs):
-        raise ConfigError(f"tracing.headers_env: ${tracing.headers_env} holds no name=value pairs")
+        raise ConfigError(
+            f"tracing.headers_env: ${tracing.headers_env} must hold name=value pairs, separated by "
+            "commas; it is empty or holds something else"
+        )
     return {name.strip(): value.strip() for name, _, value in pairs}

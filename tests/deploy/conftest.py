@@ -129,11 +129,17 @@ class Served:
         return self.process.communicate(timeout=seconds)
 
     def metric(self, name: str, worker: str) -> float:
-        """A series of /metrics."""
-        for line in httpx.get(f"{self.url}/metrics").text.splitlines():
-            if line.startswith(f'{name}{{worker="{worker}"}}'):
-                return float(line.rpartition(" ")[2])
-        raise AssertionError(f"no {name} of {worker}")
+        """A series of /metrics, summed over the replicas that answer; 0 where none does."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+
+        def values(name: str) -> list[float]:
+            found = (line for line in lines if line.startswith(f"{name}{{"))
+            return [float(line.rpartition(" ")[2]) for line in found if f'"{worker}"' in line]
+
+        replicas = values("baton_worker_replicas")
+        assert replicas
+        assert values(name) or not sum(replicas), f"no {name} of {worker}"
+        return sum(values(name))
 
 
 def free_port() -> int:

@@ -83,12 +83,9 @@ class ReplicaWorker:
         answer: Verification = await self._answer(call.request, "verify", call, segment, sampling)
         return answer
 
-    async def report_all(self, timeout_s: float = 1.0) -> list[ReplicaStatus]:
-        """The status of each replica of the pool, after it has reported its counters.
-
-        Replicas that do not answer in time are left out.
-        """
-        answers = await self._handle.broadcast("report_status").results_async(
+    async def statuses(self, timeout_s: float = 1.0) -> list[ReplicaStatus]:
+        """The status of each replica of the pool that answers in time."""
+        answers = await self._handle.broadcast("status").results_async(
             timeout_s=timeout_s, return_exceptions=True
         )
         return [answer for answer in answers if isinstance(answer, ReplicaStatus)]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import os
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
@@ -27,7 +25,7 @@ STALL_TIMEOUT_S = 30.0  # an engine at work takes a step at least this often
 RECENT_S = 10.0  # a request whose last call was so long ago may call again: its prefix is wanted
 MAX_TRACKED = 4096  # requests of which the last call is remembered
 Operation = Literal["generate", "classify", "verify", "status"]
-Report = Callable[[Mapping[str, int]], None]
+Export = Callable[[Mapping[str, int]], None]
 
 
 class Hashed(Protocol):
@@ -53,9 +51,9 @@ class EngineWorker(Worker, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica's process id, and its counters and gauges."""
+    """A replica's name, and its counters and gauges."""
 
-    pid: int
+    replica: str  # as Serve names it
     stats: dict[str, int]
 
 
@@ -84,15 +82,14 @@ class ReplicaServer:
 
     Args:
         load: makes the worker.
-        reporter: makes the function that takes the replica's counters to where metrics are summed;
-            it is called with every health check, and before a `report_status` is answered.
+        exporter: makes the function that exports the replica's counters and gauges as metrics; it
+            is called with every health check.
     """
 
     def __init__(
-        self, load: Callable[[], EngineWorker], reporter: Callable[[], Report] | None = None
+        self, load: Callable[[], EngineWorker], exporter: Callable[[], Export] | None = None
     ) -> None:
-        self._worker, self._report = load(), reporter and reporter()
-        self._reporting: asyncio.Task[None] | None = None
+        self._worker, self._export = load(), exporter and exporter()
         self._last_stats: dict[str, int] = {}
         self._last_progress = time.monotonic()
         self._recent = RecentRequests()
@@ -105,8 +102,7 @@ class ReplicaServer:
             WorkerUnavailable: the engine has stopped; or it has work and made no progress for
                 `STALL_TIMEOUT_S` (a GPU that does not come back).
         """
-        if self._reporting is None or self._reporting.done():  # not awaited: it may take its time
-            self._reporting = asyncio.create_task(self._report_stats())
+        self._export_stats()
         if not self._worker.alive:
             raise WorkerUnavailable("the engine has stopped")
         stats, now = self._worker.stats(), time.monotonic()
@@ -129,17 +125,13 @@ class ReplicaServer:
         live = (stats["live_rows"] + stats["queued"]) / stats["rows"]
         return {"load": max(live, stats["prefixes"] / stats["slots"])}
 
-    def status(self) -> ReplicaStatus:
-        return ReplicaStatus(os.getpid(), self.stats())
+    async def status(self) -> ReplicaStatus:
+        """Call it in a replica of Ray Serve."""
+        return ReplicaStatus(serve.get_replica_context().replica_tag, self.stats())
 
-    async def report_status(self) -> ReplicaStatus:
-        """The replica's status, after its counters have been reported."""
-        await self._report_stats()
-        return self.status()
-
-    async def _report_stats(self) -> None:
-        if self._report is not None:
-            await asyncio.to_thread(self._report, self.stats())
+    def _export_stats(self) -> None:
+        if self._export is not None:
+            self._export(self.stats())
 
     async def stream_call(
         self, operation: Operation, request: str, returning: bool, *args: Any
@@ -170,7 +162,7 @@ class ReplicaServer:
 
     async def _dispatch(self, operation: Operation, *args: Any) -> AsyncGenerator[Any, None]:
         if operation == "status":
-            yield self.status()
+            yield await self.status()
         elif operation == "generate":
             async with aclosing(
                 resume_generation(self._worker.generate, self._worker.tokenizer.hash, *args)
@@ -184,8 +176,7 @@ class ReplicaServer:
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never loaded
-            if self._report is not None:
-                self._report(self.stats())
+            self._export_stats()
             self._worker.close()
 
 
@@ -198,12 +189,12 @@ def deployment(
     rows: int = 8,
     queue: int = 64,
     gpu: float = 0.0,
-    reporter: Callable[[], Report] | None = None,
+    exporter: Callable[[], Export] | None = None,
 ) -> Application:
     """A pool of replicas, ready to be bound into an application.
 
     Args:
-        load, reporter: see `ReplicaServer`.
+        load, exporter: see `ReplicaServer`.
         scaling: Serve's options for how many replicas there are.
         nodes: labels of the Ray nodes where they may run.
         rows: sequences that live at once in a replica; `queue` more wait there.
@@ -234,4 +225,4 @@ def deployment(
                 "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
             ),
         ),
-    ).bind(load, reporter)
+    ).bind(load, exporter)

@@ -118,15 +118,18 @@ def test_redis_puts_out_only_what_expires_and_long_before_its_pod_is_full() -> N
     assert int(megabytes) <= 512
 
 
-def test_prometheus_reads_the_sums_and_the_alerts_as_they_are() -> None:
+def test_prometheus_reads_rays_port_of_every_pod_and_the_alerts_as_they_are() -> None:
     documents = by_name(render(FOLDER / "overlays" / "gpu"))
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())
     assert documents["PrometheusRule", "baton"]["spec"] == rules, "run `make alerts`"
-    ((target,),) = (
-        one["targets"] for one in documents["ScrapeConfig", "baton"]["spec"]["staticConfigs"]
-    )
-    service = documents["RayService", "baton"]["metadata"]
-    assert target == f"{service['name']}-serve-svc.{service['namespace']}.svc:8000"
+    monitor = documents["PodMonitor", "baton"]["spec"]
+    assert monitor["podMetricsEndpoints"][0]["port"] == "metrics"
+    cluster = documents["RayService", "baton"]["spec"]["rayClusterConfig"]
+    groups = (cluster["headGroupSpec"], *cluster["workerGroupSpecs"])
+    for template in (group["template"] for group in groups):
+        assert monitor["selector"]["matchLabels"].items() <= template["metadata"]["labels"].items()
+        (ray, *_) = template["spec"]["containers"]
+        assert {"name": "metrics", "containerPort": 8080} in ray["ports"]
 
 
 def test_spans_leave_where_the_component_lets_them(tmp_path: Path) -> None:

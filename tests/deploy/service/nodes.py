@@ -22,6 +22,12 @@ from tests.deploy.conftest import ROOT, alive, free_port
 KEY = "sk-plugh-0123456789"
 
 
+def samples(text: str) -> dict[str, float]:
+    """Every sample of a Prometheus text, by its name and labels as they stand there."""
+    pairs = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in pairs}
+
+
 class Nodes:
     """Ray nodes on this machine, and `serve deploy` on them."""
 
@@ -117,9 +123,7 @@ class Nodes:
 
     def metrics(self) -> dict[str, float]:
         """Every sample of /metrics."""
-        text = self.get("/metrics").text
-        pairs = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
-        return {name: float(value) for name, _, value in pairs}
+        return samples(self.get("/metrics").text)
 
     def get(self, path: str) -> httpx.Response:
         """What the service answers to somebody with a key.

@@ -1,4 +1,7 @@
-"""The dashboard and the alerts ask for series that exist, with labels that they have."""
+"""The dashboard and the alerts ask for series that exist, with labels that they have.
+
+The names are those on Ray's metrics port; that a real node has them there, test_nodes shows.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,7 @@ import promql_parser as promql
 import pytest
 import yaml
 
-from deploy.telemetry.exposition import described, expose
-from deploy.telemetry.reporter import counts_of
+from deploy.telemetry.metrics import count_replicas, metrics_text, worker_families
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.experimenter import AssignmentFacts
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -39,7 +41,7 @@ promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="needs pr
 
 @pytest.fixture(scope="module")
 async def text() -> bytes:
-    """What a service says that has answered one request, by an arm of an experiment."""
+    """What Ray's port shows of a service that has answered one request, by an experiment's arm."""
     made, response = service(), ResponseAccumulator()
     events = solve(
         SpecReason(),
@@ -60,15 +62,26 @@ async def text() -> bytes:
     enrollment = made.experimenter.take([run], AssignmentFacts(request="r"))
     assert enrollment is not None
     made.experimenter.exposed(enrollment, "r")
-    families = described(made.registry.collect(), ("small", "large"))
-    return expose(families, counts_of(made.registry.collect()))
+    count_replicas(made.registry, ("small", "large"))
+    exported = metrics_text(
+        [
+            ("http", made.registry.collect()),
+            ("one", worker_families("small", {})),
+            ("two", worker_families("large", {})),
+        ]
+    )
+    return re.sub(rb"^(# \w+ )?(?=baton_)", rb"\1ray_", exported, flags=re.MULTILINE)
 
 
 @pytest.fixture(scope="module")
 def labels(text: bytes) -> dict[str, set[str]]:
+    return labels_of(text.decode())
+
+
+def labels_of(text: str) -> dict[str, set[str]]:
     """The labels of every sample that there is."""
     found: dict[str, set[str]] = {}
-    for line in text.decode().splitlines():
+    for line in text.splitlines():
         if not line.startswith("#"):
             name, _, rest = line.partition(" ")[0].partition("{")
             found.setdefault(name, set()).update(re.findall(r'(\w+)="', rest))
@@ -114,10 +127,10 @@ def test_every_panel_asks_for_what_there_is(query: str, labels: dict[str, set[st
 
 def test_the_check_finds_what_is_not_there(labels: dict[str, set[str]]) -> None:
     for query in (
-        "baton_nothing",
-        'baton_requests_total{policies="bild"}',
-        "sum by (worker) (baton_requests_total)",
-        "rate(baton_requests_total{$__rate_interval})",
+        "ray_baton_nothing",
+        'ray_baton_requests_total{policies="bild"}',
+        "sum by (worker) (ray_baton_requests_total)",
+        "rate(ray_baton_requests_total{$__rate_interval})",
     ):
         with pytest.raises((AssertionError, ValueError)):
             check(query, labels)
@@ -132,11 +145,11 @@ def test_every_series_is_on_the_dashboard_or_known_not_to_be(labels: dict[str, s
     }
     families = {SUFFIX.sub("", name) for name in labels}
     assert families - {SUFFIX.sub("", name) for name in shown} == {
-        "baton_prefill_tokens_total",  # the pools' own counts say the same, replica by replica
-        "baton_cached_tokens_total",
-        "baton_worker_calls_total",
-        "baton_worker_switches_total",
-        "baton_worker_lossy",
+        "ray_baton_prefill_tokens_total",  # the pools' own counts say the same, replica by replica
+        "ray_baton_cached_tokens_total",
+        "ray_baton_worker_calls_total",
+        "ray_baton_worker_switches_total",
+        "ray_baton_worker_lossy",
     }
 
 
@@ -176,7 +189,7 @@ def test_names_and_help_keep_prometheus_rules(text: bytes) -> None:
     assert kinds.keys() == helps.keys()
     assert len(kinds) > 30
     for name, kind in kinds.items():
-        assert re.fullmatch(r"baton_[a-z]+(_[a-z]+)*", name)
+        assert re.fullmatch(r"ray_baton_[a-z]+(_[a-z]+)*", name)
         assert (kind == "counter") == name.endswith("_total"), name
         assert not re.search(r"_(ms|milliseconds|minutes|gauge|counter|histogram)(_|$)", name)
         assert name.endswith("_seconds") or kind != "histogram"
@@ -210,40 +223,40 @@ def test_promtool_finds_nothing(text: bytes) -> None:
 
 SERIES = {  # one that makes each alert fire, as promtool writes series
     "BatonDown": [],
-    "BatonPoolEmpty": ['baton_worker_replicas{worker="large"} 0x90'],
+    "BatonPoolEmpty": ['ray_baton_worker_replicas{worker="large"} 0x90'],
     "BatonRequestsFail": [
-        'baton_requests_total{outcome="unavailable"} 0+1x90',
-        'baton_requests_total{outcome="stop"} 0+20x90',
+        'ray_baton_requests_total{outcome="unavailable"} 0+1x90',
+        'ray_baton_requests_total{outcome="stop"} 0+20x90',
     ],
     "BatonRefuses": [
-        'baton_http_responses_total{code="429"} 0+1x90',
-        'baton_http_responses_total{code="200"} 0+10x90',
+        'ray_baton_http_responses_total{code="429"} 0+1x90',
+        'ray_baton_http_responses_total{code="200"} 0+10x90',
     ],
     "BatonOrchestratorBusy": [
-        "baton_orchestrator_replicas 2x90",
-        "baton_orchestrator_cpu_seconds_total 0+114x90",
+        "ray_baton_orchestrator_replicas 2x90",
+        "ray_baton_orchestrator_cpu_seconds_total 0+114x90",
     ],
     "BatonPoolFull": [
-        'baton_worker_live_rows{worker="small"} 8x90',
-        'baton_worker_queued{worker="small"} 8x90',
-        'baton_worker_rows{worker="small"} 8x90',
+        'ray_baton_worker_live_rows{worker="small"} 8x90',
+        'ray_baton_worker_queued{worker="small"} 8x90',
+        'ray_baton_worker_rows{worker="small"} 8x90',
     ],
     "BatonPrefixesLost": [
-        'baton_worker_affine_calls_total{worker="large"} 0+80x90',
-        'baton_worker_later_calls_total{worker="large"} 0+100x90',
+        'ray_baton_worker_affine_calls_total{worker="large"} 0+80x90',
+        'ray_baton_worker_later_calls_total{worker="large"} 0+100x90',
     ],
     "BatonCacheTooSmall": [
-        'baton_worker_prefixes{worker="large"} 30x90',
-        'baton_worker_slots{worker="large"} 16x90',
+        'ray_baton_worker_prefixes{worker="large"} 30x90',
+        'ray_baton_worker_slots{worker="large"} 16x90',
     ],
-    "BatonCallsLost": ['baton_lost_calls_total{worker="large"} 0+3x90'],
+    "BatonCallsLost": ['ray_baton_lost_calls_total{worker="large"} 0+3x90'],
     "BatonSharingDoesNotPay": [
-        'baton_steps_total{author="small",accepted="true"} 0+10x90',
-        'baton_steps_total{author="small",accepted="false"} 0+90x90',
+        'ray_baton_steps_total{author="small",accepted="true"} 0+10x90',
+        'ray_baton_steps_total{author="small",accepted="false"} 0+90x90',
     ],
-    "BatonConfigurationOld": ["baton_config_age_seconds 0+60x90"],
-    "BatonOutcomesLost": ['baton_store_lost_total{kind="event"} 0x70 1x20'],
-    "BatonArmStopped": ['baton_experiment_arms_stopped_total{experiment="trial"} 0x70 1x20'],
+    "BatonConfigurationOld": ["ray_baton_config_age_seconds 0+60x90"],
+    "BatonOutcomesLost": ['ray_baton_store_lost_total{kind="event"} 0x70 1x20'],
+    "BatonArmStopped": ['ray_baton_experiment_arms_stopped_total{experiment="trial"} 0x70 1x20'],
 }
 
 
@@ -255,8 +268,8 @@ def test_every_alert_fires_when_it_should(rule: dict[str, Any], tmp_path: Path) 
         return [{"series": name, "values": values} for name, _, values in pairs]
 
     lines = SERIES[rule["alert"]]
-    if rule["alert"] != "BatonDown" and "baton_orchestrator_replicas" not in str(lines):
-        lines = ["baton_orchestrator_replicas 1x90", *lines]
+    if rule["alert"] != "BatonDown" and "ray_baton_orchestrator_replicas" not in str(lines):
+        lines = ["ray_baton_orchestrator_replicas 1x90", *lines]
     labels = rule["labels"] | dict(re.findall(r'(worker|kind|experiment)="(\w+)"', str(lines)))
     quiet = tmp_path / "rules.yaml"  # without annotations, which would have to be spelled out here
     groups = {"groups": [{"name": "x", "rules": [

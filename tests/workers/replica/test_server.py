@@ -18,7 +18,7 @@ from tests.workers.replica.handles import (
     story,
 )
 from workers.replica import server
-from workers.replica.server import ReplicaServer
+from workers.replica.server import ReplicaServer, ReplicaStatus
 
 
 async def test_closing_a_streamed_call_frees_the_worker() -> None:
@@ -81,19 +81,18 @@ def test_how_full_a_replica_is() -> None:
     assert one.record_autoscaling_stats() == {"load": 1.5}
 
 
-async def test_counters_are_reported_with_every_check_and_every_status() -> None:
-    reports: list[Any] = []
+async def test_counters_are_exported_with_every_check_and_are_those_of_the_status() -> None:
+    exported: list[Any] = []
     backend = story()
-    one = ReplicaServer(lambda: backend, lambda: reports.append)
+    one = ReplicaServer(lambda: backend, lambda: exported.append)
     await one.check_health()
-    assert one._reporting is not None
-    await one._reporting
-    assert [stats["calls"] for stats in reports] == [0]
+    assert [stats["calls"] for stats in exported] == [0]
     _ = [
         item
         async for item in one.stream_call(
             "classify", "r", False, call(), LabelQuery((), "", ("9",))
         )
     ]
-    assert (await one.report_status()).stats == reports[-1]
-    assert reports[-1]["calls"] == 1
+    await one.check_health()
+    assert await one.status() == ReplicaStatus("one", exported[-1])
+    assert exported[-1]["calls"] == 1

@@ -1,0 +1,207 @@
+"""A replica's metrics: on its Ray node's metrics port, and in the text of /metrics.
+
+Every replica exports its own series through Ray's metrics API. Ray serves those of all processes of
+a node at the node's metrics port, as `ray_baton_...` with the labels `deployment`, `replica` and
+`application`, and keeps the counters of processes that have ended. Prometheus scrapes that port;
+over all replicas a counter is `sum(increase(ray_baton_..._total[5m]))`.
+
+/metrics is for a look by hand and for `baton size`: the series of all replicas that answer now,
+each with the label `replica`. What a replica counted that has ended is not in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+from prometheus_client.samples import Sample
+
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.loop.actions import WorkerName
+
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
+    from workers.replica.client import ReplicaWorker
+    from workers.replica.server import ReplicaStatus
+
+COUNTERS: Final = {
+    "prompt_tokens": "Tokens of the prefixes that calls to this pool carried, found cached or not.",
+    "cached_tokens": "Of baton_worker_prompt_tokens_total, those found in the replica's cache.",
+    "generated_tokens": "Tokens that decoding produced in this pool, whatever became of them.",
+    "passes": "Forward passes of the pool's model, prompts and decoding, whatever the batch.",
+    "rounds": "Rounds of the token loop, summed over the rows that took part in each.",
+    "emitted_tokens": "Tokens that rounds of the token loop gave to their rows; divided by "
+    "baton_worker_rounds_total, the mean acceptance length (bonus token included).",
+    "plain_rounds": "Of baton_worker_rounds_total, those that the method auto made without drafts.",
+    "drafted_rounds": "Of baton_worker_rounds_total, those that the method auto made with drafts.",
+    "switches": "Changes of the decoding method that the method auto has chosen.",
+    "calls": "Calls begun on replicas of this pool: generate, classify and verify.",
+    "later_calls": "Of baton_worker_calls_total, those of a request that had called this pool "
+    "before, tries after a lost replica included.",
+    "affine_calls": "Of baton_worker_later_calls_total, those that reached a replica which had "
+    "served their request before; the ratio of both is the hit rate of routing.",
+}
+GAUGES: Final = {
+    "live_rows": "Sequences being prefilled or decoded now.",
+    "queued": "Calls waiting for a row inside the replica.",
+    "rows": "Sequences that the replica can work on at once.",
+    "prefixes": "Requests whose last call to the replica was less than 10 s ago, whose prefix is "
+    "therefore worth its place in the cache.",
+    "slots": "Prefixes that the replica can keep in its cache.",
+    "held_tokens": "Tokens in the replica's cache, of calls now and of ended ones.",
+    "lossy": "1 where the replica has a lossy speculation method, as the default or on request.",
+    "replicas": "1 for each replica of the pool, and 0 for each HTTP replica that calls the pool; "
+    "the sum is how many replicas the pool has, also where there are none.",
+}
+ORCHESTRATORS: Final = "1 for each HTTP replica; the sum is how many there are."
+TIMEOUT_S: Final = 1.0  # within which a replica answers, or is left out of /metrics
+LEAST: Final = sys.float_info.min  # makes a counter's series, and vanishes in every sum
+
+
+def worker_families(worker: WorkerName, stats: Mapping[str, int]) -> list[Metric]:
+    """The series of one replica of a pool; zero where `stats` has no entry."""
+    values = {**stats, "replicas": 1}
+    families: list[Metric] = []
+    for kind, texts in ((CounterMetricFamily, COUNTERS), (GaugeMetricFamily, GAUGES)):
+        for key, text in texts.items():
+            family = kind(f"baton_worker_{key}", text, labels=("worker",))
+            family.add_metric((worker,), values.get(key, 0))
+            families.append(family)
+    return families
+
+
+def count_replicas(registry: CollectorRegistry, pools: Iterable[WorkerName]) -> None:
+    """Register the series by which an HTTP replica is counted, and an empty pool is seen."""
+    Gauge("baton_orchestrator_replicas", ORCHESTRATORS, registry=registry).set(1)
+    text = GAUGES["replicas"]
+    replicas = Gauge("baton_worker_replicas", text, ("worker",), registry=registry)
+    for worker in pools:
+        replicas.labels(worker).set(0)
+
+
+class RayExporter:
+    """Copies a replica's series to Ray's metrics; call `export` every few seconds.
+
+    Make and use it in a replica of Ray Serve, which gives the series their labels.
+    """
+
+    def __init__(self) -> None:
+        self._metrics: dict[str, Any] = {}
+        self._exported: dict[tuple[str, ...], float] = {}
+
+    def export(self, families: Iterable[Metric]) -> None:
+        """Bring Ray's metrics up to `families`; neither blocks nor leaves the process."""
+        for family in families:
+            if not family.samples:
+                continue
+            if family.name not in self._metrics:
+                self._metrics[family.name] = _ray_metric(family)
+            metric = self._metrics[family.name]
+            if family.type == "histogram":
+                self._observe(metric, family)
+            elif family.type == "gauge":
+                for sample in family.samples:
+                    metric.set(sample.value, sample.labels)
+            else:
+                self._count(metric, family)
+
+    def _count(self, metric: Any, family: Metric) -> None:
+        for sample in family.samples:
+            if sample.name.endswith("_total"):
+                is_new, more = self._increase(sample)
+                if more > 0 or is_new:  # Ray takes no 0, but a series must begin there: `increase`
+                    metric.inc(max(more, LEAST), sample.labels)  # does not see the first value
+
+    def _observe(self, metric: Any, family: Metric) -> None:
+        """Repeat new observations, each by the bound of its bucket.
+
+        Ray itself keeps of an observation only its bucket: buckets and counts are exact, its `_sum`
+        is made of the buckets' middles.
+        """
+        below = 0.0
+        for sample in family.samples:
+            if not sample.name.endswith("_bucket"):
+                below = 0.0
+                continue
+            _, more = self._increase(sample)  # buckets are cumulative
+            labels = dict(sample.labels)
+            bound = float(labels.pop("le"))
+            for _ in range(round(more - below)):
+                metric.observe(min(bound, sys.float_info.max), labels)
+            below = more
+
+    def _increase(self, sample: Sample) -> tuple[bool, float]:
+        """Whether a sample is new, and how much it has grown since the last call."""
+        key = (sample.name, *sample.labels.values())
+        before = self._exported.get(key)
+        self._exported[key] = sample.value
+        return before is None, sample.value - (before or 0.0)
+
+
+def worker_exporter(worker: WorkerName) -> Callable[[Mapping[str, int]], None]:
+    """What exports the statistics of a pool's replica; made in the replica."""
+    exporter = RayExporter()
+    return lambda stats: exporter.export(worker_families(worker, stats))
+
+
+async def scrape(replicas: DeploymentHandle, pools: Mapping[WorkerName, ReplicaWorker]) -> bytes:
+    """The text of /metrics: the series of all replicas that answer within a second.
+
+    `replicas` are the HTTP replicas, whose method `series` gives the name and series of each.
+    """
+    series, *statuses = await asyncio.gather(
+        replicas.broadcast("series").results_async(timeout_s=TIMEOUT_S, return_exceptions=True),
+        *map(_statuses, pools.values()),
+    )
+    found = [one for one in series if not isinstance(one, BaseException)]
+    for worker, pool in zip(pools, statuses, strict=True):
+        found += [(one.replica, worker_families(worker, one.stats)) for one in pool]
+    return metrics_text(found)
+
+
+def metrics_text(replicas: Iterable[tuple[str, Iterable[Metric]]]) -> bytes:
+    """Prometheus text of several replicas' series, each with the label `replica`."""
+    merged: dict[str, Metric] = {}
+    for replica, families in replicas:
+        for family in families:
+            if family.name not in merged:
+                merged[family.name] = Metric(family.name, family.documentation, family.type)
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    labels = {**sample.labels, "replica": replica}
+                    merged[family.name].add_sample(sample.name, labels, sample.value)
+    return generate_latest(_Families(merged.values()))
+
+
+class _Families(Collector):
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterator[Metric]:
+        yield from self._families
+
+
+def _ray_metric(family: Metric) -> Any:
+    from ray.serve import metrics
+
+    labels = tuple(label for label in family.samples[0].labels if label != "le")
+    if family.type == "histogram":
+        bounds = {float(one.labels["le"]) for one in family.samples if "le" in one.labels}
+        return metrics.Histogram(
+            family.name, family.documentation, sorted(bounds - {float("inf")}), labels
+        )
+    kind = metrics.Gauge if family.type == "gauge" else metrics.Counter
+    return kind(family.name, family.documentation, labels)  # Ray adds `_total` to counters
+
+
+async def _statuses(pool: ReplicaWorker) -> list[ReplicaStatus]:
+    try:
+        return await pool.statuses()
+    except WorkerUnavailable:
+        return []
