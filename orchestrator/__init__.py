@@ -1,1 +1,13 @@
-"""The core: owns the ports and the step loop; knows no model and no policy."""
+"""The core: the ports, the step loop, and the service around it; knows no model and no policy.
+
+Rooms and modules in reading order:
+
+- `types`: the types the whole system shares: messages, segments, transcripts.
+- `worker`: the port behind which models live: generate, classify, verify.
+- `errors`: everything Baton raises on purpose.
+- `loop`: the step loop: a policy yields actions, workers carry them out.
+- `http`: the OpenAI-compatible service.
+- `state`: what replicas share: the store, published policies, the configuration.
+- `experiments`: comparing policies on live requests.
+- `telemetry`: metrics, spans and log fields of requests.
+"""

@@ -1,1 +1,18 @@
-"""."""
+"""The OpenAI-compatible HTTP service: what stands between a client and the step loop.
+
+In reading order, the first six as a request meets them:
+
+- `middleware`: a request id, the key, errors as HTTP, a line in the log.
+- `app`: the routes.
+- `schemas`: what a request may say; everything else is refused by name.
+- `context`: `RequestContext`, one request from its headers to its answer.
+- `service`: one replica's parts, and how a request gets its place and its policy.
+- `chat_response`: runs the step loop for one request and sends what it gives.
+- `rendering`: a request and its response as JSON.
+- `errors`: every error as an HTTP response.
+- `auth`: keys, and what each may do.
+- `limits`: what one replica takes on.
+- `feedback`: rewards for answers.
+- `policy_routes`: the routes of published policies.
+- `experiment_routes`: the routes of experiments.
+"""

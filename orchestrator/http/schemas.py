@@ -224,19 +224,16 @@ async def json_body(request: Request, limits: ServiceLimits) -> bytes:
         raise InvalidRequest(
             "the body must be JSON (Content-Type: application/json)", code="invalid_content_type"
         )
-    too_large = RequestRefused(
-        413, f"the body is larger than {limits.body_bytes} bytes", code="request_too_large"
-    )
     announced = request.headers.get("content-length", "")
     if announced.isdecimal() and int(announced[:20]) > limits.body_bytes:
-        raise too_large
+        raise _too_large(limits)
     body = bytearray()
     try:
         async with asyncio.timeout(limits.body_s):
             async for piece in request.stream():
                 body += piece
                 if len(body) > limits.body_bytes:
-                    raise too_large
+                    raise _too_large(limits)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_s:g} s"
         raise RequestRefused(408, message, code="request_timeout") from None
@@ -310,6 +307,11 @@ def path(loc: tuple[int | str, ...], prefix: str = "") -> str:
         else:
             prefix += ("." if prefix else "") + part[:64]
     return prefix
+
+
+def _too_large(limits: ServiceLimits) -> RequestRefused:
+    message = f"the body is larger than {limits.body_bytes} bytes"
+    return RequestRefused(413, message, code="request_too_large")
 
 
 def _contradiction(place: str, message: str) -> InvalidRequest:

@@ -1,6 +1,6 @@
 """Which request a line of the log is about: ids that every line of that request carries.
 
-Lines hold ids, counts and names of errors: never a key, and never what was asked or answered.
+Lines hold ids, counts and names of errors: never a key, never the text of a question or answer.
 """
 
 from __future__ import annotations
