@@ -1,4 +1,24 @@
-"""Policies: one paper a file, pure scripts over the actions of `orchestrator.loop.actions`."""
+"""Policies: one paper a file, each a script over the actions of `orchestrator.loop.actions`.
+
+They know no worker, no clock and no event loop; thresholds are their parameters. `specreason` is
+the one to read first.
+
+- `specreason`: the small model drafts a step, the large one scores it (SpecReason).
+- `steps`: what the step-level policies share: the loop over steps, falling back, repetition.
+- `judge`: a model's score of a step, from 0 to 9.
+- `answer`: write to the end of the transcript.
+- `single`: one model alone: the baselines.
+- `cascade`: the small model judges its own step, the large one if in doubt (ConfSpec).
+- `entropy_gate`: the entropy of a step's first token decides who writes it (GlimpRouter).
+- `best_of_k`: several drafts of a step, one choice (SpecCoT).
+- `lookahead`: steps are drafted ahead of their verification (Lookahead Reasoning).
+- `task_group`: concurrent scripts within one policy.
+- `never_slower`: SpecReason that measures its own speed, and stops where it does not pay.
+- `route`: one decision, before the first step: which model answers.
+- `speculative_thinking`: keywords of doubt call the large model for a few tokens.
+- `surprise_takeover`: the large model takes over at a token that it finds unlikely.
+- `bild`: the small model writes, the large one rolls back unlikely tokens (BiLD).
+"""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """Several drafts of a step, one choice: after SpecCoT (EMNLP 2025 Findings, 1326).
 
-The small model drafts k candidates side by side, and the large one picks one of them or none, in
-which case it writes the step itself. The choice is one forced token over letters, so it costs what
-a score of a single draft costs, and compares. With `first_n` the large model sets the direction
-first, as the paper has it.
+The small model drafts k candidates concurrently, and the large one picks one of them or none, in
+which case it writes the step itself. The choice is one forced token over letters, so it costs as
+much as the score of a single draft. With `first_n` the large model writes the first steps, as in
+the paper.
 
-Scores, from 0 to 9 as those of a judge:
+Scores, from 0 to 9 like those of a judge:
 
 - `greedy`: 9 for the letter chosen, 0 where the choice is none of them;
-- `expected`: nine times the letter's share against "none of them";
-- `likelihood`: no letters: the large model reads every draft (one Verify each, side by side), and
-  the one whose least likely token it finds likeliest is scored by that.
+- `expected`: nine times the letter's probability against "none of them";
+- `likelihood`: no letters: the large model verifies every draft (one Verify each, concurrently),
+  and a draft's score is the likelihood of its least likely token.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BestOfK(Stepwise):
         yield from self.answer(transcript)
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """One more step; whatever fails on the way, the large model writes it."""
+        """The transcript with one more step. Where a worker fails, the large model writes it."""
         if len(transcript.thought) >= self.first_n:
             drafts = yield from self._drafts(transcript)
             scores = yield from self._scores(transcript, drafts)
@@ -86,23 +86,23 @@ class BestOfK(Stepwise):
         return (yield from Write("large", transcript, self.criteria))
 
     def _drafts(self, transcript: Transcript) -> Script[list[Segment]]:
-        """What the small model proposes, nothing twice; none where it failed."""
+        """The small model's distinct drafts; none where it failed."""
         warm = self.temperature
         calls = [
             Generate("small", transcript, self.criteria, warm if n else None) for n in range(self.k)
         ]
         generations = yield from attempt(gather(calls))
-        said: dict[tuple[str, bool], Segment] = {}
+        distinct: dict[tuple[str, bool], Segment] = {}
         for generation in generations or ():
             draft = generation.segment
             if not blank(draft):
-                said.setdefault((draft.text.strip(), ends(draft)), draft)
-        return list(said.values())
+                distinct.setdefault((draft.text.strip(), ends(draft)), draft)
+        return list(distinct.values())
 
     def _scores(
         self, transcript: Transcript, drafts: Sequence[Segment]
     ) -> Script[Sequence[float | None]]:
-        """What each draft is worth, from 0 to 9; None where the large model failed."""
+        """Each draft's score, from 0 to 9; None where the large model failed."""
         scores: Sequence[float] | None = ()
         if drafts and self.scoring == "likelihood":
             grades = [
@@ -113,8 +113,8 @@ class BestOfK(Stepwise):
             ]
             scores = yield from attempt(gather(grades))
         elif drafts:
-            law = yield from attempt(choice(transcript, drafts, self.scoring))
-            scores = None if law is None else shares(law, self.scoring)
+            distribution = yield from attempt(choice(transcript, drafts, self.scoring))
+            scores = None if distribution is None else shares(distribution, self.scoring)
         return [None] * len(drafts) if scores is None else scores
 
     def _kept(self, scores: Sequence[float | None]) -> int | None:
@@ -124,7 +124,7 @@ class BestOfK(Stepwise):
 
 
 def choice(transcript: Transcript, drafts: Sequence[Segment], scoring: Scoring) -> Classify:
-    """The question to the large model: a letter for each draft, and one for none of them."""
+    """The multiple-choice question: a letter for each draft, and one for none of them."""
     *letters, none = list(ascii_uppercase[: len(drafts) + 1])
     listed = "\n\n".join(
         f"{letter}: {draft.text.strip()} {LAST if ends(draft) else ''}".rstrip()
@@ -135,13 +135,13 @@ def choice(transcript: Transcript, drafts: Sequence[Segment], scoring: Scoring) 
     return Classify("large", transcript, turns, LEAD_IN, labels, likeliest=scoring == "greedy")
 
 
-def shares(law: Classification, scoring: Scoring) -> list[float]:
-    """Each draft's score from the law over the letters; 0 for all where the reply is no letter."""
-    *letters, none = law.probabilities
+def shares(distribution: Classification, scoring: Scoring) -> list[float]:
+    """Each draft's score from the distribution over letters; all 0 where the reply is no letter."""
+    *letters, none = distribution.probabilities
     if scoring == "greedy":
-        best = max(law.probabilities)
-        sure = best > none and law.outside <= best * (1 - law.outside)
+        best = max(distribution.probabilities)
+        sure = best > none and distribution.outside <= best * (1 - distribution.outside)
         return [9.0 * (sure and p == best) for p in letters]
-    if law.outside > 0.5:
+    if distribution.outside > 0.5:
         return [0.0] * len(letters)
     return [9 * p / (p + none) if p > 0 else 0.0 for p in letters]

@@ -2,8 +2,9 @@
 
 Section 3.3, fallback: the small model writes token by token until it is unsure of one. Section
 3.4, rollback: the large model then reads all that was written since its last turn in one pass, and
-the first token that surprises it too much is taken back, with all that follow. Either way that
-same pass gives the token which goes on from there: k tokens in, k + 1 choices out, one call a turn.
+the first token whose negative log-likelihood is above the threshold is taken back, with all that
+follow. Either way the same pass gives the token that comes next: k tokens in, k + 1 choices out,
+one call a turn.
 
 Both thresholds act alike when tokens are drawn instead of taken greedily (section 3.5): the small
 model draws its tokens and the large one its choices.
@@ -29,13 +30,13 @@ from policies.answer import write_out
 from policies.steps import attempt, ends
 
 NOTHING = Segment("small", "")
-"""No token is pending: the large model is only asked to go on."""
+"""No token is pending: the large model only writes the next one."""
 
 Turn = Script[tuple[Transcript, bool]]
 
 
 class BiLD(Policy):
-    """The small model writes until it is unsure; the large one rolls back what surprises it."""
+    """The small model writes until it is unsure; the large one rolls back unlikely tokens."""
 
     calibrated: ClassVar[str | None] = "fallback"
 
@@ -83,7 +84,7 @@ class BiLD(Policy):
             yield from write_out(transcript, "large")
 
     def _turn(self, transcript: Transcript, drafting: bool) -> Turn:
-        """The small model's tokens, if it drafts, and the large model's verdict on them.
+        """The small model's tokens, if it drafts, and the large model's verification of them.
 
         Gives the longer transcript, and whether the small model drafts next. Whatever fails on
         the way, the large model writes all of the rest.
@@ -91,24 +92,24 @@ class BiLD(Policy):
         draft = (yield from self._draft(transcript)) if drafting else NOTHING
         if draft is None:
             return (yield from write_out(transcript, "large")), False
-        verdict = yield from self._verify(transcript, draft)
-        if verdict is None:
+        verification = yield from self._verify(transcript, draft)
+        if verification is None:
             if draft.tokens:
                 yield from Reject(draft)
             return (yield from write_out(transcript, "large")), False
-        place = self._refused(draft, verdict)
-        kept, dropped = (draft, NOTHING) if place is None else verdict.split(draft, place)
+        place = self._refused(draft, verification)
+        kept, dropped = (draft, NOTHING) if place is None else verification.split(draft, place)
         if kept.tokens or ends(kept):
             transcript = yield from Accept(transcript, kept)
         if dropped.tokens:
             yield from Reject(dropped)
         if not transcript.closed:  # not by the draft's own end, nor by the budget
-            transcript = yield from Accept(transcript, verdict.options[len(kept.tokens)])
+            transcript = yield from Accept(transcript, verification.options[len(kept.tokens)])
         return transcript, place is None or self.after_rollback == "small"
 
     def _draft(self, transcript: Transcript) -> Script[Segment | None]:
-        """The small model's tokens up to the first that it doubts; None where it cannot go on."""
-        # A float's certainty is 1 exactly, and at a threshold of 1 even that is too little.
+        """The small model's tokens up to the first it is unsure of; None where it cannot go on."""
+        # A probability may round to 1; at a threshold of 1 even that is too little.
         threshold = self.fallback if self.fallback < 1 else inf
         criteria = StopCriteria(self.window, min_confidence=threshold)
         generation = yield from attempt(Generate("small", transcript, criteria))
@@ -119,21 +120,23 @@ class BiLD(Policy):
         return generation.segment
 
     def _verify(self, transcript: Transcript, draft: Segment) -> Script[Verification | None]:
-        verdict = yield from attempt(Verify("large", transcript, draft))
-        if verdict is None:
+        verification = yield from attempt(Verify("large", transcript, draft))
+        if verification is None:
             return None
-        if len(verdict.options) != len(verdict.pieces) + 1:
-            raise Unsupported("the large worker cannot say its choices as text, which bild commits")
-        return verdict
+        if len(verification.options) != len(verification.pieces) + 1:
+            raise Unsupported(
+                "the large worker does not give its choices as text, which bild needs"
+            )
+        return verification
 
-    def _refused(self, draft: Segment, verdict: Verification) -> int | None:
-        """The first place that surprises the large model too much; behind k tokens is the end."""
+    def _refused(self, draft: Segment, verification: Verification) -> int | None:
+        """The index of the first token to roll back; behind all tokens it is the thought's end."""
         if self.rollback is None:
             return None
-        for place, surprise in enumerate(verdict.nll):
-            if surprise > self.rollback and verdict.choices[place] != draft.tokens[place]:
+        for place, nll in enumerate(verification.nll):
+            if nll > self.rollback and verification.choices[place] != draft.tokens[place]:
                 return place
-        if ends(draft) and verdict.options[-1].finish != draft.finish:
-            surprise = inf if verdict.ending is None else verdict.ending
-            return len(draft.tokens) if surprise > self.rollback else None
+        if ends(draft) and verification.options[-1].finish != draft.finish:
+            nll = inf if verification.ending is None else verification.ending
+            return len(draft.tokens) if nll > self.rollback else None
         return None

@@ -1,12 +1,13 @@
 """ConfSpec (arXiv 2602.18447): the small model judges its own step, the large one if in doubt.
 
 To verify a step is easier than to write it, and small models are well calibrated within their
-range. So the verdict of the small model stands where it is confident, and only what lies between
-goes to the large model. The paper's abstract says no more of the signal; here it is either of:
+range. So the small model's verdict stands where it is confident, and only drafts in between go to
+the large model. The paper's abstract says no more of the signal; here it is one of:
 
-- `logprob`: nine times the probability of the draft's least likely token (under the law it was
-  drawn from), which comes with the draft and costs nothing (SpecGuard's signal, arXiv 2604.15244);
-- `digit`: the small model's own 0 to 9, asked as the large one is asked: one short pass.
+- `logprob`: nine times the probability of the draft's least likely token (under the distribution
+  it was drawn from), which comes with the draft and costs nothing (SpecGuard's signal, arXiv
+  2604.15244);
+- `digit`: the small model's own score from 0 to 9, by the judge's prompt: one short pass.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from policies.steps import attempt, blank, logprobs_of
 
 
 class Cascade(Judging):
-    """Confident verdicts are the small model's, doubtful ones the large model's.
+    """The small model judges its drafts; those it is not sure of, the large model judges.
 
     `threshold` is the large model's, for the drafts that reach it.
     """
@@ -53,7 +54,7 @@ class Cascade(Judging):
         yield from self.answer(transcript)
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """One more step: accepted by either judge, or the large model's."""
+        """The transcript with one more step: accepted by either judge, or the large model's."""
         if len(transcript.thought) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
@@ -74,7 +75,7 @@ class Cascade(Judging):
         return score, score is not None and score >= self.threshold
 
     def own_verdict(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
-        """What the small model thinks of its own draft, from 0 to 9; None where it cannot tell."""
+        """The small model's score of its own draft, from 0 to 9; None where it has none."""
         if self.signal == "logprob":
             logprobs = logprobs_of(draft)
             return 9 * exp(min(logprobs)) if logprobs else None

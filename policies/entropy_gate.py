@@ -1,10 +1,10 @@
 """GlimpRouter (arXiv 2601.05110): one token of the small model decides who writes the step.
 
-Before each step the small model glimpses at its first token: where the entropy of that token's law
-is at most the threshold, it goes on and writes the step; above it the large model does. Nobody
-judges afterwards: the paper leaves what slips through to the large model's own later steps.
+Before each step the small model computes its first token: where the entropy of that token's
+distribution is at most the threshold, it goes on and writes the step; above it the large model
+does. Nothing is judged afterwards: the paper leaves errors to the large model's own later steps.
 
-One call does both: a span with `max_entropy` ends before anything is written where the small model
+One call does both: a Generate with `max_entropy` ends before its first token where the small model
 is uncertain, and is the whole step where it is not.
 """
 
@@ -21,7 +21,7 @@ from policies.steps import Stepwise, attempt, blank
 
 
 class EntropyGate(Stepwise):
-    """The small model writes the steps that it begins with certainty, the large one the others."""
+    """The small model writes the steps whose first token is certain, the large one the others."""
 
     calibrated: ClassVar[str | None] = "threshold"
 
@@ -39,7 +39,7 @@ class EntropyGate(Stepwise):
         yield from self.answer(transcript)
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """One more step; the small model's own where its first token leaves no doubt."""
+        """The transcript with one more step, the small model's if it is sure of the first token."""
         if len(transcript.thought) >= self.first_n:
             glimpse = replace(self.criteria, max_entropy=self.threshold)
             draft = yield from attempt(Generate("small", transcript, glimpse))

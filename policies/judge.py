@@ -4,8 +4,8 @@ SpecReason (arXiv 2504.07891, section 4.1) asks the base model to grade the last
 token after a prefill-only pass. The candidate stands in the transcript with its thought left
 open: chat templates drop earlier thoughts once they are closed, and the judge would see no steps.
 
-What a question or a step says cannot give the answer: it is content, the worker alone writes
-control tokens, and only the law at the one forced position is read.
+The text of a question or a step cannot forge the score: it is content, only the worker writes
+control tokens, and only the distribution at the one forced position counts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ INSTRUCTION = (
 LEAD_IN = "The score of the last step, from 0 to 9, is: "
 
 SHORT_INSTRUCTION = "Score?"
-"""What the embedded pair is trained on; its digit follows with no lead-in."""
+"""What the embedded pair is trained on; its digit follows without a lead-in."""
 
 PROMPTS: dict[Wording, tuple[str, str]] = {
     "full": (INSTRUCTION, LEAD_IN),
@@ -71,7 +71,7 @@ class Judging(Stepwise):
         return self.scoring in ("likelihood", "both")
 
     def grade(self, transcript: Transcript, draft: Segment) -> Script[float]:
-        """What the large model finds the draft worth; a failure is raised."""
+        """The large model's score of a draft, from 0 to 9; a failure is raised."""
         return grade(
             transcript,
             draft,
@@ -81,9 +81,9 @@ class Judging(Stepwise):
         )
 
     def score(self, transcript: Transcript, draft: Segment) -> Script[float | None]:
-        """The draft's score; None for want of one, which never counts as good enough."""
+        """The draft's score; None where there is none, which never reaches the threshold."""
         if blank(draft):
-            return None  # nothing is said that could be judged
+            return None  # nothing to judge
         return (yield from attempt(self.grade(transcript, draft)))
 
 
@@ -96,14 +96,13 @@ def grade(
     likelihood: tuple[float, float],
     worker: WorkerName = "large",
 ) -> Script[float]:
-    """Ask a worker what a draft at the end of the transcript is worth, from 0 to 9; one pass of
-    it."""
+    """A worker's score, from 0 to 9, of a draft at the end of the transcript; one forward pass."""
     if scoring in ("likelihood", "both") and not draft.tokens:
-        return 0.0  # no token, no likelihood
+        return 0.0  # there is no token to score
     if scoring == "likelihood":
         return likelihood_score((yield from Verify(worker, transcript, draft)), likelihood)
     instruction, lead_in = PROMPTS[wording]
-    law = yield from Classify(
+    digits = yield from Classify(
         worker,
         transcript.extend(draft),
         (Message("user", instruction),),
@@ -113,27 +112,29 @@ def grade(
         nll=scoring == "both",
     )
     if scoring == "both":
-        return min(expected_score(law), likelihood_score(law, likelihood))
-    return greedy_score(law) if scoring == "greedy" else expected_score(law)
+        return min(expected_score(digits), likelihood_score(digits, likelihood))
+    return greedy_score(digits) if scoring == "greedy" else expected_score(digits)
 
 
-def greedy_score(law: Classification) -> float:
-    """The likeliest digit; 0 where anything else is likelier, as in the released code."""
-    best = max(range(len(law.labels)), key=lambda index: law.probabilities[index])
-    if law.outside > law.probabilities[best] * (1 - law.outside):
+def greedy_score(digits: Classification) -> float:
+    """The likeliest digit; 0 where another token is likelier, as in the released code."""
+    best = max(range(len(digits.labels)), key=lambda index: digits.probabilities[index])
+    if digits.outside > digits.probabilities[best] * (1 - digits.outside):
         return 0.0
-    return float(law.labels[best])
+    return float(digits.labels[best])
 
 
-def expected_score(law: Classification) -> float:
-    """The mean digit, a finer scale at the same cost; 0 where digits hold less than half."""
-    if law.outside > 0.5:
+def expected_score(digits: Classification) -> float:
+    """The mean digit, a finer scale at the same cost; 0 where digits have below half the mass."""
+    if digits.outside > 0.5:
         return 0.0
-    mean = sum(float(label) * p for label, p in zip(law.labels, law.probabilities, strict=True))
+    mean = sum(
+        float(label) * p for label, p in zip(digits.labels, digits.probabilities, strict=True)
+    )
     return mean if isfinite(mean) else 0.0
 
 
-def likelihood_score(told: Verification | Classification, curve: tuple[float, float]) -> float:
+def likelihood_score(answer: Verification | Classification, curve: tuple[float, float]) -> float:
     """9 * sigmoid(a + b * m), m the log-probability of the draft's least likely token.
 
     The minimum is SpecGuard's signal (arXiv 2604.15244); the curve (a, b) puts it on the judge's
@@ -141,11 +142,13 @@ def likelihood_score(told: Verification | Classification, curve: tuple[float, fl
     The end of the thought, where the draft claims it, counts as a token.
 
     Raises:
-        Unsupported: the judge did not tell.
+        Unsupported: the judge gives no log-probabilities.
     """
-    if told.nll is None:
-        raise Unsupported("the judge does not tell how likely it finds a step")
-    x = curve[0] - curve[1] * max((*told.nll, told.ending or 0.0), default=0.0)
+    if answer.nll is None:
+        raise Unsupported(
+            "the judge gives no log-probabilities, which the scoring `likelihood` needs"
+        )
+    x = curve[0] - curve[1] * max((*answer.nll, answer.ending or 0.0), default=0.0)
     if x >= 0:
         return 9 / (1 + exp(-x))
     # The same, written so that exp cannot overflow; -inf (an impossible token) gives 0.

@@ -1,13 +1,13 @@
-"""Lookahead Reasoning (arXiv 2506.19830): drafts run ahead of the verdicts on them.
+"""Lookahead Reasoning (arXiv 2506.19830): steps are drafted ahead of their verification.
 
 The small model drafts up to `depth` steps beyond what is accepted, each on top of the drafts
-before it, while the large model is still busy with the first. Steps are decided in their order; at
-the first that falls short everything built on it is cancelled.
+before it, while the large model is still busy with the first. Steps are decided in order; at the
+first that is rejected everything built on it is cancelled.
 
 Two verifiers:
 
-- `judge`: the large model scores each draft, as in SpecReason; it rewrites what falls short. With
-  depth 1 this is SpecReason, without the overlap.
+- `judge`: the large model scores each draft, as in SpecReason; it rewrites those below
+  the threshold. With depth 1 this is SpecReason, without the overlap.
 - `equivalence`, the paper's own (section 3): the large model writes its own step from the same
   prefix while the small one drafts, and one forced token says whether the two mean the same. If
   so the draft is kept, because the drafts beyond it stand on it; else the large model's step takes
@@ -54,19 +54,19 @@ class StepAhead:
     score: float | None = None
 
 
-Found = tuple[Literal["draft", "own", "score"], StepAhead]
-"""What a piece of work finds out, and about which step."""
+TaskKey = tuple[Literal["draft", "own", "score"], StepAhead]
+"""A task's key: which field of which step it computes."""
 
 
 @dataclass
 class Window:
-    """The steps ahead, first to last, and the work on them."""
+    """The steps ahead, in order, and the tasks for them."""
 
     steps: deque[StepAhead] = field(default_factory=deque)
-    tasks: TaskGroup[Found] = field(default_factory=TaskGroup)
+    tasks: TaskGroup[TaskKey] = field(default_factory=TaskGroup)
 
     def clear(self) -> Script[None]:
-        """Give up everything that is ahead."""
+        """Drop all steps ahead, and cancel their tasks."""
         self.steps.clear()
         yield from self.tasks.cancel()
 
@@ -96,11 +96,11 @@ class Lookahead(Judging):
     def solve(self, transcript: Transcript) -> Script[None]:
         window = Window()
         transcript = yield from self.think(transcript, partial(self.step, window))
-        yield from window.clear()  # the answer is not to share the models with idle drafts
+        yield from window.clear()  # useless drafts must not slow the answer
         yield from self.answer(transcript)
 
     def step(self, window: Window, transcript: Transcript) -> Script[Transcript]:
-        """Decide on the first step ahead; whatever fails on the way, the large model writes it."""
+        """Decide on the first step ahead. Where a worker fails, the large model writes it."""
         try:
             head = yield from self._decide_first(window, transcript)
         except Unsupported:
@@ -132,7 +132,7 @@ class Lookahead(Judging):
         return window.steps.popleft()
 
     def _extend(self, window: Window, transcript: Transcript) -> Script[None]:
-        """Begin the next draft, if there is room for one and something to build it on."""
+        """Start the next draft, if the window has room and the last step ahead is drafted."""
         if window.steps:
             last = window.steps[-1]
             if len(window.steps) >= self.depth or last.draft is None:
@@ -149,17 +149,17 @@ class Lookahead(Judging):
             )
 
     def _verify(self, window: Window, step: StepAhead) -> Script[None]:
-        """Ask for the verdict on a step, once what it takes is there."""
+        """Start the verification of a step, once the segments that it needs are there."""
         draft, own = step.draft, step.own
         if draft is None or (self.verifier == "equivalence" and own is None):
             return
         if blank(draft):
-            step.decided = True  # without a score: it says nothing that could be judged
+            step.decided = True  # without a score: there is nothing to judge
         elif own is None:
             yield from window.tasks.start(("score", step), self.grade(step.transcript, draft))
         elif blank(own) or ends(draft) != ends(own):
-            step.decided = True  # one of them goes on where the other has come to an end
-        elif _bare(draft) == _bare(own):
+            step.decided = True  # only one of them ends the thought
+        elif _normalised(draft) == _normalised(own):
             step.score, step.decided = 9.0, True
         else:
             question = same(self.compared_by, step.transcript, draft, own)
@@ -171,10 +171,12 @@ def same(
 ) -> Script[float]:
     """Nine times the probability that two steps mean the same; 0 where the reply is neither."""
     text = SAME.format(first=first.text.strip(), second=second.text.strip())
-    law = yield from Classify(worker, transcript, (Message("user", text),), LEAD_IN, LABELS)
-    return 9 * law.probabilities[1] if law.outside <= 0.5 else 0.0
+    distribution = yield from Classify(
+        worker, transcript, (Message("user", text),), LEAD_IN, LABELS
+    )
+    return 9 * distribution.probabilities[1] if distribution.outside <= 0.5 else 0.0
 
 
-def _bare(segment: Segment) -> str:
-    """A step without white space and case: what differs in these alone needs no judge."""
+def _normalised(segment: Segment) -> str:
+    """A step without white space and case: steps that are equal in this need no judge."""
     return "".join(segment.text.split()).casefold()

@@ -1,14 +1,14 @@
-"""SpecReason that keeps account, and stops sharing where that does not pay.
+"""SpecReason that measures its own speed, and stops sharing where that does not pay.
 
 Whether sharing is faster depends on the pair, the load and the question: rejected drafts and
-judgements cost time that only accepted ones earn back. So every request measures itself, in
+judgements cost time that only accepted ones win back. So every request measures, in
 milliseconds per accepted token: those of shared steps (drafts, judgements and rewrites together)
 against those of the large model writing (its rewrites, and the first `first_n` steps). Once the
 shared ones cost more than `margin` times as much, `patience` steps in a row, the large model
 writes the rest of the thought alone, for good: its prefix is cached from judging.
 
-What is compared is time per token, not per question: where the small model says more words for
-the same thought, it is not to be had by this.
+What is compared is time per token, not per question: a small model that needs more words for the
+same thought is not noticed.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ from policies.specreason import SpecReason
 
 @dataclass
 class SpeedAccount:
-    """One request's account; times in milliseconds."""
+    """Time and tokens of one request so far; times in milliseconds."""
 
     shared_steps: int = 0
     shared_ms: float = 0.0
     shared_tokens: int = 0  # accepted, whoever wrote them
     large_ms: float = 0.0
     large_tokens: int = 0  # written by the large model
-    losing: int = 0  # steps in a row after which sharing looked too dear
+    losing: int = 0  # steps in a row after which sharing was too slow
     alone: bool = False
 
 
 class NeverSlower(SpecReason):
     """SpecReason while it pays, then the large model alone."""
 
-    # It decides by the clock, which calls answered from memory do not move.
+    # It decides by elapsed time, which cached calls do not take.
     calibrated: ClassVar[str | None] = None
 
     first_n: int = Field(
@@ -71,7 +71,7 @@ class NeverSlower(SpecReason):
         yield from self.answer(transcript)
 
     def _accounted(self, account: SpeedAccount, transcript: Transcript) -> Script[Transcript]:
-        """One more step, and what it cost."""
+        """The transcript with one more step, whose cost goes on the account."""
         if account.alone:
             return (yield from Write("large", transcript, REST))
         before = yield from Account()
@@ -83,12 +83,12 @@ class NeverSlower(SpecReason):
             account.shared_steps += 1
             account.shared_ms += spent.ms
             account.shared_tokens += after.thought_tokens - transcript.thought_tokens
-            account.losing = account.losing + 1 if self._too_dear(account) else 0
+            account.losing = account.losing + 1 if self._too_slow(account) else 0
             account.alone = account.losing >= self.patience
         return after
 
-    def _too_dear(self, account: SpeedAccount) -> bool:
-        """Whether shared tokens cost more than the large model's own; not without evidence."""
+    def _too_slow(self, account: SpeedAccount) -> bool:
+        """Whether shared tokens take longer than the large model's own; False without evidence."""
         known = (
             account.shared_steps >= self.evidence_steps
             and account.large_tokens >= self.evidence_tokens

@@ -1,12 +1,12 @@
 """One decision, before the first step: which model answers this question.
 
 The cheapest way to share work, and the baseline that the policies which share a chain of thought
-must beat (RouteLLM, arXiv 2406.18665, routes so with a trained router; here the models themselves
-are asked). Two kinds of signal, both on a scale from 0 to 9:
+must beat (RouteLLM, arXiv 2406.18665, does it with a trained router; here the models themselves are
+the router). Two kinds of signal, both on a scale from 0 to 9:
 
 - `mean`, `minimum`: the small model begins, and nine times the geometric mean, or the minimum, of
-  its tokens' probabilities says how sure it is of its ground. A beginning that is good enough is
-  kept, so that nothing is thrown away;
+  its tokens' probabilities says how confident it is. A beginning that reaches the threshold is
+  kept, so that nothing is wasted;
 - `difficulty`: the large model reads the question and says with one forced digit whether the small
   one will get it right.
 """
@@ -70,7 +70,7 @@ class Route(Policy):
         yield from write_out(transcript, "large")
 
     def confidence(self, beginning: Segment) -> float | None:
-        """From 0 to 9; None where there is nothing to go by."""
+        """The small model's confidence, from 0 to 9; None where it wrote nothing."""
         logprobs = logprobs_of(beginning)
         if blank(beginning) or not logprobs:
             return None
@@ -79,6 +79,8 @@ class Route(Policy):
 
 
 def ease(transcript: Transcript) -> Script[float]:
-    """How surely the large model thinks that the small one gets it right, from 0 to 9."""
-    law = yield from Classify("large", transcript, (Message("user", INSTRUCTION),), LEAD_IN, DIGITS)
-    return expected_score(law)
+    """The large model's confidence that the small one answers correctly, from 0 to 9."""
+    distribution = yield from Classify(
+        "large", transcript, (Message("user", INSTRUCTION),), LEAD_IN, DIGITS
+    )
+    return expected_score(distribution)

@@ -1,8 +1,8 @@
 """SpecReason (arXiv 2504.07891): the small model drafts a step, the large one scores it.
 
-Section 4.1: a step whose score reaches the threshold is kept; below it the draft is dropped and
-the large model writes the step from the same prefix, without having seen the draft. Section 4.2
-adds the two knobs: the threshold, and the first n steps by the large model.
+Section 4.1: a step whose score reaches the threshold is accepted; otherwise the draft is rejected
+and the large model writes the step from the same prefix, without having seen the draft. Section 4.2
+adds the two parameters: the threshold, and the first n steps by the large model.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from policies.steps import attempt
 
 
 class SpecReason(Judging):
-    """Draft by the small model, judged by the large one, rewritten where it falls short."""
+    """Draft by the small model, scored by the large one, rewritten below the threshold."""
 
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
@@ -25,7 +25,7 @@ class SpecReason(Judging):
         yield from self.answer(transcript)
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
-        """One more step; whatever fails on the way, the large model writes it."""
+        """The transcript with one more step. Where a worker fails, the large model writes it."""
         if len(transcript.thought) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:

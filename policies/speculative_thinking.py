@@ -12,15 +12,15 @@ it is: an affirmation ("yes"), a reflection ("wait"; a verification counts as on
 
 The large model always writes a number of tokens, never "a sentence": the small one takes the pen
 back wherever that is, usually in the middle of one, and writes to the end of the paragraph. A small
-model that does not reason has no telling words: let the large one `begin`, and take over at
+model that does not reason uses none of the keywords: let the large one `begin`, and take over at
 `every_delimiter`.
 
 Where the paper and its code leave a choice:
 
 - The code throws a probe that is a statement away and lets the small model write the same place
   again. Here it is committed. Greedily that is the same text, for the small model would write the
-  same tokens from the same prefix. Sampled it is not the same law: a second draw may hesitate
-  where the first did not, and no rule would see it. What is committed here is what was looked at.
+  same tokens from the same prefix. Sampled it is not the same distribution: a second draw may
+  hesitate where the first did not, and no rule would see it. Here the probe itself is committed.
 - For that a probe ends at the next delimiter, also where that comes before n1 tokens: the code
   looks beyond it, here the next probe does.
 - As in the code, rule 3 is looked at first, rule 2 only where the large model was asked, and both

@@ -1,7 +1,7 @@
-"""What the step-level policies have in common: a thought made step by step, then the answer.
+"""What the step-level policies share: a thought made step by step, then the answer.
 
-A step ends at a blank line, as in SpecReason (arXiv 2504.07891) and all that came after it. What
-fails on the way is left to the large model; where that fails too, the request does.
+A step ends at a blank line, as in SpecReason (arXiv 2504.07891) and its successors. Where a worker
+fails the large model writes the step; where that fails too, so does the request.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from orchestrator.types import Segment, StopCriteria, Transcript
 from policies.answer import write_out
 
 DELIMITER = "\n\n"
-CIRCLE = 4
-"""Most steps of a circle that is noticed; a longer one meets the budget."""
+MAX_PERIOD = 4
+"""Steps of the longest repetition that is detected; a longer one runs into the budget."""
 
 
 class Stepwise(Policy):
-    """Base of the policies that think step by step; `think` and `answer` are the frame."""
+    """Base of the policies that think step by step: `think`, then `answer`."""
 
     step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
     answer_by: Literal["large", "small", "active"] = Field(
@@ -32,21 +32,21 @@ class Stepwise(Policy):
 
     @property
     def criteria(self) -> StopCriteria:
-        """One step."""
+        """When a step ends."""
         return StopCriteria(self.step_tokens, until=(DELIMITER,))
 
     def think(
         self, transcript: Transcript, step: Callable[[Transcript], Script[Transcript]]
     ) -> Script[Transcript]:
-        """Step after step until the thought ends, or goes in circles."""
+        """Step after step until the thought ends; one that repeats itself is closed."""
         while not transcript.closed:
             transcript = yield from step(transcript)
-            if not transcript.closed and stuck(transcript):
+            if not transcript.closed and repeats(transcript):
                 transcript = yield from Close(transcript, forced=True)
         return transcript
 
     def answer(self, transcript: Transcript) -> Script[Transcript]:
-        """Write the answer; the large model stands in for the small one."""
+        """Write the answer; where the small model fails, the large one writes it."""
         if self._answerer(transcript) == "small":
             return (yield from write_out(transcript, "small", "large"))
         return (yield from write_out(transcript, "large"))
@@ -60,10 +60,10 @@ class Stepwise(Policy):
 
 
 def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
-    """What it comes to; None where a worker failed, which the large model makes good.
+    """The script's result; None where a worker failed, so that the caller can fall back.
 
-    `Unsupported` is raised on: this pair can never do so, which is to be told, not to be served
-    at full price.
+    `Unsupported` is raised all the same: this pair of workers can never do it, and a fallback at
+    every step would hide that.
     """
     try:
         return (yield from script)
@@ -74,12 +74,12 @@ def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
 
 
 def ends(segment: Segment) -> bool:
-    """Whether its author meant the thought to end with it."""
+    """Whether the thought ends with this segment."""
     return segment.finish in ("think_end", "eos")
 
 
 def blank(segment: Segment) -> bool:
-    """Whether a step says nothing, not even that the thought is over."""
+    """Whether a step has no text and does not end the thought."""
     return not segment.text.strip() and not ends(segment)
 
 
@@ -87,22 +87,21 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
     """The log-probabilities of a draft's tokens.
 
     Raises:
-        Unsupported: its worker tells none.
+        Unsupported: its worker gives none.
     """
     if draft.tokens and not draft.logprobs:
         raise Unsupported("the small worker gives no log-probabilities, the signal asked for")
     return draft.logprobs
 
 
-def stuck(transcript: Transcript) -> bool:
-    """Whether the last steps say what as many steps before them said.
+def repeats(transcript: Transcript) -> bool:
+    """Whether the last steps repeat as many steps before them.
 
-    SpecReason's code compares the last two; models also go round in longer circles. Steps are
-    those of the text, however many segments it was written in; one that is unfinished is not
-    looked at.
+    SpecReason's code compares the last two steps; models also repeat several. Steps are those of
+    the text, however many segments it has; an unfinished one is ignored.
     """
-    *said, unfinished = (step.strip() for step in transcript.text.split(DELIMITER))
+    *steps, unfinished = (step.strip() for step in transcript.text.split(DELIMITER))
     return not unfinished and any(
-        said[-size:] == said[-2 * size : -size]
-        for size in range(1, min(CIRCLE, len(said) // 2) + 1)
+        steps[-size:] == steps[-2 * size : -size]
+        for size in range(1, min(MAX_PERIOD, len(steps) // 2) + 1)
     )

@@ -1,24 +1,26 @@
-"""Takeover by surprise: the small model thinks ahead, the large one takes the pen where it errs.
+"""Takeover by surprise: the small model thinks, the large one takes over at an unlikely token.
 
-Not a paper's policy but ours, for small models whose hesitation tells nothing, which is what
-Speculative Thinking (arXiv 2504.12329) listens to. The pen changes hands as there, for a span of
-tokens and back in mid-sentence; what calls the large model is its own surprise, -log p of a token
-of the small one's, in nats, as in BiLD's rollback (arXiv 2302.07863, section 3.4).
+Not a paper's policy but ours, for small models whose keywords of doubt, the signal of Speculative
+Thinking (arXiv 2504.12329), say nothing. As there, the large model writes a number of tokens and
+the small one goes on, also in mid-sentence. The signal here is the large model's negative
+log-likelihood (natural log) of a token of the small one, its *surprise*, as in BiLD's rollback
+(arXiv 2302.07863, section 3.4).
 
-The small model drafts up to `window` steps in a row and the large one reads them all in a single
-pass. The steps before the first surprising token's are kept; that step and what was built on it are
-dropped, and from there the large model writes `takeover` tokens.
+The small model drafts up to `window` steps in a row, and the large one verifies them all in a
+single pass. The steps before the first token above the threshold are accepted; that step and the
+steps after it are rejected, and the large model writes `takeover` tokens from there.
 
-How it differs from `specreason` with `scoring: likelihood`, whose signal is the same: that policy
-asks the large model after every step and has it rewrite that one step. Here a pass is paid per
-window: a chain without a surprise costs a pass or two in all, which pays wherever a call costs as
-much as several tokens (tiny models, remote ones); the price is drafts thrown away behind a
-surprise, and those are the small model's. And a surprise hands over for a span, which may end
-within the step or several steps later: no pass is spent on what the large model writes.
+The difference to `specreason` with `scoring: likelihood`, whose signal is the same: that policy
+verifies every step and has the large model rewrite that one step. Here a pass is paid per window: a
+chain without a takeover costs a pass or two in all, which pays wherever a call costs as much as
+several tokens (tiny models, remote ones); the price is the rejected drafts behind a takeover, which
+are the small model's. And a takeover is a number of tokens, which may end within the step or
+several steps later: no pass is spent on what the large model writes.
 
-A step is the unit because only its border is known in text: a draft cannot be cut between two of
-its tokens here. The end of a thought is not a token that the large model reads, so a step that also
-ends the thought is judged by its text; an end with no text before it is left to the large model.
+Steps are accepted or rejected whole, so that the large model rewrites a step from its beginning
+(BiLD instead cuts the draft at the token, by `Verification.split`). The end of a thought is not a
+token that the large model verifies, so a step that also ends the thought is judged by its text; an
+end with no text before it is left to the large model.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from policies.steps import Stepwise, attempt, ends
 
 
 class SurpriseTakeover(Stepwise):
-    """Several steps by the small model, read at once; the large one writes on from a surprise."""
+    """Several steps by the small model, verified at once; the large one takes over in doubt."""
 
     calibrated: ClassVar[str | None] = "surprise"
 
@@ -65,19 +67,19 @@ class SurpriseTakeover(Stepwise):
         yield from self.answer(transcript)
 
     def _steps(self, transcript: Transcript) -> Script[Transcript]:
-        """The steps that one pass of the large model lets through, or its own words."""
+        """The steps that one verification accepts; after a rejected one the large model writes."""
         drafts = yield from self._drafts(transcript)
         peaks = yield from self._peaks(transcript, drafts)
-        trusted = bool(drafts)
+        accepted = bool(drafts)
         for draft, peak in zip(drafts, peaks, strict=True):
             # Shown beside a step, on the judges' scale: the probability of its least likely token.
             score = None if peak is None else 9 * exp(-peak)
-            trusted = trusted and peak is not None and peak <= self.surprise
-            if trusted and not transcript.closed:
+            accepted = accepted and peak is not None and peak <= self.surprise
+            if accepted and not transcript.closed:
                 transcript = yield from Accept(transcript, draft, score)
             else:
                 yield from Reject(draft, score)
-        if not trusted and not transcript.closed:
+        if not accepted and not transcript.closed:
             transcript = yield from Write("large", transcript, StopCriteria(self.takeover))
         return transcript
 
@@ -87,7 +89,7 @@ class SurpriseTakeover(Stepwise):
         while len(drafts) < self.window:
             generation = yield from attempt(Generate("small", transcript, self.criteria))
             if generation is None or not generation.segment.tokens:
-                break  # nothing to read: no room is left, or the thought ends with nothing said
+                break  # nothing to verify: the context is full, or the thought ends without text
             draft = generation.segment
             drafts.append(draft)
             if ends(draft):
@@ -96,7 +98,7 @@ class SurpriseTakeover(Stepwise):
         return drafts
 
     def _peaks(self, transcript: Transcript, drafts: list[Segment]) -> Script[list[float | None]]:
-        """The large model's greatest surprise at each draft, from one pass; None for want of it."""
+        """Each draft's highest negative log-likelihood, from one pass; None where that failed."""
         if not drafts:
             return []
         joined = Segment(
@@ -110,6 +112,6 @@ class SurpriseTakeover(Stepwise):
         verification = yield from attempt(Verify("large", transcript, joined))
         if verification is None:
             return [None] * len(drafts)
-        surprise = iter(verification.nll)
-        peaks: list[float | None] = [max(islice(surprise, len(d.tokens))) for d in drafts[:-1]]
-        return [*peaks, max((*surprise, verification.ending or 0.0))]
+        nll = iter(verification.nll)
+        peaks: list[float | None] = [max(islice(nll, len(d.tokens))) for d in drafts[:-1]]
+        return [*peaks, max((*nll, verification.ending or 0.0))]

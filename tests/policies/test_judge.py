@@ -64,8 +64,8 @@ def test_the_end_that_a_draft_claims_counts_as_a_token() -> None:
     assert likelihood_score(law_and(ending=0.0), (4.0, 1.0)) > 8
 
 
-def test_a_judge_that_tells_no_surprise_is_refused() -> None:
-    with pytest.raises(Unsupported, match="how likely"):
+def test_a_judge_without_log_probabilities_is_refused() -> None:
+    with pytest.raises(Unsupported, match="log-probabilities"):
         likelihood_score(law(d9=1), (4.0, 1.0))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.types import Message, Segment, Transcript
-from policies.steps import stuck
+from policies.steps import repeats
 
 
 def thought(steps: str) -> Transcript:
@@ -21,17 +21,17 @@ def written(*segments: str) -> Transcript:
 
 @pytest.mark.parametrize("steps", ["aa", "baa", "abab", "xabcabc", "abcdabcd", "  ", "a  "])
 def test_a_circle_of_up_to_four_steps_is_noticed(steps: str) -> None:
-    assert stuck(thought(steps))
+    assert repeats(thought(steps))
 
 
 @pytest.mark.parametrize("steps", ["", "a", "ab", "aba", "aab", "abac", "abcab", "abcdeabcde"])
 def test_what_is_no_circle_goes_on(steps: str) -> None:
-    assert not stuck(thought(steps))
+    assert not repeats(thought(steps))
 
 
 def test_steps_are_those_of_the_text_not_the_segments_it_came_in() -> None:
-    assert not stuck(written("1", "0", "0"))  # one step, cut at every token
-    assert not stuck(written("a\n\n", "a"))  # the second may go on differently
-    assert not stuck(written("=1", "2", "1", "2"))
-    assert stuck(written("Wa", "it.\n\n", "Wait.", "\n\n"))
-    assert stuck(written("a\n\nb\n\na\n\nb\n\n"))
+    assert not repeats(written("1", "0", "0"))  # one step, cut at every token
+    assert not repeats(written("a\n\n", "a"))  # the second may go on differently
+    assert not repeats(written("=1", "2", "1", "2"))
+    assert repeats(written("Wa", "it.\n\n", "Wait.", "\n\n"))
+    assert repeats(written("a\n\nb\n\na\n\nb\n\n"))
