@@ -123,7 +123,7 @@ class Experimenter:
             await asyncio.wait({self._task})
         await self._shadows.stop()
 
-    def take(self, runs: Sequence[Run], facts: AssignmentFacts) -> Enrollment | None:
+    def enroll(self, runs: Sequence[Run], facts: AssignmentFacts) -> Enrollment | None:
         """A request's part in these experiments; None where it takes part in none.
 
         Raises:
@@ -141,7 +141,7 @@ class Experimenter:
                 return Enrollment(run, unit, assignment)
         return None
 
-    def exposed(self, enrollment: Enrollment, trace_id: str) -> None:
+    def record_exposure(self, enrollment: Enrollment, trace_id: str) -> None:
         """Record that an arm takes effect: its policy begins to answer."""
         run, assignment = enrollment.run, enrollment.assignment
         unit = blake2b(
@@ -160,7 +160,7 @@ class Experimenter:
         self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
         self._outbox.event(run.stream, exposure.model_dump())
 
-    def ended(
+    def record_outcome(
         self, enrollment: Enrollment, outcome: Mapping[str, Any], request: ShadowRequest
     ) -> None:
         """Record the `outcome` of a request, and queue it for the shadows that sample it."""
@@ -174,7 +174,7 @@ class Experimenter:
                     again = replace(request, speculation=built.speculation)
                     self._shadows.add(run.stream, arm.name, built.policy, again)
 
-    def rewarded(self, record: Mapping[str, Any], reward: Mapping[str, Any]) -> None:
+    def record_reward(self, record: Mapping[str, Any], reward: Mapping[str, Any]) -> None:
         """Record a reward for the answer whose trace is `record`."""
         name, number = record.get("experiment"), record.get("run")
         if isinstance(name, str) and isinstance(number, int):

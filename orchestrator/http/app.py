@@ -106,7 +106,7 @@ def create_app(service: Service) -> FastAPI:
             record = {}  # the reward is kept; which answer it is about shows when the store is back
         event = reward(body, record)
         service.outbox.event(OUTCOMES, event)
-        service.experimenter.rewarded(record, event)
+        service.experimenter.record_reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})
 
     @app.get("/health")

@@ -141,7 +141,7 @@ class ChatResponse(Response):
         """The step loop's events, with an eye on them for metrics and spans."""
         service, context, response = self._service, self._context, self._response
         if context.enrollment is not None:
-            service.experimenter.exposed(context.enrollment, context.trace_id)
+            service.experimenter.record_exposure(context.enrollment, context.trace_id)
             self._exposed = True
         with ExitStack() as observers:
             observers.enter_context(service.metrics.request(context.policy_name, response))
@@ -245,7 +245,7 @@ class ChatResponse(Response):
                 context.limits,
                 response.answer,
             )
-            service.experimenter.ended(context.enrollment, ended, again)
+            service.experimenter.record_outcome(context.enrollment, ended, again)
 
     async def _report_shutdown(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server stops in mid-answer: say so, if the client still listens."""

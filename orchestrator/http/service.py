@@ -209,7 +209,7 @@ class Service:
                     session=context.session,
                     forced=context.forced_arm,
                 )
-                context.enrollment = self.experimenter.take(configuration.experiments, facts)
+                context.enrollment = self.experimenter.enroll(configuration.experiments, facts)
         elif context.forced_arm is not None:
             raise InvalidRequest(
                 f"x-baton-arm: goes with the model {DEFAULT_MODEL} and no policy or speculation "

@@ -59,9 +59,9 @@ async def text() -> bytes:
     arms = [{"name": "one", "policy": "specreason"}, {"name": "two", "policy": "bild"}]
     trial = Experiment.parse({"name": "trial", "arms": arms})
     run = await made.experimenter.runs.start(trial, AuditInfo())
-    enrollment = made.experimenter.take([run], AssignmentFacts(request="r"))
+    enrollment = made.experimenter.enroll([run], AssignmentFacts(request="r"))
     assert enrollment is not None
-    made.experimenter.exposed(enrollment, "r")
+    made.experimenter.record_exposure(enrollment, "r")
     count_replicas(made.registry, ("small", "large"))
     exported = metrics_text(
         [

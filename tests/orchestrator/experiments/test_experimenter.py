@@ -378,11 +378,11 @@ def test_a_request_keeps_its_arm_while_the_experiment_changes() -> None:
     made = service()
     with serving(made) as url:
         start(url)
-        taken = made.experimenter.take(
+        enrollment = made.experimenter.enroll(
             made.watcher.current.experiments, experimenter.AssignmentFacts(request="r1")
         )
-        assert taken is not None
+        assert enrollment is not None
         HTTP.post(f"{url}/v1/experiments/trial/stop", json={})
         assert made.watcher.current.experiments[0].live is False
-        assert taken.run.live
-        assert taken.built.name in ("large-only", "small-only")
+        assert enrollment.run.live
+        assert enrollment.built.name in ("large-only", "small-only")
