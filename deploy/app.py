@@ -2,8 +2,8 @@
 
     SmallWorker, LargeWorker   replicas of the two models (workers/replica); none where
                                a server is named instead, which the ingress calls itself
-    Store                      with `store: memory`: where replicas of the ingress meet
-    Orchestrator               the ingress: policies, and the OpenAI-compatible HTTP surface
+    Store                      with `store: memory`: the state that HTTP replicas share
+    Orchestrator               the HTTP replicas: policies, and the OpenAI-compatible API
 
 `serve run deploy/local.yaml` and `baton serve` both come here.
 """
@@ -42,12 +42,12 @@ if TYPE_CHECKING:  # it needs torch, and only some deployments need it
     from workers.remote.worker import RemoteWorker
 
 AnyWorker = Union[ReplicaWorker, "RemoteWorker"]
-READY_S = 1.0  # how long a look at the pools counts
+READY_S = 1.0  # for which the answer of /ready is reused
 
 
 @serve.ingress()
 class Orchestrator:
-    """One replica of the ingress."""
+    """One HTTP replica, an ingress of Ray Serve."""
 
     def __init__(self, args: Args, small: Any, large: Any, store: Any) -> None:
         join_serve()
@@ -56,7 +56,9 @@ class Orchestrator:
         specs = args.workers.by_name()
         replicas = {
             name: ReplicaWorker(
-                pool, retry_timeout_s=specs[name].patience_s, on_lost=partial(self._lost, name)
+                pool,
+                retry_timeout_s=specs[name].patience_s,
+                on_lost=partial(self._count_lost, name),
             )
             for name, pool in pools.items()
             if pool is not None
@@ -82,8 +84,8 @@ class Orchestrator:
         self._end_spans = None
         if args.tracing is not None:
             self._service.spans, self._end_spans = open_spans(args.tracing)
-        self._looking, self._looked = asyncio.Lock(), -READY_S
-        self._seen: dict[str, bool] = {}
+        self._ready_lock, self._ready_until = asyncio.Lock(), 0.0
+        self._ready_pools: dict[str, bool] = {}
         count_replicas(self._service.registry, replicas)
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -94,7 +96,7 @@ class Orchestrator:
         return create_app(self._service)
 
     async def check_health(self) -> None:
-        """Serve asks every two seconds: time to export what has been counted."""
+        """Called by Serve every two seconds, which is how often metrics are exported."""
         self._export()
 
     async def series(self) -> tuple[str, list[Metric]]:
@@ -105,7 +107,7 @@ class Orchestrator:
     def _export(self) -> None:
         self._exporter.export(self._service.registry.collect())
 
-    def _lost(self, name: WorkerName) -> None:
+    def _count_lost(self, name: WorkerName) -> None:
         self._service.metrics.lost.labels(name).inc()
 
     def __del__(self) -> None:
@@ -117,14 +119,14 @@ class Orchestrator:
     async def _ready(self) -> dict[str, bool]:
         """Whether each pool has a replica that answers.
 
-        Nobody needs a key to ask, so many who ask at once share one look, and it keeps a while.
+        /ready needs no key, so requests at the same time share one check, and it is reused a while.
         """
-        async with self._looking:
-            if time.monotonic() > self._looked + READY_S:
+        async with self._ready_lock:
+            if time.monotonic() > self._ready_until:
                 answers = await asyncio.gather(*map(_answers, self._workers.values()))
-                self._seen = dict(zip(self._workers, answers, strict=True))
-                self._looked = time.monotonic()
-        return self._seen
+                self._ready_pools = dict(zip(self._workers, answers, strict=True))
+                self._ready_until = time.monotonic() + READY_S
+        return self._ready_pools
 
 
 def build(args: Args) -> Application:
@@ -143,7 +145,7 @@ def build(args: Args) -> Application:
         if spec.url is None
     }
     for spec in args.workers.by_name().values():
-        spec.key()  # one that is missing is told here, not by a replica that does not start
+        spec.key()  # a missing one is an error here, not a replica that does not start
     args.store.password()
     store = store_deployment() if args.store.url == "memory" else None
     if args.tracing is not None:
