@@ -154,7 +154,7 @@ def test_the_command_line_starts_without_torch_and_ray() -> None:
 
 _SLOW_OURS = {
     "deploy.app",
-    "deploy.evaluation.askers",
+    "deploy.evaluation.clients",
     "deploy.evaluation.service_client",
     "deploy.service.cluster",
     "deploy.service.config",

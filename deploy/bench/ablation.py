@@ -23,8 +23,8 @@ def ablations(turns: Sequence[Turns], temperature: float) -> list[Row]:
     ours, ablation = VARIANTS
     sides: dict[tuple[int, ...], dict[str, list[Turns]]] = {}
     for one in turns:
-        if one.contender.entry.method == ours:
-            entry = one.contender.entry
+        if one.candidate.entry.method == ours:
+            entry = one.candidate.entry
             shape = tuple(entry.parameter(name) for name in ("depth", "width", "nodes"))
             side = sides.setdefault(shape, {})
             side.setdefault(entry.parameter("variant"), []).append(one)

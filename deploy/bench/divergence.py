@@ -19,15 +19,15 @@ from workers.model.target import Target
 def divergences(
     turns: Sequence[Turns], base: Turns, prompts: Sequence[list[int]], target: Target
 ) -> dict[str, Row]:
-    """By label of a lossless contender whose texts part from the base's: `divergence_margin`, the
+    """By label of a lossless candidate whose texts part from the base's: `divergence_margin`, the
     widest of the margins, in logits, between the two tokens where they first do. None: a text is
     another's beginning.
     """
     plain = [output for group in base.works for output in group[0].outputs]
     found: dict[str, Row] = {}
     for one in turns:
-        contender = one.contender
-        if not contender.lossless or contender.dtype != base.contender.dtype:
+        candidate = one.candidate
+        if not candidate.lossless or candidate.dtype != base.candidate.dtype:
             continue
         margins, first = [], 0
         for group in one.works:
@@ -39,7 +39,7 @@ def divergences(
         if margins:
             known = [margin for margin in margins if margin is not None]
             widest = max(known) if len(known) == len(margins) else None
-            found[contender.entry.label] = {"divergence_margin": widest}
+            found[candidate.entry.label] = {"divergence_margin": widest}
     return found
 
 
@@ -53,5 +53,5 @@ def _margin(
         return None
     text = prompt + wanted[:at]
     target.cache.allocate(0, [], 0)
-    law = target.prefill(0, text).logits[0, -1].float()
-    return abs(float(law[said[at]] - law[wanted[at]]))
+    logits = target.prefill(0, text).logits[0, -1].float()
+    return abs(float(logits[said[at]] - logits[wanted[at]]))

@@ -1,13 +1,13 @@
-"""How many drafts a method accepts, from the laws of target and draft alone.
+"""How many drafts a method accepts, from the distributions of target and draft alone.
 
-`along` predicts a method's rounds over a text that the target has written, from both laws at each
-of its places. A lossless method emits such texts, so whether a round goes on below a token depends,
-given the text, on that place alone (and on how many drafts are left); where rounds begin and end is
-then a Markov chain over the places, which is summed exactly. Nothing of the methods' own drafting
-or judging is used: it is a prediction of them.
+`along` predicts a method's rounds over a text that the target has written, from both distributions
+at each of its positions. A lossless method emits such texts, so whether a round goes on below a
+token depends, given the text, on that position alone (and on how many drafts are left); where
+rounds begin and end is then a Markov chain over the positions, which is summed exactly. None of the
+methods' own drafting or verification code is used: it is a prediction of them.
 
-The shape of a stochastic beam depends on laws beside the text too. So its trees are drawn by the
-method itself, and `of_tree` sums what its rule accepts of each (exactly, given the tree).
+The shape of a stochastic beam depends on distributions beside the text too. So its trees are drawn
+by the method itself, and `of_tree` sums what its rule accepts of each (exactly, given the tree).
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from workers.model.tree import Tree
 from workers.speculation import rules
 from workers.speculation.method import Method
 
-Law = NDArray[np.float64]
+Distribution = NDArray[np.float64]
 Goes = Callable[[int, int], list[float]]
-"""(place at which a round begins, tokens left) -> chance that it goes on below its l-th draft."""
+"""(position at which a round begins, tokens left) -> probability to go on below its l-th draft."""
 
 REJECTED = 12
 """Of the rejected siblings before a third one, so many are told apart: the likeliest."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """One token of a text: the laws of both models there, over the vocabulary, and the token."""
+class DraftPosition:
+    """A token of a text, and both models' distributions over the vocabulary there."""
 
-    target: Law
-    draft: Law
+    target: Distribution
+    draft: Distribution
     token: int
 
     def given(self, joint: float) -> float:
@@ -44,73 +44,81 @@ class Place:
         return min(1.0, joint / float(self.target[self.token]))
 
 
-def along(name: str, parameters: Mapping[str, Any], places: Sequence[Place]) -> float | None:
-    """Rounds a method needs for the places of a text; None: there is no closed form.
+def along(
+    name: str, parameters: Mapping[str, Any], positions: Sequence[DraftPosition]
+) -> float | None:
+    """Rounds a method needs for the positions of a text; None: there is no closed form.
 
     Tokens over rounds is the mean acceptance length, bonus token included.
     """
     verification = parameters.get("verification")
     if name == "chain" and verification == "block":
-        goes = block(places, parameters["gamma"])
+        goes = block(positions, parameters["gamma"])
     elif name == "chain":
-        goes = independent(places, 1, parameters["gamma"])
+        goes = independent(positions, 1, parameters["gamma"])
     elif name == "spectr":
-        goes = independent(places, parameters["count"], parameters["gamma"])
+        goes = independent(positions, parameters["count"], parameters["gamma"])
     elif name == "recursive-c" and verification != "traversal":
-        goes = levels(places, parameters["branching"], distinct)
+        goes = levels(positions, parameters["branching"], distinct)
     elif name == "greedy-multi":
-        goes = levels(places, parameters["branching"], beside_certain)
+        goes = levels(positions, parameters["branching"], beside_certain)
     else:
         return None
-    return rounds(len(places), goes)
+    return rounds(len(positions), goes)
 
 
 def rounds(count: int, goes: Goes) -> float:
-    """Expected rounds until `count` tokens are emitted: how often each place begins one, summed."""
+    """Expected rounds until `count` tokens are emitted: the sum of how often each begins one."""
     begins = np.zeros(count + 1)
     begins[0] = 1.0
-    for place in range(count):
-        still = [1.0, *goes(place, count - place - 1)]
+    for position in range(count):
+        still = [1.0, *goes(position, count - position - 1)]
         for length, chance in enumerate(still):
             after = still[length + 1] if length + 1 < len(still) else 0.0
-            begins[place + length + 1] += begins[place] * (chance - after)
+            begins[position + length + 1] += begins[position] * (chance - after)
     return float(begins[:count].sum())
 
 
-def block(places: Sequence[Place], gamma: int) -> Goes:
+def block(positions: Sequence[DraftPosition], gamma: int) -> Goes:
     """Block verification: the least ratio of draft to target so far, over the whole block."""
-    ratios = [place.draft[place.token] / place.target[place.token] for place in places]
+    ratios = [
+        position.draft[position.token] / position.target[position.token] for position in positions
+    ]
 
-    def goes(place: int, left: int) -> list[float]:
-        products = np.cumprod(ratios[place : place + min(gamma, left)])
+    def goes(position: int, left: int) -> list[float]:
+        products = np.cumprod(ratios[position : position + min(gamma, left)])
         return [float(least) for least in np.minimum.accumulate(np.minimum(products, 1.0))]
 
     return goes
 
 
 def levels(
-    places: Sequence[Place], branching: Sequence[int], accepted: Callable[[Place, int], float]
+    positions: Sequence[DraftPosition],
+    branching: Sequence[int],
+    accepted: Callable[[DraftPosition, int], float],
 ) -> Goes:
-    """Trees in which the children of a node depend on nothing but the laws there."""
-    chance = {count: [accepted(place, count) for place in places] for count in set(branching)}
+    """Trees in which the children of a node depend on nothing but the distributions there."""
+    chance = {
+        count: [accepted(position, count) for position in positions] for count in set(branching)
+    }
 
-    def goes(place: int, left: int) -> list[float]:
-        here = [chance[count][place + at] for at, count in enumerate(branching[:left])]
+    def goes(position: int, left: int) -> list[float]:
+        here = [chance[count][position + at] for at, count in enumerate(branching[:left])]
         return [float(chance) for chance in np.cumprod(here)]
 
     return goes
 
 
-def distinct(place: Place, count: int) -> float:
+def distinct(position: DraftPosition, count: int) -> float:
     """Recursive rejection of `count` draws without replacement: the token is one of them."""
 
-    def joint(target: Law, draft: Law, count: int) -> float:
-        token = place.token
+    def joint(target: Distribution, draft: Distribution, count: int) -> float:
+        token = position.token
         kept = float(min(target[token], draft[token]))
         excess = (draft - target).clip(min=0)  # the chance that a token is drawn and rejected
         if count == 1 or excess.sum() < 1e-12:
             return kept
-        rest: Law = rules.residual(target, draft)
+        rest: Distribution = rules.residual(target, draft)
         if rest[token] <= 0:
             return kept
         if count == 2:
@@ -127,28 +135,30 @@ def distinct(place: Place, count: int) -> float:
             if excess[first] > 0
         )
 
-    return place.given(joint(place.target, place.draft, count))
+    return position.given(joint(position.target, position.draft, count))
 
 
-def beside_certain(place: Place, count: int) -> float:
+def beside_certain(position: DraftPosition, count: int) -> float:
     """Greedy multi-draft: a sure child for certain, another one as in speculative sampling."""
-    sure = np.argsort(-place.draft, kind="stable")[: count - 1]
-    if place.token in sure and place.draft[place.token] > 0:
+    sure = np.argsort(-position.draft, kind="stable")[: count - 1]
+    if position.token in sure and position.draft[position.token] > 0:
         return 1.0
-    rest = place.draft.copy()
+    rest = position.draft.copy()
     rest[sure] = 0
     if rest.sum() <= 0:
         return 0.0
-    return place.given(float(min(place.target[place.token], rest[place.token] / rest.sum())))
+    return position.given(
+        float(min(position.target[position.token], rest[position.token] / rest.sum()))
+    )
 
 
-def independent(places: Sequence[Place], count: int, gamma: int) -> Goes:
+def independent(positions: Sequence[DraftPosition], count: int, gamma: int) -> Goes:
     """K-SEQ among `count` sequences: how many agree with the text is the state."""
-    steps = [survivors(place, count) for place in places]
+    steps = [survivors(position, count) for position in positions]
 
-    def goes(place: int, left: int) -> list[float]:
+    def goes(position: int, left: int) -> list[float]:
         state, found = np.eye(count + 1)[count], []
-        for step in steps[place : place + min(gamma, left)]:
+        for step in steps[position : position + min(gamma, left)]:
             state = state @ step
             found.append(1.0 - float(state[0]))
         return found
@@ -156,7 +166,7 @@ def independent(places: Sequence[Place], count: int, gamma: int) -> Goes:
     return goes
 
 
-def survivors(place: Place, count: int) -> Law:
+def survivors(position: DraftPosition, count: int) -> Distribution:
     """[count + 1, count + 1]: from candidates before the token to those that are the token.
 
     Generating functions: a candidate that was rejected is the token with the chance
@@ -164,11 +174,11 @@ def survivors(place: Place, count: int) -> Law:
     """
     step = np.zeros((count + 1, count + 1))
     step[0, 0] = 1.0
-    token = place.token
-    mass = float(place.draft[token])
+    token = position.token
+    mass = float(position.draft[token])
     for held in range(1, count + 1):
-        scale = rules.rho(place.target, place.draft, held)
-        overlap = rules.overlap(place.draft, place.target / scale)
+        scale = rules.rho(position.target, position.draft, held)
+        overlap = rules.overlap(position.draft, position.target / scale)
         kept, refused = float(overlap[token]), max(0.0, 1 - float(overlap.sum()))
         seen = np.array([refused - (mass - kept), mass - kept]).clip(min=0)  # rejected, by one
         unseen = np.array([1 - mass, mass])
@@ -176,14 +186,14 @@ def survivors(place: Place, count: int) -> Law:
         for _ in range(held):
             before.append(np.convolve(before[-1], seen))
             after.append(np.convolve(after[-1], unseen))
-        law = np.zeros(held + 1)
+        probs = np.zeros(held + 1)
         for first in range(held):  # the candidate that is accepted
-            law[1:] += kept * np.convolve(before[first], after[held - 1 - first])
-        # None is accepted, and the residual law gives the token nevertheless.
-        rest = max(0.0, float(place.target[token]) - law.sum())
+            probs[1:] += kept * np.convolve(before[first], after[held - 1 - first])
+        # None is accepted, and the residual distribution gives the token nevertheless.
+        rest = max(0.0, float(position.target[token]) - probs.sum())
         everyone = before[held].sum()
-        law += rest * (before[held] / everyone if everyone > 0 else np.eye(held + 1)[0])
-        step[held, : held + 1] = law / law.sum()
+        probs += rest * (before[held] / everyone if everyone > 0 else np.eye(held + 1)[0])
+        step[held, : held + 1] = probs / probs.sum()
     return step
 
 
@@ -193,11 +203,13 @@ def survivors(place: Place, count: int) -> Law:
 def of_tree(method: Method, tree: Tree, targets: Any, ends: Collection[int] = ()) -> float:
     """Expected tokens of a round, its last one included, whose tree is drawn already.
 
-    `targets[i]` is the law behind node i. Nothing counts behind one of the `ends`.
+    `targets[i]` is the distribution behind node i. Nothing counts behind one of the `ends`.
     """
     if tree.laws is not None and method.by_path:
         judged = _outcomes(lambda one: rules.verify_by_path(tree, targets, one)[0])
-        return sum(chance * _told([tree.tokens[i] for i in p[1:]], ends) for p, chance, _ in judged)
+        return sum(
+            chance * _emitted([tree.tokens[i] for i in p[1:]], ends) for p, chance, _ in judged
+        )
     rule = rules.follow if tree.laws is None else method.rule
 
     def tokens(node: int) -> float:
@@ -208,29 +220,29 @@ def of_tree(method: Method, tree: Tree, targets: Any, ends: Collection[int] = ()
         drawn = [tree.tokens[c] for c in (tree.drawn[node] if tree.drawn else children)]
         target = targets[node]
         chances = dict.fromkeys((tree.tokens[child] for child in children), 0.0)
-        for token, chance, law in _outcomes(lambda one: rule(target, draft, drawn, one)):
-            if law is None:
+        for token, chance, probs in _outcomes(lambda one: rule(target, draft, drawn, one)):
+            if probs is None:
                 chances[token] += chance
                 continue
             for child in chances:
-                chances[child] += chance * float(law[child])
+                chances[child] += chance * float(probs[child])
         beyond = (c for c in children if tree.tokens[c] not in ends)
         return 1.0 + sum(chances[tree.tokens[c]] * tokens(c) for c in beyond)
 
     return tokens(0)
 
 
-def _told(drafts: Sequence[int], ends: Collection[int]) -> int:
+def _emitted(drafts: Sequence[int], ends: Collection[int]) -> int:
     """Tokens of accepted drafts and the one behind them, up to the first end."""
     return next((at for at, token in enumerate(drafts, 1) if token in ends), len(drafts) + 1)
 
 
 class _Fixed:
-    """Refuses so often, then accepts; notes the chance of that, and the law of a draw."""
+    """Refuses so often, then accepts; keeps the probability of that and what a draw is from."""
 
     def __init__(self, refusals: int) -> None:
         self.refusals, self.chance = refusals, 1.0
-        self.accepted, self.law = False, None
+        self.accepted, self.probs = False, None
 
     def accept(self, target: Any, draft: Any) -> bool:
         chance = min(1.0, float(target) / float(draft))
@@ -239,14 +251,14 @@ class _Fixed:
         self.refusals -= 1
         return self.accepted
 
-    def draw(self, law: Any) -> int:
+    def draw(self, probs: Any) -> int:
         if not self.accepted:
-            self.law = law
+            self.probs = probs
         return -1
 
 
 def _outcomes(decide: Callable[[_Fixed], Any]) -> list[tuple[Any, float, Any]]:
-    """All answers of a rule with their chances, and the law where it went on to draw.
+    """All answers of a rule with their chances, and the distribution where it went on to draw.
 
     A rule accepts once at most, so its outcomes are told apart by how often it refused before.
     """
@@ -255,7 +267,7 @@ def _outcomes(decide: Callable[[_Fixed], Any]) -> list[tuple[Any, float, Any]]:
     while left > 1e-12:
         one = _Fixed(len(found))
         answer = decide(one)
-        found.append((answer, one.chance, one.law))
+        found.append((answer, one.chance, one.probs))
         if not one.accepted:
             break
         left -= one.chance

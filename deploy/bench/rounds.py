@@ -1,6 +1,6 @@
 """Turns on the same prompts, and what they say: tokens a second, ratios, acceptance.
 
-Every contender takes its turn on a group of prompts before the next group comes, and the order
+Every candidate takes its turn on a group of prompts before the next group comes, and the order
 rotates, so that a machine that warms up or slows down treats all alike. Intervals are of 95 %, by a
 bootstrap over the groups in which both sides of a ratio are drawn together.
 """
@@ -14,7 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from deploy.bench.contenders import BASELINE, Contender, Work
+from deploy.bench.candidates import BASELINE, DecodingCandidate, TurnResult
 
 RESAMPLES: Final = 2000
 MOST_WARM: Final = 40
@@ -24,10 +24,10 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What one contender did: `works[group][round]`."""
+    """What one candidate did: `works[group][round]`."""
 
-    contender: Contender
-    works: list[list[Work]]
+    candidate: DecodingCandidate
+    works: list[list[TurnResult]]
 
     @property
     def seconds_per_token(self) -> Numbers:
@@ -36,7 +36,7 @@ class Turns:
             [np.median([work.seconds / work.tokens for work in group]) for group in self.works]
         )
 
-    def sums(self, count: Callable[[Work], float]) -> Numbers:
+    def sums(self, count: Callable[[TurnResult], float]) -> Numbers:
         """[groups] sums over the rounds."""
         return np.array([sum(map(count, group)) for group in self.works], float)
 
@@ -50,29 +50,29 @@ class Turns:
 
 
 def take_turns(
-    contenders: Sequence[Contender],
+    candidates: Sequence[DecodingCandidate],
     groups: Sequence[Sequence[list[int]]],
     rounds: int,
     temperature: float,
     seed: int,
     advance: Callable[[str], None],
 ) -> list[Turns]:
-    """Each contender `rounds` times on each group, after turns to warm up.
+    """Each candidate `rounds` times on each group, after turns to warm up.
 
     One turn is enough, but for a method that is still finding out what is fastest here.
     """
-    found = [Turns(contender, [[] for _ in groups]) for contender in contenders]
-    for contender in contenders:
-        advance(contender.entry.label)
+    found = [Turns(candidate, [[] for _ in groups]) for candidate in candidates]
+    for candidate in candidates:
+        advance(candidate.entry.label)
         for turn in range(MOST_WARM):
-            contender.run(groups[-1 - turn % len(groups)], temperature, seed)
-            if contender.converged:
+            candidate.run(groups[-1 - turn % len(groups)], temperature, seed)
+            if candidate.converged:
                 break
     for turn in range(rounds * len(groups)):
         at, group = turn % len(found), turn % len(groups)
         for one in found[at:] + found[:at]:
-            advance(one.contender.entry.label)
-            work = one.contender.run(groups[group], temperature, seed + 1 + turn * len(groups[0]))
+            advance(one.candidate.entry.label)
+            work = one.candidate.run(groups[group], temperature, seed + 1 + turn * len(groups[0]))
             one.works[group].append(work)
     return found
 
@@ -113,16 +113,16 @@ def speed(turns: Turns) -> tuple[Numbers, Numbers]:
 
 
 def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length: int) -> list[Row]:
-    """A row for each contender; of assisted generation the best alone.
+    """A row for each candidate; of assisted generation the best alone.
 
-    `over_NAME` is the ratio of tokens a second to that contender's.
+    `over_NAME` is the ratio of tokens a second to that candidate's.
     """
-    named = {one.contender.entry.label: one for one in turns}
+    named = {one.candidate.entry.label: one for one in turns}
     base = named[BASELINE]
     peers: dict[str, Turns] = {"vanilla": base}
     if "hf-generate" in named:
         peers["hf_generate"] = named["hf-generate"]
-    assisted = [one for one in turns if one.contender.entry.method == "hf-assisted"]
+    assisted = [one for one in turns if one.candidate.entry.method == "hf-assisted"]
     if assisted:
         peers["hf_assisted"] = min(assisted, key=lambda one: float(one.seconds_per_token.sum()))
     chain = next((one for one in turns if _is_plain_chain(one, chain_length)), None)
@@ -136,7 +136,7 @@ def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length:
         row["ratio"] = row["over_vanilla"]
         if one in assisted:
             row["tried"] = {
-                str(other.contender.entry.parameters["drafts"]): estimate(
+                str(other.candidate.entry.parameters["drafts"]): estimate(
                     speed(other), speed(base)
                 ).value
                 for other in assisted
@@ -150,12 +150,12 @@ def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length:
 
 
 def _row(one: Turns, base: Turns, temperature: float, streams: int) -> Row:
-    contender, works = one.contender, [work for group in one.works for work in group]
-    entry = contender.entry
+    candidate, works = one.candidate, [work for group in one.works for work in group]
+    entry = candidate.entry
     drafted = sum(work.drafted or 0 for work in works)
     same = (
         identical(one, base)
-        if temperature == 0 and contender.dtype == base.contender.dtype
+        if temperature == 0 and candidate.dtype == base.candidate.dtype
         else None
     )
     prompts = sum(len(group[0].outputs) for group in one.works)
@@ -165,8 +165,8 @@ def _row(one: Turns, base: Turns, temperature: float, streams: int) -> Row:
         "parameters": dict(entry.parameters),
         "length": entry.length,
         "budget": entry.budget,
-        "lossless": contender.lossless,
-        "dtype": contender.dtype,
+        "lossless": candidate.lossless,
+        "dtype": candidate.dtype,
         "temperature": temperature,
         "streams": streams,
         **estimate(speed(one)).keys("tokens_per_s"),
@@ -191,7 +191,7 @@ def identical(one: Turns, base: Turns) -> int:
 
 
 def _is_plain_chain(one: Turns, length: int) -> bool:
-    entry = one.contender.entry
+    entry = one.candidate.entry
     if entry.method != "chain" or entry.parameter("threshold"):
         return False
     return (entry.length, entry.parameter("verification")) == (length, "token")

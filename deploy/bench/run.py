@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from deploy.bench.ablation import ablations
-from deploy.bench.contenders import BASELINE, Contender, Entry, enter, entries
+from deploy.bench.candidates import BASELINE, CandidateSpec, DecodingCandidate, enter, entries
 from deploy.bench.divergence import divergences
 from deploy.bench.predict import predictions
 from deploy.bench.rounds import Row, Turns, right, rows, take_turns, texts
@@ -42,7 +42,7 @@ class Settings:
     seed: int
 
 
-def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict[str, Any]:
+def bench(settings: Settings, asked: Sequence[CandidateSpec] | None, shown: Bar) -> dict[str, Any]:
     """All rows, predictions, and what was not available."""
     loaded = open_target(
         settings.model, device=settings.device, dtype=settings.dtype, slots=max(settings.streams)
@@ -60,7 +60,7 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
 
     chosen = list(entries(asked))
     data: dict[str, Any] = {"rows": [], "laws": [], "ablations": [], "unavailable": []}
-    fields: list[tuple[int, list[Contender]]] = []
+    fields: list[tuple[int, list[DecodingCandidate]]] = []
     for streams in settings.streams:
         entered, missing = enter(
             chosen, loaded, settings.model, settings.draft,
@@ -85,11 +85,11 @@ def bench(settings: Settings, asked: Sequence[Entry] | None, shown: Bar) -> dict
                     _predict(loaded, settings.draft, done, found, prompts, temperature, shown.tell)
                 )
             if temperature == 0:
-                base = next(one for one in done if one.contender.entry.method == BASELINE)
+                base = next(one for one in done if one.candidate.entry.method == BASELINE)
                 parted = divergences(done, base, prompts, loaded.target)
                 for row in found:
                     row |= parted.get(row["label"], {})
-            shares = {one.contender.entry.label: right(one, is_right) for one in done}
+            shares = {one.candidate.entry.label: right(one, is_right) for one in done}
             for row in found:
                 row |= shares[row["label"]].keys("right")
             data["rows"] += found
@@ -136,10 +136,10 @@ def _predict(
     tell: Callable[[str], None],
 ) -> Row:
     """Put predictions into the rows; what they are made of is the answer."""
-    base = next(one for one in turns if one.contender.entry.method == BASELINE)
-    contenders = [one.contender for one in turns]
+    base = next(one for one in turns if one.candidate.entry.method == BASELINE)
+    candidates = [one.candidate for one in turns]
     expected, about = predictions(
-        contenders, loaded, draft, prompts, texts(base), temperature, tell
+        candidates, loaded, draft, prompts, texts(base), temperature, tell
     )
     for row in found:
         if row["label"] in expected:

@@ -125,7 +125,7 @@ def notes(data: Data) -> list[str]:
     """What stands under the tables."""
     about = data["about"]
     setting = f"{about['dtype']}, {about['threads']} threads, {about['device']}"
-    told = [
+    lines = [
         f"{about['model']} ({setting}), draft {about['draft'] or 'none'}; {about['prompts']} "
         f"prompts, {about['rounds']} rounds, at most {about['max_new']} new tokens. Reading the "
         "prompt is part of every time.",
@@ -135,13 +135,13 @@ def notes(data: Data) -> list[str]:
         "margin between both tokens' logits; right: outputs that give the "
         "problem's answer. SpecTr's paper: 1.37x to chain.",
     ]
-    told += [
+    lines += [
         f"Temperature {one['temperature']:g}: a token of the draft model is accepted with a "
         f"chance of {figure('draft_acceptance', '{:.3f}')(one)}. {one['told']}"
         for one in data["laws"]
     ]
-    told += [f"Not available: {one['label']}: {one['reason']}" for one in data["unavailable"]]
-    return told
+    lines += [f"Not available: {one['label']}: {one['reason']}" for one in data["unavailable"]]
+    return lines
 
 
 def report(data: Data) -> str:

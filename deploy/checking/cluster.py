@@ -11,8 +11,8 @@ from typing import Any
 
 from deploy.checking import deployment as inner
 from deploy.checking import network
+from deploy.checking.located_yaml import Finding, LocatedText, at, finding, location_of, read
 from deploy.checking.operator import CLUSTER, HEAD, Path, environment, groups, version
-from deploy.checking.places import Finding, Text, at, finding, place_of, read
 from deploy.service.config import Deployment
 from orchestrator.errors import ConfigError
 
@@ -42,12 +42,12 @@ def check(service: Any, policies: Sequence[Any] = ()) -> list[Finding]:
     text = at(service, _SERVED)
     if not text:
         return [*findings, finding(service, _SERVED, "is missing: nothing would be served")]
-    place = text.place if isinstance(text, Text) else place_of(service, _SERVED)
+    location = text.location if isinstance(text, LocatedText) else location_of(service, _SERVED)
     try:
-        documents = read(text, place)
+        documents = read(text, location)
     except ConfigError as error:
-        line, told = re.match(r".*?:(\d+): (.*)", str(error)).groups()  # type: ignore[union-attr]
-        wrong = Finding(place._replace(line=int(line)), "spec.serveConfigV2", told)
+        line, message = re.match(r".*?:(\d+): (.*)", str(error)).groups()  # type: ignore[union-attr]
+        wrong = Finding(location._replace(line=int(line)), "spec.serveConfigV2", message)
         return [*findings, wrong]
     served = documents[0] if documents else None
     checked = inner.check(served)
@@ -59,12 +59,12 @@ def check(service: Any, policies: Sequence[Any] = ()) -> list[Finding]:
 
 
 def _versions(service: Any) -> Iterator[Finding]:
-    told = at(service, (*CLUSTER, "rayVersion"))
     path: Path = (*CLUSTER, "rayVersion")
-    if told is None:
+    ray = at(service, path)
+    if ray is None:
         yield finding(service, path, "is missing")
-    elif version(told) != version(installed("ray")):
-        yield finding(service, path, f"{told}: the image is built with Ray {installed('ray')}")
+    elif version(ray) != version(installed("ray")):
+        yield finding(service, path, f"{ray}: the image is built with Ray {installed('ray')}")
     for path, _, container in _containers(service):
         image = str(container.get("image", ""))
         name, colon, tag = image.partition("@")[0].rpartition(":")
@@ -75,19 +75,19 @@ def _versions(service: Any) -> Iterator[Finding]:
         found = _RAY_IN_TAG.search(tag) or (
             re.match(r"v?(\d+\.\d+\.\d+)", tag) if name.endswith(("/ray", "/ray-ml")) else None
         )
-        if found and told is not None and version(found[1]) != version(told):
-            yield finding(service, where, f"{image} has Ray {found[1]}, rayVersion is {told}")
+        if found and ray is not None and version(found[1]) != version(ray):
+            yield finding(service, where, f"{image} has Ray {found[1]}, rayVersion is {ray}")
 
 
 def _control_plane(service: Any) -> Iterator[Finding]:
     """Who may reach Ray's ports may run code: that must not be everybody."""
     options = at(service, (*CLUSTER, "authOptions"), {})
     if options.get("mode", "token" if options else "disabled") != "token":
-        told = "must be token: Ray runs whatever is sent to its ports"
-        yield finding(service, (*CLUSTER, "authOptions", "mode"), told)
+        message = "must be token: Ray runs whatever is sent to its ports"
+        yield finding(service, (*CLUSTER, "authOptions", "mode"), message)
     if groups(service) and at(service, (*HEAD, "rayStartParams", "num-cpus")) != "0":
-        told = 'must be "0": replicas on the head could take the control plane down with them'
-        yield finding(service, (*HEAD, "rayStartParams", "num-cpus"), told)
+        message = 'must be "0": replicas on the head could take the control plane down with them'
+        yield finding(service, (*HEAD, "rayStartParams", "num-cpus"), message)
     for path, group, container in _containers(service):
         context = at(container, ("securityContext",), {})
         pod = at(group, ("template", "spec", "securityContext"), {})
@@ -118,25 +118,25 @@ def _together(service: Any, served: Any, deployment: Deployment) -> Iterator[Fin
     yield from _room(service, served, deployment)
     gcs = str(at(service, (*CLUSTER, "gcsFaultToleranceOptions", "redisAddress"), ""))
     if gcs and _host(gcs) == _host(deployment.args.store.url):
-        told = f"{_host(gcs)} holds the cluster's state too: give policies a Redis of their own"
+        message = f"{_host(gcs)} holds the cluster's state too: give policies a Redis of their own"
         path: Path = (*inner.ARGS, "store", "url")
-        yield finding(served, path if at(served, path) else path[:-1], told)
+        yield finding(served, path if at(served, path) else path[:-1], message)
 
 
 def _addresses(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
     options = deployment.serve.http_options
     if options.host not in ("0.0.0.0", "::"):  # noqa: S104
-        told = f"{options.host}: other pods cannot reach it; write 0.0.0.0"
-        yield finding(served, ("http_options", "host"), told)
+        message = f"{options.host}: other pods cannot reach it; write 0.0.0.0"
+        yield finding(served, ("http_options", "host"), message)
     location = str(getattr(deployment.serve.proxy_location, "value", None))
     if groups(service) and location != "EveryNode":
-        told = f"{location}: a worker pod is ready only with a proxy on it; write EveryNode"
-        yield finding(served, ("proxy_location",), told)
+        message = f"{location}: a worker pod is ready only with a proxy on it; write EveryNode"
+        yield finding(served, ("proxy_location",), message)
     for path, _, container in _containers(service):
         for index, port in enumerate(at(container, ("ports",), [])):
             if port.get("name") == "serve" and port.get("containerPort") != options.port:
-                told = f"{port.get('containerPort')}: http_options.port is {options.port}"
-                yield finding(service, (*path, "ports", index, "containerPort"), told)
+                message = f"{port.get('containerPort')}: http_options.port is {options.port}"
+                yield finding(service, (*path, "ports", index, "containerPort"), message)
 
 
 def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
@@ -146,39 +146,39 @@ def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Findin
         timeout = override.graceful_shutdown_timeout_s
         if override.name == "Orchestrator" and isinstance(timeout, (int, float)):
             if timeout < drain:
-                told = f"{timeout:g} s would cut answers that may take {drain:g} s (deadline_s)"
+                message = f"{timeout:g} s would cut answers that may take {drain:g} s (deadline_s)"
                 override_path = ("applications", 0, "deployments", index)
-                yield finding(served, (*override_path, "graceful_shutdown_timeout_s"), told)
+                yield finding(served, (*override_path, "graceful_shutdown_timeout_s"), message)
             drain = max(drain, timeout)
     field: Path = ("spec", "rayClusterDeletionDelaySeconds")
     delay = at(service, field, _DELAY_S)
     if delay < drain:
-        told = (
+        message = (
             f"{delay} s are less than the {drain:g} s that an answer may take (limits.deadline_s)"
         )
-        yield finding(service, field, told)
+        yield finding(service, field, message)
     for path, group in groups(service):
         where = (*path, "template", "spec", "terminationGracePeriodSeconds")
         grace = at(group, where[len(path) :], _GRACE_S)
         if grace < delay:
-            told = f"{grace} s are less than rayClusterDeletionDelaySeconds, {delay} s"
-            yield finding(service, where, told)
+            message = f"{grace} s are less than rayClusterDeletionDelaySeconds, {delay} s"
+            yield finding(service, where, message)
     yield from _haproxy(service, drain)
 
 
 def _haproxy(service: Any, drain: float) -> Iterator[Finding]:
     """HAProxy on all nodes or on none; where it is reloaded, answers that run may end."""
-    told = [(path, environment(container)) for path, _, container in _containers(service)]
-    on = [_value(variables, "RAY_SERVE_ENABLE_HA_PROXY") == "1" for _, variables in told]
-    for (path, variables), has in zip(told, on, strict=True):
+    environments = [(path, environment(one)) for path, _, one in _containers(service)]
+    on = [_value(variables, "RAY_SERVE_ENABLE_HA_PROXY") == "1" for _, variables in environments]
+    for (path, variables), has in zip(environments, on, strict=True):
         if any(on) and not has:
-            words = "RAY_SERVE_ENABLE_HA_PROXY is set in other pods: all or none"
-            yield finding(service, (*path, "env"), words)
+            message = "RAY_SERVE_ENABLE_HA_PROXY is set in other pods: all or none"
+            yield finding(service, (*path, "env"), message)
         elif has:
             stop = float(_value(variables, _HARD_STOP) or _HARD_STOP_S)
             if stop < drain:
-                words = f"{_HARD_STOP}: {stop:g} s would cut answers that may take {drain:g} s "
-                yield finding(service, (*path, "env"), f"{words}when a replica comes or goes")
+                message = f"{_HARD_STOP}: {stop:g} s would cut answers that may take {drain:g} s "
+                yield finding(service, (*path, "env"), f"{message}when a replica comes or goes")
 
 
 def _value(variables: Mapping[str, Any], name: str) -> str | None:
@@ -210,8 +210,8 @@ def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
         for where, name in wanted.items():
             if name is not None and name not in environment(container):
                 pods = f"pods of group {group['groupName']}" if "groupName" in group else "head"
-                told = f"{name} is not set in the {pods}"
-                yield finding(served, (*inner.ARGS, *where), told)
+                message = f"{name} is not set in the {pods}"
+                yield finding(served, (*inner.ARGS, *where), message)
 
 
 def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
@@ -224,23 +224,23 @@ def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
         path: Path = (*inner.ARGS, *pool.field.split("."))
         if not found:
             labels = ", ".join(f"{key}={value}" for key, value in pool.nodes.items())
-            told = f"no worker group has the labels {labels}" if labels else "no worker group"
-            yield finding(served, (*path, "nodes"), told)
+            message = f"no worker group has the labels {labels}" if labels else "no worker group"
+            yield finding(served, (*path, "nodes"), message)
         elif pool.gpu:
-            having = [(place, group) for place, group in found if gpus(group)]
+            having = [(location, group) for location, group in found if gpus(group)]
             if not having:
-                told = f"takes {pool.gpu:g} of a GPU, and {_named(found)} has no {GPU}"
-                yield finding(served, (*path, "gpu"), told)
+                message = f"takes {pool.gpu:g} of a GPU, and {_named(found)} has no {GPU}"
+                yield finding(served, (*path, "gpu"), message)
                 continue
             capacity[_named(having)] = sum(gpus(group) * _most(group) for _, group in having)
             beside.setdefault(_named(having), []).append(pool)
     for names, sharing in beside.items():
         wanted = _packed([pool.gpu for pool in sharing for _ in range(pool.most)])
         if wanted > capacity[names]:
-            told = " + ".join(f"{pool.name} {pool.most} × {pool.gpu:g}" for pool in sharing)
-            told += f" take {wanted} GPUs, {names} has {capacity[names]:g} at maxReplicas"
+            message = " + ".join(f"{pool.name} {pool.most} × {pool.gpu:g}" for pool in sharing)
+            message += f" take {wanted} GPUs, {names} has {capacity[names]:g} at maxReplicas"
             path = (*inner.ARGS, *sharing[-1].field.split("."), "replicas")
-            yield finding(served, path, told)
+            yield finding(served, path, message)
     yield from _spread(service, served, deployment, pools)
 
 
@@ -255,20 +255,20 @@ def _spread(
         nodes = sum(_most(group) for _, group in _matching(service, pool.nodes))
         if pool.most > per_node * nodes:
             need = math.ceil(pool.most / per_node)
-            told = f"{pool.most} replicas at {per_node} a node need {need} nodes, "
-            told += f"there are {nodes:g} at maxReplicas"
+            message = f"{pool.most} replicas at {per_node} a node need {need} nodes, "
+            message += f"there are {nodes:g} at maxReplicas"
             path = ("applications", 0, "deployments", index, "max_replicas_per_node")
-            yield finding(served, path, told)
+            yield finding(served, path, message)
 
 
 def gpus(group: Any) -> int:
     """GPUs of one pod of a group, as Ray will count them."""
-    told = at(group, ("rayStartParams", "num-gpus")) or at(group, ("resources", "GPU"))
+    count = at(group, ("rayStartParams", "num-gpus")) or at(group, ("resources", "GPU"))
     limits = (
         at(container, ("resources", "limits", GPU), 0)
         for container in at(group, ("template", "spec", "containers"), [])[:1]
     )
-    return int(told) if told is not None else sum(int(limit) for limit in limits)
+    return int(count) if count is not None else sum(int(limit) for limit in limits)
 
 
 def _most(group: Any) -> float:

@@ -14,9 +14,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
-from deploy.checking.places import Finding, Items, Mapping, at, finding, repeated_keys
+from deploy.checking.located_yaml import Finding, Items, Mapping, at, finding, repeated_keys
 from deploy.checking.schema import unknown
-from deploy.service.config import Args, Deployment, Method, WorkerSpec, model_of
+from deploy.service.config import Args, Deployment, MethodSpec, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
 
 BUILDER = "deploy.app:build"
@@ -50,8 +50,8 @@ def check(data: Any) -> Checked:
     except ValidationError as error:
         return Checked(findings + list(_typed(data, error, ())))
     if len(serve.applications) != 1:
-        told = f"exactly one is expected, there are {len(serve.applications)}"
-        return Checked([*findings, finding(data, ("applications",), told)])
+        message = f"exactly one is expected, there are {len(serve.applications)}"
+        return Checked([*findings, finding(data, ("applications",), message)])
     if serve.applications[0].import_path != BUILDER:
         path = ("applications", 0, "import_path")
         return Checked([*findings, finding(data, path, f"must be {BUILDER}")])
@@ -68,8 +68,8 @@ def _unknown(model: type[BaseModel], data: Any, path: tuple[str | int, ...]) -> 
     for key, value in data.items() if isinstance(data, dict) else ():
         field = model.model_fields.get(key)
         if field is None:
-            told = unknown(str(key), list(model.model_fields))
-            yield Finding(data.places[key], ".".join(map(str, (*path, key))), told)
+            message = unknown(str(key), list(model.model_fields))
+            yield Finding(data.locations[key], ".".join(map(str, (*path, key))), message)
             continue
         inner = model_of(field.annotation)
         if inner is not None and isinstance(value, list):
@@ -98,10 +98,12 @@ def _typed(data: Any, error: ValidationError, path: tuple[str | int, ...]) -> It
             message = "unknown field"
         elif detail["type"] == "missing":
             message = "is missing"
-        told = re.fullmatch(r"([\w.-]+): (.*)", message, re.DOTALL)  # a validator of several fields
-        inner = tuple(told[1].split(".")) if told else ()
-        if told and at(data, (*where, *inner[:1]), error) is not error:
-            where, message = (*where, *inner), told[2]
+        match = re.fullmatch(
+            r"([\w.-]+): (.*)", message, re.DOTALL
+        )  # a validator of several fields
+        inner = tuple(match[1].split(".")) if match else ()
+        if match and at(data, (*where, *inner[:1]), error) is not error:
+            where, message = (*where, *inner), match[2]
         yield finding(data, where, message)
 
 
@@ -113,8 +115,8 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
         yield finding(data, ("http_options", "host"), str(error).partition(": ")[2])
     deadline, timeout = args.limits.deadline_s, options.request_timeout_s
     if timeout is not None and timeout < deadline:
-        told = f"{timeout:g} s would cut answers that limits.deadline_s lets take {deadline:g} s"
-        yield finding(data, ("http_options", "request_timeout_s"), told)
+        message = f"{timeout:g} s would cut answers that limits.deadline_s lets take {deadline:g} s"
+        yield finding(data, ("http_options", "request_timeout_s"), message)
     yield from _overrides(data, serve)
     for name, spec in args.workers.by_name().items():
         if spec.url is None:
@@ -129,24 +131,24 @@ def _overrides(data: Any, serve: ServeDeploySchema) -> Iterator[Finding]:
     for index, override in enumerate(serve.applications[0].deployments):
         path = ("applications", 0, "deployments", index)
         if override.name not in NAMES:
-            told = f"no deployment {override.name!r}; there are {', '.join(NAMES)}"
-            yield finding(data, (*path, "name"), told)
+            message = f"no deployment {override.name!r}; there are {', '.join(NAMES)}"
+            yield finding(data, (*path, "name"), message)
             continue
         for key, ours in _OURS.items():
             if key in override.model_fields_set:
-                told = f"would replace what args say: write args.{NAMES[override.name]}.{ours}"
-                yield finding(data, (*path, key), told)
+                message = f"would replace what args say: write args.{NAMES[override.name]}.{ours}"
+                yield finding(data, (*path, key), message)
 
 
-def _method(data: Any, path: tuple[str | int, ...], given: Method) -> Iterator[Finding]:
+def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterator[Finding]:
     method, params = given.method, given.params
     if method == "vanilla" and not params:
         return
     from workers.speculation import METHODS  # it needs torch: seconds
 
     if method not in METHODS:
-        told = f"no method {method!r}; there are {', '.join(METHODS)}"
-        yield finding(data, (*path, "method"), told)
+        message = f"no method {method!r}; there are {', '.join(METHODS)}"
+        yield finding(data, (*path, "method"), message)
         return
     known = dict(list(inspect.signature(METHODS[method]).parameters.items())[2:])
     where = (*path, "params")
@@ -167,9 +169,9 @@ def _shares(data: Any, args: Args) -> Iterator[Finding]:
         return
     total = sum(shares.values())
     if total > 1 + 1e-9:
-        told = " + ".join(f"{name} {share:g}" for name, share in shares.items())
-        told = f"{told} = {total:g} of one GPU: lower one, or give both a whole GPU (gpu: 1)"
-        yield finding(data, (*ARGS, "workers", "large", "gpu"), told)
+        message = " + ".join(f"{name} {share:g}" for name, share in shares.items())
+        message = f"{message} = {total:g} of one GPU: lower one, or give both a whole GPU (gpu: 1)"
+        yield finding(data, (*ARGS, "workers", "large", "gpu"), message)
 
 
 def on_gpu(spec: WorkerSpec) -> bool:

@@ -8,13 +8,20 @@ from typing import Any
 
 from deploy.checking import cluster, deployment, operator
 from deploy.checking.kustomize import NAMES, render, text_of
-from deploy.checking.places import Finding, Mapping, Place, finding, read, repeated_keys
+from deploy.checking.located_yaml import (
+    Finding,
+    Mapping,
+    SourceLocation,
+    finding,
+    read,
+    repeated_keys,
+)
 from deploy.checking.schema import Schemas
 from orchestrator.errors import ConfigError
 
 
 @dataclass
-class Report:
+class CheckReport:
     """What a file holds, and what is wrong with it."""
 
     file: str
@@ -26,7 +33,7 @@ class Report:
         return not any(found.level == "error" for found in self.findings)
 
 
-def check(file: str, crd: File | None = None, text: str | None = None) -> Report:
+def check(file: str, crd: File | None = None, text: str | None = None) -> CheckReport:
     """Everything that is wrong with a file or an overlay's folder.
 
     Args:
@@ -37,11 +44,11 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> Report
     Raises:
         ConfigError: it cannot be read; there is no schema to check a manifest against.
     """
-    report, path = Report(file), File(file)
+    report, path = CheckReport(file), File(file)
     if text is None and (path.is_dir() or path.name in NAMES):
         documents: list[Any] = [*render(path if path.is_dir() else path.parent)]
     else:
-        documents = read(text_of(path) if text is None else text, Place(file, 1))
+        documents = read(text_of(path) if text is None else text, SourceLocation(file, 1))
     if not documents:
         raise ConfigError(f"{file}: is empty")
     manifests = [one for one in documents if isinstance(one, Mapping) and "apiVersion" in one]
@@ -56,8 +63,8 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> Report
             report.findings += deployment.check(document).findings
     services = [one for one in manifests if one.get("kind") == "RayService"]
     if services and len(manifests) > 1 and not policies:
-        told = "no NetworkPolicy comes with it"
-        report.findings.append(finding(services[0], ("kind",), told, "note"))
+        message = "no NetworkPolicy comes with it"
+        report.findings.append(finding(services[0], ("kind",), message, "note"))
     report.findings = list(dict.fromkeys(report.findings))
     return report
 

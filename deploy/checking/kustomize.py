@@ -14,7 +14,16 @@ from collections.abc import Iterator
 from pathlib import Path as File
 from typing import Any, NoReturn
 
-from deploy.checking.places import Items, Mapping, Place, at, dotted, place_of, read, text_at
+from deploy.checking.located_yaml import (
+    Items,
+    Mapping,
+    SourceLocation,
+    at,
+    dotted,
+    located_text,
+    location_of,
+    read,
+)
 from orchestrator.errors import ConfigError
 
 NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
@@ -45,7 +54,7 @@ def load(file: File) -> list[Any]:
     Raises:
         ConfigError: it cannot be read, or is no YAML.
     """
-    return read(text_of(file), Place(str(file), 1))
+    return read(text_of(file), SourceLocation(str(file), 1))
 
 
 def text_of(file: File) -> str:
@@ -63,7 +72,7 @@ class _Build:
         file = kustomization_of(folder)
         if file is None:
             raise ConfigError(f"{folder}: has no kustomization.yaml")
-        (self._data,) = load(file) or [Mapping(Place(str(file), 1))]
+        (self._data,) = load(file) or [Mapping(SourceLocation(str(file), 1))]
         if not isinstance(self._data, Mapping):
             raise ConfigError(f"{file}:1: not a mapping")
         for key in self._data:
@@ -82,8 +91,8 @@ class _Build:
         self._namespace()
 
     def _fail(self, path: tuple[str | int, ...], message: str) -> NoReturn:
-        place = place_of(self._data, path)
-        raise ConfigError(f"{place.file}:{place.line}: {dotted(path)}: {message}")
+        location = location_of(self._data, path)
+        raise ConfigError(f"{location.file}:{location.line}: {dotted(path)}: {message}")
 
     def _list(self, key: str) -> Any:
         value = self._data.get(key) or []
@@ -98,18 +107,18 @@ class _Build:
         return value
 
     def _inside(self, path: tuple[str | int, ...], name: Any) -> File:
-        place = (self._folder / str(name)).resolve()
-        if not place.exists():
+        location = (self._folder / str(name)).resolve()
+        if not location.exists():
             self._fail(path, f"there is no {name}")
         return File(_shortest(self._folder, str(name)))
 
     def _resources(self) -> None:
         for index, name in enumerate(self._list("resources")):
-            place = self._inside(("resources", index), name)
-            if place.is_dir():
-                self.documents += _Build(place, []).documents
+            location = self._inside(("resources", index), name)
+            if location.is_dir():
+                self.documents += _Build(location, []).documents
             else:
-                self.documents += load(place)
+                self.documents += load(location)
 
     def _generated(self) -> dict[str, Mapping]:
         """ConfigMaps that exist only as sources of replacements."""
@@ -119,11 +128,11 @@ class _Build:
             annotations = at(self._data, (*path, "options", "annotations"), {})
             if annotations.get("config.kubernetes.io/local-config") != "true":
                 self._fail(path, "read here only with the local-config annotation")
-            data = Mapping(place_of(self._data, path))
+            data = Mapping(location_of(self._data, path))
             for number, name in enumerate(self._need((*path, "files"))):
                 file = self._inside((*path, "files", number), name)
-                place = Place(str(file), 1)
-                data.put(file.name, text_at(text_of(file), place), place)
+                location = SourceLocation(str(file), 1)
+                data.put(file.name, located_text(text_of(file), location), location)
             sources[str(self._need((*path, "name")))] = data
         return sources
 
@@ -139,7 +148,7 @@ class _Build:
             (operations,) = load(self._inside((*path, "path"), entry["path"]))
         else:
             inline = self._need((*path, "patch"))
-            (operations,) = read(inline, inline.place)
+            (operations,) = read(inline, inline.location)
         if not isinstance(operations, Items):
             self._fail(path, "read here only as a list of JSON 6902 operations")
         target = self._need((*path, "target"))
@@ -148,7 +157,7 @@ class _Build:
             self._fail((*path, "target"), "matches nothing")
         for document in found:
             for index, operation in enumerate(operations):
-                _operate(document, operation, operations.places[index])
+                _operate(document, operation, operations.locations[index])
 
     def _replace(self, path: tuple[str | int, ...]) -> None:
         source = self._need((*path, "source"))
@@ -164,7 +173,7 @@ class _Build:
                 self._fail((*path, "targets", number), "matches nothing")
             for document in found:
                 for field in target.get("fieldPaths") or ():
-                    _put(document, field.split("."), value, value.place)
+                    _put(document, field.split("."), value, value.location)
 
     def _image(self, path: tuple[str | int, ...]) -> None:
         entry = at(self._data, path)
@@ -174,14 +183,14 @@ class _Build:
                 if name == entry.get("name"):
                     tag = str(entry.get("newTag", tag))
                     image = str(entry.get("newName", name)) + (f":{tag}" if tag else "")
-                    place = place_of(self._data, path)
-                    container.put("image", text_at(image, place), place)
+                    location = location_of(self._data, path)
+                    container.put("image", located_text(image, location), location)
 
     def _namespace(self) -> None:
         name = self._data.get("namespace")
         for document in self.documents if name else ():
             if document.get("kind") not in _CLUSTER_WIDE:
-                _put(document, ["metadata", "namespace"], name, self._data.places["namespace"])
+                _put(document, ["metadata", "namespace"], name, self._data.locations["namespace"])
 
 
 def _shortest(folder: File, name: str) -> str:
@@ -213,19 +222,19 @@ def _containers(data: Any) -> Iterator[Mapping]:
             yield from _containers(value)
 
 
-def _put(data: Any, steps: list[str], value: Any, place: Place) -> None:
+def _put(data: Any, steps: list[str], value: Any, location: SourceLocation) -> None:
     for step in steps[:-1]:
         if step not in data:
-            data.put(step, Mapping(place), place)
+            data.put(step, Mapping(location), location)
         data = data[step]
-    data.put(steps[-1], value, place)
+    data.put(steps[-1], value, location)
 
 
-def _operate(document: Mapping, operation: Any, place: Place) -> None:
+def _operate(document: Mapping, operation: Any, location: SourceLocation) -> None:
     """One JSON 6902 operation (RFC 6902, section 4); pointers as in RFC 6901."""
 
     def fail(message: str) -> NoReturn:
-        raise ConfigError(f"{place.file}:{place.line}: {message}")
+        raise ConfigError(f"{location.file}:{location.line}: {message}")
 
     pointer = str(at(operation, ("path",), ""))
     steps = [part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:]]
@@ -240,14 +249,14 @@ def _operate(document: Mapping, operation: Any, place: Place) -> None:
             fail(f"{pointer}: there is no {step}")
     last = steps[-1]
     value = copy.deepcopy(at(operation, ("value",)))
-    where = place_of(operation, ("value",))
+    where = location_of(operation, ("value",))
     if isinstance(parent, Items):
         index = len(parent) if last == "-" else int(last) if last.isdecimal() else math.inf
         if index > len(parent) - (kind != "add"):
             fail(f"{pointer}: there is no item {last}")
         index = int(index)
         if kind in ("remove", "replace"):
-            del parent[index], parent.places[index]
+            del parent[index], parent.locations[index]
         if kind in ("add", "replace"):
             parent.put(index, value, where)
     else:

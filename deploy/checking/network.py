@@ -7,18 +7,20 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from deploy.checking import deployment as inner
+from deploy.checking.located_yaml import Finding, at, finding
 from deploy.checking.operator import HEAD, Path, groups
-from deploy.checking.places import Finding, at, finding
 from deploy.service.config import Deployment
 
 _PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
 
 
-def check(service: Any, policies: Sequence[Any], served: Any, told: Deployment) -> list[Finding]:
+def check(
+    service: Any, policies: Sequence[Any], served: Any, deployment: Deployment
+) -> list[Finding]:
     """Every address of the deployment whose port no policy lets Ray's pods out to.
 
     By ports alone: whether a peer's labels are those of the pod behind a name is known in the
-    cluster only. What manifests do not tell counts as letting out: labels that the operator adds,
+    cluster only. What manifests do not say counts as allowed: labels that the operator adds,
     expressions, named ports.
     """
     pods = [at(service, HEAD, {}), *(group for _, group in groups(service))]
@@ -34,7 +36,7 @@ def check(service: Any, policies: Sequence[Any], served: Any, told: Deployment) 
     rules = [rule for policy in holding for rule in at(policy, ("spec", "egress"), [])]
     return [
         finding(served, path, f"{url}: no NetworkPolicy lets Ray's pods out to port {port}")
-        for path, url, port in _addresses(told)
+        for path, url, port in _addresses(deployment)
         if not any(_lets(rule, port, labels) for rule in rules)
     ]
 
@@ -45,9 +47,9 @@ def _holds_back(spec: Any) -> bool:
     return "Egress" in spec.get("policyTypes", implied)
 
 
-def _addresses(told: Deployment) -> Iterator[tuple[Path, str, int]]:
+def _addresses(deployment: Deployment) -> Iterator[tuple[Path, str, int]]:
     """What the deployment reaches for: where that is said, the address, its port."""
-    args = told.args
+    args = deployment.args
     urls: dict[Path, str | None] = {
         ("workers", name, "url"): spec.url for name, spec in args.workers.by_name().items()
     }

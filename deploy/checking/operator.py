@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from deploy.checking.places import Finding, at, finding
+from deploy.checking.located_yaml import Finding, at, finding
 
 CLUSTER = ("spec", "rayClusterConfig")
 HEAD = (*CLUSTER, "headGroupSpec")
@@ -117,8 +117,8 @@ def _scaling(service: Any) -> _Rule:
     for path, group in policies:
         restart = at(group, ("template", "spec", "restartPolicy"), "Never")
         if second and restart != "Never":
-            place = (*path, "template", "spec", "restartPolicy")
-            yield place, f"{restart}: must be Never or unset with autoscaler v2"
+            location = (*path, "template", "spec", "restartPolicy")
+            yield location, f"{restart}: must be Never or unset with autoscaler v2"
     for path, group in groups(service):
         low, high, now = (group.get(key) for key in ("minReplicas", "maxReplicas", "replicas"))
         if not scales and (low is None or high is None):
@@ -160,11 +160,11 @@ def _storage(service: Any) -> _Rule:
         return
     for old in ("ray.io/ft-enabled", "ray.io/external-storage-namespace"):
         if notes.get(old):
-            told = "conflicts with gcsFaultToleranceOptions, which replaced it"
-            yield ("metadata", "annotations", old), told
+            message = "conflicts with gcsFaultToleranceOptions, which replaced it"
+            yield ("metadata", "annotations", old), message
     if params.get("redis-password"):
-        told = "conflicts with gcsFaultToleranceOptions.redisPassword"
-        yield (*HEAD, "rayStartParams", "redis-password"), told
+        message = "conflicts with gcsFaultToleranceOptions.redisPassword"
+        yield (*HEAD, "rayStartParams", "redis-password"), message
     for name in ("REDIS_PASSWORD", "RAY_REDIS_ADDRESS"):
         if name in env:
             yield (*container, "env"), f"{name}: conflicts with gcsFaultToleranceOptions"
@@ -184,15 +184,15 @@ def _security(service: Any) -> _Rule:
     cluster = at(service, CLUSTER, {})
     options = cluster.get("authOptions") or {}
     if options.get("enableK8sTokenAuth"):
-        told = "is not supported for a RayService"
-        yield (*CLUSTER, "authOptions", "enableK8sTokenAuth"), told
+        message = "is not supported for a RayService"
+        yield (*CLUSTER, "authOptions", "enableK8sTokenAuth"), message
     ray = version(cluster.get("rayVersion"))
     if options.get("mode", "token" if options else "disabled") == "token":
         if not ray:
             yield (*CLUSTER, "rayVersion"), "is needed for authOptions.mode token"
         elif ray < (2, 52, 0):
-            told = f"{cluster['rayVersion']}: authOptions.mode token needs 2.52.0 or later"
-            yield (*CLUSTER, "rayVersion"), told
+            message = f"{cluster['rayVersion']}: authOptions.mode token needs 2.52.0 or later"
+            yield (*CLUSTER, "rayVersion"), message
     for field, gate in _GATED.items():
         if field in cluster:
             yield (*CLUSTER, field), f"needs the operator's feature gate {gate}", "note"
@@ -209,8 +209,8 @@ def _upgrade(service: Any) -> _Rule:
         yield (*path, "type"), f"{kind!r}: must be one of {', '.join(_UPGRADES)}"
     if kind != "NewClusterWithIncrementalUpgrade":
         if options is not None:
-            told = "is read with type NewClusterWithIncrementalUpgrade only"
-            yield (*path, "clusterUpgradeOptions"), told
+            message = "is read with type NewClusterWithIncrementalUpgrade only"
+            yield (*path, "clusterUpgradeOptions"), message
         return
     if not at(service, (*CLUSTER, "enableInTreeAutoscaling")):
         yield (*CLUSTER, "enableInTreeAutoscaling"), "must be true for incremental upgrades"

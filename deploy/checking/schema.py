@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from deploy.checking.places import Finding, finding
+from deploy.checking.located_yaml import Finding, finding
 from orchestrator.errors import ConfigError
 
 _KUBERNETES = "/api/_definitions.json#/$defs/"

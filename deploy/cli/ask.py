@@ -14,11 +14,11 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text as Styled
 
-from deploy.cli.common import Config, Url, asking, line_of, lossy
+from deploy.cli.common import Config, Url, line_of, lossy, open_client
 
 if TYPE_CHECKING:
-    from deploy.evaluation.askers import Options, Told
-    from deploy.evaluation.evaluate import Contender
+    from deploy.evaluation.candidates import Candidate
+    from deploy.evaluation.clients import CompletedAnswer, RequestOptions
 
 
 def ask(
@@ -45,25 +45,25 @@ def ask(
 
       baton ask "What is 37*6+12?" --url http://127.0.0.1:8000 --json
     """
-    from deploy.evaluation.askers import Options
-    from deploy.evaluation.evaluate import Contender
+    from deploy.evaluation.candidates import Candidate
+    from deploy.evaluation.clients import RequestOptions
     from orchestrator.errors import InvalidRequest
 
     if not question.strip():
         raise InvalidRequest("the question is empty")
-    options = Options(max_tokens, temperature, seed)
-    asyncio.run(_ask(question, Contender.parse(policy), url, config, options, as_json))
+    options = RequestOptions(max_tokens, temperature, seed)
+    asyncio.run(_ask(question, Candidate.parse(policy), url, config, options, as_json))
 
 
 async def _ask(
     question: str,
-    contender: Contender,
+    candidate: Candidate,
     url: str | None,
     config: Path | None,
-    options: Options,
+    options: RequestOptions,
     as_json: bool,
 ) -> None:
-    from deploy.evaluation.askers import Told
+    from deploy.evaluation.clients import CompletedAnswer
     from orchestrator.loop.events import StepCompleted, TextDelta
 
     console = Console(highlight=False, quiet=as_json, soft_wrap=True)
@@ -71,8 +71,8 @@ async def _ask(
     draft = Styled(style="dim")
     with Live(draft, console=console, transient=True) as live:
         async with (
-            asking(url, config, options, [contender]) as asker,
-            aclosing(asker.stream(question, contender)) as items,
+            open_client(url, config, options, [candidate]) as client,
+            aclosing(client.stream(question, candidate)) as items,
         ):
             async for item in items:
                 if isinstance(item, StepCompleted) and item.step.phase == "thought":
@@ -80,24 +80,24 @@ async def _ask(
                     live.console.print(line_of(item.step))
                 elif isinstance(item, TextDelta) and item.phase == "thought" and url is not None:
                     draft.append(item.text)
-                elif isinstance(item, Told):
-                    told = item
+                elif isinstance(item, CompletedAnswer):
+                    completed = item
     if as_json:
-        print(json.dumps(_whole(told), ensure_ascii=False))
+        print(json.dumps(_whole(completed), ensure_ascii=False))
     else:
-        _conclude(console, told)
+        _conclude(console, completed)
 
 
-def _whole(told: Told) -> dict[str, Any]:
-    steps = [asdict(step) for step in told.answered.steps]
-    return {"answer": told.answered.text, "steps": steps, "metrics": told.summary}
+def _whole(completed: CompletedAnswer) -> dict[str, Any]:
+    steps = [asdict(step) for step in completed.answer.steps]
+    return {"answer": completed.answer.text, "steps": steps, "metrics": completed.summary}
 
 
-def _conclude(console: Console, told: Told) -> None:
-    summary = told.summary
+def _conclude(console: Console, completed: CompletedAnswer) -> None:
+    summary = completed.summary
     rate = summary["acceptance_rate"]
     console.print()
-    console.print(told.answered.text or "(no answer)", style="bold", markup=False)
+    console.print(completed.answer.text or "(no answer)", style="bold", markup=False)
     console.print()
     parts = [
         f"{summary['ms']['total']:.0f} ms",

@@ -16,7 +16,7 @@ from orchestrator.errors import InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from deploy.bench.contenders import Entry
+    from deploy.bench.candidates import CandidateSpec
 
 
 def bench_decode(
@@ -59,7 +59,7 @@ def bench_decode(
 
     transformers' generate and assisted generation run among them, on the stock network with the
     same threads. At temperature 0 every lossless method must say what plain decoding says; above
-    it, the acceptance measured stands beside what the laws of both models predict.
+    it, the acceptance measured stands beside what the distributions of both models predict.
 
     [bold]Examples[/]
 
@@ -90,7 +90,7 @@ def bench_decode(
     if plot is not None:
         from deploy.evaluation.plots import figure_of
 
-        figure_of(1, 1)  # what a picture lacks is told before the work, not after it
+        figure_of(1, 1)  # a missing matplotlib is an error before the work, not after it
     before = torch.get_num_threads()
     try:
         with bar(Console(stderr=True)) as shown:
@@ -112,19 +112,19 @@ def bench_decode(
         draw(data["rows"], plot)
 
 
-def _methods(text: str) -> list[Entry]:
+def _methods(text: str) -> list[CandidateSpec]:
     """The entries of the option; a comma inside brackets belongs to a value."""
-    from deploy.bench.contenders import PEERS, Entry
-    from deploy.evaluation.evaluate import Contender
+    from deploy.bench.candidates import PEERS, CandidateSpec
+    from deploy.evaluation.candidates import Candidate
     from workers.speculation import METHODS
 
     found = []
     for part in re.split(r",(?![^\[]*\])", text):
-        one = Contender.parse(part)
+        one = Candidate.parse(part)
         if one.policy not in (*PEERS, *METHODS):
             known = ", ".join((*PEERS, *METHODS))
             raise InvalidRequest(f"no method {one.policy!r}; there are {known}")
-        found.append(Entry(one.policy, one.params))
+        found.append(CandidateSpec(one.policy, one.params))
     return found
 
 

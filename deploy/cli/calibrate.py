@@ -19,8 +19,9 @@ from orchestrator.errors import BatonError, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deploy.evaluation.calibration import Found, Point, Range, Target
-    from deploy.evaluation.evaluate import Contender, Problem
+    from deploy.evaluation.calibration import CalibrationResult, CalibrationTarget, Point, Range
+    from deploy.evaluation.candidates import Candidate
+    from deploy.evaluation.evaluate import Problem
 
 
 class Unmet(BatonError):
@@ -72,8 +73,8 @@ def calibrate(
 
       baton calibrate --policy bild --parameter rollback --range 0.5,10 --target-accuracy 0.9
     """
-    from deploy.evaluation.calibration import Range, Target
-    from deploy.evaluation.evaluate import Contender
+    from deploy.evaluation.calibration import CalibrationTarget, Range
+    from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.problems import load_problems
     from policies import POLICIES
 
@@ -81,21 +82,21 @@ def calibrate(
         raise InvalidRequest("give one target: --target-large-share or --target-accuracy")
     if problems == "builtin:heldout":
         raise InvalidRequest("nothing is tuned on held-out problems: use builtin:dev")
-    contender = Contender.parse(policy)
-    if contender.policy not in POLICIES:
-        raise InvalidRequest(f"no policy {contender.policy!r}; there are {', '.join(POLICIES)}")
-    where = Range.of(POLICIES[contender.policy], parameter, _bounds(bounds))
+    candidate = Candidate.parse(policy)
+    if candidate.policy not in POLICIES:
+        raise InvalidRequest(f"no policy {candidate.policy!r}; there are {', '.join(POLICIES)}")
+    where = Range.of(POLICIES[candidate.policy], parameter, _bounds(bounds))
     target = (
-        Target("accuracy", target_accuracy)
+        CalibrationTarget("accuracy", target_accuracy)
         if target_accuracy is not None
-        else Target("large_share", target_large_share or 0.0)
+        else CalibrationTarget("large_share", target_large_share or 0.0)
     )
     chosen = load_problems(problems, limit, seed)
     found, calls = asyncio.run(
-        _search(contender, where, target, chosen, recordings, max_tokens, concurrency, config)
+        _search(candidate, where, target, chosen, recordings, max_tokens, concurrency, config)
     )
-    told = {
-        "policy": contender.label,
+    report = {
+        "policy": candidate.label,
         "parameter": where.parameter,
         "value": found.best.value if found.met else None,
         "met": found.met,
@@ -107,9 +108,9 @@ def calibrate(
         **calls,
     }
     if as_json:
-        print(json.dumps(told))
+        print(json.dumps(report))
     else:
-        _show(told)
+        _show(report)
     if not found.met:
         nearest = getattr(found.best, target.measure)
         raise Unmet(
@@ -119,27 +120,28 @@ def calibrate(
 
 
 async def _search(
-    contender: Contender,
+    candidate: Candidate,
     where: Range,
-    target: Target,
+    target: CalibrationTarget,
     problems: Sequence[Problem],
     recordings: Path | None,
     max_tokens: int | None,
     concurrency: int,
     config: Path | None,
-) -> tuple[Found, dict[str, int]]:
-    from deploy.evaluation.askers import LocalAsker, Options, ask, policy_of
+) -> tuple[CalibrationResult, dict[str, int]]:
+    from deploy.evaluation.cached_worker import CachedWorker
     from deploy.evaluation.calibration import Point, search
-    from deploy.evaluation.evaluate import Contender, run
+    from deploy.evaluation.candidates import Candidate, policy_of
+    from deploy.evaluation.clients import LocalClient, RequestOptions, ask
+    from deploy.evaluation.evaluate import run
     from deploy.evaluation.grading import Grader
     from deploy.evaluation.intervals import mean
-    from deploy.evaluation.memo import Memo
     from deploy.evaluation.summary import figures
     from deploy.service.config import DEFAULT_FILE, load
     from deploy.service.workers import close, open_worker
 
     args = load(config or DEFAULT_FILE).args
-    policy_of(args, contender)
+    policy_of(args, candidate)
     console = Console(stderr=True, highlight=False)
     async with AsyncExitStack() as stack:
 
@@ -148,58 +150,65 @@ async def _search(
             stack.push_async_callback(close, [worker])
             return worker
 
-        memos: dict[Any, Memo] = {name: Memo(partial(opened, name)) for name in ("small", "large")}
-        learnt = _learn(memos, recordings, args)
+        workers: dict[Any, CachedWorker] = {
+            name: CachedWorker(partial(opened, name)) for name in ("small", "large")
+        }
+        loaded = _load_recordings(workers, recordings, args)
         grader = stack.enter_context(closing(Grader()))
-        asker = LocalAsker(args, memos, Options(max_tokens, seed=0))
+        client = LocalClient(args, workers, RequestOptions(max_tokens, seed=0))
 
         async def measure(value: float) -> Point:
             given = int(value) if where.whole else value
-            label = f"{contender.policy}:{where.parameter}={value:g}"
-            one = Contender(label, contender.policy, {**contender.params, where.parameter: given})
+            label = f"{candidate.policy}:{where.parameter}={value:g}"
+            one = Candidate(label, candidate.policy, {**candidate.params, where.parameter: given})
             turns = await run(
                 problems,
                 [one],
-                lambda question, which: ask(asker, question, which),
+                lambda question, which: ask(client, question, which),
                 grader.same,
                 concurrency=concurrency,
             )
             own = [turn[0] for turn in turns]
-            if errors := [outcome.error for outcome in own if outcome.error is not None]:
+            if errors := [result.error for result in own if result.error is not None]:
                 raise BatonError(f"{label}: {len(errors)} requests failed; the first: {errors[0]}")
             share = figures(own, own)["large_share"]
-            point = Point(value, share, mean([outcome.correct for outcome in own]))
+            point = Point(value, share, mean([result.correct for result in own]))
             console.print(f"{label}: accuracy {point.accuracy:.3f}, large share {share:.3f}")
             return point
 
         found = await search(measure, where, target)
         return found, {
-            "replayed_calls": sum(memo.replayed for memo in memos.values()),
-            "live_calls": sum(memo.live for memo in memos.values()),
-            "recorded_answers": learnt,
+            "replayed_calls": sum(worker.replayed for worker in workers.values()),
+            "live_calls": sum(worker.live for worker in workers.values()),
+            "recorded_answers": loaded,
         }
 
 
-def _learn(memos: dict[Any, Any], folder: Path | None, args: Any) -> int:
-    """Fill both memories from recordings of the same pair."""
-    from deploy.evaluation import journal
+def _load_recordings(workers: dict[Any, Any], folder: Path | None, args: Any) -> int:
+    """Fill both caches from recordings of the same pair; how many answers they had."""
+    from deploy.evaluation import evaluation_log
     from deploy.evaluation.recording import load
     from orchestrator.errors import ConfigError
 
     if folder is None:
         return 0
-    settings, rows = journal.read(folder / "rows.jsonl")
-    for name in memos:
+    settings, rows = evaluation_log.read(folder / "rows.jsonl")
+    for name in workers:
         spec = getattr(args.workers, name)
-        now, then = journal.fingerprint(spec.folder(), str(spec.model)), settings["pair"].get(name)
+        now, then = (
+            evaluation_log.fingerprint(spec.folder(), str(spec.model)),
+            settings["pair"].get(name),
+        )
         if now != then:
             raise ConfigError(f"{folder}: recorded with {then} as {name} model, not {now}")
-    learnt = 0
+    loaded = 0
     for row in rows:
         if "recording" in row:
             recording = load(folder / row["recording"])
-            learnt += sum(memo.learn(name, recording) for name, memo in memos.items())
-    return learnt
+            loaded += sum(
+                worker.load_recording(name, recording) for name, worker in workers.items()
+            )
+    return loaded
 
 
 def _bounds(text: str | None) -> tuple[float, float] | None:
@@ -225,15 +234,15 @@ def _sampled(point: Point, count: int) -> dict[str, Any]:
     }
 
 
-def _show(told: dict[str, Any]) -> None:
+def _show(report: dict[str, Any]) -> None:
     console = wide_console()
-    if told["met"]:
-        console.print(f"{told['policy']}:{told['parameter']}={told['value']:g}", style="bold")
+    if report["met"]:
+        console.print(f"{report['policy']}:{report['parameter']}={report['value']:g}", style="bold")
     console.print(
-        f"accuracy {100 * told['accuracy']:.1f} % "
-        f"[{100 * told['accuracy_low']:.0f}, {100 * told['accuracy_high']:.0f}], "
-        f"{100 * told['large_share']:.1f} % of the tokens by the large model, "
-        f"{told['n']} problems; {told['live_calls']} calls made, "
-        f"{told['replayed_calls']} replayed",
+        f"accuracy {100 * report['accuracy']:.1f} % "
+        f"[{100 * report['accuracy_low']:.0f}, {100 * report['accuracy_high']:.0f}], "
+        f"{100 * report['large_share']:.1f} % of the tokens by the large model, "
+        f"{report['n']} problems; {report['live_calls']} calls made, "
+        f"{report['replayed_calls']} replayed",
         style="dim",
     )

@@ -41,7 +41,7 @@ def check_config(
       kubectl get crd rayservices.ray.io -o yaml > crd.yaml
       baton check-config --schema crd.yaml deploy/kubernetes/overlays/high-availability
     """
-    from deploy.checking.files import Report, check
+    from deploy.checking.files import CheckReport, check
 
     reports, unread = [], []
     for file in files:
@@ -50,22 +50,22 @@ def check_config(
             reports.append(check("<stdin>" if file == "-" else file, schema, text))
         except ConfigError as error:
             unread.append((file, str(error)))
-            reports.append(Report(file))
+            reports.append(CheckReport(file))
     failed = bool(unread) or not all(report.ok for report in reports)
     if as_json:
-        rows = [found.row() for report in reports for found in report.findings]
+        rows = [finding.row() for report in reports for finding in report.findings]
         rows += [
-            {"file": file, "line": 0, "field": "", "message": told, "level": "error"}
-            for file, told in unread
+            {"file": file, "line": 0, "field": "", "message": message, "level": "error"}
+            for file, message in unread
         ]
         print(json.dumps({"ok": not failed, "findings": rows}, indent=2))
     else:
         for report in reports:
-            for found in report.findings:
-                print(found)
+            for finding in report.findings:
+                print(finding)
             if report.ok and report.holds:
                 print(f"{report.file}: ok ({', '.join(report.holds)})")
-        for _, told in unread:
-            print(told)
+        for _, message in unread:
+            print(message)
     if failed:
         raise typer.Exit(1)

@@ -1,12 +1,9 @@
-"""What several commands share: options, colours, ways to ask."""
+"""What several commands share: options, colours, clients, progress bars."""
 
 from __future__ import annotations
 
-import getpass
-import json
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager, suppress
-from datetime import datetime
+from contextlib import asynccontextmanager, contextmanager
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,8 +18,8 @@ from orchestrator.errors import ConfigError
 from orchestrator.types import Step
 
 if TYPE_CHECKING:
-    from deploy.evaluation.askers import Asker, Options
-    from deploy.evaluation.evaluate import Contender
+    from deploy.evaluation.candidates import Candidate
+    from deploy.evaluation.clients import Client, RequestOptions
     from deploy.service.config import WorkerSpec
 
 COLOURS = {"small": "cyan", "large": "magenta", "policy": "yellow"}
@@ -32,8 +29,6 @@ Url = Annotated[
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
 ServiceUrl = Annotated[str, typer.Option("--url", envvar="BATON_URL", help="The running service.")]
-AsJson = Annotated[bool, typer.Option("--json", help="The service's answer as JSON.")]
-Note = Annotated[str, typer.Option(help="Why, for those who read it later.")]
 Problems = Annotated[
     str,
     typer.Option(
@@ -48,28 +43,29 @@ Config = Annotated[
 
 
 @asynccontextmanager
-async def asking(
+async def open_client(
     url: str | None,
     config: Path | None,
-    options: Options,
-    contenders: Sequence[Contender],
+    options: RequestOptions,
+    candidates: Sequence[Candidate],
     speculation: str | None = None,
     default_speculation: str | None = None,
     *,
     small: str | None = None,
     recording: bool = False,
-) -> AsyncGenerator[Asker, None]:
-    """Over HTTP where a url is given, else with both models in this process.
+) -> AsyncGenerator[Client, None]:
+    """A client over HTTP where a url is given, else with both models in this process.
 
-    `contenders` are what will be asked: a wrong name or parameter is told before a model is
-    loaded. `speculation` replaces the large worker's method; `default_speculation` does so too, but
-    where the large worker is a remote server it is passed over instead of refused. `small` replaces
-    the small worker's model; `recording` keeps every answer's recording (in this process only).
+    A wrong policy or parameter of `candidates` is an error before a model is loaded. `speculation`
+    replaces the large worker's method; `default_speculation` does so too, but where the large
+    worker is a remote server it is ignored instead of refused. `small` replaces the small worker's
+    model; `recording` keeps every answer's recording (in this process only).
     """
-    from deploy.evaluation.askers import HttpAsker, LocalAsker, policy_of
+    from deploy.evaluation.candidates import policy_of
+    from deploy.evaluation.clients import HttpClient, LocalClient
 
     if url is not None:
-        remote = HttpAsker(url, options)
+        remote = HttpClient(url, options)
         try:
             yield remote
         finally:
@@ -79,8 +75,8 @@ async def asking(
     from deploy.service.workers import close, load_pair
 
     args = load(config or DEFAULT_FILE).args
-    for contender in contenders:
-        policy_of(args, contender)
+    for candidate in candidates:
+        policy_of(args, candidate)
     workers = args.workers
     if speculation is not None and workers.large.url is not None:
         raise ConfigError("--speculation: the large worker's server decides; leave it out")
@@ -101,8 +97,8 @@ async def asking(
         workers = workers.model_copy(update={"small": chosen_small})
     pair = load_pair(workers)
     try:
-        told = args.model_copy(update={"workers": workers})
-        yield LocalAsker(told, pair, options, recording=recording)
+        changed = args.model_copy(update={"workers": workers})
+        yield LocalClient(changed, pair, options, recording=recording)
     finally:
         await close(pair.values())
 
@@ -174,7 +170,7 @@ def write(path: Path, text: str) -> None:
 
 def lossy(speculation: Mapping[str, str]) -> list[str]:
     """A note for each worker whose speculation changes what it says."""
-    return [f"{name} worker: {told}" for name, told in speculation.items() if "lossy" in told]
+    return [f"{name} worker: {method}" for name, method in speculation.items() if "lossy" in method]
 
 
 def line_of(step: Step) -> Styled:
@@ -182,35 +178,11 @@ def line_of(step: Step) -> Styled:
     colour = COLOURS[step.author]
     mark = "✓" if step.accepted else "✗"
     score = "" if step.score is None else f" {step.score:.1f}"
-    told = Styled(f"{step.author:>6} {mark}{score:>5} ", style=f"bold {colour}")
+    line = Styled(f"{step.author:>6} {mark}{score:>5} ", style=f"bold {colour}")
     text = " ".join(step.text.split()) or "(nothing)"
-    return told.append(text, style="" if step.accepted else "dim strike")
-
-
-def ask_service(url: str, method: str, path: str, body: Any = None, **more: Any) -> dict[str, Any]:
-    """What a service answers; see `deploy.evaluation.service_client.call`."""
-    from deploy.evaluation.service_client import call  # not above: most commands ask no service
-
-    return call(url, method, path, body, **more)
-
-
-def dump(told: Any) -> None:
-    """A service's answer as one line of JSON."""
-    print(json.dumps(told, ensure_ascii=False))
+    return line.append(text, style="" if step.accepted else "dim strike")
 
 
 def add_row(table: Table, *cells: object) -> None:
     """Cells as they are, never as markup: people wrote them."""
     table.add_row(*(Styled(str(cell)) for cell in cells))
-
-
-def moment(seconds: float | None) -> str:
-    """A time in seconds since 1970, in words."""
-    return "" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
-
-
-def default_author() -> str:
-    """Who changes something, where nobody says; the user's name."""
-    with suppress(OSError, KeyError):
-        return getpass.getuser()[:128]
-    return ""

@@ -17,7 +17,7 @@ from deploy.cli.common import (
     Problems,
     Seed,
     Url,
-    asking,
+    open_client,
     progress,
     wide_console,
     write,
@@ -27,8 +27,9 @@ from orchestrator.errors import BatonError, InvalidRequest
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deploy.evaluation.evaluate import Answered, Contender, Outcome, Problem, Turn
-    from deploy.evaluation.journal import Journal
+    from deploy.evaluation.candidates import Candidate
+    from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
+    from deploy.evaluation.evaluation_log import EvaluationLog
 
 
 class Unanswered(BatonError):
@@ -106,7 +107,7 @@ def evaluate(
 
       baton eval --problems builtin:dev --policies baton --feedback --url http://127.0.0.1:8000
     """
-    from deploy.evaluation.evaluate import lineup
+    from deploy.evaluation.candidates import lineup
     from deploy.evaluation.problems import load_problems
     from deploy.evaluation.summary import rows as summarise
     from deploy.evaluation.tables import MAIN, WORK, by_level, notes, report, show
@@ -122,8 +123,8 @@ def evaluate(
             "--recordings holds its own rows and works in-process: no --url, --rows"
         )
     chosen = load_problems(problems, limit, seed)
-    contenders = lineup(_named(policies), _budgets(budget))
-    method, pair = _served_by(url, config, contenders, small, speculation)
+    candidates = lineup(_named(policies), _budgets(budget))
+    method, pair = _served_by(url, config, candidates, small, speculation)
     about: dict[str, Any] = {
         "problems": problems,
         "seed": seed,
@@ -134,12 +135,12 @@ def evaluate(
         "transport": "in-process" if url is None else "http",
     }
     file = recordings / "rows.jsonl" if recordings is not None else rows
-    journal = _journal(file, {**about, "pair": pair}, contenders, recordings)
+    log = _log(file, {**about, "pair": pair}, candidates, recordings)
     turns = asyncio.run(
         _run(
             chosen,
-            contenders,
-            journal,
+            candidates,
+            log,
             about,
             url,
             config,
@@ -150,7 +151,7 @@ def evaluate(
     )
     table = summarise(
         chosen,
-        contenders,
+        candidates,
         turns,
         speculation=about["speculation"],
         transport=about["transport"],
@@ -170,15 +171,15 @@ def evaluate(
     if any(row["levels"] for row in table):
         show(table, by_level(table), console, "accuracy % (speedup)")
     console.print(notes(concurrency, about["speculation"]), style="dim")
-    errors = [outcome.error for turn in turns for outcome in turn if outcome.error is not None]
+    errors = [result.error for turn in turns for result in turn if result.error is not None]
     if errors:
         raise Unanswered(f"{len(errors)} requests failed; the first: {errors[0]}")
 
 
 async def _run(
     problems: Sequence[Problem],
-    contenders: Sequence[Contender],
-    journal: Journal | None,
+    candidates: Sequence[Candidate],
+    log: EvaluationLog | None,
     about: dict[str, Any],
     url: str | None,
     config: Path | None,
@@ -187,25 +188,25 @@ async def _run(
     recording: bool,
     feedback: bool,
 ) -> list[Turn]:
-    from deploy.evaluation.askers import HttpAsker, Options, ask
+    from deploy.evaluation.clients import HttpClient, RequestOptions, ask
     from deploy.evaluation.evaluate import run
     from deploy.evaluation.grading import Grader
 
-    done = journal.resume(problems) if journal is not None else []
-    lots = -(-len(problems) // about["concurrency"]) * len(contenders)
-    past = min(len(done), len(problems)) // about["concurrency"] * len(contenders)
+    done = log.resume(problems) if log is not None else []
+    lots = -(-len(problems) // about["concurrency"]) * len(candidates)
+    past = min(len(done), len(problems)) // about["concurrency"] * len(candidates)
     async with AsyncExitStack() as stack:
         grader = stack.enter_context(closing(Grader()))
-        if journal is not None:
-            stack.enter_context(closing(journal))
+        if log is not None:
+            stack.enter_context(closing(log))
         if len(done) >= len(problems):
             return list(done[: len(problems)])
-        asker = await stack.enter_async_context(
-            asking(
+        client = await stack.enter_async_context(
+            open_client(
                 url,
                 config,
-                Options(about["max_tokens"], seed=about["seed"]),  # of what a policy draws
-                contenders,
+                RequestOptions(about["max_tokens"], seed=about["seed"]),  # of what a policy draws
+                candidates,
                 speculation,
                 "vanilla",
                 small=about["small"],
@@ -215,88 +216,88 @@ async def _run(
 
         shown = stack.enter_context(progress(Console(stderr=True, highlight=False)))
         task = shown.add_task("", total=lots, completed=past)
-        graded: list[Outcome] = []  # what the service has not been told yet
+        unsent: list[EvaluationResult] = []  # whose feedback the service does not have yet
 
-        def keep(index: int, turn: Sequence[Outcome]) -> None:
-            if journal is not None:
-                journal.add(index, problems[index], turn)
+        def keep(index: int, turn: Sequence[EvaluationResult]) -> None:
+            if log is not None:
+                log.add(index, problems[index], turn)
             if feedback:
-                graded.extend(outcome for outcome in turn if outcome.error is None)
+                unsent.extend(result for result in turn if result.error is None)
 
-        async def tell() -> None:
-            assert isinstance(asker, HttpAsker)
-            told, graded[:] = graded[:], []
+        async def send_feedback() -> None:
+            assert isinstance(client, HttpClient)
+            sending, unsent[:] = unsent[:], []
             await asyncio.gather(
-                *(asker.judge(one.answered.trace_id, float(one.correct)) for one in told)
+                *(client.send_feedback(one.answer.trace_id, float(one.correct)) for one in sending)
             )
 
-        async def fairly(question: str, contender: Contender) -> Answered:
-            """Who comes second must not find the prompt, or the first one's words, read."""
-            if graded:
-                await tell()
-            asker.reset_prefix_cache()
-            return await ask(asker, question, contender)
+        async def fairly(question: str, candidate: Candidate) -> EvaluatedAnswer:
+            """Whoever comes second must not find the prompt in the prefix cache."""
+            if unsent:
+                await send_feedback()
+            client.reset_prefix_cache()
+            return await ask(client, question, candidate)
 
         turns = await run(
             problems,
-            contenders,
+            candidates,
             fairly,
             grader.same,
             concurrency=about["concurrency"],
             done=done,
             keep=keep,
-            progress=lambda contender: shown.update(task, advance=1, description=contender.label),
+            progress=lambda candidate: shown.update(task, advance=1, description=candidate.label),
         )
-        if graded:
-            await tell()
+        if unsent:
+            await send_feedback()
         return turns
 
 
-def _journal(
+def _log(
     file: Path | None,
     settings: dict[str, Any],
-    contenders: Sequence[Contender],
+    candidates: Sequence[Candidate],
     recordings: Path | None,
-) -> Journal | None:
-    from deploy.evaluation.journal import Journal
+) -> EvaluationLog | None:
+    from deploy.evaluation.evaluation_log import EvaluationLog
 
     if file is None:
         return None
-    return Journal(file, settings, contenders, recordings=recordings is not None)
+    return EvaluationLog(file, settings, candidates, recordings=recordings is not None)
 
 
 def _served_by(
     url: str | None,
     config: Path | None,
-    contenders: Sequence[Contender],
+    candidates: Sequence[Candidate],
     small: str | None,
     speculation: str | None,
 ) -> tuple[str, dict[str, Any]]:
     """What the large worker decodes with, and who answers: different pairs share no file.
 
-    A wrong policy or parameter is told here, before any file is begun.
+    A wrong policy or parameter is an error here, before any file is begun.
     """
     from deploy.evaluation.summary import SERVICE
     from orchestrator.worker import SERVER_METHOD
 
     if url is not None:
         return SERVICE, {"url": url}
-    from deploy.evaluation.askers import policy_of
-    from deploy.evaluation.journal import fingerprint
+    from deploy.evaluation.candidates import policy_of
+    from deploy.evaluation.evaluation_log import fingerprint
     from deploy.service.config import DEFAULT_FILE, Speculation, load
     from workers.embedded.checkpoints import folder_of
 
     args = load(config or DEFAULT_FILE).args
-    for contender in contenders:
-        policy_of(args, contender)
+    for candidate in candidates:
+        policy_of(args, candidate)
     own, large = args.workers.small, args.workers.large
     pair = {
         "small": fingerprint(folder_of(small) if small else own.folder(), small or str(own.model)),
         "large": fingerprint(large.folder(), str(large.model)),
         "params": args.policy.params,
     }
-    told = Speculation(method=speculation or "vanilla").told
-    return SERVER_METHOD if large.url is not None else told, pair
+    method = Speculation(method=speculation or "vanilla").label
+    return SERVER_METHOD if large.url is not None else method, pair
 
 
 def _named(policies: str) -> list[str]:

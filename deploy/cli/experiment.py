@@ -13,20 +13,24 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from deploy.cli.administration import (
+    AsJson,
+    Note,
+    Reply,
+    change,
+    dump,
+    moment,
+    print_heading,
+    show_reply,
+)
 from deploy.cli.common import (
     DEFAULT_URL,
-    AsJson,
     Limit,
-    Note,
     Problems,
     Seed,
     ServiceUrl,
     add_row,
-    ask_service,
     bar,
-    default_author,
-    dump,
-    moment,
     wide_console,
 )
 from orchestrator.errors import WorkerUnavailable
@@ -46,24 +50,7 @@ def overview(url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
 
       baton experiment list --url http://10.0.0.7:8000 --json
     """
-    told = ask_service(url, "GET", "/v1/experiments")
-    if as_json:
-        dump(told)
-        return
-    table = Table("experiment", "status", "since", "coverage", "arms", "stopped", box=None)
-    for row in told["data"]:
-        arms = ", ".join(f"{name} {share:.0%}" for name, share in row["weights"].items())
-        stopped = ", ".join(row["state"]["stopped"])
-        add_row(
-            table,
-            row["id"],
-            row["status"],
-            moment(row["state"]["started"]),
-            f"{row['coverage']:.0%}",
-            arms,
-            stopped,
-        )
-    wide_console().print(table)
+    show_reply(url, "/v1/experiments", as_json, _print_all)
 
 
 @experiment.command("show")
@@ -76,8 +63,7 @@ def show(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -
 
       baton experiment show thresholds --json
     """
-    told = ask_service(url, "GET", f"/v1/experiments/{quote(which, safe='')}")
-    dump(told) if as_json else _print(told)
+    show_reply(url, _path(which), as_json, _print_one)
 
 
 @experiment.command("start")
@@ -105,9 +91,14 @@ def start(
     given = _read(document)
     if note:
         given["note"] = note
-    given.setdefault("author", default_author())
-    told = ask_service(url, "POST", "/v1/experiments", given, admin=True)
-    dump(told) if as_json else print(f"{told['id']} runs, for the {_th(told['run'])} time")
+    change(
+        url,
+        "POST",
+        "/v1/experiments",
+        given,
+        as_json,
+        lambda reply: f"{reply['id']} runs, for the {_th(reply['run'])} time",
+    )
 
 
 @experiment.command("stop")
@@ -120,10 +111,8 @@ def stop(
 
       baton experiment stop thresholds --note "seven it is"
     """
-    body = {"note": note, "author": default_author()}
-    path = f"/v1/experiments/{quote(which, safe='')}/stop"
-    told = ask_service(url, "POST", path, body, admin=True)
-    dump(told) if as_json else print(f"{told['id']} is stopped")
+    path, body = f"{_path(which)}/stop", {"note": note}
+    change(url, "POST", path, body, as_json, lambda reply: f"{reply['id']} is stopped")
 
 
 @experiment.command("report")
@@ -139,40 +128,7 @@ def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False
 
       baton experiment report thresholds --json
     """
-    told = ask_service(url, "GET", f"/v1/experiments/{quote(which, safe='')}/report")
-    if as_json:
-        dump(told)
-        return
-    console = wide_console()
-    console.print(told["sentence"], style="bold", markup=False)
-    if ratio := told["sample_ratio"]:
-        counts = ", ".join(f"{arm} {count}" for arm, count in ratio["counts"].items())
-        sound = "as intended" if ratio["ok"] else "NOT as intended"
-        console.print(f"sample ratio {sound}: {counts} (p {ratio['p']:.2g})", markup=False)
-    if 0 < told["coverage"] < 1:
-        console.print(f"{told['coverage']:.0%} of the units take part by now", markup=False)
-    table = Table(
-        "arm", "metric", "value", "against", "difference", "always valid", "fixed horizon"
-    )
-    table.box = None
-    for row in told["comparisons"]:
-        value = told["arms"].get(row["arm"], {}).get(row["metric"], {}).get("mean")
-        test = row["fixed_horizon"]
-        add_row(
-            table,
-            row["arm"],
-            row["metric"],
-            _number(value),
-            row["against"],
-            _number(row["always_valid"]["estimate"]),
-            _interval(row["always_valid"]),
-            "" if test is None else f"{_interval(test)} p {test['p']:.2g}",
-        )
-    console.print(table)
-    for row in told["bounds"]:
-        sure = "kept" if row["surely"] else "broken" if row["broken"] else "not sure yet"
-        bound = f"{row['arm']}: {row['metric']} at most {row['by']:g} worse than {row['than']}"
-        console.print(f"{bound}: {sure}, {_interval(row['always_valid'])}", markup=False)
+    show_reply(url, f"{_path(which)}/report", as_json, _print_report)
 
 
 @experiment.command("drive")
@@ -198,62 +154,116 @@ def drive(
     """
     import asyncio
 
-    from deploy.evaluation.askers import HttpAsker
+    from deploy.evaluation.clients import HttpClient
     from deploy.evaluation.grading import Grader
     from deploy.evaluation.problems import load_problems
-    from deploy.evaluation.traffic import Answered, lots
+    from deploy.evaluation.traffic import TrafficAnswer, by_batch
     from deploy.evaluation.traffic import drive as send
 
     chosen = load_problems(problems, limit, seed)
-    answers: list[Answered] = []
+    answers: list[TrafficAnswer] = []
 
     async def run() -> None:
-        asker = HttpAsker(url)
+        client = HttpClient(url)
         with closing(Grader()) as grader, bar(Console(stderr=True, highlight=False)) as shown:
             shown.total(len(chosen))
 
-            def heard(answer: Answered) -> None:
+            def on_answer(answer: TrafficAnswer) -> None:
                 answers.append(answer)
                 shown.turn(answer.arm)
 
             try:
-                await send(asker, chosen, grader.same, concurrency=concurrency, heard=heard)
+                await send(
+                    client, chosen, grader.same, concurrency=concurrency, on_answer=on_answer
+                )
             finally:
-                await asker.aclose()
+                await client.aclose()
 
     asyncio.run(run())
-    told = lots(answers, every)
+    batches = by_batch(answers, every)
     if as_json:
-        dump({"lots": told})
+        dump({"lots": batches})
     else:
-        names = sorted({name for lot in told for name in lot["arms"]})
+        names = sorted({name for batch in batches for name in batch["arms"]})
         table = Table("answers until", *names, box=None)
-        for lot in told:
-            count = sum(arm["requests"] for arm in lot["arms"].values())
+        for batch in batches:
+            count = sum(arm["requests"] for arm in batch["arms"].values())
             shares = (
-                lot["arms"].get(name, {}).get("requests", 0) / max(1, count) for name in names
+                batch["arms"].get(name, {}).get("requests", 0) / max(1, count) for name in names
             )
-            add_row(table, lot["until"], *(f"{share:.0%}" for share in shares))
+            add_row(table, batch["until"], *(f"{share:.0%}" for share in shares))
         wide_console().print(table)
     if failed := [answer.error for answer in answers if answer.error is not None]:
         raise WorkerUnavailable(f"{len(failed)} requests failed; the first: {failed[0]}")
 
 
-def _print(told: dict[str, Any]) -> None:
+def _path(name: str) -> str:
+    return f"/v1/experiments/{quote(name, safe='')}"
+
+
+def _print_all(reply: Reply) -> None:
+    table = Table("experiment", "status", "since", "coverage", "arms", "stopped", box=None)
+    for row in reply["data"]:
+        arms = ", ".join(f"{name} {share:.0%}" for name, share in row["weights"].items())
+        stopped = ", ".join(row["state"]["stopped"])
+        add_row(
+            table,
+            row["id"],
+            row["status"],
+            moment(row["state"]["started"]),
+            f"{row['coverage']:.0%}",
+            arms,
+            stopped,
+        )
+    wide_console().print(table)
+
+
+def _print_report(reply: Reply) -> None:
     console = wide_console()
-    console.print(f"{told['id']}, {told['status']}", style="bold", markup=False)
-    document, state = told["experiment"], told["state"]
-    by = [moment(state["started"]), document["author"], document["note"]]
-    console.print(", ".join(part for part in by if part), style="dim", markup=False)
+    console.print(reply["sentence"], style="bold", markup=False)
+    if ratio := reply["sample_ratio"]:
+        counts = ", ".join(f"{arm} {count}" for arm, count in ratio["counts"].items())
+        sound = "as intended" if ratio["ok"] else "NOT as intended"
+        console.print(f"sample ratio {sound}: {counts} (p {ratio['p']:.2g})", markup=False)
+    if 0 < reply["coverage"] < 1:
+        console.print(f"{reply['coverage']:.0%} of the units take part by now", markup=False)
+    table = Table(
+        "arm", "metric", "value", "against", "difference", "always valid", "fixed horizon"
+    )
+    table.box = None
+    for row in reply["comparisons"]:
+        value = reply["arms"].get(row["arm"], {}).get(row["metric"], {}).get("mean")
+        test = row["fixed_horizon"]
+        add_row(
+            table,
+            row["arm"],
+            row["metric"],
+            _number(value),
+            row["against"],
+            _number(row["always_valid"]["estimate"]),
+            _interval(row["always_valid"]),
+            "" if test is None else f"{_interval(test)} p {test['p']:.2g}",
+        )
+    console.print(table)
+    for row in reply["bounds"]:
+        sure = "kept" if row["surely"] else "broken" if row["broken"] else "not sure yet"
+        bound = f"{row['arm']}: {row['metric']} at most {row['by']:g} worse than {row['than']}"
+        console.print(f"{bound}: {sure}, {_interval(row['always_valid'])}", markup=False)
+
+
+def _print_one(reply: Reply) -> None:
+    document, state = reply["experiment"], reply["state"]
+    details = (moment(state["started"]), document["author"], document["note"])
+    print_heading(f"{reply['id']}, {reply['status']}", details)
     table = Table("arm", "weight", "policy", "parameters", "stopped", box=None)
-    for name, arm in told["arms"].items():
+    for name, arm in reply["arms"].items():
         policy = f"{arm['policy']}@{arm['version']}" if arm["version"] else arm["policy"]
-        share = f"{told['weights'][name]:.1%}" if name in told["weights"] else "shadow"
+        share = f"{reply['weights'][name]:.1%}" if name in reply["weights"] else "shadow"
         if arm["speculation"] is not None:
             policy += f", {arm['speculation']}"
         why = state["stopped"].get(name, {}).get("why", "")
         add_row(table, name, share, policy, json.dumps(arm["params"], ensure_ascii=False), why)
-    console.print(table)
+    wide_console().print(table)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -273,8 +283,8 @@ def _read(path: Path) -> dict[str, Any]:
     return given
 
 
-def _interval(told: dict[str, Any]) -> str:
-    return f"[{_number(told['low'])}, {_number(told['high'])}]"
+def _interval(reply: dict[str, Any]) -> str:
+    return f"[{_number(reply['low'])}, {_number(reply['high'])}]"
 
 
 def _number(value: float | None) -> str:

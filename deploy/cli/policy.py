@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any
+from typing import Annotated
 from urllib.parse import quote
 
 import typer
 from rich.table import Table
 
-from deploy.cli.common import (
-    DEFAULT_URL,
+from deploy.cli.administration import (
     AsJson,
     Note,
-    ServiceUrl,
-    add_row,
-    ask_service,
+    Reply,
+    change,
     default_author,
-    dump,
     moment,
-    wide_console,
+    print_heading,
+    show_reply,
 )
+from deploy.cli.common import DEFAULT_URL, ServiceUrl, add_row, wide_console
 
 policy = typer.Typer(help="Publish policies, see which is active, roll back.")
 
@@ -38,18 +37,7 @@ def overview(url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
 
       baton policy list --url http://10.0.0.7:8000 --json
     """
-    told = ask_service(url, "GET", "/v1/policies")
-    if as_json:
-        dump(told)
-        return
-    table = Table("policy", "versions", "active", box=None)
-    active = told["active"] or f"{told['default']} (the deployment file's)"
-    for row in told["data"]:
-        mine = active if active.partition("@")[0].partition(" ")[0] == row["policy"] else ""
-        add_row(table, row["policy"], row["latest"] or "-", mine)
-    wide_console().print(table)
-    if told["degraded"]:
-        print(f"the store is not in order: {told['degraded']}")
+    show_reply(url, "/v1/policies", as_json, _print_policies)
 
 
 @policy.command("show")
@@ -71,18 +59,11 @@ def show(
 
       baton policy show specreason@3 --json
     """
+    path = f"/v1/policies/{quote(which, safe='@')}"
     if which == "active" or "@" in which:
-        told = ask_service(url, "GET", f"/v1/policies/{quote(which, safe='@')}")
-        dump(told) if as_json else _print_version(told)
-        return
-    told = ask_service(url, "GET", f"/v1/policies/{quote(which, safe='@')}", count=count)
-    if as_json:
-        dump(told)
-        return
-    table = Table("version", "when", "author", "note", box=None)
-    for row in told["data"]:
-        add_row(table, row["id"], moment(row["created"]), row["author"], row["note"])
-    wide_console().print(table)
+        show_reply(url, path, as_json, _print_version)
+    else:
+        show_reply(url, path, as_json, _print_versions, count=count)
 
 
 @policy.command("publish")
@@ -108,9 +89,9 @@ def publish(
 
       baton policy publish bild:fallback=0.4:rollback=3 --no-activate   for an experiment
     """
-    from deploy.evaluation.evaluate import Contender
+    from deploy.evaluation.candidates import Candidate
 
-    given = Contender.parse(what)
+    given = Candidate.parse(what)
     body = {
         "policy": given.policy,
         "params": given.params,
@@ -118,11 +99,8 @@ def publish(
         "author": default_author() if author is None else author,
         "activate": activate,
     }
-    told = ask_service(url, "POST", "/v1/policies", body, admin=True)
-    if as_json:
-        dump(told)
-    else:
-        print(f"{told['id']} is published{' and active' if activate else ''}")
+    state = "published and active" if activate else "published"
+    change(url, "POST", "/v1/policies", body, as_json, lambda reply: f"{reply['id']} is {state}")
 
 
 @policy.command("activate")
@@ -166,9 +144,7 @@ def rollback(
     if to is not None:
         _activate(to, url, note, as_json)
         return
-    body = {"note": note, "author": default_author()}
-    told = ask_service(url, "POST", "/v1/policies/rollback", body, admin=True)
-    dump(told) if as_json else print(f"{_name(told)} is active")
+    change(url, "POST", "/v1/policies/rollback", {"note": note}, as_json, _is_active)
 
 
 @policy.command("history")
@@ -179,12 +155,36 @@ def history(url: ServiceUrl = DEFAULT_URL, count: Count = 20, as_json: AsJson = 
 
       baton policy history --count 5
     """
-    told = ask_service(url, "GET", "/v1/policies/history", count=count)
-    if as_json:
-        dump(told)
-        return
+    show_reply(url, "/v1/policies/history", as_json, _print_history, count=count)
+
+
+def _activate(which: str, url: str, note: str, as_json: bool) -> None:
+    version = None if which == DEFAULT else which
+    body = {"version": version, "note": note}
+    change(url, "PUT", "/v1/policies/active", body, as_json, _is_active)
+
+
+def _print_policies(reply: Reply) -> None:
+    table = Table("policy", "versions", "active", box=None)
+    active = reply["active"] or f"{reply['default']} (the deployment file's)"
+    for row in reply["data"]:
+        mine = active if active.partition("@")[0].partition(" ")[0] == row["policy"] else ""
+        add_row(table, row["policy"], row["latest"] or "-", mine)
+    wide_console().print(table)
+    if reply["degraded"]:
+        print(f"the store is not in order: {reply['degraded']}")
+
+
+def _print_versions(reply: Reply) -> None:
+    table = Table("version", "when", "author", "note", box=None)
+    for row in reply["data"]:
+        add_row(table, row["id"], moment(row["created"]), row["author"], row["note"])
+    wide_console().print(table)
+
+
+def _print_history(reply: Reply) -> None:
     table = Table("when", "what", "version", "before", "author", "key", "note", box=None)
-    for row in told["data"]:
+    for row in reply["data"]:
         cells = (
             row.get(key) or "" for key in ("action", "what", "before", "author", "key", "note")
         )
@@ -192,23 +192,17 @@ def history(url: ServiceUrl = DEFAULT_URL, count: Count = 20, as_json: AsJson = 
     wide_console().print(table)
 
 
-def _activate(which: str, url: str, note: str, as_json: bool) -> None:
-    version = None if which == DEFAULT else which
-    body = {"version": version, "note": note, "author": default_author()}
-    told = ask_service(url, "PUT", "/v1/policies/active", body, admin=True)
-    dump(told) if as_json else print(f"{_name(told)} is active")
-
-
-def _print_version(told: dict[str, Any]) -> None:
-    console = wide_console()
-    console.print(_name(told), style="bold", markup=False)
-    by = [moment(told["created"]), told["author"], told["note"]]
-    console.print(", ".join(part for part in by if part), style="dim", markup=False)
+def _print_version(reply: Reply) -> None:
+    print_heading(_name(reply), (moment(reply["created"]), reply["author"], reply["note"]))
     table = Table(box=None, show_header=False)
-    for key, value in told["params"].items():
+    for key, value in reply["params"].items():
         add_row(table, key, json.dumps(value, ensure_ascii=False))
-    console.print(table)
+    wide_console().print(table)
 
 
-def _name(told: dict[str, Any]) -> str:
-    return str(told["id"]) if told["version"] else f"{told['id']} (the deployment file's)"
+def _is_active(reply: Reply) -> str:
+    return f"{_name(reply)} is active"
+
+
+def _name(reply: Reply) -> str:
+    return str(reply["id"]) if reply["version"] else f"{reply['id']} (the deployment file's)"

@@ -39,12 +39,12 @@ def predict(
     from deploy.evaluation import prediction
     from deploy.evaluation.tables import show
 
-    told = prediction.predicted(recordings, prediction.load_costs(costs))
+    data = prediction.predicted(recordings, prediction.load_costs(costs))
     if as_json is not None:
-        write(as_json, json.dumps(told, indent=2) + "\n")
+        write(as_json, json.dumps(data, indent=2) + "\n")
     if as_markdown is not None:
-        write(as_markdown, prediction.report(told))
+        write(as_markdown, prediction.report(data))
     console = wide_console()
-    show(told["rows"], prediction.COLUMNS, console, prediction.title(told))
-    for line in prediction.basis(told):
+    show(data["rows"], prediction.COLUMNS, console, prediction.title(data))
+    for line in prediction.basis(data):
         console.print(f"- {line}", style="dim", markup=False)

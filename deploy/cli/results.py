@@ -40,7 +40,7 @@ def results(
 
       baton results build/heldout.json build/chain.json --predicted build/predicted.json
     """
-    from deploy.evaluation.claims import FILE, load_claims
+    from deploy.evaluation.paper_baselines import FILE, load_baselines
     from deploy.evaluation.plots import draw
     from deploy.evaluation.results import page
     from policies import POLICIES
@@ -48,7 +48,7 @@ def results(
     evaluations = [_load(path, "n", "problems", "transport") for path in measured]
     predictions = [_load(path, "predicted", "costs", "assumptions") for path in predicted or ()]
     plot = out.with_suffix(".png")
-    text = page(evaluations, predictions, load_claims(claims or FILE), POLICIES, plot.name)
+    text = page(evaluations, predictions, load_baselines(claims or FILE), POLICIES, plot.name)
     draw(evaluations[0]["rows"], plot)
     write(out, text)
     print(f"{out} and {plot}")

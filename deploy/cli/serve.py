@@ -41,7 +41,7 @@ def serve(
 
     console = Console(highlight=False)
     deployment = load(config or DEFAULT_FILE, port=port)
-    deployment.args.api_keys()  # missing keys are told before anything starts
+    deployment.args.api_keys()  # missing keys are an error before anything starts
     with _stopping() as stop:
         console.print("Starting Ray and the two workers ...", style="dim")
         with serving(deployment) as url:
@@ -52,7 +52,7 @@ def serve(
                 console.print(note, style="yellow")
             for method in deployment.args.workers.large.speculation.also:
                 if method.lossy:
-                    console.print(f"large worker, on request: {method.told}", style="yellow")
+                    console.print(f"large worker, on request: {method.label}", style="yellow")
             console.print(f"Ready at [bold]{url}[/], models: {url}/v1/models. Ctrl-C stops. Try:\n")
             print(
                 f"curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "

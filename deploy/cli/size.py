@@ -72,13 +72,13 @@ def size(
     """
     from redis import Redis
 
-    from deploy.evaluation.askers import Options
-    from deploy.evaluation.evaluate import Contender
+    from deploy.evaluation.candidates import Candidate
+    from deploy.evaluation.clients import RequestOptions
     from deploy.evaluation.problems import load_problems
     from deploy.evaluation.sizing import measure, needs
 
     chosen = load_problems(problems, limit, 0)
-    contender = Contender.parse(policy)
+    candidate = Candidate.parse(policy)
     try:
         password = os.environ.get("BATON_REDIS_PASSWORD")
         server = None if redis is None else Redis.from_url(redis, password=password)
@@ -87,16 +87,16 @@ def size(
     measured = measure(
         url,
         chosen,
-        contender,
-        options=Options(max_tokens=max_tokens),
+        candidate,
+        options=RequestOptions(max_tokens=max_tokens),
         concurrency=concurrency,
         redis=server,
     )
     needed = needs(measured, per_minute)
     if as_json is not None:
-        told = {"measured": asdict(measured), "per_minute": per_minute}
-        told["needs"] = [asdict(need) for need in needed]
-        write(as_json, json.dumps(told, indent=2) + "\n")
+        data = {"measured": asdict(measured), "per_minute": per_minute}
+        data["needs"] = [asdict(need) for need in needed]
+        write(as_json, json.dumps(data, indent=2) + "\n")
     console = wide_console()
     table = Table("each request takes, or the service", "", "")
     for name, words, unit in ROWS:

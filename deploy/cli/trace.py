@@ -35,24 +35,24 @@ def show(
     if as_json:
         print(json.dumps(record, ensure_ascii=False))
         return
-    from deploy.evaluation.journal import made
+    from deploy.evaluation.evaluation_log import from_json
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(record.get("question", ""), style="bold", markup=False)
     for step in record.get("steps", []):
         if step.get("phase", "thought") == "thought":
-            console.print(line_of(made(Step, step)))
+            console.print(line_of(from_json(Step, step)))
     console.print()
     console.print(record.get("answer") or "(no answer)", style="bold", markup=False)
     console.print()
-    told = [record.get("policy"), record.get("status"), record.get("finish_reason")]
+    parts = [record.get("policy"), record.get("status"), record.get("finish_reason")]
     if error := record.get("error"):
-        told.append(error.get("message"))
+        parts.append(error.get("message"))
     if metrics := record.get("metrics"):
-        told.append(f"{metrics['ms']['total']:.0f} ms")
-        told.append(f"{metrics['small_tokens']} small, {metrics['large_tokens']} large tokens")
-    told += lossy(record.get("speculation", {}))
-    console.print(", ".join(part for part in told if part), style="dim", markup=False)
+        parts.append(f"{metrics['ms']['total']:.0f} ms")
+        parts.append(f"{metrics['small_tokens']} small, {metrics['large_tokens']} large tokens")
+    parts += lossy(record.get("speculation", {}))
+    console.print(", ".join(part for part in parts if part), style="dim", markup=False)
 
 
 @trace.command("replay")
@@ -85,18 +85,17 @@ def replay(
     """
     from dataclasses import asdict
 
-    from deploy.evaluation.askers import build_policy
-    from deploy.evaluation.evaluate import Contender
+    from deploy.evaluation.candidates import Candidate, build_policy
     from deploy.evaluation.recording import load
     from deploy.evaluation.replay import compare
 
     recording = load(file)
     recorded = recording.request
-    given = Contender.parse(recorded.policy if policy is None else policy)
+    given = Candidate.parse(recorded.policy if policy is None else policy)
     parameters = recorded.parameters if given.policy == recorded.policy else {}
     found = compare(recording, build_policy(given.policy, {**parameters, **given.params}))
     if as_json:
-        told = {
+        data = {
             "policy": given.label,
             "same": found.difference is None,
             "line": None if found.difference is None else found.difference.line,
@@ -104,7 +103,7 @@ def replay(
             "ended": found.ended,
             "steps": [asdict(step) for step in found.steps],
         }
-        print(json.dumps(told, ensure_ascii=False))
+        print(json.dumps(data, ensure_ascii=False))
     else:
         console = Console(highlight=False, soft_wrap=True)
         console.print(recorded.messages[-1].content, style="bold", markup=False)

@@ -21,7 +21,7 @@ ROUNDS = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CalibrationTarget:
     """What is to be met: a large-token share of at most, or an accuracy of at least `value`."""
 
     measure: Literal["large_share", "accuracy"]
@@ -115,7 +115,7 @@ def _number(annotation: Any) -> type[int] | type[float] | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class CalibrationResult:
     """The best value that meets the target, or the nearest miss; and every value tried."""
 
     best: Point
@@ -124,8 +124,8 @@ class Found:
 
 
 async def search(
-    measure: Callable[[float], Awaitable[Point]], where: Range, target: Target
-) -> Found:
+    measure: Callable[[float], Awaitable[Point]], where: Range, target: CalibrationTarget
+) -> CalibrationResult:
     """Bisect between the end that meets the target and the end one would rather have.
 
     For a share of the large model that is the end with more of it (accuracy), for an accuracy the
@@ -136,11 +136,11 @@ async def search(
     safe, wanted = (cheap, rich) if target.measure == "large_share" else (rich, cheap)
     tried = list(ends)
     if target.met_by(wanted):
-        return Found(wanted, True, tuple(tried))
+        return CalibrationResult(wanted, True, tuple(tried))
     if not target.met_by(safe):
-        return Found(safe, False, tuple(tried))
+        return CalibrationResult(safe, False, tuple(tried))
     while (value := where.middle(safe.value, wanted.value)) is not None:
         point = await measure(value)
         tried.append(point)
         safe, wanted = (point, wanted) if target.met_by(point) else (safe, point)
-    return Found(safe, True, tuple(sorted(tried, key=lambda point: point.value)))
+    return CalibrationResult(safe, True, tuple(sorted(tried, key=lambda point: point.value)))

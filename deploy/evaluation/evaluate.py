@@ -8,18 +8,16 @@ against it (`deploy.evaluation.summary`).
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
-from typing import Any, Final, Protocol
+from typing import Protocol
 
+from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.recording import Recording
 from orchestrator.errors import BatonError, InvalidRequest
 from orchestrator.loop.events import Metrics
 from orchestrator.types import Step
-
-BASELINE: Final = "large-only"
 
 
 class Problem(Protocol):
@@ -43,46 +41,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Contender:
-    """A policy with parameters that runs under its label, such as `specreason:threshold=5`."""
-
-    label: str
-    policy: str
-    params: dict[str, Any] = field(default_factory=dict, hash=False)
-
-    @classmethod
-    def parse(cls, text: str) -> Contender:
-        """From `NAME` or `NAME:KEY=VALUE:KEY=VALUE`; values are JSON, or else strings.
-
-        Raises:
-            InvalidRequest: a parameter without `=`.
-        """
-        name, *pairs = text.strip().split(":")
-        params: dict[str, Any] = {}
-        for pair in pairs:
-            key, equals, value = pair.partition("=")
-            if not key or not equals:
-                raise InvalidRequest(f"{text}: write parameters as NAME:KEY=VALUE", param="policy")
-            try:
-                params[key] = json.loads(value)
-            except ValueError:
-                params[key] = value
-        return cls(text.strip(), name, params)
-
-    @property
-    def budget(self) -> int | None:
-        budget: int | None = self.params.get("budget")
-        return budget
-
-    def within(self, budget: int | None) -> Contender:
-        """The same with a cap on thinking tokens, unless it has one of its own."""
-        if budget is None or "budget" in self.params:
-            return self
-        return replace(self, params={**self.params, "budget": budget})
-
-
-@dataclass(frozen=True, slots=True)
-class Answered:
+class EvaluatedAnswer:
     """What one request came to; `output_tokens` are those OpenAI would bill.
 
     `recording` is the request on paper, where its asker keeps one; `trace_id` is its name where a
@@ -105,48 +64,36 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
-    """One problem answered by one contender; `ms` is wall time."""
+class EvaluationResult:
+    """One problem answered by one candidate; `ms` is wall time."""
 
     correct: bool
     ms: float
-    answered: Answered
+    answer: EvaluatedAnswer
     error: str | None = None
 
 
-Ask = Callable[[str, Contender], Awaitable[Answered]]
+Ask = Callable[[str, Candidate], Awaitable[EvaluatedAnswer]]
 Grade = Callable[[str, str], Awaitable[bool]]
 """Whether a text gives an answer."""
-Turn = Sequence[Outcome]
-"""What became of one problem: an outcome per contender."""
-
-
-def lineup(policies: Iterable[str], budgets: Sequence[int | None]) -> list[Contender]:
-    """Every policy at every budget, the baseline among them, none twice."""
-    parsed = [Contender.parse(text) for text in policies if text.strip()]
-    if not any(contender == Contender(BASELINE, BASELINE) for contender in parsed):
-        parsed.insert(0, Contender(BASELINE, BASELINE))
-    found: list[Contender] = []
-    for contender in (one.within(budget) for budget in budgets for one in parsed):
-        if contender not in found:
-            found.append(contender)
-    return found
+Turn = Sequence[EvaluationResult]
+"""What became of one problem: an outcome per candidate."""
 
 
 async def run(
     problems: Sequence[Problem],
-    contenders: Sequence[Contender],
+    candidates: Sequence[Candidate],
     ask: Ask,
     grade: Grade,
     *,
     concurrency: int = 1,
     done: Sequence[Turn] = (),
     keep: Callable[[int, Turn], None] = lambda _, __: None,
-    progress: Callable[[Contender], None] = lambda _: None,
+    progress: Callable[[Candidate], None] = lambda _: None,
 ) -> list[Turn]:
     """What became of each problem, in order.
 
-    Each contender first answers one problem unmeasured: whatever is slow only once is over then.
+    Each candidate first answers one problem unmeasured: whatever is slow only once is over then.
     With `concurrency` above 1 the turns are of that many problems at once. Grading and `keep`,
     which is handed each finished problem with its number, happen outside all measured time.
     `done` are the first problems' outcomes from an earlier run that was broken off.
@@ -154,38 +101,42 @@ async def run(
     turns = list(done[: len(problems)])
     if len(turns) == len(problems):
         return turns
-    for contender in contenders:
-        await _ask(problems[len(turns)], contender, ask)
+    for candidate in candidates:
+        await _ask(problems[len(turns)], candidate, ask)
     for start in range(len(turns), len(problems), concurrency):
         lot = problems[start : start + concurrency]
-        found: list[list[Outcome]] = [[] for _ in contenders]
-        for place in range(len(contenders)):
-            index = (place + start // concurrency) % len(contenders)
+        found: list[list[EvaluationResult]] = [[] for _ in candidates]
+        for place in range(len(candidates)):
+            index = (place + start // concurrency) % len(candidates)
             found[index] = await asyncio.gather(
-                *(_ask(problem, contenders[index], ask) for problem in lot)
+                *(_ask(problem, candidates[index], ask) for problem in lot)
             )
-            progress(contenders[index])
+            progress(candidates[index])
         for at, problem in enumerate(lot):
             turns.append([await _graded(own[at], problem, grade) for own in found])
             keep(start + at, turns[-1])
     return turns
 
 
-async def _ask(problem: Problem, contender: Contender, ask: Ask) -> Outcome:
+async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationResult:
     """A request that fails is a wrong answer with a reason; a policy that is wrong is ours."""
     began = perf_counter()
     try:
-        answered = await ask(problem.question, contender)
+        answer = await ask(problem.question, candidate)
     except InvalidRequest as error:
         if error.code != "context_length_exceeded":
             raise
-        return Outcome(False, (perf_counter() - began) * 1000, Answered(""), error.message)
+        return EvaluationResult(
+            False, (perf_counter() - began) * 1000, EvaluatedAnswer(""), error.message
+        )
     except BatonError as error:
-        return Outcome(False, (perf_counter() - began) * 1000, Answered(""), str(error))
-    return Outcome(False, (perf_counter() - began) * 1000, answered)
+        return EvaluationResult(
+            False, (perf_counter() - began) * 1000, EvaluatedAnswer(""), str(error)
+        )
+    return EvaluationResult(False, (perf_counter() - began) * 1000, answer)
 
 
-async def _graded(outcome: Outcome, problem: Problem, grade: Grade) -> Outcome:
-    if outcome.error is not None:
-        return outcome
-    return replace(outcome, correct=await grade(outcome.answered.text, problem.answer))
+async def _graded(result: EvaluationResult, problem: Problem, grade: Grade) -> EvaluationResult:
+    if result.error is not None:
+        return result
+    return replace(result, correct=await grade(result.answer.text, problem.answer))

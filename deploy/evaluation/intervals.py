@@ -37,7 +37,7 @@ def wilson(right: int, count: int) -> tuple[float, float]:
 
 @dataclass(frozen=True, slots=True)
 class Paired:
-    """Two contenders on the same problems: accuracy minus the other's, as a fraction.
+    """Two candidates on the same problems: accuracy minus the other's, as a fraction.
 
     `won` problems were right for the first alone, `lost` for the other alone; `p` is McNemar's
     exact two-sided probability of a split at least as uneven where neither is better.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from deploy.evaluation.evaluate import BASELINE
+from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import label
 from orchestrator.errors import ConfigError

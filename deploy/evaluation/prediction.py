@@ -8,9 +8,9 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from deploy.evaluation import journal
+from deploy.evaluation import evaluation_log
+from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.costs import ASSUMPTIONS, Costs, Predicted, predict
-from deploy.evaluation.evaluate import BASELINE
 from deploy.evaluation.intervals import mean, paired, quantile, wilson
 from deploy.evaluation.recording import load
 from deploy.evaluation.summary import Row
@@ -47,7 +47,7 @@ def predicted(folder: Path, costs: Costs) -> dict[str, Any]:
     Raises:
         ConfigError: the folder holds no recordings that can be used.
     """
-    settings, found = journal.read(folder / "rows.jsonl")
+    settings, found = evaluation_log.read(folder / "rows.jsonl")
     if settings.get("speculation") != "vanilla":
         raise ConfigError(
             f"{folder}: recorded with {settings.get('speculation')!r} in the large worker; the "
@@ -126,13 +126,13 @@ COLUMNS: list[Column] = [
 ]
 
 
-def title(told: dict[str, Any]) -> str:
-    return f"PREDICTION, not a measurement: {told['costs']['name']}"
+def title(data: dict[str, Any]) -> str:
+    return f"PREDICTION, not a measurement: {data['costs']['name']}"
 
 
-def basis(told: dict[str, Any]) -> list[str]:
+def basis(data: dict[str, Any]) -> list[str]:
     """What a prediction rests on, one statement each: hardware, sources, assumptions."""
-    costs = told["costs"]
+    costs = data["costs"]
     pair = " and ".join(
         f"{costs[name]['model']} ({costs[name]['token_ms']:g} ms a token, "
         f"{costs[name]['read_ms']:g} + {costs[name]['read_token_ms']:g} a token read, "
@@ -143,11 +143,11 @@ def basis(told: dict[str, Any]) -> list[str]:
         f"Pair: {pair}.",
         f"Hardware: {costs['hardware']}.",
         *(f"Source of {source}" for source in costs["sources"]),
-        *told["assumptions"],
+        *data["assumptions"],
     ]
 
 
-def report(told: dict[str, Any], heading: str = "#") -> str:
+def report(data: dict[str, Any], heading: str = "#") -> str:
     """A prediction in Markdown, with all that it assumes."""
-    lines = "".join(f"- {line}\n" for line in basis(told))
-    return f"{heading} {title(told)}\n\n{markdown(told['rows'], COLUMNS)}\nAssumptions:\n\n{lines}"
+    lines = "".join(f"- {line}\n" for line in basis(data))
+    return f"{heading} {title(data)}\n\n{markdown(data['rows'], COLUMNS)}\nAssumptions:\n\n{lines}"

@@ -7,8 +7,8 @@ from textwrap import fill
 from typing import Any
 
 from deploy.evaluation import prediction
-from deploy.evaluation.claims import Claims, Verdict, name_of, verdict
-from deploy.evaluation.evaluate import BASELINE
+from deploy.evaluation.candidates import BASELINE
+from deploy.evaluation.paper_baselines import ClaimVerdict, PaperBaseline, judge_claim, name_of
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import MAIN, WORK, by_level, escape, label, markdown, notes, setting
 
@@ -19,7 +19,7 @@ MARKS = {True: "holds", False: "**does not hold**", None: "not measured"}
 def page(
     evaluations: Sequence[Mapping[str, Any]],
     predictions: Sequence[dict[str, Any]],
-    claims: Mapping[str, Claims],
+    claims: Mapping[str, PaperBaseline],
     policies: Collection[str],
     plot: str,
 ) -> str:
@@ -63,21 +63,21 @@ def page(
             "**Nothing below is measured.** Recorded requests are charged what their calls would "
             "cost on another pair; what that assumes stands under each table.",
         ]
-        parts += [prediction.report(told, "###") for told in predictions]
+        parts += [prediction.report(data, "###") for data in predictions]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _claimed(policy: str, claims: Claims | None, table: Sequence[Row]) -> list[str]:
+def _claimed(policy: str, claims: PaperBaseline | None, table: Sequence[Row]) -> list[str]:
     """One policy: its claims with what was measured, and why where they do not hold."""
     heading = f"### {policy}"
     if claims is None:
         measured = [row for row in table if name_of(row) == policy]
-        told = "No paper's claim is on record for it."
-        return [heading, told if measured else f"{told} Not measured."]
-    verdicts = [verdict(policy, claim, table) for claim in claims.claims]
+        note = "No paper's claim is on record for it."
+        return [heading, note if measured else f"{note} Not measured."]
+    verdicts = [judge_claim(policy, claim, table) for claim in claims.claims]
     lines = ["| claim | measured | how | |", "| --- | ---: | --- | --- |"]
     lines += [
-        f"| {escape(one.claim.says)} | {one.told} | {_how(one)} | {MARKS[one.holds]} |"
+        f"| {escape(one.claim.says)} | {one.measured} | {_how(one)} | {MARKS[one.holds]} |"
         for one in verdicts
     ]
     parts = [heading, f"{claims.paper}.", "\n".join(lines)]
@@ -86,7 +86,7 @@ def _claimed(policy: str, claims: Claims | None, table: Sequence[Row]) -> list[s
     return parts
 
 
-def _how(one: Verdict) -> str:
+def _how(one: ClaimVerdict) -> str:
     """Which row was measured, and at what accuracy: a ratio alone says little."""
     if one.row is None:
         return ""

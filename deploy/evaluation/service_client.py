@@ -1,4 +1,4 @@
-"""A running service as the command line asks it: JSON over HTTP, errors as Baton's own."""
+"""One call of a running service's administration: JSON over HTTP, errors as Baton's own."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from deploy.evaluation.askers import failure, home, reason
+from deploy.evaluation.clients import base_address, error_of, reason
 from orchestrator.errors import WorkerUnavailable
 
 PATIENCE_S = 15.0
@@ -26,7 +26,7 @@ def call(
     try:
         response = httpx.request(
             method,
-            f"{home(url)}{path}",
+            f"{base_address(url)}{path}",
             json=body,
             params=query or None,
             headers={"authorization": f"Bearer {key}"} if key else {},
@@ -34,12 +34,14 @@ def call(
             trust_env=False,
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        told = reason(error) if isinstance(error, httpx.HTTPError) else str(error)
-        raise WorkerUnavailable(f"{url}: {told} (another service: --url)") from None
+        message = reason(error) if isinstance(error, httpx.HTTPError) else str(error)
+        raise WorkerUnavailable(f"{url}: {message} (another service: --url)") from None
     if not response.is_success:
-        raise failure(response)
+        raise error_of(response)
     try:
         answer: dict[str, Any] = response.json()
     except ValueError:
-        raise WorkerUnavailable(f"{url}: this is no service of Baton's") from None
+        raise WorkerUnavailable(
+            f"{url}: the answer is not JSON, so this is not a Baton service (name one with --url)"
+        ) from None
     return answer

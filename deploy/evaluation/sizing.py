@@ -20,8 +20,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from redis import Redis
 from redis.exceptions import RedisError
 
-from deploy.evaluation.askers import HttpAsker, Options, ask, failure, reason
-from deploy.evaluation.evaluate import Answered, Contender, Problem
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.clients import HttpClient, RequestOptions, ask, error_of, reason
+from deploy.evaluation.concurrency import map_concurrently
+from deploy.evaluation.evaluate import EvaluatedAnswer, Problem
 from orchestrator.errors import ConfigError, WorkerUnavailable
 
 QUIET_S: Final = 20.0  # without requests, to see what goes on anyway
@@ -76,9 +78,9 @@ class Measured:
 def measure(
     url: str,
     problems: Sequence[Problem],
-    contender: Contender,
+    candidate: Candidate,
     *,
-    options: Options | None = None,
+    options: RequestOptions | None = None,
     concurrency: int = 4,
     redis: Redis | None = None,
 ) -> Measured:
@@ -87,8 +89,8 @@ def measure(
     Raises:
         BatonError: the service or its Redis does not answer, or a request failed.
     """
-    asker = HttpAsker(url, options)
-    with httpx.Client(base_url=url, headers=asker.headers, timeout=30.0, trust_env=False) as http:
+    client = HttpClient(url, options)
+    with httpx.Client(base_url=url, headers=client.headers, timeout=30.0, trust_env=False) as http:
         first, scraped = _read(http, redis)
         if not first.cpu_s:
             raise ConfigError(
@@ -100,7 +102,7 @@ def measure(
         quiet, _ = _read(http, redis)
         time.sleep(QUIET_S)
         before, _ = _read(http, redis)
-        answers = asyncio.run(_ask(asker, problems, contender, concurrency))
+        answers = asyncio.run(_ask(client, problems, candidate, concurrency))
         time.sleep(SETTLE_S)
         after, _ = _read(http, redis)
     replicas = scraped["baton_orchestrator_replicas", ""]
@@ -148,7 +150,7 @@ def measure(
 
 
 @dataclass(frozen=True, slots=True)
-class Need:
+class ReplicaNeed:
     """One part of a service under a load."""
 
     part: str
@@ -157,10 +159,10 @@ class Need:
     formula: str
 
 
-def needs(measured: Measured, per_minute: float) -> list[Need]:
+def needs(measured: Measured, per_minute: float) -> list[ReplicaNeed]:
     """What a load needs, by Little's law; what is full first stands first."""
     arrivals = per_minute / 60
-    told = [
+    parts = [
         ("orchestrator", LOOP_FULL, measured.cpu_s, "{full:g} core / {cost:.4g} s of CPU"),
         (
             "small replica",
@@ -176,27 +178,24 @@ def needs(measured: Measured, per_minute: float) -> list[Need]:
         ),
         ("Redis", LOOP_FULL, (measured.redis_us or 0.0) / 1e6, "{full:g} core / {cost:.3g} s"),
     ]
-    found = []
-    for part, full, cost, why in told:
+    replicas = []
+    for part, full, cost, why in parts:
         if cost > 0 and full > 0:
             count = math.ceil(round(arrivals * cost / full, 9))
-            found.append(Need(part, full / cost, count, why.format(full=full, cost=cost)))
-    return sorted(found, key=lambda need: need.each)
+            replicas.append(ReplicaNeed(part, full / cost, count, why.format(full=full, cost=cost)))
+    return sorted(replicas, key=lambda need: need.each)
 
 
 async def _ask(
-    asker: HttpAsker, problems: Sequence[Problem], contender: Contender, concurrency: int
-) -> list[Answered]:
-    room = asyncio.Semaphore(concurrency)
-
-    async def one(problem: Problem) -> Answered:
-        async with room:
-            return await ask(asker, problem.question, contender)
+    client: HttpClient, problems: Sequence[Problem], candidate: Candidate, concurrency: int
+) -> list[EvaluatedAnswer]:
+    async def one(problem: Problem) -> EvaluatedAnswer:
+        return await ask(client, problem.question, candidate)
 
     try:
-        return await asyncio.gather(*map(one, problems))
+        return await map_concurrently(one, problems, concurrency)
     finally:
-        await asker.aclose()
+        await client.aclose()
 
 
 def _waits(http: httpx.Client) -> tuple[float, float]:
@@ -246,19 +245,19 @@ def _redis(redis: Redis | None) -> tuple[float, ...]:
     if redis is None:
         return ()
     try:
-        told: dict[str, Any] = redis.info("all")
+        info: dict[str, Any] = redis.info("all")
     except RedisError as error:
         raise WorkerUnavailable(f"Redis: {' '.join(str(error).split())}") from None
     commands = [
         value
-        for name, value in told.items()
+        for name, value in info.items()
         if name.startswith("cmdstat_") and name.removeprefix("cmdstat_") not in _OURS
     ]
     return (
         sum(command["calls"] for command in commands),
         sum(command["usec"] for command in commands),
-        told["total_net_input_bytes"] + told["total_net_output_bytes"],
-        told["used_memory"],
+        info["total_net_input_bytes"] + info["total_net_output_bytes"],
+        info["used_memory"],
     )
 
 
@@ -268,5 +267,5 @@ def _get(http: httpx.Client, path: str) -> httpx.Response:
     except httpx.HTTPError as error:
         raise WorkerUnavailable(f"{http.base_url}: {reason(error)}") from None
     if not response.is_success:
-        raise failure(response)
+        raise error_of(response)
     return response

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from deploy.evaluation.evaluate import BASELINE, Contender, Outcome, Problem, Turn
+from deploy.evaluation.candidates import BASELINE, Candidate
+from deploy.evaluation.evaluate import EvaluationResult, Problem, Turn
 from deploy.evaluation.intervals import mean, paired, quantile, wilson
 
 Row = dict[str, Any]
@@ -27,7 +28,7 @@ COUNTS: Final = (
 
 def rows(
     problems: Sequence[Problem],
-    contenders: Sequence[Contender],
+    candidates: Sequence[Candidate],
     turns: Sequence[Turn],
     *,
     speculation: str,
@@ -37,25 +38,27 @@ def rows(
 
     `accepted_steps` counts thinking steps of the small model that stayed, `large_share` is the
     large model's part of all tokens generated. `difference` is the accuracy minus the baseline's:
-    at the same budget, or as it runs first where the budget is a parameter of the contender alone.
+    at the same budget, or as it runs first where the budget is a parameter of the candidate alone.
     `ms` says where a problem's mean time went; `rest` is what no worker was waited for (`overlap`
     what workers did side by side). `levels` holds the same by difficulty, where problems have one.
     """
-    columns: list[list[Outcome]] = [[turn[i] for turn in turns] for i in range(len(contenders))]
-    table = dict(zip(((c.label, c.budget) for c in contenders), columns, strict=True))
-    usual = next(own for c, own in zip(contenders, columns, strict=True) if c.label == BASELINE)
+    columns: list[list[EvaluationResult]] = [
+        [turn[i] for turn in turns] for i in range(len(candidates))
+    ]
+    table = dict(zip(((c.label, c.budget) for c in candidates), columns, strict=True))
+    usual = next(own for c, own in zip(candidates, columns, strict=True) if c.label == BASELINE)
     levels = [problem.level for problem in problems[: len(turns)]]
     made = []
-    for contender, own in zip(contenders, columns, strict=True):
-        base = table.get((BASELINE, contender.budget), usual)
+    for candidate, own in zip(candidates, columns, strict=True):
+        base = table.get((BASELINE, candidate.budget), usual)
         row: Row = {
-            "policy": contender.label,
+            "policy": candidate.label,
             **figures(own, base),
             **_means(own),
-            "budget": contender.budget,
+            "budget": candidate.budget,
             "speculation": speculation,
             "transport": transport,
-            "errors": sum(outcome.error is not None for outcome in own),
+            "errors": sum(result.error is not None for result in own),
         }
         row["levels"] = {
             str(level): figures(*(_at(level, levels, column) for column in (own, base)))
@@ -65,13 +68,13 @@ def rows(
     return made
 
 
-def figures(own: Sequence[Outcome], base: Sequence[Outcome]) -> Row:
+def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -> Row:
     """Accuracy and latency, alone and against the baseline on the same problems."""
-    right, times = [outcome.correct for outcome in own], [outcome.ms for outcome in own]
+    right, times = [result.correct for result in own], [result.ms for result in own]
     low, high = wilson(sum(right), len(right))
-    against = paired(right, [outcome.correct for outcome in base])
+    against = paired(right, [result.correct for result in base])
     small, large = (
-        sum(getattr(outcome.answered.metrics, f"{name}_tokens") for outcome in own)
+        sum(getattr(result.answer.metrics, f"{name}_tokens") for result in own)
         for name in ("small", "large")
     )
     return {
@@ -89,29 +92,31 @@ def figures(own: Sequence[Outcome], base: Sequence[Outcome]) -> Row:
         "p95_ms": quantile(times, 0.95),
         "mean_ms": mean(times),
         "total_ms": sum(times),
-        "speedup": sum(outcome.ms for outcome in base) / sum(times) if sum(times) else 0.0,
+        "speedup": sum(result.ms for result in base) / sum(times) if sum(times) else 0.0,
         "large_share": large / (small + large) if small + large else 0.0,
     }
 
 
-def _means(own: Sequence[Outcome]) -> Row:
-    metrics = [outcome.answered.metrics for outcome in own]
+def _means(own: Sequence[EvaluationResult]) -> Row:
+    metrics = [result.answer.metrics for result in own]
     spent = {
         name: mean([one.ms.get(name, 0.0) for one in metrics])
         for name in ("small", "large", "classify")
     }
-    rest = mean([outcome.ms for outcome in own]) - sum(spent.values())
+    rest = mean([result.ms for result in own]) - sum(spent.values())
     return {
         **{name: mean([getattr(one, name) for one in metrics]) for name in COUNTS},
-        "output_tokens": mean([outcome.answered.output_tokens for outcome in own]),
-        "accepted_steps": mean([outcome.answered.kept("small") for outcome in own]),
-        "steps": mean([outcome.answered.kept() for outcome in own]),
+        "output_tokens": mean([result.answer.output_tokens for result in own]),
+        "accepted_steps": mean([result.answer.kept("small") for result in own]),
+        "steps": mean([result.answer.kept() for result in own]),
         "ms": {**spent, "rest": max(0.0, rest), "overlap": max(0.0, -rest)},
     }
 
 
-def _at(level: object, levels: Sequence[object], column: Sequence[Outcome]) -> list[Outcome]:
-    return [outcome for outcome, own in zip(column, levels, strict=True) if own == level]
+def _at(
+    level: object, levels: Sequence[object], column: Sequence[EvaluationResult]
+) -> list[EvaluationResult]:
+    return [result for result, own in zip(column, levels, strict=True) if own == level]
 
 
 def _order(level: int | str) -> tuple[int, int, str]:

@@ -12,7 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from deploy.evaluation.evaluate import BASELINE
+from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.summary import Row
 
 Column = tuple[str, Callable[[Row], str]]
@@ -89,15 +89,15 @@ def by_level(table: Sequence[Row]) -> list[Column]:
 
 def notes(concurrency: int, speculation: str) -> str:
     """What stands under the tables."""
-    told = (
+    text = (
         "Speedup: summed wall time of large-only over the policy's. Tokens, calls, passes and "
         "milliseconds of the breakdown are means per problem; overlap is work done side by side."
     )
     if concurrency > 1:
-        told += f" Measured at concurrency {concurrency}; speedup is meant at 1."
+        text += f" Measured at concurrency {concurrency}; speedup is meant at 1."
     if "lossy" in speculation:
-        told += f" The large worker speculates: {speculation}, so large-only is not its own text."
-    return told
+        text += f" The large worker speculates: {speculation}, so large-only is not its own text."
+    return text
 
 
 def show(

@@ -1,16 +1,17 @@
-"""Questions with known answers for a running service: each answer is judged, and its arm noted."""
+"""Traffic for a running experiment: problems with known answers; each answer's reward is sent."""
 
 from __future__ import annotations
 
-import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from deploy.evaluation.askers import HttpAsker, Told
-from deploy.evaluation.evaluate import Contender, Grade, Problem
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.clients import CompletedAnswer, HttpClient
+from deploy.evaluation.concurrency import map_concurrently
+from deploy.evaluation.evaluate import Grade, Problem
 from orchestrator.errors import BatonError
 from orchestrator.http.service import DEFAULT_MODEL
 
@@ -18,7 +19,7 @@ NOBODY = "no experiment"
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class TrafficAnswer:
     """One question's answer; `arm` is EXPERIMENT/ARM, or `NOBODY`. `error` where it failed."""
 
     arm: str
@@ -27,56 +28,51 @@ class Answered:
 
 
 async def drive(
-    asker: HttpAsker,
+    client: HttpClient,
     problems: Sequence[Problem],
     same: Grade,
     *,
     concurrency: int,
-    heard: Callable[[Answered], None],
+    on_answer: Callable[[TrafficAnswer], None],
 ) -> None:
-    """Ask every problem of the model `baton`, so many at once, and tell the service who was right.
+    """Ask the model `baton` every problem, so many at once, and send a reward for each answer.
 
-    The next question is asked as soon as any answer has come; `heard` is given each in that order.
+    `on_answer` is given the answers in the order in which they come.
     """
-    waiting = iter(problems)
 
-    async def ask() -> None:
-        for problem in waiting:
-            heard(await _ask(asker, problem, same))
+    async def ask(problem: Problem) -> None:
+        on_answer(await _ask(client, problem, same))
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(concurrency):
-            group.create_task(ask())
+    await map_concurrently(ask, problems, concurrency)
 
 
-async def _ask(asker: HttpAsker, problem: Problem, same: Grade) -> Answered:
-    told: Told | None = None
-    judge: Callable[[str, float], Awaitable[None]] = asker.judge
+async def _ask(client: HttpClient, problem: Problem, same: Grade) -> TrafficAnswer:
+    completed: CompletedAnswer | None = None
     try:
         async with aclosing(
-            asker.stream(problem.question, Contender(DEFAULT_MODEL, DEFAULT_MODEL))
+            client.stream(problem.question, Candidate(DEFAULT_MODEL, DEFAULT_MODEL))
         ) as items:
             async for item in items:
-                told = item if isinstance(item, Told) else told
-        assert told is not None  # the asker says so, or raises
-        correct = await same(told.answered.text, problem.answer)
-        await judge(told.answered.trace_id, float(correct))
+                completed = item if isinstance(item, CompletedAnswer) else completed
+        assert completed is not None  # it is the last item, or the client raises
+        correct = await same(completed.answer.text, problem.answer)
+        await client.send_feedback(completed.answer.trace_id, float(correct))
     except BatonError as error:
-        return Answered(NOBODY, error=str(error))
-    experiment = told.summary["experiment"]
-    arm = NOBODY if experiment is None else f"{experiment}/{told.summary['arm']}"
-    return Answered(arm, correct)
+        return TrafficAnswer(NOBODY, error=str(error))
+    experiment = completed.summary["experiment"]
+    arm = NOBODY if experiment is None else f"{experiment}/{completed.summary['arm']}"
+    return TrafficAnswer(arm, correct)
 
 
-def lots(answers: Sequence[Answered], size: int) -> list[dict[str, Any]]:
+def by_batch(answers: Sequence[TrafficAnswer], size: int) -> list[dict[str, Any]]:
     """For every `size` answers, in the order they came: how many each arm gave, and how many of
     them were right."""
-    told = []
+    batches = []
     for start in range(0, len(answers), size):
-        lot = [one for one in answers[start : start + size] if one.error is None]
+        batch = [one for one in answers[start : start + size] if one.error is None]
         arms: dict[str, dict[str, int]] = defaultdict(lambda: {"requests": 0, "right": 0})
-        for one in lot:
+        for one in batch:
             arms[one.arm]["requests"] += 1
             arms[one.arm]["right"] += one.correct
-        told.append({"until": start + len(answers[start : start + size]), "arms": dict(arms)})
-    return told
+        batches.append({"until": start + len(answers[start : start + size]), "arms": dict(arms)})
+    return batches

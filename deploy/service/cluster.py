@@ -99,8 +99,8 @@ def _wait(deployment: Deployment, ready_s: float) -> None:
                     return
             for name, app in serve.status().applications.items():
                 if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
-                    told = [app.message, *(d.message for d in app.deployments.values())]
-                    raise NotServing(f"{name} did not start: {_gist(told)}")
+                    messages = [app.message, *(d.message for d in app.deployments.values())]
+                    raise NotServing(f"{name} did not start: {_gist(messages)}")
             time.sleep(0.25)
     raise NotServing(f"not ready within {ready_s:g} s; Ray's logs are in /tmp/ray/session_latest")
 

@@ -49,7 +49,7 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Method(Strict):
+class MethodSpec(Strict):
     """A token-level method by its name in `METHODS`, with its parameters."""
 
     method: str
@@ -60,16 +60,16 @@ class Method(Strict):
         return self.method in LOSSY
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """The method as users read it, marked where it is lossy."""
         return f"{self.method} (lossy)" if self.lossy else self.method
 
 
-class Speculation(Method):
+class Speculation(MethodSpec):
     """What one worker decodes with, and the methods that requests may name instead."""
 
     method: str = "vanilla"
-    also: tuple[Method, ...] = Field(
+    also: tuple[MethodSpec, ...] = Field(
         default=(), description="the large worker's: further methods, for arms and requests"
     )
 
@@ -81,9 +81,9 @@ class Speculation(Method):
         return self
 
     @property
-    def offered(self) -> tuple[Method, ...]:
+    def offered(self) -> tuple[MethodSpec, ...]:
         """Every method that a request may have, the default first."""
-        return (Method(method=self.method, params=self.params), *self.also)
+        return (MethodSpec(method=self.method, params=self.params), *self.also)
 
 
 class Replicas(Strict):
@@ -229,7 +229,7 @@ class Workers(Strict):
     def speculation(self) -> dict[str, str]:
         """What each worker decodes with, as users read it."""
         return {
-            name: spec.speculation.told if spec.url is None else SERVER_METHOD
+            name: spec.speculation.label if spec.url is None else SERVER_METHOD
             for name, spec in self.by_name().items()
         }
 
@@ -237,7 +237,7 @@ class Workers(Strict):
         """What a request may ask of the large worker, by name and as users read it."""
         if self.large.url is not None:
             return {}
-        return {one.method: one.told for one in self.large.speculation.offered}
+        return {one.method: one.label for one in self.large.speculation.offered}
 
 
 class PolicyChoice(Strict):
@@ -302,7 +302,7 @@ class OrchestratorSpec(Strict):
     nodes: Nodes = {}
 
 
-class ServiceLimits(Strict):
+class LimitsSpec(Strict):
     """What one replica of the orchestrator takes on (`orchestrator.http.limits.ServiceLimits`)."""
 
     concurrent: int = Field(default=64, ge=1, description="requests at once; one more is 429")
@@ -351,7 +351,7 @@ class Args(Strict):
     auth: Auth | Literal["none"] | None = Field(
         default=None, description="keys; none binds loopback only unless `auth: none` is written"
     )
-    limits: ServiceLimits = ServiceLimits()
+    limits: LimitsSpec = LimitsSpec()
     tracing: Tracing | None = None
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from deploy.bench.ablation import ablations
-from deploy.bench.contenders import Entry, Ours, Work, entries
+from deploy.bench.candidates import CandidateSpec, SpeculationCandidate, TurnResult, entries
 from deploy.bench.divergence import divergences
 from deploy.bench.predict import predictions
 from deploy.bench.rounds import Turns, estimate, identical, right, rows, texts
@@ -139,10 +139,10 @@ def test_the_draft_model_is_named_where_it_is_not_trained(
 
 def test_every_method_is_entered() -> None:
     entered = list(entries(None))
-    assert entered[0] == Entry("vanilla")
+    assert entered[0] == CandidateSpec("vanilla")
     assert {entry.method for entry in entered} == {*METHODS, "hf-generate", "hf-assisted"}
     assert sum(entry.method == "hf-assisted" for entry in entered) == 4
-    assert [entry.label for entry in entries([Entry("chain", {"gamma": 3})])] == [
+    assert [entry.label for entry in entries([CandidateSpec("chain", {"gamma": 3})])] == [
         "vanilla",
         "chain gamma 3",
     ]
@@ -151,43 +151,53 @@ def test_every_method_is_entered() -> None:
 @pytest.mark.parametrize(
     ("entry", "label", "length", "budget"),
     [
-        (Entry("chain", {"gamma": 6, "verification": "token"}), "chain gamma 6", 6, 6),
-        (Entry("chain", {"gamma": 2, "verification": "block"}), "chain gamma 2 block", 2, 2),
-        (Entry("spectr", {"count": 2, "gamma": 4}), "spectr count 2 gamma 4", 4, 8),
-        (Entry("recursive-s", {"width": 4, "gamma": 2}), "recursive-s width 4 gamma 2", 2, 8),
+        (CandidateSpec("chain", {"gamma": 6, "verification": "token"}), "chain gamma 6", 6, 6),
         (
-            Entry("recursive-c", {"branching": [2, 2, 1, 1]}),
+            CandidateSpec("chain", {"gamma": 2, "verification": "block"}),
+            "chain gamma 2 block",
+            2,
+            2,
+        ),
+        (CandidateSpec("spectr", {"count": 2, "gamma": 4}), "spectr count 2 gamma 4", 4, 8),
+        (
+            CandidateSpec("recursive-s", {"width": 4, "gamma": 2}),
+            "recursive-s width 4 gamma 2",
+            2,
+            8,
+        ),
+        (
+            CandidateSpec("recursive-c", {"branching": [2, 2, 1, 1]}),
             "recursive-c branching [2,2,1,1]",
             4,
             14,
         ),
-        (Entry("chain"), "chain", 4, 4),
-        (Entry("vanilla"), "vanilla", None, None),
-        (Entry("hf-generate"), "hf-generate", None, None),
+        (CandidateSpec("chain"), "chain", 4, 4),
+        (CandidateSpec("vanilla"), "vanilla", None, None),
+        (CandidateSpec("hf-generate"), "hf-generate", None, None),
     ],
 )
 def test_an_entry_knows_its_size(
-    entry: Entry, label: str, length: int | None, budget: int | None
+    entry: CandidateSpec, label: str, length: int | None, budget: int | None
 ) -> None:
     assert (entry.label, entry.length, entry.budget) == (label, length, budget)
 
 
 class Scripted:
-    """A contender whose turns are told."""
+    """A candidate whose turns are told."""
 
     dtype, lossless = "float32", True
 
     def __init__(self, name: str, **parameters: Any) -> None:
-        self.entry = Entry(name, parameters)
+        self.entry = CandidateSpec(name, parameters)
 
     def turns(self, *seconds: float, tokens: int = 10, rounds: int = 10, said: int = 7) -> Turns:
         works = [
-            [Work([[said] * tokens], s, tokens, tokens, rounds, 2 * rounds, tokens - rounds)]
+            [TurnResult([[said] * tokens], s, tokens, tokens, rounds, 2 * rounds, tokens - rounds)]
             for s in seconds
         ]
         return Turns(self, works)  # type: ignore[arg-type]
 
-    def run(self, *_: Any) -> Work:
+    def run(self, *_: Any) -> TurnResult:
         raise AssertionError
 
 
@@ -218,10 +228,10 @@ def test_texts_that_part_are_told_with_their_margin() -> None:
     logits = model(torch.tensor([[*prompts[1], 30]])).logits[0, -1]
 
     def turns(label: str, *outputs: list[int], lossless: bool = True) -> Turns:
-        contender = Scripted(label)
-        contender.lossless = lossless
-        works = [[Work([output], 1.0, 1, 1, 1)] for output in outputs]
-        return Turns(contender, works)  # type: ignore[arg-type]
+        candidate = Scripted(label)
+        candidate.lossless = lossless
+        works = [[TurnResult([output], 1.0, 1, 1, 1)] for output in outputs]
+        return Turns(candidate, works)  # type: ignore[arg-type]
 
     base = turns("vanilla", [1, 2, 3], [30, 40, 50])
     same = turns("chain", [1, 2, 3], [30, 40, 50])
@@ -288,15 +298,15 @@ def test_predictions_are_what_is_measured(tmp_path: Path) -> None:
     opened = open_target(tmp_path / "large", slots=20)
     draft = str(tmp_path / "small")
     chosen = [
-        Entry("vanilla"),
-        Entry("chain", {"gamma": 3}),
-        Entry("chain", {"gamma": 3, "verification": "block"}),
-        Entry("spectr", {"count": 3, "gamma": 3}),
-        Entry("recursive-c", {"branching": [2, 2]}),
-        Entry("greedy-multi", {"branching": [2, 2]}),
-        Entry("recursive-s", {"width": 3, "gamma": 3}),
+        CandidateSpec("vanilla"),
+        CandidateSpec("chain", {"gamma": 3}),
+        CandidateSpec("chain", {"gamma": 3, "verification": "block"}),
+        CandidateSpec("spectr", {"count": 3, "gamma": 3}),
+        CandidateSpec("recursive-c", {"branching": [2, 2]}),
+        CandidateSpec("greedy-multi", {"branching": [2, 2]}),
+        CandidateSpec("recursive-s", {"width": 3, "gamma": 3}),
     ]
-    ours = [Ours(entry, opened, draft, 40) for entry in chosen]
+    ours = [SpeculationCandidate(entry, opened, draft, 40) for entry in chosen]
     prompts = [[5 + i, 9, 2, 7] for i in range(20)]
     works = {one.entry.label: one.run(prompts, 1.0, 100) for one in ours}
     told = [(i, out) for i, out in enumerate(works["vanilla"].outputs)]

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from deploy.bench.expected import Place, along, of_tree
+from deploy.bench.expected import DraftPosition, along, of_tree
 from tests.workers.speculation.exact import (
     Judge,
     Reference,
@@ -82,8 +82,10 @@ def test_rounds_along_texts_are_those_of_all_drafts(case: Any, seed: int) -> Non
     target, draft = (floats(random_laws(rng, 3, COUNT + depth)) for _ in range(2))
     predicted = 0.0
     for text, weight in joint(target, COUNT).items():
-        places = [Place(target[text[:i]], draft[text[:i]], text[i]) for i in range(COUNT)]
-        found = along(name, options, places)
+        positions = [
+            DraftPosition(target[text[:i]], draft[text[:i]], text[i]) for i in range(COUNT)
+        ]
+        found = along(name, options, positions)
         assert found is not None
         predicted += float(weight) * found
     assert predicted == pytest.approx(needed(case, target, draft), abs=1e-6)
@@ -91,20 +93,20 @@ def test_rounds_along_texts_are_those_of_all_drafts(case: Any, seed: int) -> Non
 
 def test_a_perfect_draft_needs_the_fewest_rounds() -> None:
     law = np.array([0.5, 0.5])
-    places = [Place(law, law, 1)] * 10
-    assert along("chain", {"gamma": 4}, places) == pytest.approx(2)
-    assert along("spectr", {"count": 4, "gamma": 4}, places) == pytest.approx(2)
-    assert along("recursive-s", {"width": 4, "gamma": 4}, places) is None
+    positions = [DraftPosition(law, law, 1)] * 10
+    assert along("chain", {"gamma": 4}, positions) == pytest.approx(2)
+    assert along("spectr", {"count": 4, "gamma": 4}, positions) == pytest.approx(2)
+    assert along("recursive-s", {"width": 4, "gamma": 4}, positions) is None
 
 
 def test_a_draft_without_a_chance_gains_nothing() -> None:
-    places = [Place(np.array([1.0, 0.0]), np.array([0.0, 1.0]), 0)] * 5
+    positions = [DraftPosition(np.array([1.0, 0.0]), np.array([0.0, 1.0]), 0)] * 5
     for name, options in (
         ("chain", {"gamma": 3}),
         ("chain", {"gamma": 3, "verification": "block"}),
         ("spectr", {"count": 3, "gamma": 3}),
     ):
-        assert along(name, options, places) == pytest.approx(5)
+        assert along(name, options, positions) == pytest.approx(5)
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -154,13 +156,13 @@ def test_golden_acceptance_of_blocks() -> None:
         goes = 0.0
         for text in np.ndindex(3, 3, 3):
             weight = float(np.prod([target[token] for token in text]))
-            places = [Place(target, draft, token) for token in text]
-            goes += weight * _accepted(places, verification)
+            positions = [DraftPosition(target, draft, token) for token in text]
+            goes += weight * _accepted(positions, verification)
         assert goes == pytest.approx(accepted, abs=1e-6)
 
 
-def _accepted(places: list[Place], verification: str) -> float:
+def _accepted(positions: list[DraftPosition], verification: str) -> float:
     from deploy.bench.expected import block, independent
 
-    goes = block(places, 3) if verification == "block" else independent(places, 1, 3)
+    goes = block(positions, 3) if verification == "block" else independent(positions, 1, 3)
     return sum(goes(0, 3))

@@ -157,13 +157,13 @@ def test_a_planted_mistake_is_named_where_it_stands(mistake: Mistake, copied: Pa
     errors = [one for one in check(checked).findings if one.level == "error"]
     told = [one for one in errors if said in f"{one.field}: {one.message}"]
     assert told, list(map(str, errors))
-    assert all(one.place.file and one.place.line > 0 for one in errors)
+    assert all(one.location.file and one.location.line > 0 for one in errors)
     assert all("\n" not in str(one) for one in errors)
     # Where the field that is named is the one that was changed, and not another it clashes with.
     if said.partition(": ")[0].endswith("." + instead.strip().partition(":")[0]):
         line = before.count("\n") + 1
-        places = {(one.place.file.removeprefix("./"), one.place.line) for one in told}
-        assert (file, line) in places
+        locations = {(one.location.file.removeprefix("./"), one.location.line) for one in told}
+        assert (file, line) in locations
 
 
 def baton(*args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -225,7 +225,7 @@ def test_stdin_and_what_is_no_file(tmp_path: Path) -> None:
 def test_a_manifest_of_any_shape_is_refused_without_a_crash(text: str) -> None:
     report = check("m.yaml", text=text)
     assert not report.ok
-    assert all(found.place.line > 0 for found in report.findings)
+    assert all(found.location.line > 0 for found in report.findings)
 
 
 def test_a_schema_that_is_none(tmp_path: Path) -> None:

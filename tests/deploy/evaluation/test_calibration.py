@@ -7,7 +7,7 @@ from typing import ClassVar
 import pytest
 from pydantic import Field
 
-from deploy.evaluation.calibration import ROUNDS, Point, Range, Target, search
+from deploy.evaluation.calibration import ROUNDS, CalibrationTarget, Point, Range, search
 from orchestrator.errors import InvalidRequest
 from orchestrator.loop.actions import Script
 from orchestrator.loop.policy import Policy
@@ -75,7 +75,7 @@ class Curve:
 @pytest.mark.parametrize("falling", [False, True])
 async def test_a_share_is_met_from_below_and_nearly_used_up(falling: bool) -> None:
     curve = Curve(falling=falling)
-    found = await search(curve, Range("x", 0, 10), Target("large_share", 0.33))
+    found = await search(curve, Range("x", 0, 10), CalibrationTarget("large_share", 0.33))
     assert found.met
     assert 0.33 - 0.002 < found.best.large_share <= 0.33
     assert len(curve.asked) == len(found.tried) == 2 + ROUNDS
@@ -84,23 +84,27 @@ async def test_a_share_is_met_from_below_and_nearly_used_up(falling: bool) -> No
 
 @pytest.mark.parametrize("falling", [False, True])
 async def test_an_accuracy_is_met_at_the_least_cost(falling: bool) -> None:
-    found = await search(Curve(falling=falling), Range("x", 0, 10), Target("accuracy", 0.8))
+    found = await search(
+        Curve(falling=falling), Range("x", 0, 10), CalibrationTarget("accuracy", 0.8)
+    )
     assert found.met
     assert 0.8 <= found.best.accuracy < 0.802
 
 
 async def test_whole_numbers() -> None:
     curve = Curve()
-    found = await search(curve, Range("x", 0, 10, whole=True), Target("large_share", 0.35))
+    found = await search(
+        curve, Range("x", 0, 10, whole=True), CalibrationTarget("large_share", 0.35)
+    )
     assert (found.best.value, found.met) == (3, True)
     assert all(value == int(value) for value in curve.asked)
 
 
 async def test_ends_that_settle_it() -> None:
     easy = Curve()
-    found = await search(easy, Range("x", 0, 10), Target("large_share", 1.0))
+    found = await search(easy, Range("x", 0, 10), CalibrationTarget("large_share", 1.0))
     assert (found.met, found.best.value, len(easy.asked)) == (True, 10, 2)
-    found = await search(Curve(), Range("x", 5, 10), Target("large_share", 0.3))
+    found = await search(Curve(), Range("x", 5, 10), CalibrationTarget("large_share", 0.3))
     assert (found.met, found.best.value) == (False, 5)
-    found = await search(Curve(), Range("x", 0, 5), Target("accuracy", 0.9))
+    found = await search(Curve(), Range("x", 0, 5), CalibrationTarget("accuracy", 0.9))
     assert (found.met, found.best.value) == (False, 5)

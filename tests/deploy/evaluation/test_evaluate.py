@@ -6,7 +6,8 @@ import asyncio
 
 import pytest
 
-from deploy.evaluation.evaluate import Answered, Contender, Outcome, Question, Turn, lineup, run
+from deploy.evaluation.candidates import Candidate, lineup
+from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn, run
 from orchestrator.errors import DeadlineExceeded, InvalidRequest
 from orchestrator.experiments.answer_equality import compare
 
@@ -16,10 +17,10 @@ async def same(text: str, answer: str) -> bool:
 
 
 def test_a_contender_with_parameters() -> None:
-    one = Contender.parse("specreason:threshold=5:judge=short")
+    one = Candidate.parse("specreason:threshold=5:judge=short")
     assert (one.policy, one.params) == ("specreason", {"threshold": 5, "judge": "short"})
     with pytest.raises(InvalidRequest):
-        Contender.parse("specreason:5")
+        Candidate.parse("specreason:5")
 
 
 def test_the_baseline_always_runs_and_nothing_twice() -> None:
@@ -39,54 +40,54 @@ PROBLEMS = [Question(str(number), str(number)) for number in range(6)]
 async def test_policies_take_turns_and_the_order_rotates() -> None:
     asked: list[tuple[str, str]] = []
 
-    async def ask(question: str, contender: Contender) -> Answered:
-        asked.append((question, contender.label))
-        return Answered(question)
+    async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
+        asked.append((question, candidate.label))
+        return EvaluatedAnswer(question)
 
-    contenders = lineup(["a", "b"], [None])
-    outcomes = await run(PROBLEMS[:3], contenders, ask, same)
+    candidates = lineup(["a", "b"], [None])
+    outcomes = await run(PROBLEMS[:3], candidates, ask, same)
     warm, measured = asked[:3], asked[3:]
     assert [question for question, _ in warm] == ["0"] * 3
     assert [question for question, _ in measured] == ["0"] * 3 + ["1"] * 3 + ["2"] * 3
     assert [measured[turn * 3][1] for turn in range(3)] == ["large-only", "a", "b"]
     assert [len(turn) for turn in outcomes] == [3, 3, 3]
-    assert all(outcome.correct for turn in outcomes for outcome in turn)
+    assert all(result.correct for turn in outcomes for result in turn)
 
 
 async def test_a_run_goes_on_where_another_stopped() -> None:
     asked: list[str] = []
     kept: list[int] = []
 
-    async def ask(question: str, contender: Contender) -> Answered:
+    async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
         asked.append(question)
-        return Answered(question)
+        return EvaluatedAnswer(question)
 
-    contenders = lineup(["a"], [None])
-    done: list[Turn] = [[Outcome(False, 1.0, Answered("?"))] * 2] * 2
+    candidates = lineup(["a"], [None])
+    done: list[Turn] = [[EvaluationResult(False, 1.0, EvaluatedAnswer("?"))] * 2] * 2
     turns = await run(
-        PROBLEMS[:4], contenders, ask, same, done=done, keep=lambda index, _: kept.append(index)
+        PROBLEMS[:4], candidates, ask, same, done=done, keep=lambda index, _: kept.append(index)
     )
     assert kept == [2, 3]
     assert asked == ["2"] * 4 + ["3"] * 2  # the first two unmeasured
     assert turns[:2] == done
     assert [turn[0].correct for turn in turns] == [False, False, True, True]
     asked.clear()
-    assert await run(PROBLEMS[:2], contenders, ask, same, done=turns) == done
+    assert await run(PROBLEMS[:2], candidates, ask, same, done=turns) == done
     assert asked == []
 
 
 async def test_a_failure_is_a_wrong_answer_with_a_reason() -> None:
-    async def ask(question: str, contender: Contender) -> Answered:
+    async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
         raise DeadlineExceeded("no answer within 1 s")
 
-    contenders = lineup([], [None])
-    turns = await run(PROBLEMS, contenders, ask, same)
+    candidates = lineup([], [None])
+    turns = await run(PROBLEMS, candidates, ask, same)
     assert [turn[0].error for turn in turns] == ["no answer within 1 s"] * 6
     assert not any(turn[0].correct for turn in turns)
 
 
 async def test_a_policy_that_does_not_exist_ends_the_run() -> None:
-    async def ask(question: str, contender: Contender) -> Answered:
+    async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
         raise InvalidRequest("threshold: too large", param="policy.threshold")
 
     with pytest.raises(InvalidRequest):
@@ -96,13 +97,13 @@ async def test_a_policy_that_does_not_exist_ends_the_run() -> None:
 async def test_many_at_once() -> None:
     live = most = 0
 
-    async def ask(question: str, contender: Contender) -> Answered:
+    async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
         nonlocal live, most
         live += 1
         most = max(most, live)
         await asyncio.sleep(0.001)
         live -= 1
-        return Answered(question)
+        return EvaluatedAnswer(question)
 
     outcomes = await run(PROBLEMS, lineup(["a"], [None]), ask, same, concurrency=4)
     assert most == 4

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from deploy.evaluation.candidates import lineup
 from deploy.evaluation.costs import ASSUMPTIONS, Costs
-from deploy.evaluation.evaluate import Answered, Outcome, Question, lineup
-from deploy.evaluation.journal import Journal
+from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question
+from deploy.evaluation.evaluation_log import EvaluationLog
 from deploy.evaluation.prediction import HERE, load_costs, predicted, report
 from deploy.evaluation.recording import RecordedRequest, Recording
 from orchestrator.errors import ConfigError
@@ -31,7 +32,7 @@ COSTS = Costs.model_validate(
 )
 
 
-def answered(worker: Any, tokens: int) -> Answered:
+def answer(worker: Any, tokens: int) -> EvaluatedAnswer:
     transcript = Transcript((Message("user", "?"),))
     reading = Generation(Segment(worker, "", finish="length"), Usage(5, 0, 0))
     writing = Generation(Segment(worker, "a"), Usage(5, 4, tokens))
@@ -39,22 +40,24 @@ def answered(worker: Any, tokens: int) -> Answered:
         ActionCompleted(Generate(worker, transcript, StopCriteria(0)), reading, 1.0),
         ActionCompleted(Write(worker, transcript, StopCriteria(99)), writing, 1.0),
     )
-    return Answered("1", recording=Recording(RecordedRequest("r", "p", transcript.messages), calls))
+    return EvaluatedAnswer(
+        "1", recording=Recording(RecordedRequest("r", "p", transcript.messages), calls)
+    )
 
 
 def recorded(folder: Path, **more: Any) -> Path:
-    contenders = lineup(["large-only", "small-only"], [None])
+    candidates = lineup(["large-only", "small-only"], [None])
     settings = {"speculation": "vanilla", "transport": "in-process", **more}
-    journal = Journal(folder / "rows.jsonl", settings, contenders, recordings=True)
+    evaluation_log = EvaluationLog(folder / "rows.jsonl", settings, candidates, recordings=True)
     problems = [Question("a", "1"), Question("b", "1")]
-    journal.resume(problems)
+    evaluation_log.resume(problems)
     for index, problem in enumerate(problems):
         turn = [
-            Outcome(True, 100.0, answered("large", 11 + 10 * index)),
-            Outcome(index == 0, 50.0, answered("small", 11)),
+            EvaluationResult(True, 100.0, answer("large", 11 + 10 * index)),
+            EvaluationResult(index == 0, 50.0, answer("small", 11)),
         ]
-        journal.add(index, problem, turn)
-    journal.close()
+        evaluation_log.add(index, problem, turn)
+    evaluation_log.close()
     return folder
 
 

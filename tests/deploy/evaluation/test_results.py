@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.claims import Claim, Claims, load_claims, verdict
-from deploy.evaluation.evaluate import Answered, Outcome, Question, Turn, lineup
+from deploy.evaluation.candidates import lineup
+from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn
+from deploy.evaluation.paper_baselines import PaperBaseline, PaperClaim, judge_claim, load_baselines
 from deploy.evaluation.plots import draw, front
 from deploy.evaluation.results import page
 from deploy.evaluation.summary import Row, rows
@@ -20,26 +21,26 @@ from orchestrator.loop.events import Metrics
 from policies import POLICIES
 
 
-def outcome(correct: bool, ms: float, large: int) -> Outcome:
-    return Outcome(correct, ms, Answered("", 5, Metrics(10, large)))
+def result(correct: bool, ms: float, large: int) -> EvaluationResult:
+    return EvaluationResult(correct, ms, EvaluatedAnswer("", 5, Metrics(10, large)))
 
 
 def measured(speculation: str = "vanilla", transport: str = "in-process") -> list[Row]:
     """Large-only: all right in 100 ms; small-only: half in 25; specreason: 3 in 4 in 50 or 40."""
     problems = [Question(str(n), str(n), 1 + n // 4) for n in range(8)]
-    contenders = lineup(
+    candidates = lineup(
         ["large-only", "small-only", "specreason", "specreason:threshold=9"], [None]
     )
     turns: list[Turn] = [
         [
-            outcome(True, 100.0, 40),
-            outcome(n % 2 == 0, 25.0, 0),
-            outcome(n % 4 != 0, 50.0, 10),
-            outcome(True, 80.0, 30),
+            result(True, 100.0, 40),
+            result(n % 2 == 0, 25.0, 0),
+            result(n % 4 != 0, 50.0, 10),
+            result(True, 80.0, 30),
         ]
         for n in range(8)
     ]
-    return rows(problems, contenders, turns, speculation=speculation, transport=transport)
+    return rows(problems, candidates, turns, speculation=speculation, transport=transport)
 
 
 ABOUT: dict[str, Any] = {
@@ -52,8 +53,8 @@ ABOUT: dict[str, Any] = {
 }
 
 
-def claim(**data: Any) -> Claim:
-    return Claim.model_validate({"says": "so", **data})
+def claim(**data: Any) -> PaperClaim:
+    return PaperClaim.model_validate({"says": "so", **data})
 
 
 @pytest.mark.parametrize(
@@ -71,24 +72,24 @@ def claim(**data: Any) -> Claim:
     ],
 )
 def test_verdicts(data: dict[str, Any], value: float | None, holds: bool | None) -> None:
-    found = verdict("specreason", claim(**data), measured())
+    found = judge_claim("specreason", claim(**data), measured())
     assert (found.value, found.holds) == (value, holds)
 
 
 def test_a_claim_is_measured_under_its_own_conditions() -> None:
     other = [*measured("chain"), *measured("the service's", "http")]
     wanted = claim(measure="speedup", speculation="token-level", **{"from": 1})
-    found = verdict("specreason", wanted, other)
+    found = judge_claim("specreason", wanted, other)
     assert found.row is not None
     assert found.row["speculation"] == "chain"
-    assert verdict("specreason", claim(measure="speedup", **{"from": 1}), other).holds is None
-    assert verdict("bild", wanted, other).told == "not measured"
+    assert judge_claim("specreason", claim(measure="speedup", **{"from": 1}), other).holds is None
+    assert judge_claim("bild", wanted, other).measured == "not measured"
     lossy = measured("reflective (lossy)")  # no claim is about it
-    assert verdict("specreason", wanted, lossy).told == "not measured"
+    assert judge_claim("specreason", wanted, lossy).measured == "not measured"
 
 
 def test_the_claims_that_ship_can_be_read() -> None:
-    found = load_claims()
+    found = load_baselines()
     assert {"specreason", "speculative-thinking", "bild", "entropy-gate"} <= found.keys()
     assert [one.low for one in found["bild"].claims] == [1.85, 2.12]
 
@@ -97,12 +98,12 @@ def test_bad_claims(tmp_path: Path) -> None:
     file = tmp_path / "claims.yaml"
     file.write_text("x: {paper: p, why: w, claims: [{says: s, measure: luck, from: 1}]}")
     with pytest.raises(ConfigError, match="measure"):
-        load_claims(file)
+        load_baselines(file)
 
 
 def test_the_page_names_every_policy_and_every_broken_claim() -> None:
     claims = {
-        "specreason": Claims(
+        "specreason": PaperBaseline(
             paper="A paper",
             claims=(
                 claim(measure="speedup", **{"from": 1.4}),
@@ -134,7 +135,7 @@ def test_the_page_names_every_policy_and_every_broken_claim() -> None:
 
 def test_why_is_kept_for_claims_that_do_not_hold() -> None:
     claims = {
-        "specreason": Claims(
+        "specreason": PaperBaseline(
             paper="A paper", claims=(claim(measure="speedup", **{"from": 1.4}),), why="No reason."
         )
     }
@@ -177,6 +178,6 @@ def test_every_number_of_the_page_is_measured(tmp_path: Path) -> None:
     """The same page from the same JSON, whatever happened in between."""
     data = {"rows": measured(), **ABOUT}
     again = json.loads(json.dumps(data))
-    assert page([data], [], load_claims(), POLICIES, "x.png") == page(
-        [again], [], load_claims(), POLICIES, "x.png"
+    assert page([data], [], load_baselines(), POLICIES, "x.png") == page(
+        [again], [], load_baselines(), POLICIES, "x.png"
     )

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from deploy.evaluation.evaluate import Answered, Outcome, Question, Turn, lineup
+from deploy.evaluation.candidates import lineup
+from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn
 from deploy.evaluation.summary import rows
 from orchestrator.loop.events import Metrics
 from orchestrator.types import Step
@@ -18,18 +19,18 @@ STEPS = (
 )
 
 
-def outcome(correct: bool, ms: float, small: int, large: int) -> Outcome:
+def result(correct: bool, ms: float, small: int, large: int) -> EvaluationResult:
     spent = {"small": 2.0, "large": 3.0, "classify": 1.0, "total": ms}
     metrics = Metrics(small, large, 2, 4, 5, ms=spent)
-    return Outcome(correct, ms, Answered("", 7, metrics, STEPS))
+    return EvaluationResult(correct, ms, EvaluatedAnswer("", 7, metrics, STEPS))
 
 
 def test_rows() -> None:
-    contenders = lineup(["specreason"], [None])
+    candidates = lineup(["specreason"], [None])
     turns: list[Turn] = [
-        [outcome(True, 20.0, 0, 9), outcome(bool(number % 2), 5.0, 6, 3)] for number in range(6)
+        [result(True, 20.0, 0, 9), result(bool(number % 2), 5.0, 6, 3)] for number in range(6)
     ]
-    base, ours = rows(PROBLEMS, contenders, turns, speculation="vanilla", transport="in-process")
+    base, ours = rows(PROBLEMS, candidates, turns, speculation="vanilla", transport="in-process")
     assert (base["policy"], base["accuracy"], base["speedup"]) == ("large-only", 1.0, 1.0)
     assert (ours["n"], ours["accuracy"], ours["difference"]) == (6, 0.5, -0.5)
     assert (ours["won"], ours["lost"], ours["mcnemar_p"]) == (0, 3, 0.25)
@@ -46,15 +47,15 @@ def test_rows() -> None:
 
 
 def test_a_budget_of_ones_own_is_compared_with_the_usual_baseline() -> None:
-    contenders = lineup(["specreason:budget=50", "large-only"], [None])
-    assert [one.budget for one in contenders] == [50, None]
-    turns: list[Turn] = [[outcome(True, ms, 1, 1) for ms in (1.0, 4.0)]]
-    ours, base = rows(PROBLEMS, contenders, turns, speculation="vanilla", transport="in-process")
+    candidates = lineup(["specreason:budget=50", "large-only"], [None])
+    assert [one.budget for one in candidates] == [50, None]
+    turns: list[Turn] = [[result(True, ms, 1, 1) for ms in (1.0, 4.0)]]
+    ours, base = rows(PROBLEMS, candidates, turns, speculation="vanilla", transport="in-process")
     assert (ours["speedup"], base["speedup"]) == (4.0, 1.0)
 
 
 def test_without_levels() -> None:
     problems = [Question("1", "1")]
-    turns: list[Turn] = [[outcome(True, 1.0, 1, 1)]]
+    turns: list[Turn] = [[result(True, 1.0, 1, 1)]]
     (row,) = rows(problems, lineup([], [None]), turns, speculation="x", transport="http")
     assert row["levels"] == {}

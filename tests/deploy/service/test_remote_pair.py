@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.evaluation.askers import LocalAsker, ask
-from deploy.evaluation.evaluate import Contender
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.clients import LocalClient, ask
 from deploy.service.config import DEFAULT_FILE, Args, load
 from deploy.service.workers import close, load_pair
 from orchestrator.errors import ConfigError
@@ -24,7 +24,7 @@ from workers.training.problems import draw
 
 QUESTIONS = [problem.question for problem in draw("dev", 11, 3)]
 PAIR = ("small", "large")
-LABEL = Contender("specreason", "specreason", {})
+LABEL = Candidate("specreason", "specreason", {})
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ def file(folder: Path, urls: dict[str, str], *remote: str) -> Path:
 async def answers(args: Args) -> list[Any]:
     pair = load_pair(args.workers)
     try:
-        asker = LocalAsker(args, pair)
-        told = [await ask(asker, question, LABEL) for question in QUESTIONS]
+        client = LocalClient(args, pair)
+        told = [await ask(client, question, LABEL) for question in QUESTIONS]
         return [
             (answer.text, [(s.author, s.text, s.accepted) for s in answer.steps]) for answer in told
         ]

@@ -12,8 +12,8 @@ import openai
 import pytest
 import yaml
 
-from deploy.evaluation.askers import LocalAsker, Options, ask
-from deploy.evaluation.evaluate import Contender
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.clients import LocalClient, RequestOptions, ask
 from deploy.service.config import load
 from deploy.service.workers import load_pair
 from tests.deploy.conftest import Served, alive, free_port
@@ -202,9 +202,9 @@ async def cached_alone(endless_file: Path, questions: list[str]) -> float:
     args = load(endless_file).args
     pair = load_pair(args.workers)
     try:
-        asker = LocalAsker(args, pair, Options(max_tokens=960))
+        client = LocalClient(args, pair, RequestOptions(max_tokens=960))
         for question in questions:
-            await ask(asker, question, Contender("specreason", "specreason", MANY_STEPS))
+            await ask(client, question, Candidate("specreason", "specreason", MANY_STEPS))
         stats = pair["large"].stats()
         return stats["cached_tokens"] / stats["prompt_tokens"]
     finally:

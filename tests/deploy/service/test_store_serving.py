@@ -17,8 +17,9 @@ import yaml
 from redis import Redis
 
 from deploy.evaluation import sizing
-from deploy.evaluation.askers import Options
-from deploy.evaluation.evaluate import Contender, Question
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.clients import RequestOptions
+from deploy.evaluation.evaluate import Question
 from tests.deploy.conftest import Served, free_port, running
 from tests.orchestrator.redis_server import redis_server
 
@@ -76,8 +77,8 @@ def test_what_a_request_takes_is_measured(two: Two, monkeypatch: pytest.MonkeyPa
     measured = sizing.measure(
         served.url,
         [Question(f"{number} + 34?", "") for number in range(24)],
-        Contender.parse("specreason"),
-        options=Options(max_tokens=40),
+        Candidate.parse("specreason"),
+        options=RequestOptions(max_tokens=40),
         redis=redis,
     )
     assert measured.requests == 24

@@ -1,7 +1,7 @@
-"""An evaluation on paper: one line of settings, then one line per problem and policy.
+"""An evaluation's rows in a file: a line of settings, then a line per problem and policy.
 
 A second run of the same settings goes on where the first stopped. Recordings, where they are
-kept, lie beside the journal, one file a request.
+kept, lie beside it, one file a request.
 """
 
 from __future__ import annotations
@@ -14,40 +14,42 @@ from pathlib import Path
 from typing import Any, TextIO, TypeVar
 
 from deploy.evaluation import recording
-from deploy.evaluation.evaluate import Answered, Contender, Outcome, Problem, Turn
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
 from orchestrator.types import Step
 
 T = TypeVar("T")
 VERSION = 1
+NOT_ROWS = "not the rows of an evaluation, which `baton eval` writes"
 SAMPLE = 1 << 20  # bytes read at each end of a file of weights
 
 
-class Journal:
+class EvaluationLog:
     """The rows of one evaluation.
 
     Args:
         path: the JSON lines.
         settings: whatever two runs must share for their rows to stand side by side.
-        contenders: who answers, in order.
-        recordings: also write each answer's recording into the journal's folder.
+        candidates: who answers, in order.
+        recordings: also write each answer's recording into the log's folder.
     """
 
     def __init__(
         self,
         path: Path,
         settings: Mapping[str, Any],
-        contenders: Sequence[Contender],
+        candidates: Sequence[Candidate],
         *,
         recordings: bool = False,
     ) -> None:
-        self.path, self._contenders, self._recordings = path, contenders, recordings
-        self._settings = {**settings, "policies": [[c.label, c.params] for c in contenders]}
+        self.path, self._candidates, self._recordings = path, candidates, recordings
+        self._settings = {**settings, "policies": [[c.label, c.params] for c in candidates]}
         self._file: TextIO | None = None
 
     def resume(self, problems: Sequence[Problem]) -> list[Turn]:
-        """The outcomes of the first problems, as far as all contenders have answered them.
+        """The results of the first problems, as far as all candidates have answered them.
 
         There may be more of them than problems, where an earlier run had more. What follows the
         last whole turn in the file (a run that was broken off) is dropped.
@@ -62,7 +64,7 @@ class Journal:
             if lines:
                 self._check(lines[0])
                 done = self._turns(lines[1:], problems)
-                kept += lines[1 : 1 + len(done) * len(self._contenders)]
+                kept += lines[1 : 1 + len(done) * len(self._candidates)]
             else:
                 kept = [json.dumps({"baton_eval": VERSION, **self._settings})]
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,21 +75,21 @@ class Journal:
         return done
 
     def add(self, index: int, problem: Problem, turn: Turn) -> None:
-        """Write down what became of one problem."""
+        """Write the rows of one problem."""
         assert self._file is not None
-        for contender, outcome in zip(self._contenders, turn, strict=True):
+        for candidate, result in zip(self._candidates, turn, strict=True):
             row = {
                 "problem": index,
                 "question": problem.question,
                 "answer": problem.answer,
                 "level": problem.level,
-                "policy": contender.label,
-                "budget": contender.budget,
-                **_plain(outcome),
+                "policy": candidate.label,
+                "budget": candidate.budget,
+                **_plain(result),
             }
-            if self._recordings and outcome.answered.recording is not None:
-                row["recording"] = f"{index:05d}-{_slug(contender)}.jsonl"
-                text = recording.dumps(outcome.answered.recording)
+            if self._recordings and result.answer.recording is not None:
+                row["recording"] = f"{index:05d}-{_slug(candidate)}.jsonl"
+                text = recording.dumps(result.answer.recording)
                 (self.path.parent / row["recording"]).write_text(text, encoding="utf-8")
             self._file.write(json.dumps(row) + "\n")
         self._file.flush()
@@ -101,68 +103,71 @@ class Journal:
 
     def _check(self, line: str) -> None:
         try:
-            found = json.loads(line)
-            assert found.pop("baton_eval") == VERSION
+            settings = json.loads(line)
+            assert settings.pop("baton_eval") == VERSION
         except (ValueError, AssertionError, KeyError, AttributeError):
-            raise ConfigError(f"{self.path}: not the rows of an evaluation") from None
+            raise ConfigError(f"{self.path}: {NOT_ROWS}") from None
         wanted = json.loads(json.dumps(self._settings))
-        for key in sorted(found.keys() | wanted.keys()):
-            if found.get(key) != wanted.get(key):
+        for key in sorted(settings.keys() | wanted.keys()):
+            if settings.get(key) != wanted.get(key):
                 raise ConfigError(
                     f"{self.path} is of another evaluation: its {key} is "
-                    f"{_brief(found.get(key))}, now {_brief(wanted.get(key))}; choose another file"
+                    f"{_brief(settings.get(key))}, now {_brief(wanted.get(key))}; "
+                    "choose another file"
                 )
 
     def _turns(self, lines: Sequence[str], problems: Sequence[Problem]) -> list[Turn]:
-        width, found = len(self._contenders), []
+        width, results = len(self._candidates), []
         for number, line in enumerate(lines):
             try:
                 row = json.loads(line)
-                outcome = outcome_of(row)
-                place = (row["problem"], row["policy"], row["budget"])
+                result = result_of(row)
+                place_in_run = (row["problem"], row["policy"], row["budget"])
                 question, answer = row["question"], row["answer"]
             except (ValueError, KeyError, TypeError):
                 break  # the line that a broken run did not finish
-            index, contender = number // width, self._contenders[number % width]
-            if place != (index, contender.label, contender.budget):
+            index, candidate = number // width, self._candidates[number % width]
+            if place_in_run != (index, candidate.label, candidate.budget):
                 break
             known = problems[index] if index < len(problems) else None
             if known is not None and (question, answer) != (known.question, known.answer):
-                raise ConfigError(f"{self.path}: problem {index} of it is another one")
-            found.append(outcome)
-        whole = len(found) - len(found) % width
-        return [found[start : start + width] for start in range(0, whole, width)]
+                raise ConfigError(
+                    f"{self.path}: problem {index} in it is another; choose another file"
+                )
+            results.append(result)
+        whole = len(results) - len(results) % width
+        return [results[start : start + width] for start in range(0, whole, width)]
 
 
-def _plain(outcome: Outcome) -> dict[str, Any]:
-    answered = outcome.answered
+def _plain(result: EvaluationResult) -> dict[str, Any]:
+    answer = result.answer
     return {
-        "correct": outcome.correct,
-        "ms": round(outcome.ms, 3),
-        "text": answered.text,
-        "output_tokens": answered.output_tokens,
-        "metrics": asdict(answered.metrics),
-        "steps": [asdict(step) for step in answered.steps],
-        "error": outcome.error,
+        "correct": result.correct,
+        "ms": round(result.ms, 3),
+        "text": answer.text,
+        "output_tokens": answer.output_tokens,
+        "metrics": asdict(answer.metrics),
+        "steps": [asdict(step) for step in answer.steps],
+        "error": result.error,
     }
 
 
-def outcome_of(row: Mapping[str, Any]) -> Outcome:
-    """A journal's row as the outcome it tells of."""
-    answered = Answered(
+def result_of(row: Mapping[str, Any]) -> EvaluationResult:
+    """A row of the log as the result it was written from."""
+    answer = EvaluatedAnswer(
         row["text"],
         row["output_tokens"],
-        made(Metrics, row["metrics"]),
-        tuple(made(Step, step) for step in row["steps"]),
+        from_json(Metrics, row["metrics"]),
+        tuple(from_json(Step, step) for step in row["steps"]),
     )
-    return Outcome(row["correct"], row["ms"], answered, row["error"])
+    return EvaluationResult(row["correct"], row["ms"], answer, row["error"])
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """A journal's settings and its rows.
+    """A log's settings and its rows.
 
     Raises:
-        ConfigError: no such file, or not a journal.
+        ConfigError: no such file, or not a log.
     """
     try:
         head, *lines = path.read_text(encoding="utf-8").splitlines()
@@ -171,7 +176,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (ValueError, KeyError, AssertionError, AttributeError):
-        raise ConfigError(f"{path}: not the rows of an evaluation") from None
+        raise ConfigError(f"{path}: {NOT_ROWS}") from None
     rows = []
     for line in lines:
         try:
@@ -181,7 +186,7 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return settings, rows
 
 
-def made(kind: type[T], data: Mapping[str, Any]) -> T:
+def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
     """A dataclass from JSON; keys that this version does not know are left out."""
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     return kind(**{key: value for key, value in data.items() if key in known})
@@ -209,8 +214,8 @@ def _brief(value: Any) -> str:
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 
-def _slug(contender: Contender) -> str:
-    """A file name that no two contenders share."""
-    text = json.dumps([contender.label, contender.params], sort_keys=True)
-    plain = "".join(sign if sign.isalnum() or sign == "-" else "_" for sign in contender.label)
+def _slug(candidate: Candidate) -> str:
+    """A file name that no two candidates share."""
+    text = json.dumps([candidate.label, candidate.params], sort_keys=True)
+    plain = "".join(sign if sign.isalnum() or sign == "-" else "_" for sign in candidate.label)
     return f"{plain[:40]}-{blake2b(text.encode(), digest_size=4).hexdigest()}"

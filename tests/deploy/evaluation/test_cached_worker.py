@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.memo import Memo
+from deploy.evaluation.cached_worker import CachedWorker
 from deploy.evaluation.recording import RecordedRequest, Recording
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, TextDelta
@@ -56,14 +56,17 @@ def texts(found: list[Event]) -> str:
     return "".join(event.text for event in found if isinstance(event, TextDelta))
 
 
-def memos(workers: Mapping[str, Scripted]) -> dict[WorkerName, Memo]:
-    return {"small": Memo(lambda: workers["small"]), "large": Memo(lambda: workers["large"])}
+def cached(workers: Mapping[str, Scripted]) -> dict[WorkerName, CachedWorker]:
+    return {
+        "small": CachedWorker(lambda: workers["small"]),
+        "large": CachedWorker(lambda: workers["large"]),
+    }
 
 
 @pytest.mark.parametrize("threshold", [0.0, 5.0, 6.0, 8.0, 10.0])
 async def test_every_threshold_is_what_a_live_run_says(threshold: float) -> None:
     workers, policy = pair(), SpecReason(threshold=threshold)
-    remembered = memos(workers)
+    remembered = cached(workers)
     for other in (0.0, 5.0, 10.0):
         await events(SpecReason(threshold=other), remembered)
     found, live = await events(policy, remembered), await events(policy, pair())
@@ -77,21 +80,21 @@ async def test_every_threshold_is_what_a_live_run_says(threshold: float) -> None
 
 async def test_what_was_asked_before_reaches_no_model() -> None:
     workers = pair()
-    remembered = memos(workers)
+    remembered = cached(workers)
     await events(SpecReason(threshold=5), remembered)
     asked = [len(worker.calls) for worker in workers.values()]
-    counted = [(memo.live, memo.replayed) for memo in remembered.values()]
+    counted = [(cache.live, cache.replayed) for cache in remembered.values()]
     await events(SpecReason(threshold=4), remembered)  # the same decisions
     assert [len(worker.calls) for worker in workers.values()] == asked
-    for (live, replayed), memo in zip(counted, remembered.values(), strict=True):
-        assert memo.live == live
-        assert memo.replayed == replayed + live
+    for (live, replayed), cache in zip(counted, remembered.values(), strict=True):
+        assert cache.live == live
+        assert cache.replayed == replayed + live
 
 
 async def test_only_what_a_changed_decision_leads_to_is_asked() -> None:
     workers = pair()
     workers["large"].story = (STORY[0].replace("It is even.", "Four is even."), STORY[1])
-    remembered = memos(workers)
+    remembered = cached(workers)
     await events(SpecReason(threshold=5), remembered)
     before = len(workers["small"].calls)
     await events(SpecReason(threshold=6), remembered)  # the second draft falls
@@ -101,7 +104,7 @@ async def test_only_what_a_changed_decision_leads_to_is_asked() -> None:
 
 async def test_chance_is_not_remembered_without_a_seed() -> None:
     worker = Scripted(story=STORY)
-    memo = Memo(lambda: worker)
+    cache = CachedWorker(lambda: worker)
     call = Call("r", Transcript(ASKED))
     for sampling, calls in (
         (Sampling(1.0), 1),
@@ -112,17 +115,17 @@ async def test_chance_is_not_remembered_without_a_seed() -> None:
         (Sampling(0.0), 5),
         (Sampling(0.0, seed=9), 5),
     ):
-        [_ async for _ in memo.generate(call, StopCriteria(50), sampling, stream=False)]
+        [_ async for _ in cache.generate(call, StopCriteria(50), sampling, stream=False)]
         assert len(worker.calls) == calls, sampling
 
 
 async def test_a_generation_that_ended_by_itself_serves_every_span_that_holds_it() -> None:
     worker = Scripted(story=STORY)
-    memo = Memo(lambda: worker)
+    cache = CachedWorker(lambda: worker)
 
     async def ask(size: int) -> Generation:
         call = Call("r", Transcript(ASKED))
-        items = memo.generate(call, StopCriteria(size, ("\n\n",)), Sampling(), stream=False)
+        items = cache.generate(call, StopCriteria(size, ("\n\n",)), Sampling(), stream=False)
         (item,) = [item async for item in items]
         assert isinstance(item, Generation)
         return item
@@ -146,9 +149,12 @@ async def test_a_recording_answers_without_a_model() -> None:
     def none() -> Worker:
         raise AssertionError("a model was asked")
 
-    remembered: dict[WorkerName, Memo] = {"small": Memo(none), "large": Memo(none)}
-    learnt = sum(memo.learn(name, recording) for name, memo in remembered.items())
-    assert learnt == sum(isinstance(e, ActionCompleted) and _asks(e) for e in found)
+    remembered: dict[WorkerName, CachedWorker] = {
+        "small": CachedWorker(none),
+        "large": CachedWorker(none),
+    }
+    loaded = sum(cache.load_recording(name, recording) for name, cache in remembered.items())
+    assert loaded == sum(isinstance(e, ActionCompleted) and _asks(e) for e in found)
     again = await events(policy, remembered)
     assert isinstance(again[-1], RequestCompleted)
     assert again[-1].transcript == found[-1].transcript  # type: ignore[union-attr]
@@ -165,9 +171,9 @@ async def test_a_stream_that_broke_off_teaches_nothing() -> None:
         RecordedRequest("r", "large-only", ASKED, limits=Limits(100)), tuple(found)
     )  # type: ignore[arg-type]
     large = Scripted(story=STORY)
-    memo = Memo(lambda: large)
-    memo.learn("large", recording)
-    whole = await events(LargeOnly(), {"large": memo})
+    cache = CachedWorker(lambda: large)
+    cache.load_recording("large", recording)
+    whole = await events(LargeOnly(), {"large": cache})
     assert texts(whole).startswith(STORY[0])
     assert large.calls[0].call.transcript.thought == ()
 
@@ -177,7 +183,7 @@ def test_drawn_recordings_teach_nothing() -> None:
         _generate(), Generation(Segment("small", "a", finish="eos"), Usage(5, 0, 1)), 1.0
     )
     asked = RecordedRequest("r", "p", ASKED, sampling=Sampling(0.7))
-    assert Memo(lambda: Scripted()).learn("small", Recording(asked, (said,))) == 0
+    assert CachedWorker(lambda: Scripted()).load_recording("small", Recording(asked, (said,))) == 0
 
 
 def _generate() -> Any:

@@ -1,13 +1,13 @@
-"""A worker that answers from memory what it was asked before, and asks a model the rest.
+"""A worker with a cache of whole answers: equal calls are answered from it, others by a model.
 
 A call whose sampling is greedy (or has a seed) is a pure function of what it carries: the prefix
-and the span, turns or segment. So its answer can be given again, whoever asks: the same policy at
-another threshold, or another policy that comes by the same prefix. Where a changed decision makes
-another prefix, that prefix was never asked for and the model is asked. Every answer is therefore
-the one a live run would have got; nothing is approximated but time, which is not measured here.
+and the stop criteria, turns or segment. So its answer serves every equal call: of the same policy
+at another threshold, or of another policy with the same prefix. Where another decision makes
+another prefix, the model is called. Every answer is therefore the one of a live run; only times
+differ, which are not measured here.
 
 Equal prefixes mean equal tokens. What a batch does to the last bit of a logit is not part of the
-key, as it is no part of a live run's promise either.
+key: a live run does not promise it either.
 """
 
 from __future__ import annotations
@@ -33,24 +33,24 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta, Worker
 
 
-class Memo:
-    """A `Worker` with a memory; `worker` makes the model's own when it is first needed.
+class CachedWorker:
+    """A `Worker` with a cache of answers; `worker` makes the model's own when it is first needed.
 
-    `replayed` and `live` count the calls that were answered from memory and by the model.
+    `replayed` and `live` count the calls that were answered from the cache and by the model.
     """
 
     def __init__(self, worker: Callable[[], Worker]) -> None:
         self._make = worker
         self._worker: Worker | None = None
-        self._spans: dict[Hashable, list[tuple[int, Generation]]] = {}
+        self._generations: dict[Hashable, list[tuple[int, Generation]]] = {}
         self._answers: dict[Hashable, Any] = {}
         self.replayed = self.live = 0
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
-        """Continue the transcript; a remembered generation comes in one piece."""
-        key = _span_key(call.transcript, criteria, sampling, call.speculation)
+        """Continue the transcript; a cached generation comes in one piece."""
+        key = _generation_key(call.transcript, criteria, sampling, call.speculation)
         known = self._known(key, criteria.max_tokens)
         if known is not None:
             self.replayed += 1
@@ -63,7 +63,7 @@ class Memo:
         try:
             async for item in items:
                 if isinstance(item, Generation):
-                    self._keep(key, criteria.max_tokens, item)
+                    self._store(key, criteria.max_tokens, item)
                 yield item
         finally:
             await items.aclose()  # type: ignore[attr-defined]
@@ -79,52 +79,52 @@ class Memo:
         return answer
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
-        law = _law(sampling)
-        key = ("verify", _prefix(call.transcript), segment, law)
-        if law is None or key not in self._answers:
+        sampling_key = _sampling_key(sampling)
+        key = ("verify", _prefix(call.transcript), segment, sampling_key)
+        if sampling_key is None or key not in self._answers:
             self.live += 1
             answer = await self._model().verify(call, segment, sampling)
-            if law is not None:
+            if sampling_key is not None:
                 self._answers[key] = answer
             return answer
         self.replayed += 1
         known: Verification = self._answers[key]
         return known
 
-    def learn(self, name: str, recording: Recording) -> int:
-        """Remember what a recorded request asked of the worker `name`; how many answers it had.
+    def load_recording(self, name: str, recording: Recording) -> int:
+        """Take in the answers of worker `name` in a recording; how many they are.
 
-        Only greedy requests teach: the seeds of drawn ones are no part of a recording.
+        Greedy requests only: the seeds of sampled ones are no part of a recording.
         """
-        asked = recording.request
-        if _law(asked.sampling) != ():
+        request = recording.request
+        if _sampling_key(request.sampling) != ():
             return 0
-        budget = Budget.of(asked.limits, asked.parameters.get("budget"))
+        budget = Budget.of(request.limits, request.parameters.get("budget"))
         jobs: dict[Job, Any] = {}
-        learnt = 0
+        loaded = 0
         for event in recording.events:
             match event:
                 case ActionCompleted(Start(inner), Job() as job):
                     jobs[job] = inner
                     continue
                 case ActionCompleted(First(), (Job() as job, answer)) if job in jobs:
-                    learnt += self._learn(name, jobs[job], answer, budget)
+                    loaded += self._load(name, jobs[job], answer, budget)
                 case ActionCompleted(action, answer):
-                    learnt += self._learn(name, action, answer, budget)
-        return learnt
+                    loaded += self._load(name, action, answer, budget)
+        return loaded
 
-    def _learn(self, name: str, action: Any, answer: Any, budget: Budget) -> int:
+    def _load(self, name: str, action: Any, answer: Any, budget: Budget) -> int:
         match action, answer:
             case (
                 (Generate(worker, transcript, criteria) | Write(worker, transcript, criteria)),
                 Generation(),
             ):
                 drawn = isinstance(action, Generate) and action.temperature is not None
-                # A stream that broke off is recorded as a short span that read no prompt.
+                # A stream that broke off is recorded as a short generation without a prompt.
                 if worker == name and not drawn and answer.usage.prompt:
                     clipped = budget.clip(transcript, criteria)
-                    key = _span_key(transcript, clipped, Sampling())
-                    self._keep(key, clipped.max_tokens, answer)
+                    key = _generation_key(transcript, clipped, Sampling())
+                    self._store(key, clipped.max_tokens, answer)
                     return 1
             case Classify(worker, transcript), Classification() if worker == name:
                 self._answers["classify", _prefix(transcript), action.query] = answer
@@ -137,15 +137,15 @@ class Memo:
 
     def _known(self, key: Hashable, cap: int) -> Generation | None:
         """A generation that ended by itself is the same under every cap that leaves it room."""
-        for asked, known in self._spans.get(key, ()):
+        for recorded_cap, known in self._generations.get(key, ()):
             ended = known.segment.finish != "length"
-            if cap == asked or (ended and cap >= max(known.usage.generated, 1)):
+            if cap == recorded_cap or (ended and cap >= max(known.usage.generated, 1)):
                 return known
         return None
 
-    def _keep(self, key: Hashable, cap: int, generation: Generation) -> None:
+    def _store(self, key: Hashable, cap: int, generation: Generation) -> None:
         if key is not None and self._known(key, cap) is None:
-            self._spans.setdefault(key, []).append((cap, generation))
+            self._generations.setdefault(key, []).append((cap, generation))
 
     def _model(self) -> Worker:
         if self._worker is None:
@@ -153,7 +153,7 @@ class Memo:
         return self._worker
 
 
-def _law(sampling: Sampling) -> Hashable | None:
+def _sampling_key(sampling: Sampling) -> Hashable | None:
     """What of the sampling an answer depends on; None where it depends on chance."""
     if sampling.temperature <= 0:
         return ()
@@ -163,7 +163,7 @@ def _law(sampling: Sampling) -> Hashable | None:
 
 
 def _prefix(transcript: Transcript) -> Hashable:
-    """What a model sees of a transcript: who wrote it, and how surely, is not part of it."""
+    """What a model sees of a transcript: no authors and no log-probabilities."""
     seen = [
         tuple((part.text, part.tokens, part.tokenizer) for part in phase)
         for phase in (transcript.thought, transcript.answer)
@@ -171,13 +171,19 @@ def _prefix(transcript: Transcript) -> Hashable:
     return (transcript.messages, *seen, transcript.closed)
 
 
-def _span_key(
+def _generation_key(
     transcript: Transcript,
     criteria: StopCriteria,
     sampling: Sampling,
     speculation: str | None = None,
 ) -> Hashable:
-    law = _law(sampling)
-    if law is None:
+    sampling_key = _sampling_key(sampling)
+    if sampling_key is None:
         return None
-    return ("generate", _prefix(transcript), replace(criteria, max_tokens=0), law, speculation)
+    return (
+        "generate",
+        _prefix(transcript),
+        replace(criteria, max_tokens=0),
+        sampling_key,
+        speculation,
+    )

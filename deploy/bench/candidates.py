@@ -71,7 +71,7 @@ SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class CandidateSpec:
     """A method, or a peer, with parameters."""
 
     method: str
@@ -79,12 +79,12 @@ class Entry:
 
     @property
     def label(self) -> str:
-        told = [
+        parts = [
             f"{key} {json.dumps(value)}" if not isinstance(value, str) else value
             for key, value in self.parameters.items()
             if (key, value) != ("verification", "token")
         ]
-        return " ".join([self.method, *told]).replace(", ", ",")
+        return " ".join([self.method, *parts]).replace(", ", ",")
 
     @property
     def length(self) -> int | None:
@@ -113,7 +113,7 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class TurnResult:
     """What a turn made of its prompts, and what it took.
 
     `emitted` tokens came from `rounds` (rows times rounds of the loop, without the pass over the
@@ -133,10 +133,10 @@ class Work:
         return sum(map(len, self.outputs))
 
 
-class Contender(Protocol):
+class DecodingCandidate(Protocol):
     """One that decodes prompts to the end of the turn, or to `max_new` tokens."""
 
-    entry: Entry
+    entry: CandidateSpec
     lossless: bool
     dtype: str
 
@@ -144,13 +144,15 @@ class Contender(Protocol):
     def converged(self) -> bool:
         """Whether it has found its way of working."""
 
-    def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> Work: ...
+    def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult: ...
 
 
-class Ours:
+class SpeculationCandidate:
     """A speculation method under the token loop, without the engine's thread around it."""
 
-    def __init__(self, entry: Entry, loaded: LoadedTarget, draft: str | None, max_new: int) -> None:
+    def __init__(
+        self, entry: CandidateSpec, loaded: LoadedTarget, draft: str | None, max_new: int
+    ) -> None:
         self.entry, self.max_new, self.ends = entry, max_new, sorted(loaded.stop_token_ids)
         self.dtype = _name(loaded.target.dtype)
         parameters = dict(entry.parameters)
@@ -174,7 +176,7 @@ class Ours:
     def converged(self) -> bool:
         return self.decoder.method.converged
 
-    def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> Work:
+    def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult:
         target, counts = self.decoder.target, self.counts
         for slot in range(target.cache.slots):  # who came before has read this prompt too
             target.cache.ids[slot], target.cache.lengths[slot] = [], 0
@@ -193,7 +195,7 @@ class Ours:
         seconds = perf_counter() - begun
         passes = target.passes - before
         emitted = sum(map(len, outputs)) - len(prompts)
-        return Work(
+        return TurnResult(
             outputs, seconds, passes, emitted, counts.rounds, counts.drafted, counts.accepted
         )
 
@@ -228,9 +230,9 @@ class _Counts:
 
     def __call__(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
         if self.expected is not None:
-            laws = warp(result.logits, [row.sampling for row in plan.rows]).cpu()
-            for tree, law in zip(plan.trees, laws, strict=True):
-                self.expected.append(of_tree(self.method, tree, law, self.ends))
+            distributions = warp(result.logits, [row.sampling for row in plan.rows]).cpu()
+            for tree, probs in zip(plan.trees, distributions, strict=True):
+                self.expected.append(of_tree(self.method, tree, probs, self.ends))
         walked = self.verify(plan, result)
         self.rounds += len(plan.trees)
         self.drafted += sum(len(tree) - 1 for tree in plan.trees)
@@ -238,14 +240,14 @@ class _Counts:
         return walked
 
 
-class Peer:
+class TransformersCandidate:
     """transformers' `generate` on the stock network, alone or assisted by the draft model."""
 
     lossless = converged = True
 
     def __init__(
         self,
-        entry: Entry,
+        entry: CandidateSpec,
         model: Any,
         ends: Sequence[int],
         max_new: int,
@@ -260,7 +262,7 @@ class Peer:
     def _count(self, *_: Any) -> None:
         self.passes += 1
 
-    def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> Work:
+    def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult:
         pad, width, device = self.ends[0], max(map(len, prompts)), self.model.device
         ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
         seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
@@ -285,7 +287,9 @@ class Peer:
         outputs = [_ended(row, self.ends) for row in made[:, width:].tolist()]
         seconds = perf_counter() - begun
         passes, tokens = self.passes - before, sum(map(len, outputs))
-        return Work(outputs, seconds, passes, tokens, tokens if self.assistant is None else passes)
+        return TurnResult(
+            outputs, seconds, passes, tokens, tokens if self.assistant is None else passes
+        )
 
 
 def _ended(row: list[int], ends: Sequence[int]) -> list[int]:
@@ -306,22 +310,24 @@ def stock(model: str, dtype: torch.dtype, device: str) -> Any:
     return loaded.to(device).eval()
 
 
-def entries(asked: Sequence[Entry] | None) -> Iterator[Entry]:
+def entries(asked: Sequence[CandidateSpec] | None) -> Iterator[CandidateSpec]:
     """What to measure, the baseline first; a name alone stands for all of its parameter sets."""
-    yield Entry(BASELINE)
-    for entry in asked if asked is not None else map(Entry, (*PEERS, *METHODS)):
+    yield CandidateSpec(BASELINE)
+    for entry in asked if asked is not None else map(CandidateSpec, (*PEERS, *METHODS)):
         if entry.method == BASELINE:
             continue
         if entry.parameters:
             yield entry
         elif entry.method == "hf-assisted":
-            yield from (Entry(entry.method, {"drafts": drafts}) for drafts in ASSISTED_DRAFTS)
+            yield from (
+                CandidateSpec(entry.method, {"drafts": drafts}) for drafts in ASSISTED_DRAFTS
+            )
         else:
-            yield from (Entry(entry.method, one) for one in SETS.get(entry.method, [{}]))
+            yield from (CandidateSpec(entry.method, one) for one in SETS.get(entry.method, [{}]))
 
 
 def enter(
-    chosen: Sequence[Entry],
+    chosen: Sequence[CandidateSpec],
     loaded: LoadedTarget,
     model: str,
     draft: str | None,
@@ -329,9 +335,9 @@ def enter(
     device: str,
     max_new: int,
     streams: int,
-) -> tuple[list[Contender], list[dict[str, str]]]:
+) -> tuple[list[DecodingCandidate], list[dict[str, str]]]:
     """Those that can decode this checkpoint, and why the others cannot."""
-    found: list[Contender] = []
+    found: list[DecodingCandidate] = []
     missing: list[dict[str, str]] = []
     stocks: dict[tuple[str, torch.dtype], Any] = {}
     own = loaded.target.dtype
@@ -346,8 +352,10 @@ def enter(
         try:
             if entry.method == "hf-generate":
                 for dtype in dict.fromkeys((own, torch.float32, torch.bfloat16)):
-                    named = entry if dtype == own else Entry(f"{entry.method}-{_name(dtype)}")
-                    found.append(Peer(named, plain(model, dtype), ends, max_new))
+                    named = (
+                        entry if dtype == own else CandidateSpec(f"{entry.method}-{_name(dtype)}")
+                    )
+                    found.append(TransformersCandidate(named, plain(model, dtype), ends, max_new))
             elif entry.method == "hf-assisted":
                 if draft is None:
                     raise ValueError("needs a draft model (--draft)")
@@ -355,9 +363,9 @@ def enter(
                     raise ValueError("transformers assists one stream only")
                 loaded.load_draft(draft)  # refuses another vocabulary
                 helper = plain(draft, own)
-                found.append(Peer(entry, plain(model, own), ends, max_new, helper))
+                found.append(TransformersCandidate(entry, plain(model, own), ends, max_new, helper))
             else:
-                found.append(Ours(entry, loaded, draft, max_new))
+                found.append(SpeculationCandidate(entry, loaded, draft, max_new))
         except (BatonError, TypeError, ValueError, OSError) as error:
             missing.append({"method": entry.method, "label": entry.label, "reason": _why(error)})
     return found, missing

@@ -1,4 +1,4 @@
-"""Asking one question: in this process, or over HTTP; the answer looks the same."""
+"""Two clients with one interface: workers in this process, and a service over HTTP."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import httpx
-from pydantic import ValidationError
 
-from deploy.evaluation.evaluate import Answered, Contender
-from deploy.evaluation.journal import made
+from deploy.evaluation.candidates import Candidate, policy_name, policy_of
+from deploy.evaluation.evaluate import EvaluatedAnswer
+from deploy.evaluation.evaluation_log import from_json
 from deploy.evaluation.recording import RecordedRequest, Recording
-from deploy.service.config import Args, explain
+from deploy.service.config import Args
 from orchestrator.errors import (
     BatonError,
     ConfigError,
     InvalidRequest,
     Overloaded,
-    UnknownPolicy,
     WorkerUnavailable,
 )
 from orchestrator.loop.actions import WorkerName
@@ -33,17 +32,14 @@ from orchestrator.loop.events import (
     StepCompleted,
     TextDelta,
 )
-from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
-from orchestrator.state.versions import build
 from orchestrator.types import Limits, Message, Sampling, Step
 from orchestrator.worker import Worker
-from policies import POLICIES
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
-    """What a question may be asked with; None leaves it to the service."""
+class RequestOptions:
+    """Parameters of a request; None leaves one to the service."""
 
     max_tokens: int | None = None
     temperature: float = 0.0
@@ -51,75 +47,47 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The end of an answer: what `Answered` says, and the summary that users see."""
+class CompletedAnswer:
+    """The end of a stream: the answer, and the summary that users see."""
 
-    answered: Answered
+    answer: EvaluatedAnswer
     summary: dict[str, Any]
 
 
-Item = TextDelta | StepCompleted | Told
+Item = TextDelta | StepCompleted | CompletedAnswer
 
 
-class Asker(Protocol):
-    """One way to have questions answered."""
+class Client(Protocol):
+    """Answers questions."""
 
     transport: Literal["in-process", "http"]
 
-    def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
-        """TextDelta and steps as they come, and one Told at the end."""
+    def stream(self, question: str, candidate: Candidate) -> AsyncGenerator[Item, None]:
+        """Text and steps as they come, and one CompletedAnswer at the end."""
         ...
 
     def reset_prefix_cache(self) -> None:
-        """Let nobody profit from what others have asked, as far as this side can see to it."""
+        """Empty the workers' prefix caches, where they are in this process."""
         ...
 
 
 @runtime_checkable
-class Forgetful(Protocol):
+class PrefixCacheOwner(Protocol):
     """A worker whose prefix cache can be emptied."""
 
     def reset_prefix_cache(self) -> None: ...
 
 
-async def ask(asker: Asker, question: str, contender: Contender) -> Answered:
+async def ask(client: Client, question: str, candidate: Candidate) -> EvaluatedAnswer:
     """The answer alone."""
-    async with aclosing(asker.stream(question, contender)) as items:
+    async with aclosing(client.stream(question, candidate)) as items:
         async for item in items:
-            if isinstance(item, Told):
-                return item.answered
+            if isinstance(item, CompletedAnswer):
+                return item.answer
     raise WorkerUnavailable("the answer broke off")
 
 
-def policy_of(args: Args, contender: Contender) -> Policy:
-    """The policy with the file's parameters and the contender's own on top.
-
-    Raises:
-        UnknownPolicy, InvalidRequest: names what is wrong.
-    """
-    name = _name(args, contender)
-    return build_policy(name, {**args.policy.params.get(name, {}), **contender.params})
-
-
-def _name(args: Args, contender: Contender) -> str:
-    return args.policy.default if contender.policy == "baton" else contender.policy
-
-
-def build_policy(name: str, params: Mapping[str, Any]) -> Policy:
-    """A policy by its name and parameters.
-
-    Raises:
-        UnknownPolicy, InvalidRequest: names what is wrong.
-    """
-    if name not in POLICIES:
-        raise UnknownPolicy(f"no policy {name!r}; there are {', '.join(POLICIES)}")
-    try:
-        return build(POLICIES, name, params)
-    except ValidationError as error:
-        raise InvalidRequest(f"{name}: {explain(error)}", param="policy") from None
-
-
-class LocalAsker:
+class LocalClient:
     """Both workers in this process, no server; with `recording` every answer brings its own."""
 
     transport: Literal["in-process", "http"] = "in-process"
@@ -128,77 +96,77 @@ class LocalAsker:
         self,
         args: Args,
         workers: Mapping[WorkerName, Worker],
-        options: Options | None = None,
+        options: RequestOptions | None = None,
         *,
         recording: bool = False,
     ) -> None:
         self._args, self._workers = args, workers
-        self._options, self._recording = options or Options(), recording
+        self._options, self._recording = options or RequestOptions(), recording
 
-    async def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
+    async def stream(self, question: str, candidate: Candidate) -> AsyncGenerator[Item, None]:
         options, service = self._options, self._args.limits
-        policy = policy_of(self._args, contender)
-        asked = RecordedRequest(
+        policy = policy_of(self._args, candidate)
+        request = RecordedRequest(
             secrets.token_hex(8),
-            _name(self._args, contender),
+            policy_name(self._args, candidate),
             (Message("user", question),),
             policy.model_dump(mode="json") if self._recording else {},
             Sampling(options.temperature, seed=options.seed),
             Limits(options.max_tokens or service.max_tokens, service.deadline_s),
             self._args.workers.speculation(),
         )
-        heard: list[ActionCompleted | StepCompleted | RequestCompleted] = []
+        recorded: list[ActionCompleted | StepCompleted | RequestCompleted] = []
         events = solve(
             policy,
-            asked.messages,
+            request.messages,
             self._workers,
-            request=asked.request_id,
-            sampling=asked.sampling,
-            limits=asked.limits,
+            request=request.request_id,
+            sampling=request.sampling,
+            limits=request.limits,
         )
         async with aclosing(events):
             async for event in events:
                 if self._recording and not isinstance(event, TextDelta):
-                    heard.append(event)
+                    recorded.append(event)
                 if isinstance(event, TextDelta | StepCompleted):
                     yield event
                 elif isinstance(event, RequestCompleted):
                     transcript = event.transcript
-                    answered = Answered(
+                    answer = EvaluatedAnswer(
                         "".join(segment.text for segment in transcript.answer).strip(),
                         transcript.thought_tokens + transcript.answer_tokens,
                         event.metrics,
                         event.steps,
-                        Recording(asked, tuple(heard)) if self._recording else None,
+                        Recording(request, tuple(recorded)) if self._recording else None,
                     )
                     summary = {
-                        "policy": contender.label,
+                        "policy": candidate.label,
                         "forced": transcript.forced,
-                        "speculation": asked.speculation,
+                        "speculation": request.speculation,
                     }
-                    yield Told(answered, {**summary, **asdict(event.metrics)})
+                    yield CompletedAnswer(answer, {**summary, **asdict(event.metrics)})
 
     def reset_prefix_cache(self) -> None:
         for worker in self._workers.values():
-            if isinstance(worker, Forgetful):
+            if isinstance(worker, PrefixCacheOwner):
                 worker.reset_prefix_cache()
 
 
-def home(url: str) -> str:
+def base_address(url: str) -> str:
     """A service's address, also from the base URL that OpenAI's clients are given."""
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
-class HttpAsker:
+class HttpClient:
     """A running service, over its OpenAI-compatible API; the key is `$BATON_API_KEY`."""
 
     transport: Literal["in-process", "http"] = "http"
 
-    def __init__(self, url: str, options: Options | None = None) -> None:
-        self._url, self._options = home(url), options or Options()
+    def __init__(self, url: str, options: RequestOptions | None = None) -> None:
+        self._url, self._options = base_address(url), options or RequestOptions()
         key = os.environ.get("BATON_API_KEY")
         self.headers = {"authorization": f"Bearer {key}"} if key else {}
-        # A thought may be silent for long, but the service pings; a connection is quick or dead.
+        # A thought may take long without text, but the service sends pings meanwhile.
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(120.0, connect=10.0),
             headers=self.headers,
@@ -206,15 +174,15 @@ class HttpAsker:
             trust_env=False,
         )
 
-    async def stream(self, question: str, contender: Contender) -> AsyncGenerator[Item, None]:
+    async def stream(self, question: str, candidate: Candidate) -> AsyncGenerator[Item, None]:
         options = self._options
         body: dict[str, Any] = {
-            "model": contender.policy,
+            "model": candidate.policy,
             "messages": [{"role": "user", "content": question}],
             "stream": True,
             "stream_options": {"include_usage": True},
             "temperature": options.temperature,
-            "policy": contender.params,
+            "policy": candidate.params,
             "max_tokens": options.max_tokens,
             "seed": options.seed,
         }
@@ -227,24 +195,26 @@ class HttpAsker:
                 delta = choice["delta"]
                 if thought := delta.get("reasoning_content"):
                     yield TextDelta("policy", "thought", thought)
-                if answer := delta.get("content"):
-                    text += answer
-                    yield TextDelta("policy", "answer", answer)
+                if content := delta.get("content"):
+                    text += content
+                    yield TextDelta("policy", "answer", content)
         if finished is None:
             raise WorkerUnavailable(f"{self._url}: the answer broke off")
-        told, steps = finished["metrics"], [*finished["steps"], *finished.get("answer_steps", ())]
-        answered = Answered(
+        metrics, steps = (
+            finished["metrics"],
+            [*finished["steps"], *finished.get("answer_steps", ())],
+        )
+        answer = EvaluatedAnswer(
             text,
             usage.get("completion_tokens", 0),
-            made(Metrics, told),
-            tuple(made(Step, step) for step in steps),
+            from_json(Metrics, metrics),
+            tuple(from_json(Step, step) for step in steps),
             trace_id=finished["trace_id"],
         )
-        for step in answered.steps:
+        for step in answer.steps:
             yield StepCompleted(step)
-        told_too = ("policy", "forced", "speculation", "trace_id", "experiment", "arm")
-        summary = {key: finished[key] for key in told_too}
-        yield Told(answered, {**summary, **told})
+        keys = ("policy", "forced", "speculation", "trace_id", "experiment", "arm")
+        yield CompletedAnswer(answer, {**{key: finished[key] for key in keys}, **metrics})
 
     async def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         url = f"{self._url}/v1/chat/completions"
@@ -252,7 +222,7 @@ class HttpAsker:
             async with self._client.stream("POST", url, json=body) as response:
                 if response.status_code != 200:
                     await response.aread()
-                    raise failure(response)
+                    raise error_of(response)
                 async for line in response.aiter_lines():
                     if not line.startswith("data: ") or line == "data: [DONE]":
                         continue
@@ -265,11 +235,11 @@ class HttpAsker:
         except httpx.HTTPError as error:
             raise WorkerUnavailable(f"{self._url}: {reason(error)}") from None
 
-    async def judge(self, trace_id: str, reward: float) -> None:
-        """Tell the service what an answer was worth, from 0 to 1.
+    async def send_feedback(self, trace_id: str, reward: float) -> None:
+        """Send the reward of an answer, from 0 to 1.
 
         Raises:
-            BatonError: it could not be told, or did not take it.
+            BatonError: the service was not reached, or refused it.
         """
         body = {"trace_id": trace_id, "reward": reward}
         try:
@@ -277,20 +247,20 @@ class HttpAsker:
         except httpx.HTTPError as error:
             raise WorkerUnavailable(f"{self._url}: {reason(error)}") from None
         if response.status_code != 200:
-            raise failure(response)
+            raise error_of(response)
 
     def reset_prefix_cache(self) -> None:
-        """A service's cache is its own affair."""
+        """Nothing: a service decides about its own caches."""
 
     async def aclose(self) -> None:
         await self._client.aclose()
 
 
-def failure(response: httpx.Response) -> BatonError:
-    """An error response as the error it stands for."""
+def error_of(response: httpx.Response) -> BatonError:
+    """An error response as the exception it stands for."""
     try:
-        told = response.json()["error"]
-        message, param, code = told["message"], told.get("param"), told.get("code")
+        error = response.json()["error"]
+        message, param, code = error["message"], error.get("param"), error.get("code")
     except (ValueError, KeyError, TypeError):
         message, param, code = f"HTTP {response.status_code}", None, None
     text = f"{response.url.copy_with(path='/')}: {message}"
@@ -302,5 +272,5 @@ def failure(response: httpx.Response) -> BatonError:
 
 
 def reason(error: httpx.HTTPError) -> str:
-    """What went wrong on the way, in words: httpx leaves many of its errors without any."""
+    """An error of httpx in words: many of them come without any."""
     return str(error) or type(error).__name__

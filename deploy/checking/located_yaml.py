@@ -15,7 +15,7 @@ import yaml
 from orchestrator.errors import ConfigError
 
 
-class Place(NamedTuple):
+class SourceLocation(NamedTuple):
     file: str
     line: int
 
@@ -27,7 +27,7 @@ class Finding:
     A `note` is worth knowing and no reason to refuse.
     """
 
-    place: Place
+    location: SourceLocation
     field: str
     message: str
     level: str = "error"
@@ -35,12 +35,12 @@ class Finding:
     def __str__(self) -> str:
         note = "note: " if self.level == "note" else ""
         field = f"{self.field}: " if self.field else ""
-        return f"{self.place.file}:{self.place.line}: {note}{field}{self.message}"
+        return f"{self.location.file}:{self.location.line}: {note}{field}{self.message}"
 
     def row(self) -> dict[str, Any]:
         return {
-            "file": self.place.file,
-            "line": self.place.line,
+            "file": self.location.file,
+            "line": self.location.line,
             "field": self.field,
             "message": self.message,
             "level": self.level,
@@ -50,47 +50,47 @@ class Finding:
 class Mapping(dict[Any, Any]):
     """A mapping that knows its place, and that of each key."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: SourceLocation) -> None:
         super().__init__()
-        self.place = place
-        self.places: dict[Any, Place] = {}
+        self.location = location
+        self.locations: dict[Any, SourceLocation] = {}
         self.repeated: list[Any] = []
 
-    def put(self, key: Any, value: Any, place: Place) -> None:
+    def put(self, key: Any, value: Any, location: SourceLocation) -> None:
         self[key] = value
-        self.places[key] = place
+        self.locations[key] = location
 
 
 class Items(list[Any]):
     """A list that knows its place, and that of each item."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, location: SourceLocation) -> None:
         super().__init__()
-        self.place = place
-        self.places: list[Place] = []
+        self.location = location
+        self.locations: list[SourceLocation] = []
 
-    def put(self, index: int, value: Any, place: Place) -> None:
+    def put(self, index: int, value: Any, location: SourceLocation) -> None:
         self.insert(index, value)
-        self.places.insert(index, place)
+        self.locations.insert(index, location)
 
 
-class Text(str):
+class LocatedText(str):
     """A string that knows where its first line was written."""
 
-    __slots__ = ("place",)
-    place: Place
+    __slots__ = ("location",)
+    location: SourceLocation
 
 
-def text_at(value: str, place: Place) -> Text:
-    text = Text(value)
-    text.place = place
+def located_text(value: str, location: SourceLocation) -> LocatedText:
+    text = LocatedText(value)
+    text.location = location
     return text
 
 
 Path = Sequence[str | int]
 
 
-def read(source: str, start: Place) -> list[Any]:
+def read(source: str, start: SourceLocation) -> list[Any]:
     """The documents of a YAML text whose first line is at `start`; empty ones are left out.
 
     Raises:
@@ -107,18 +107,18 @@ def read(source: str, start: Place) -> list[Any]:
         mark = getattr(error, "problem_mark", None)
         line = start.line + (mark.line if mark is not None else 0)
         problem = getattr(error, "problem", None) or error
-        told = " ".join(str(problem).split())
-        raise ConfigError(f"{start.file}:{line}: not YAML: {told}") from None
+        message = " ".join(str(problem).split())
+        raise ConfigError(f"{start.file}:{line}: not YAML: {message}") from None
     finally:
         loader.dispose()
     return [document for document in documents if document is not None]
 
 
-def _value(loader: yaml.SafeLoader, node: yaml.Node, start: Place) -> Any:
-    place = Place(start.file, start.line + node.start_mark.line)
+def _value(loader: yaml.SafeLoader, node: yaml.Node, start: SourceLocation) -> Any:
+    location = SourceLocation(start.file, start.line + node.start_mark.line)
     if isinstance(node, yaml.MappingNode):
         loader.flatten_mapping(node)  # `<<: *anchor`
-        mapping = Mapping(place)
+        mapping = Mapping(location)
         for key_node, value_node in node.value:
             key = loader.construct_object(key_node, deep=True)
             try:
@@ -130,30 +130,30 @@ def _value(loader: yaml.SafeLoader, node: yaml.Node, start: Place) -> Any:
             if repeated:
                 mapping.repeated.append(key)
             line = start.line + key_node.start_mark.line
-            mapping.put(key, _value(loader, value_node, start), Place(start.file, line))
+            mapping.put(key, _value(loader, value_node, start), SourceLocation(start.file, line))
         return mapping
     if isinstance(node, yaml.SequenceNode):
-        items = Items(place)
+        items = Items(location)
         for child in node.value:
-            at = Place(start.file, start.line + child.start_mark.line)
+            at = SourceLocation(start.file, start.line + child.start_mark.line)
             items.put(len(items), _value(loader, child, start), at)
         return items
     value = loader.construct_object(node, deep=True)
     if isinstance(value, str) and isinstance(node, yaml.ScalarNode):
         below = 1 if node.style in ("|", ">") else 0
-        return text_at(value, Place(place.file, place.line + below))
+        return located_text(value, SourceLocation(location.file, location.line + below))
     return value
 
 
-def place_of(data: Any, path: Path) -> Place:
+def location_of(data: Any, path: Path) -> SourceLocation:
     """Where the deepest entry of `path` that exists was written."""
-    place = getattr(data, "place", Place("", 0))
+    location = getattr(data, "location", SourceLocation("", 0))
     for step in path:
         is_item = isinstance(data, Items) and isinstance(step, int) and step < len(data)
         if not is_item and not (isinstance(data, Mapping) and step in data):
             break
-        place, data = data.places[step], data[step]
-    return place
+        location, data = data.locations[step], data[step]
+    return location
 
 
 def at(data: Any, path: Path, default: Any = None) -> Any:
@@ -172,7 +172,7 @@ def dotted(path: Path) -> str:
 
 def finding(data: Any, path: Path, message: str, level: str = "error") -> Finding:
     """What is wrong with the entry at `path`."""
-    return Finding(place_of(data, path), dotted(path), " ".join(message.split()), level)
+    return Finding(location_of(data, path), dotted(path), " ".join(message.split()), level)
 
 
 def repeated_keys(data: Any, path: tuple[str | int, ...] = ()) -> list[Finding]:
@@ -180,7 +180,7 @@ def repeated_keys(data: Any, path: tuple[str | int, ...] = ()) -> list[Finding]:
     found = []
     if isinstance(data, Mapping):
         found += [
-            Finding(data.places[key], dotted((*path, key)), "written twice")
+            Finding(data.locations[key], dotted((*path, key)), "written twice")
             for key in data.repeated
         ]
         for key, value in data.items():

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.evaluation.evaluate import Answered, Outcome, Question, Turn, lineup
-from deploy.evaluation.journal import Journal, fingerprint, read
+from deploy.evaluation.candidates import lineup
+from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn
+from deploy.evaluation.evaluation_log import EvaluationLog, fingerprint, read
 from deploy.evaluation.recording import RecordedRequest, Recording, loads
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
@@ -22,26 +23,26 @@ STEP = Step("small", "a", True, 3, 1.5, 9.0)
 
 
 def turn(number: int) -> Turn:
-    answered = Answered(str(number), 3, Metrics(1, 2, acceptance_rate=0.5), (STEP,))
-    return [Outcome(True, 1.25 * (i + 1), answered) for i in range(len(CONTENDERS))]
+    answer = EvaluatedAnswer(str(number), 3, Metrics(1, 2, acceptance_rate=0.5), (STEP,))
+    return [EvaluationResult(True, 1.25 * (i + 1), answer) for i in range(len(CONTENDERS))]
 
 
 def written(path: Path, count: int) -> str:
-    journal = Journal(path, SETTINGS, CONTENDERS)
-    assert journal.resume(PROBLEMS) == []
+    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
+    assert evaluation_log.resume(PROBLEMS) == []
     for number in range(count):
-        journal.add(number, PROBLEMS[number], turn(number))
-    journal.close()
+        evaluation_log.add(number, PROBLEMS[number], turn(number))
+    evaluation_log.close()
     return path.read_text()
 
 
 def test_a_second_run_reads_what_the_first_wrote(tmp_path: Path) -> None:
     path = tmp_path / "new" / "rows.jsonl"
     text = written(path, 2)
-    journal = Journal(path, SETTINGS, CONTENDERS)
-    assert journal.resume(PROBLEMS) == [turn(0), turn(1)]
-    journal.add(2, PROBLEMS[2], turn(2))
-    journal.close()
+    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
+    assert evaluation_log.resume(PROBLEMS) == [turn(0), turn(1)]
+    evaluation_log.add(2, PROBLEMS[2], turn(2))
+    evaluation_log.close()
     assert path.read_text().startswith(text)
     settings, rows = read(path)
     assert settings["seed"] == 0
@@ -55,35 +56,35 @@ def test_a_turn_that_was_broken_off_is_made_again(tmp_path: Path, cut: int) -> N
     path = tmp_path / "rows.jsonl"
     text = written(path, 3)
     path.write_text(text[:-cut])
-    journal = Journal(path, SETTINGS, CONTENDERS)
-    assert len(journal.resume(PROBLEMS)) == 2
-    journal.add(2, PROBLEMS[2], turn(2))
-    journal.close()
+    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
+    assert len(evaluation_log.resume(PROBLEMS)) == 2
+    evaluation_log.add(2, PROBLEMS[2], turn(2))
+    evaluation_log.close()
     assert path.read_text() == text
 
 
 def test_fewer_problems_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     text = written(path, 3)
-    journal = Journal(path, SETTINGS, CONTENDERS)
-    assert len(journal.resume(PROBLEMS[:1])) == 3
-    journal.close()
+    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
+    assert len(evaluation_log.resume(PROBLEMS[:1])) == 3
+    evaluation_log.close()
     assert path.read_text() == text
 
 
 def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     text = written(path, 1)
-    for journal, said in (
-        (Journal(path, {**SETTINGS, "seed": 1}, CONTENDERS), "its seed is 0, now 1"),
-        (Journal(path, SETTINGS, CONTENDERS[:2]), "its policies"),
-        (Journal(path, {**SETTINGS, "pair": "b"}, CONTENDERS), "its pair is null"),
+    for evaluation_log, said in (
+        (EvaluationLog(path, {**SETTINGS, "seed": 1}, CONTENDERS), "its seed is 0, now 1"),
+        (EvaluationLog(path, SETTINGS, CONTENDERS[:2]), "its policies"),
+        (EvaluationLog(path, {**SETTINGS, "pair": "b"}, CONTENDERS), "its pair is null"),
     ):
         with pytest.raises(ConfigError, match=said):
-            journal.resume(PROBLEMS)
+            evaluation_log.resume(PROBLEMS)
     others = [replace(PROBLEMS[0], answer="7"), *PROBLEMS[1:]]
-    with pytest.raises(ConfigError, match="problem 0 of it is another one"):
-        Journal(path, SETTINGS, CONTENDERS).resume(others)
+    with pytest.raises(ConfigError, match="problem 0 in it is another"):
+        EvaluationLog(path, SETTINGS, CONTENDERS).resume(others)
     assert path.read_text() == text
 
 
@@ -91,7 +92,7 @@ def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("my notes\n")
     with pytest.raises(ConfigError, match="not the rows of an evaluation"):
-        Journal(path, SETTINGS, CONTENDERS).resume(PROBLEMS)
+        EvaluationLog(path, SETTINGS, CONTENDERS).resume(PROBLEMS)
     assert path.read_text() == "my notes\n"
     with pytest.raises(ConfigError, match="not the rows"):
         read(path)
@@ -101,11 +102,11 @@ def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:
 
 def test_recordings_lie_beside_it(tmp_path: Path) -> None:
     recording = Recording(RecordedRequest("r", "large-only", (Message("user", "0?"),)), ())
-    journal = Journal(tmp_path / "rows.jsonl", SETTINGS, CONTENDERS, recordings=True)
-    journal.resume(PROBLEMS)
-    own = [replace(one, answered=replace(one.answered, recording=recording)) for one in turn(0)]
-    journal.add(0, PROBLEMS[0], own)
-    journal.close()
+    evaluation_log = EvaluationLog(tmp_path / "rows.jsonl", SETTINGS, CONTENDERS, recordings=True)
+    evaluation_log.resume(PROBLEMS)
+    own = [replace(one, answer=replace(one.answer, recording=recording)) for one in turn(0)]
+    evaluation_log.add(0, PROBLEMS[0], own)
+    evaluation_log.close()
     names = [row["recording"] for row in read(tmp_path / "rows.jsonl")[1]]
     assert len(set(names)) == len(CONTENDERS)
     assert all(loads((tmp_path / name).read_text()).request == recording.request for name in names)

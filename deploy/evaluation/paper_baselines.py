@@ -16,12 +16,12 @@ from deploy.service.config import explain
 from orchestrator.errors import ConfigError
 from orchestrator.worker import SERVER_METHOD
 
-FILE = Path(__file__).parent / "claims.yaml"
+FILE = Path(__file__).parent / "paper_baselines.yaml"
 SMALL = "small-only"
 UNITS = {"speedup": "x", "latency_cut": " %", "over_large": " points", "over_small": " points"}
 
 
-class Claim(BaseModel):
+class PaperClaim(BaseModel):
     """One claim: a measure and between which bounds the paper found it.
 
     Only the lower bound decides: what is better than the paper's best holds too.
@@ -37,30 +37,30 @@ class Claim(BaseModel):
     high: float = Field(default=inf, alias="to")
 
     @model_validator(mode="after")
-    def _in_order(self) -> Claim:
+    def _in_order(self) -> PaperClaim:
         if self.low > self.high:
             raise ValueError("from is above to")
         return self
 
 
-class Claims(BaseModel):
-    """What is claimed for one policy; `why` is told where something does not hold."""
+class PaperBaseline(BaseModel):
+    """What is claimed for one policy; `why` explains claims that do not hold here."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     paper: str
-    claims: tuple[Claim, ...] = Field(min_length=1)
+    claims: tuple[PaperClaim, ...] = Field(min_length=1)
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ClaimVerdict:
     """A claim and what was measured: `value` in the claim's unit, None where nothing fits it.
 
     `lossy`: all that was measured loses more accuracy than the claim allows.
     """
 
-    claim: Claim
+    claim: PaperClaim
     row: Row | None = None
     value: float | None = None
     lossy: bool = False
@@ -70,7 +70,7 @@ class Verdict:
         return None if self.value is None else self.value >= self.claim.low and not self.lossy
 
     @property
-    def told(self) -> str:
+    def measured(self) -> str:
         """The measured value in words."""
         if self.value is None:
             return "not measured"
@@ -78,7 +78,7 @@ class Verdict:
         return f"{self.value:{sign}.2f}{UNITS[self.claim.measure]}"
 
 
-def load_claims(path: Path = FILE) -> dict[str, Claims]:
+def load_baselines(path: Path = FILE) -> dict[str, PaperBaseline]:
     """Claims by policy.
 
     Raises:
@@ -86,14 +86,14 @@ def load_claims(path: Path = FILE) -> dict[str, Claims]:
     """
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return TypeAdapter(dict[str, Claims]).validate_python(data)
+        return TypeAdapter(dict[str, PaperBaseline]).validate_python(data)
     except (OSError, yaml.YAMLError) as error:
         raise ConfigError(f"{path}: {' '.join(str(error).split())}") from None
     except ValidationError as error:
         raise ConfigError(f"{path}: {explain(error)}") from None
 
 
-def verdict(policy: str, claim: Claim, table: Sequence[Row]) -> Verdict:
+def judge_claim(policy: str, claim: PaperClaim, table: Sequence[Row]) -> ClaimVerdict:
     """The claim against the policy's best row under the claim's own conditions.
 
     The policy as it stands in the deployment file counts; its variants only where it was not
@@ -109,9 +109,9 @@ def verdict(policy: str, claim: Claim, table: Sequence[Row]) -> Verdict:
     own = [row for row in own if row["transport"] == "in-process"] or own
     values = [(value, row) for row in own if (value := _value(claim, row, table)) is not None]
     if not values:
-        return Verdict(claim)
+        return ClaimVerdict(claim)
     value, row = max(values, key=lambda pair: pair[0])
-    return Verdict(claim, row, value, lossy)
+    return ClaimVerdict(claim, row, value, lossy)
 
 
 def _within(row: Row, loss: float) -> bool:
@@ -124,7 +124,7 @@ def _within(row: Row, loss: float) -> bool:
     return bool(100 * row["difference"] >= -loss - 1e-9)
 
 
-def _value(claim: Claim, row: Row, table: Sequence[Row]) -> float | None:
+def _value(claim: PaperClaim, row: Row, table: Sequence[Row]) -> float | None:
     match claim.measure:
         case "speedup":
             return float(row["speedup"])
@@ -147,7 +147,7 @@ def name_of(row: Row) -> str:
 
 def _method(row: Row) -> str | None:
     """What the large worker did; None where no claim is about it: unknown, or lossy."""
-    told = row["speculation"]
-    if told in (SERVICE, SERVER_METHOD) or "lossy" in told:
+    speculation = row["speculation"]
+    if speculation in (SERVICE, SERVER_METHOD) or "lossy" in speculation:
         return None
-    return "vanilla" if told == "vanilla" else "token-level"
+    return "vanilla" if speculation == "vanilla" else "token-level"

@@ -1,0 +1,72 @@
+"""What `baton policy` and `baton experiment` share: reading a service's state, and changing it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from deploy.cli.common import wide_console
+
+AsJson = Annotated[bool, typer.Option("--json", help="The service's answer as JSON.")]
+Note = Annotated[str, typer.Option(help="Why, for those who read it later.")]
+Reply = dict[str, Any]
+
+
+def show_reply(
+    url: str, path: str, as_json: bool, show: Callable[[Reply], None], **query: Any
+) -> None:
+    """GET `path` of the service at `url`; print it as JSON, or let `show` print it."""
+    reply = _call(url, "GET", path, **query)
+    dump(reply) if as_json else show(reply)
+
+
+def change(
+    url: str,
+    method: str,
+    path: str,
+    body: dict[str, Any],
+    as_json: bool,
+    sentence: Callable[[Reply], str],
+) -> None:
+    """Send a change with the admin key; print the reply as JSON, or as a sentence.
+
+    The change is the user's own where `body` names no author.
+    """
+    reply = _call(url, method, path, {"author": default_author(), **body}, admin=True)
+    dump(reply) if as_json else print(sentence(reply))
+
+
+def dump(reply: Any) -> None:
+    """One line of JSON."""
+    print(json.dumps(reply, ensure_ascii=False))
+
+
+def print_heading(title: str, details: Iterable[str | None]) -> None:
+    """A title, and below it whatever details there are."""
+    console = wide_console()
+    console.print(title, style="bold", markup=False)
+    console.print(", ".join(part for part in details if part), style="dim", markup=False)
+
+
+def moment(seconds: float | None) -> str:
+    """A time in seconds since 1970, in words."""
+    return "" if seconds is None else f"{datetime.fromtimestamp(seconds):%Y-%m-%d %H:%M:%S}"
+
+
+def default_author() -> str:
+    """Who changes something, where nobody says; the user's name."""
+    with suppress(OSError, KeyError):
+        return getpass.getuser()[:128]
+    return ""
+
+
+def _call(url: str, method: str, path: str, body: Any = None, **more: Any) -> Reply:
+    from deploy.evaluation.service_client import call  # not above: `--help` needs no HTTP client
+
+    return call(url, method, path, body, **more)

@@ -1,0 +1,102 @@
+"""Candidates of an evaluation: policies with parameters, under a label."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from orchestrator.errors import InvalidRequest, UnknownPolicy
+from orchestrator.loop.policy import Policy
+from orchestrator.state.versions import build
+from policies import POLICIES
+
+if TYPE_CHECKING:
+    from deploy.service.config import Args
+
+BASELINE: Final = "large-only"
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A policy with parameters that runs under its label, such as `specreason:threshold=5`."""
+
+    label: str
+    policy: str
+    params: dict[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def parse(cls, text: str) -> Candidate:
+        """From `NAME` or `NAME:KEY=VALUE:KEY=VALUE`; values are JSON, or else strings.
+
+        Raises:
+            InvalidRequest: a parameter without `=`.
+        """
+        name, *pairs = text.strip().split(":")
+        params: dict[str, Any] = {}
+        for pair in pairs:
+            key, equals, value = pair.partition("=")
+            if not key or not equals:
+                raise InvalidRequest(f"{text}: write parameters as NAME:KEY=VALUE", param="policy")
+            try:
+                params[key] = json.loads(value)
+            except ValueError:
+                params[key] = value
+        return cls(text.strip(), name, params)
+
+    @property
+    def budget(self) -> int | None:
+        budget: int | None = self.params.get("budget")
+        return budget
+
+    def within(self, budget: int | None) -> Candidate:
+        """The same with a cap on thinking tokens, unless it has one of its own."""
+        if budget is None or "budget" in self.params:
+            return self
+        return replace(self, params={**self.params, "budget": budget})
+
+
+def lineup(policies: Iterable[str], budgets: Sequence[int | None]) -> list[Candidate]:
+    """Every policy at every budget, the baseline among them, none twice."""
+    parsed = [Candidate.parse(text) for text in policies if text.strip()]
+    if not any(candidate == Candidate(BASELINE, BASELINE) for candidate in parsed):
+        parsed.insert(0, Candidate(BASELINE, BASELINE))
+    found: list[Candidate] = []
+    for candidate in (one.within(budget) for budget in budgets for one in parsed):
+        if candidate not in found:
+            found.append(candidate)
+    return found
+
+
+def policy_of(args: Args, candidate: Candidate) -> Policy:
+    """The policy with the file's parameters and the candidate's own on top.
+
+    Raises:
+        UnknownPolicy, InvalidRequest: names what is wrong.
+    """
+    name = policy_name(args, candidate)
+    return build_policy(name, {**args.policy.params.get(name, {}), **candidate.params})
+
+
+def policy_name(args: Args, candidate: Candidate) -> str:
+    """Its policy in `POLICIES`: the model `baton` stands for the file's default."""
+    return args.policy.default if candidate.policy == "baton" else candidate.policy
+
+
+def build_policy(name: str, params: Mapping[str, Any]) -> Policy:
+    """A policy by its name and parameters.
+
+    Raises:
+        UnknownPolicy, InvalidRequest: names what is wrong.
+    """
+    from deploy.service.config import explain  # it imports Ray
+
+    if name not in POLICIES:
+        raise UnknownPolicy(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+    try:
+        return build(POLICIES, name, params)
+    except ValidationError as error:
+        raise InvalidRequest(f"{name}: {explain(error)}", param="policy") from None
