@@ -135,10 +135,14 @@ class Nodes:
         return httpx.get(self.url + path, headers=headers, timeout=20.0).raise_for_status()
 
     def exported(self) -> str:
-        """What Ray's own metrics ports say, all nodes together."""
+        """What Ray's metrics ports show, all nodes together; a lost one stays listed a while."""
         found = json.loads((self.folder / "prom_metrics_service_discovery.json").read_text())
         ports = {target for group in found for target in group["targets"]}
-        return "".join(httpx.get(f"http://{port}/metrics", timeout=20.0).text for port in ports)
+        text = ""
+        for port in ports:
+            with suppress(httpx.ConnectError):
+                text += httpx.get(f"http://{port}/metrics", timeout=20.0).text
+        return text
 
     def pids(self, deployment: str) -> set[int]:
         """The processes of a deployment's running replicas."""
