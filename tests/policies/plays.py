@@ -1,13 +1,25 @@
-"""Policies as dialogues: a test plays the workers, line by line, with no event loop."""
+"""Tests of policies: a test plays the workers, answer by answer; or scripted workers do."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.loop.actions import Action, Job, Start
+from orchestrator.loop.actions import Action, Job, Start, WorkerName
+from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.policy import Policy
-from orchestrator.types import Classification, Finish, Generation, Message, Segment, Transcript
+from orchestrator.loop.solve import solve
+from orchestrator.types import (
+    Classification,
+    Finish,
+    Generation,
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    Transcript,
+)
+from orchestrator.worker import Worker
 from policies.judge import DIGITS
 
 TRACE = Transcript((Message("user", "2+2?"),))
@@ -36,11 +48,14 @@ def law(labels: tuple[str, ...], sure: str, outside: float = 0.0) -> Classificat
 
 
 class Play:
-    """Drives a script: `play(reply)` gives the next question, which `asked` holds too."""
+    """Drives a script without an event loop: `play(answer)` gives the next action.
+
+    `first` is the first action, `asked` the latest.
+    """
 
     def __init__(self, policy: Policy, transcript: Transcript = TRACE) -> None:
         self.script = policy.solve(transcript)
-        self.asked: Action[Any] = next(self.script)
+        self.first = self.asked = next(self.script)
         self._jobs = 0
 
     def __call__(self, reply: Any) -> Action[Any]:
@@ -60,3 +75,20 @@ class Play:
             self._jobs += 1
             self(jobs[-1])
         return begun, jobs
+
+
+async def run(
+    policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?"
+) -> RequestCompleted:
+    """The end of a request in the step loop."""
+    workers: dict[WorkerName, Worker] = {"small": small, "large": large}
+    messages = (Message("user", question),)
+    events = solve(policy, messages, workers, request="r", sampling=Sampling(), limits=Limits())
+    *_, ended = [event async for event in events]
+    assert isinstance(ended, RequestCompleted)
+    return ended
+
+
+def said(ended: RequestCompleted) -> tuple[str, str]:
+    """The texts of the thought and of the answer."""
+    return ended.transcript.text, "".join(part.text for part in ended.transcript.answer)

@@ -16,7 +16,7 @@ from orchestrator.errors import (
     Unsupported,
     WorkerUnavailable,
 )
-from orchestrator.loop.actions import Accept, Action, Generate, Reject, Verify, WorkerName, Write
+from orchestrator.loop.actions import Accept, Generate, Reject, Verify, WorkerName, Write
 from orchestrator.loop.events import ActionCompleted, RequestCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
@@ -33,13 +33,12 @@ from orchestrator.types import (
 )
 from policies.bild import NOTHING, BiLD
 from policies.single import LargeOnly
+from tests.policies import plays
+from tests.policies.plays import GONE, TRACE
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.scripted import Scripted
 from workers.training.problems import draw
-
-TRACE = Transcript((Message("user", "2+2?"),))
-GONE = WorkerUnavailable("gone")
 
 
 def segment(author: Any, text: str, finish: Finish = "until") -> Segment:
@@ -66,17 +65,9 @@ def verdict(
     )
 
 
-class Play:
-    """Drives a script: `play(reply)` gives the next question."""
-
+class Play(plays.Play):
     def __init__(self, **parameters: Any) -> None:
-        self.script = BiLD(**parameters).solve(TRACE)
-        self.first = next(self.script)
-
-    def __call__(self, reply: Any) -> Action[Any]:
-        if isinstance(reply, BaseException):
-            return self.script.throw(reply)
-        return self.script.send(reply)
+        super().__init__(BiLD(**parameters))
 
 
 def drafting(**parameters: Any) -> Play:

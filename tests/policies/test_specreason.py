@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
 from orchestrator.loop.actions import (
     Accept,
-    Action,
     Classify,
     Close,
     Generate,
@@ -20,44 +19,17 @@ from orchestrator.loop.actions import (
     Write,
 )
 from orchestrator.types import (
-    Classification,
     Finish,
-    Generation,
-    Message,
-    Segment,
-    Transcript,
     Verification,
 )
-from policies.judge import DIGITS
 from policies.specreason import SpecReason
-
-TRACE = Transcript((Message("user", "2+2?"),))
-GONE = WorkerUnavailable("gone")
-
-
-def step(author: Any, text: str, finish: Finish = "until") -> Segment:
-    return Segment(author, text, tuple(range(len(text.split()))), finish=finish)
+from tests.policies import plays
+from tests.policies.plays import GONE, TRACE, digit, draft, step
 
 
-def draft(text: str, finish: Finish = "until") -> Generation:
-    return Generation(step("small", text, finish))
-
-
-def digit(score: int) -> Classification:
-    return Classification(DIGITS, tuple(float(label == str(score)) for label in DIGITS))
-
-
-class Play:
-    """Drives a script: `play(reply)` gives the next question."""
-
+class Play(plays.Play):
     def __init__(self, **parameters: Any) -> None:
-        self.script = SpecReason(**parameters).solve(TRACE)
-        self.first = next(self.script)
-
-    def __call__(self, reply: Any) -> Action[Any]:
-        if isinstance(reply, BaseException):
-            return self.script.throw(reply)
-        return self.script.send(reply)
+        super().__init__(SpecReason(**parameters))
 
 
 def test_a_good_draft_is_kept() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +10,11 @@ import pytest
 from pydantic import ValidationError
 
 from deploy.service.config import DEFAULT_FILE, load
-from deploy.service.workers import load_worker
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
-from orchestrator.loop.actions import Accept, Action, Generate, Reject, WorkerName, Write
-from orchestrator.loop.events import RequestCompleted
-from orchestrator.loop.policy import Policy
-from orchestrator.loop.solve import solve
+from orchestrator.loop.actions import Accept, Action, Generate, Reject, Write
 from orchestrator.types import (
     Finish,
     Generation,
-    Limits,
-    Message,
-    Sampling,
     Segment,
     StopCriteria,
     Transcript,
@@ -32,11 +24,12 @@ from policies import POLICIES
 from policies.answer import REST
 from policies.single import SmallOnly
 from policies.speculative_thinking import SpeculativeThinking
+from tests.policies import plays
+from tests.policies.plays import GONE, run, said
+from tests.policies.plays import TRACE as START
 from workers.scripted import Say, Scripted, segment
 from workers.training.problems import draw
 
-GONE = WorkerUnavailable("gone")
-START = Transcript((Message("user", "2+2?"),))
 AFTER_ONE = START.extend(segment("small", "First, 2+2=4.\n\n"))
 """A trace that stands at a delimiter."""
 
@@ -52,18 +45,14 @@ def more(transcript: Transcript, author: Any, text: str) -> Transcript:
     return transcript.extend(segment(author, text, "length"))
 
 
-class Play:
-    """Drives a script from its first delimiter: `play(reply)` gives the next question."""
+class Play(plays.Play):
+    """A play from the first delimiter on: its `opening` is answered."""
 
     def __init__(self, transcript: Transcript = AFTER_ONE, **parameters: Any) -> None:
-        self.script = SpeculativeThinking(**parameters).solve(START)
-        self.opening = next(self.script)
-        self.first = self.script.send(transcript) if transcript is not START else self.opening
-
-    def __call__(self, reply: Any) -> Action[Any]:
-        if isinstance(reply, BaseException):
-            return self.script.throw(reply)
-        return self.script.send(reply)
+        super().__init__(SpeculativeThinking(**parameters), START)
+        self.opening = self.first
+        if transcript is not START:
+            self.first = self(transcript)
 
 
 def test_the_small_model_begins_and_is_probed_at_the_first_delimiter() -> None:
@@ -410,27 +399,6 @@ def test_the_papers_values_are_the_defaults() -> None:
 # --- in the step loop ----------------------------------------------------------------------------
 
 
-async def run(
-    policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?"
-) -> RequestCompleted:
-    workers: dict[WorkerName, Worker] = {"small": small, "large": large}
-    events = solve(
-        policy,
-        (Message("user", question),),
-        workers,
-        request="r",
-        sampling=Sampling(),
-        limits=Limits(),
-    )
-    *_, ended = [event async for event in events]
-    assert isinstance(ended, RequestCompleted)
-    return ended
-
-
-def said(ended: RequestCompleted) -> tuple[str, str]:
-    return ended.transcript.text, "".join(part.text for part in ended.transcript.answer)
-
-
 STORY = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
 
 
@@ -533,13 +501,6 @@ async def test_the_small_model_goes_on_where_the_large_dies() -> None:
 # --- on the embedded pair ------------------------------------------------------------------------
 
 ARGS = load(DEFAULT_FILE).args
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[Worker]:
-    worker = load_worker(ARGS.workers.small)
-    yield worker
-    worker.close()
 
 
 async def test_a_model_that_helps_itself_says_what_it_says_alone(embedded: Worker) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from math import exp, inf, log
 from typing import Any
@@ -11,18 +10,12 @@ import pytest
 from pydantic import ValidationError
 
 from deploy.service.config import DEFAULT_FILE, load
-from deploy.service.workers import load_worker
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
-from orchestrator.loop.actions import Accept, Action, Generate, Reject, Verify, WorkerName, Write
-from orchestrator.loop.events import RequestCompleted
-from orchestrator.loop.policy import Policy
-from orchestrator.loop.solve import solve
+from orchestrator.loop.actions import Accept, Action, Generate, Reject, Verify, Write
 from orchestrator.types import (
     Finish,
     Generation,
-    Limits,
     Message,
-    Sampling,
     Segment,
     StopCriteria,
     Transcript,
@@ -32,10 +25,11 @@ from orchestrator.worker import Worker
 from policies import POLICIES
 from policies.single import SmallOnly
 from policies.surprise_takeover import SurpriseTakeover
+from tests.policies import plays
+from tests.policies.plays import GONE, run, said
 from workers.scripted import Say, Scripted, segment
 from workers.training.problems import draw
 
-GONE = WorkerUnavailable("gone")
 START = Transcript((Message("user", "2+2+2?"),))
 STEP = StopCriteria(512, until=("\n\n",))
 ONE = segment("small", "2+2 is 4.\n\n")
@@ -49,17 +43,9 @@ def surprises(*steps: tuple[Segment, float]) -> Verification:
     return Verification(tuple(nats), (0,) * (len(nats) + 1))
 
 
-class Play:
-    """Drives a script: `play(reply)` gives the next question."""
-
+class Play(plays.Play):
     def __init__(self, **parameters: Any) -> None:
-        self.script = SurpriseTakeover(**parameters).solve(START)
-        self.first = next(self.script)
-
-    def __call__(self, reply: Any) -> Action[Any]:
-        if isinstance(reply, BaseException):
-            return self.script.throw(reply)
-        return self.script.send(reply)
+        super().__init__(SurpriseTakeover(**parameters), START)
 
 
 def drafted(play: Play, *steps: Segment) -> Action[Any]:
@@ -219,21 +205,6 @@ SMALL = ("2+2 is 4.\n\nand 2 more is 7.\n\nso it is 7.", "It is seven.")
 LARGE = ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
 
 
-async def run(
-    policy: Policy, small: Worker, large: Worker, question: str = "2+2+2?"
-) -> RequestCompleted:
-    workers: dict[WorkerName, Worker] = {"small": small, "large": large}
-    messages = (Message("user", question),)
-    events = solve(policy, messages, workers, request="r", sampling=Sampling(), limits=Limits())
-    *_, ended = [event async for event in events]
-    assert isinstance(ended, RequestCompleted)
-    return ended
-
-
-def said(ended: RequestCompleted) -> tuple[str, str]:
-    return ended.transcript.text, "".join(part.text for part in ended.transcript.answer)
-
-
 async def test_without_surprise_the_small_model_is_alone_at_the_price_of_a_pass() -> None:
     large = Scripted(scores=[0.0])
     ended = await run(SurpriseTakeover(), Scripted(story=SMALL), large)
@@ -289,13 +260,6 @@ async def test_no_budget_is_overdrawn(budget: int, nats: float) -> None:
 # --- on the embedded pair ----------------------------------------------------------------------
 
 ARGS = load(DEFAULT_FILE).args
-
-
-@pytest.fixture(scope="module")
-def embedded() -> Iterator[Worker]:
-    worker = load_worker(ARGS.workers.small)
-    yield worker
-    worker.close()
 
 
 @pytest.mark.parametrize("surprise", [0.0, 0.5, 50])
