@@ -1,1 +1,14 @@
-"""The composition root: imports everything, imported by nobody."""
+"""The composition root, where names become objects: it imports everything, nothing imports it.
+
+- `app`: builds the Ray Serve application from a deployment file's `args`.
+- `service`: deployment files, and what a service is made of.
+- `telemetry`: metrics, logs and spans of a running service.
+- `cli`: the command line `baton`.
+- `evaluation`: policies measured side by side, calibrated, predicted, replayed.
+- `bench`: token-level methods measured side by side.
+- `checking`: deployments checked without a cluster.
+
+The first three serve; the others are tools that no request needs. Files for deployers lie beside
+them: deployment files (`local.yaml`, `gpu.yaml`, `remote.yaml`), `kubernetes/`, `grafana/`,
+`prometheus/`, `experiments/` and `costs/`.
+"""

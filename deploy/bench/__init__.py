@@ -1,1 +1,14 @@
-"""Token-level methods side by side: `baton bench-decode`."""
+"""Token-level methods side by side: `baton bench-decode`.
+
+In reading order:
+
+- `run`: one run: load, take turns, predict, report.
+- `candidates`: our methods with their parameters, and transformers' own loops.
+- `rounds`: turns on the same prompts; speeds, ratios and acceptance with intervals.
+- `expected`: how many drafts a method should accept, from both models' distributions alone.
+- `predict`: those expectations along the texts of a run.
+- `divergence`: where greedy texts part from plain decoding's, and by which margin.
+- `ablation`: FSPAD's heads beside those without its additions, over several seeds.
+- `tables`: the tables.
+- `picture`: the picture.
+"""

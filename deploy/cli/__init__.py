@@ -1,1 +1,21 @@
-"""One file per subcommand of `baton`."""
+"""The command line `baton`: a file for each command.
+
+In reading order:
+
+- `main`: the entry point: commands, exit statuses, errors in one line.
+- `common`: options, clients, progress bars and tables that several commands share.
+- `administration`: what `policy` and `experiment` share: reading a service's state, changing it.
+- `serve`: run a deployment file.
+- `ask`: one question.
+- `trace`: one request step by step, and a recorded one replayed.
+- `policy`: published versions of policies on a running service.
+- `experiment`: A/B tests on a running service.
+- `check_config`: check deployment files and Kubernetes manifests.
+- `eval`: a problem set through several policies.
+- `calibrate`: the threshold that meets a target.
+- `predict`: recorded requests at the costs of another pair.
+- `results`: measured evaluations as a page of the documentation.
+- `size`: what a request costs a running service, and what a load would need.
+- `bench_decode`: token-level methods side by side.
+- `train`: the embedded pair's training recipe.
+"""

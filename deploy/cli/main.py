@@ -1,7 +1,7 @@
-"""`baton`: the command line. Each command is a file in deploy/commands.
+"""`baton`: the command line. Each command is a file in deploy/cli.
 
-Errors are one line on stderr and an exit status above 0: 1 for what went wrong, 2 for what was
-asked wrongly, 130 for Ctrl-C. `BATON_DEBUG=1` shows the traceback.
+Errors are one line on stderr and an exit status above 0: 1 for a failure, 2 for a wrong
+command line or request, 130 for Ctrl-C. `BATON_DEBUG=1` shows the traceback.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(wanted: bool) -> None:
+    if wanted:
         print(f"baton {metadata.version('baton')}")
         raise typer.Exit
 

@@ -25,7 +25,8 @@ def results(
         "docs/results.md"
     ),
     claims: Annotated[
-        Path | None, typer.Option(help="The papers' claims, if not deploy/claims.yaml.")
+        Path | None,
+        typer.Option(help="The papers' claims, if not deploy/evaluation/paper_baselines.yaml."),
     ] = None,
 ) -> None:
     """Write the results page from measured JSON: tables, plot, claims, predictions.

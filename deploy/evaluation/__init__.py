@@ -1,1 +1,28 @@
-"""."""
+"""Policies measured: evaluated side by side, calibrated, predicted for other hardware, replayed.
+
+In reading order:
+
+- `problems`: problem sets by name: files, generated ones, the external evaluation set.
+- `candidates`: who takes part: policies with parameters, under a label.
+- `clients`: two clients with one interface: workers in this process, a service over HTTP.
+- `evaluate`: candidates take turns on problems; answers are timed and graded.
+- `grading`: whether an answer is right: numbers at once, algebra in a process of its own.
+- `evaluation_log`: an evaluation's rows in a file; a run that stopped goes on from there.
+- `intervals`: means, quantiles, confidence intervals, McNemar's exact test.
+- `summary`: from results to rows, one for each policy and budget.
+- `tables`: rows in the terminal and in Markdown.
+- `plots`: Pareto plots of accuracy over time and over tokens.
+- `recording`: a request's events as JSON lines, written and read.
+- `recorded_answers`: the workers' answers in a recording, found by their call.
+- `replay`: a recording through a policy's code, with no model and no clock.
+- `cached_worker`: a worker that answers repeated calls from a cache.
+- `calibration`: the value of a threshold that meets a target, by bisection.
+- `costs`: what recorded calls would cost on another pair of models.
+- `prediction`: a recorded evaluation at such costs, as rows.
+- `paper_baselines`: what the papers claim, compared with measured rows.
+- `results`: the results page.
+- `concurrency`: so many requests at once.
+- `traffic`: problems for a running experiment; the rewards are sent.
+- `sizing`: what a request costs a running service, and what a load would need.
+- `service_client`: one call of a running service's administration.
+"""

@@ -1,1 +1,12 @@
-"""."""
+"""Deployment files, and what a service is made of.
+
+In reading order:
+
+- `config`: the deployment file, typed: every key, its default and its checks.
+- `store_spec`: the file's `store`: where replicas of the orchestrator meet.
+- `workers`: from a worker's part of the file to a worker in this process or over a server.
+- `stores`: the store that the file names: Redis, or a deployment that holds it in memory.
+- `scaling`: how many replicas a worker's pool should have.
+- `environment`: the variables that Ray reads when it is imported.
+- `cluster`: a Ray of our own on this machine, for `baton serve`.
+"""
