@@ -103,7 +103,7 @@ class Predicted:
 
 
 @dataclass(slots=True)
-class _Running:
+class _StartedCall:
     """A started call: what it is, and when it began."""
 
     action: Generate | Classify | Verify
@@ -118,7 +118,7 @@ class _Clock:
     work: dict[str, float] = field(
         default_factory=lambda: {"small": 0.0, "large": 0.0, "classify": 0.0}
     )
-    jobs: dict[Job, _Running] = field(default_factory=dict)
+    jobs: dict[Job, _StartedCall] = field(default_factory=dict)
 
     def begin(self) -> float:
         """When a call that is made now begins."""
@@ -174,7 +174,7 @@ def predict(recording: Recording, costs: Costs) -> Predicted:
             case (Generate() | Write() | Classify() | Verify()) as action, answer:
                 clock.wait(action, answer)
             case Start(Generate() | Classify() | Verify() as action), Job() as job:
-                clock.jobs[job] = _Running(action, clock.begin())
+                clock.jobs[job] = _StartedCall(action, clock.begin())
             case First(), (Job() as job, answer) if job in clock.jobs:
                 clock.first(job, answer)
             case Cancel(job), Usage() as usage:

@@ -55,7 +55,7 @@ def accuracy(
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CandidateStep:
     """A step that the small model wrote after right ones, and whether it is right."""
 
     problem: GeneratedProblem
@@ -65,20 +65,20 @@ class Candidate:
     right: bool
 
 
-def candidates(small: Author, part: Part, seed: int, count: int) -> list[Candidate]:
+def candidates(small: Author, part: Part, seed: int, count: int) -> list[CandidateStep]:
     """What the small model writes, greedily, at every step."""
-    found: list[Candidate] = []
+    found: list[CandidateStep] = []
     rng, source = random.Random(seed), stream(part, seed)
     while len(found) < count:
         asked = [place for problem in islice(source, 64) for place in positions(problem, rng)]
         for (problem, index, steps), step in zip(asked, own_steps(small, asked), strict=True):
             if step:
                 right = is_right(problem, index, step)
-                found.append(Candidate(problem, index, tuple(steps), step, right))
+                found.append(CandidateStep(problem, index, tuple(steps), step, right))
     return found
 
 
-def judge(large: Author, found: Sequence[Candidate], batch: int = 125) -> dict[str, float]:
+def judge(large: Author, found: Sequence[CandidateStep], batch: int = 125) -> dict[str, float]:
     """Separation of right from wrong steps by the expected digit and by likelihood."""
     digits = [large.tokenizer.convert_tokens_to_ids(str(d)) for d in range(10)]
     question = large.tokenizer.encode(
@@ -115,7 +115,7 @@ def judge(large: Author, found: Sequence[Candidate], batch: int = 125) -> dict[s
     }  # fmt: skip
 
 
-def hesitation(small: Author, found: Sequence[Candidate]) -> dict[str, float]:
+def hesitation(small: Author, found: Sequence[CandidateStep]) -> dict[str, float]:
     """Share of steps after which the small model's next tokens hold a keyword."""
     asked = [c for c in found if c.index < len(c.problem.facts) and not reflects(c.text)]
     texts: list[str] = []
@@ -128,7 +128,7 @@ def hesitation(small: Author, found: Sequence[Candidate]) -> dict[str, float]:
     }
 
 
-def repair(large: Author, found: Sequence[Candidate]) -> float:
+def repair(large: Author, found: Sequence[CandidateStep]) -> float:
     """Share of wrong steps after which the large model ends at the right answer."""
     asked = [
         c for c in found
