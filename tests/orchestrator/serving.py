@@ -26,13 +26,13 @@ HTTP = httpx.Client(verify=False, timeout=20)
 STORY = ("First, 2+2 is 4.\n\nSo twice that is 8.", "\n The answer is 8. \n")
 
 
-def told(**settings: Any) -> Scripted:
+def scripted(**settings: Any) -> Scripted:
     """A worker that knows the story."""
     return Scripted(story=STORY, **settings)
 
 
 def service(small: Any = None, large: Any = None, **settings: Any) -> Service:
-    workers: Any = {"small": small or told(), "large": large or told()}
+    workers: Any = {"small": small or scripted(), "large": large or scripted()}
     return Service(POLICIES, workers, **{"default_policy": "specreason", **settings})
 
 
@@ -97,8 +97,8 @@ __all__ = [
     "asking",
     "client",
     "post",
+    "scripted",
     "service",
     "serving",
-    "told",
     "until",
 ]

@@ -18,7 +18,7 @@ from orchestrator.experiments import experimenter
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
-from tests.orchestrator.serving import HTTP, post, service, serving, told, until
+from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
 
 ARMS = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "small-only"}]
 
@@ -138,7 +138,7 @@ METHODS = {"vanilla": "vanilla", "lookup": "lookup", "reflective": "reflective (
 
 
 def test_an_arm_is_decoded_by_its_method_and_says_so() -> None:
-    large = told()
+    large = scripted()
     made = service(large=large, methods=METHODS, speculation={"large": "vanilla"})
     arms = [
         {"name": "plain", "policy": "large-only"},
@@ -258,7 +258,7 @@ class _Broken:
     """A worker that reads prompts and then fails, as one does that runs out of memory."""
 
     def __init__(self) -> None:
-        self._inner = told()
+        self._inner = scripted()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

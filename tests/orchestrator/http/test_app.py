@@ -18,9 +18,9 @@ from tests.orchestrator.serving import (
     asking,
     client,
     post,
+    scripted,
     service,
     serving,
-    told,
     until,
 )
 
@@ -30,7 +30,7 @@ ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
     with serving(
-        service(told(), told(scores=lambda trace: 9 if len(trace.thought) < 2 else 2))
+        service(scripted(), scripted(scores=lambda trace: 9 if len(trace.thought) < 2 else 2))
     ) as url:
         yield url
 
@@ -46,21 +46,21 @@ def test_models(url: str) -> None:
         assert caught.value.code == "model_not_found"
 
 
-def test_a_lossy_method_is_told_wherever_a_model_is() -> None:
-    told_so = {"small": "chain", "large": "reflective (lossy)"}
-    with serving(service(speculation=told_so)) as lossy, client(lossy) as api:
+def test_a_lossy_method_is_marked_wherever_a_model_is() -> None:
+    labels = {"small": "chain", "large": "reflective (lossy)"}
+    with serving(service(speculation=labels)) as lossy, client(lossy) as api:
         for card in (*api.models.list(), api.models.retrieve("large-only")):
-            assert (card.model_extra or {})["speculation"] == told_so
+            assert (card.model_extra or {})["speculation"] == labels
         reply: Any = api.chat.completions.create(model="large-only", messages=ASKED)
         extra = reply.model_extra["baton"]
-        assert extra["speculation"] == told_so
+        assert extra["speculation"] == labels
         kept = HTTP.get(f"{lossy}/v1/traces/{extra['trace_id']}").json()
-        assert kept["speculation"] == told_so
+        assert kept["speculation"] == labels
 
 
 def test_a_request_may_name_the_large_workers_method() -> None:
     methods = {"vanilla": "vanilla", "reflective": "reflective (lossy)"}
-    large = told()
+    large = scripted()
     made = service(large=large, methods=methods, speculation={"small": "x", "large": "vanilla"})
     with serving(made) as url, client(url) as api:
         for card in api.models.list():
@@ -240,7 +240,7 @@ def test_metrics(url: str) -> None:
 
 
 def test_a_silent_stream_pings() -> None:
-    slow = service(told(delay=0.03), limits=ServiceLimits(ping_s=0.01))
+    slow = service(scripted(delay=0.03), limits=ServiceLimits(ping_s=0.01))
     with serving(slow) as url:
         text = post(url, {"stream": True}).text
         assert ": ping\n\n" in text

@@ -24,9 +24,9 @@ from tests.orchestrator.serving import (
     asking,
     client,
     post,
+    scripted,
     service,
     serving,
-    told,
     until,
 )
 from workers.remote.errors import Absent, Declined
@@ -48,11 +48,11 @@ def error(reply: httpx.Response, status: int) -> Any:
     assert reply.headers["content-type"] == "application/json"
     assert reply.headers["x-request-id"]
     assert reply.json().keys() == {"error"}
-    told = reply.json()["error"]
-    assert told.keys() == FORM
-    assert told["message"]
-    assert told["type"]
-    return told
+    body = reply.json()["error"]
+    assert body.keys() == FORM
+    assert body["message"]
+    assert body["type"]
+    return body
 
 
 def turns(*roles: str, content: Any = "hello") -> dict[str, Any]:
@@ -252,7 +252,7 @@ def test_exceptions_of_the_client(url: str) -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_context_length(stream: bool) -> None:
-    with serving(service(large=told(context=2))) as url:
+    with serving(service(large=scripted(context=2))) as url:
         found = error(post(url, {"stream": stream}), 400)
     assert (found["code"], found["param"]) == ("context_length_exceeded", "messages")
 
@@ -275,7 +275,7 @@ def test_context_length(stream: bool) -> None:
 def test_workers_that_fail(
     raised: Exception, status: int, code: str, stream: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with serving(service(told(down=raised), told(down=raised))) as url:
+    with serving(service(scripted(down=raised), scripted(down=raised))) as url:
         reply = post(url, {"stream": stream})
     assert error(reply, status)["code"] == code
     assert "10.0.0.7" not in reply.text
@@ -286,7 +286,7 @@ def test_workers_that_fail(
 @pytest.mark.parametrize("stream", [False, True])
 def test_what_a_pair_cannot_do_is_named_with_the_policy(stream: bool) -> None:
     lacking = Unsupported("the model's server does not give log-probabilities")
-    with serving(service(told(down=lacking), told(down=lacking))) as url:
+    with serving(service(scripted(down=lacking), scripted(down=lacking))) as url:
         found = error(post(url, {"stream": stream, "model": "specreason"}), 400)
     assert (found["code"], found["param"]) == ("unsupported_policy", "model")
     for name in ("specreason", "does not give log-probabilities"):
@@ -294,7 +294,7 @@ def test_what_a_pair_cannot_do_is_named_with_the_policy(stream: bool) -> None:
 
 
 def test_deadline() -> None:
-    slow = service(large=told(delay=0.15), limits=ServiceLimits(deadline_s=0.3))
+    slow = service(large=scripted(delay=0.15), limits=ServiceLimits(deadline_s=0.3))
     with serving(slow) as url:
         reply = post(url, {"model": "large-only"})
         assert error(reply, 503)["code"] == "deadline_exceeded"
@@ -336,7 +336,7 @@ def test_a_stream_that_breaks_off(raised: Exception, code: str) -> None:
 
 
 def test_too_many_at_once() -> None:
-    made = service(large=told(delay=5), limits=ServiceLimits(concurrent=1))
+    made = service(large=scripted(delay=5), limits=ServiceLimits(concurrent=1))
     body = asking(model="large-only", stream=True)
     with serving(made) as url:
         with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body):

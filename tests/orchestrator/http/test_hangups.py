@@ -16,7 +16,7 @@ from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
 from orchestrator.types import Generation, Sampling, StopCriteria
 from orchestrator.worker import Call, Delta
-from tests.orchestrator.serving import HTTP, asking, client, post, service, serving, told, until
+from tests.orchestrator.serving import HTTP, asking, client, post, scripted, service, serving, until
 from workers.scripted import Scripted
 
 FOREVER = 30.0
@@ -34,10 +34,10 @@ class Unread(Scripted):
 
 
 PHASES: dict[str, tuple[Any, Any, str]] = {
-    "reading": (told(), Unread(), "baton"),
-    "drafting": (told(delay=FOREVER), told(), "baton"),
-    "judging": (told(), told(delay=FOREVER), "baton"),
-    "writing": (told(), told(delay=0.3), "large-only"),
+    "reading": (scripted(), Unread(), "baton"),
+    "drafting": (scripted(delay=FOREVER), scripted(), "baton"),
+    "judging": (scripted(), scripted(delay=FOREVER), "baton"),
+    "writing": (scripted(), scripted(delay=0.3), "large-only"),
 }
 
 
@@ -101,7 +101,7 @@ def test_hang_up_in_the_body() -> None:
 
 
 def test_a_client_that_breaks_out_of_its_loop() -> None:
-    made = service(large=told(delay=0.2))
+    made = service(large=scripted(delay=0.2))
     with serving(made) as url, client(url) as api:
         messages: list[Any] = asking()["messages"]
         stream = api.chat.completions.create(model="large-only", messages=messages, stream=True)
@@ -141,7 +141,7 @@ def test_a_reader_that_stopped_reading() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_server_that_stops_says_so(stream: bool) -> None:
-    made = service(large=told(delay=FOREVER))
+    made = service(large=scripted(delay=FOREVER))
     replies: list[httpx.Response] = []
 
     def ask(url: str) -> None:

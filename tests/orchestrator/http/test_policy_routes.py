@@ -39,9 +39,13 @@ def test_a_published_policy_answers(url: str) -> None:
     assert post(url).json()["baton"]["version"] == 0
     reply = publish(url, params={"threshold": 0}, note="never rewrite", author="anna")
     assert reply.status_code == 201
-    told = reply.json()
-    assert (told["id"], told["version"], told["author"]) == ("specreason@1", 1, "anna")
-    assert told["params"]["step_tokens"] == 40
+    shown = reply.json()
+    assert (shown["id"], shown["version"], shown["author"]) == (
+        "specreason@1",
+        1,
+        "anna",
+    )
+    assert shown["params"]["step_tokens"] == 40
     answer = post(url).json()["baton"]
     assert (answer["policy"], answer["version"]) == ("specreason", 1)
     assert {step["author"] for step in answer["steps"]} == {"small"}
@@ -79,9 +83,13 @@ def test_moving_the_pointer(url: str) -> None:
     assert put.json()["id"] == "specreason@2"
     assert HTTP.put(active, json={"version": None}).json()["version"] == 0
     assert post(url).json()["baton"]["version"] == 0
-    told = HTTP.get(f"{url}/v1/policies/history").json()["data"]
-    assert [event["what"] for event in told[:3]] == ["default", "specreason@2", "specreason@1"]
-    assert told[1]["author"] == "ben"
+    shown = HTTP.get(f"{url}/v1/policies/history").json()["data"]
+    assert [event["what"] for event in shown[:3]] == [
+        "default",
+        "specreason@2",
+        "specreason@1",
+    ]
+    assert shown[1]["author"] == "ben"
     overview = HTTP.get(f"{url}/v1/policies").json()
     assert (overview["active"], overview["previous"]) == (None, "specreason@2")
     assert overview["degraded"] is None
@@ -91,8 +99,8 @@ def test_moving_the_pointer(url: str) -> None:
 def test_looking_at_versions(url: str) -> None:
     for threshold in (1, 2, 3):
         publish(url, params={"threshold": threshold}, note=f"number {threshold}")
-    told = HTTP.get(f"{url}/v1/policies/specreason?count=2").json()["data"]
-    assert [version["note"] for version in told] == ["number 3", "number 2"]
+    shown = HTTP.get(f"{url}/v1/policies/specreason?count=2").json()["data"]
+    assert [version["note"] for version in shown] == ["number 3", "number 2"]
     assert HTTP.get(f"{url}/v1/policies/specreason@2").json()["params"]["threshold"] == 2
     assert HTTP.get(f"{url}/v1/policies/bild").json()["data"] == []
     with client(url) as api:
@@ -147,18 +155,18 @@ def outcomes(made: Service) -> list[dict[str, Any]]:
 
 def test_outcomes_and_feedback(made: Service, url: str) -> None:
     publish(url, params={"threshold": 10})
-    told = post(url).json()["baton"]
+    shown = post(url).json()["baton"]
     until(lambda: len(outcomes(made)) == 1)
     (outcome,) = outcomes(made)
     assert outcome["kind"] == "outcome"
     assert {key: outcome[key] for key in ("trace_id", "policy", "version")} == {
-        key: told[key] for key in ("trace_id", "policy", "version")
+        key: shown[key] for key in ("trace_id", "policy", "version")
     }
     assert (outcome["status"], outcome["finish_reason"]) == ("finished", "stop")
-    assert outcome["large_tokens"] == told["metrics"]["large_tokens"]
-    assert outcome["accepted"] == told["metrics"]["acceptance_rate"]
+    assert outcome["large_tokens"] == shown["metrics"]["large_tokens"]
+    assert outcome["accepted"] == shown["metrics"]["acceptance_rate"]
     assert 0 <= outcome["first_step_ms"] <= outcome["ms"]
-    given = {"trace_id": told["trace_id"], "reward": 0.5}
+    given = {"trace_id": shown["trace_id"], "reward": 0.5}
     reply = HTTP.post(f"{url}/v1/feedback", json=given)
     assert reply.status_code == 200
     assert given.items() <= reply.json().items()

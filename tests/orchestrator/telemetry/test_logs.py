@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.http.auth import Access, Keys
 from orchestrator.telemetry.logs import Fields, about
-from tests.orchestrator.serving import HTTP, service, serving, told
+from tests.orchestrator.serving import HTTP, scripted, service, serving
 
 SECRET, KEY, WRONG = "xyzzy", "sk-plugh", "sk-guessed"
 
@@ -27,10 +27,10 @@ class Kept(logging.Handler):
         self.records: list[dict[str, Any]] = []
 
     def emit(self, record: logging.LogRecord) -> None:
-        told = {**record.__dict__, "message": record.getMessage()}
+        fields = {**record.__dict__, "message": record.getMessage()}
         if record.exc_info:
-            told["exc_text"] = logging.Formatter().formatException(record.exc_info)
-        self.records.append(told)
+            fields["exc_text"] = logging.Formatter().formatException(record.exc_info)
+        self.records.append(fields)
 
     @property
     def text(self) -> str:
@@ -94,7 +94,7 @@ def test_a_line_for_every_request_with_its_id(log: Kept) -> None:
 
 def test_no_prompt_no_answer_and_no_key_whatever_goes_wrong(log: Kept) -> None:
     bug = ValueError(f"cannot encode {SECRET!r}")
-    large = told(failures={0: bug, 1: bug})
+    large = scripted(failures={0: bug, 1: bug})
     with serving(service(access=Access(Keys({KEY})), large=large)) as url:
         statuses = [
             post(url, KEY, model="small-only").status_code,
@@ -108,6 +108,6 @@ def test_no_prompt_no_answer_and_no_key_whatever_goes_wrong(log: Kept) -> None:
     assert 200 in statuses
     assert {400, 401} <= set(statuses)
     assert len([one for one in log.records if one["name"] == "orchestrator.http.middleware"]) >= 7
-    assert "ValueError" in log.text  # it was told, by its kind and place
+    assert "ValueError" in log.text  # it is logged, by its kind and place
     for word in (SECRET, KEY, WRONG, "twice that is 8"):
         assert word not in log.text

@@ -47,12 +47,12 @@ class Memory:
         for span in sorted(self.ended, key=lambda span: span.start_time or 0):
             below.setdefault(span.parent.span_id if span.parent else None, []).append(span)
 
-        def told(span: ReadableSpan) -> Any:
-            children = [told(child) for child in below.get(span.context.span_id, [])]
+        def subtree(span: ReadableSpan) -> Any:
+            children = [subtree(child) for child in below.get(span.context.span_id, [])]
             return (span.name, *children) if children else span.name
 
         (root,) = [span for span in self.ended if span.name == "request"]
-        return told(root)
+        return subtree(root)
 
     def named(self, name: str) -> list[dict[str, Any]]:
         return [dict(span.attributes or {}) for span in self.ended if span.name == name]
