@@ -39,6 +39,11 @@ class Sampling:
     top_k: int = 0
     seed: int | None = None
 
+    @property
+    def is_greedy(self) -> bool:
+        """Whether the argmax is taken; below 1e-5 a softmax is a point mass anyway."""
+        return self.temperature < 1e-5
+
 
 @dataclass(frozen=True, slots=True)
 class StopCriteria:

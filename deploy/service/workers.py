@@ -50,8 +50,8 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
         ConfigError: there is no such tokenizer, or the key is missing.
     """
     from workers.embedded.checkpoints import resolve
-    from workers.engine.loading import load_tokenizer
     from workers.remote.worker import RemoteWorker, Server
+    from workers.text.tokenizer_files import load_tokenizer
 
     assert spec.url is not None
     assert spec.model is not None
@@ -62,7 +62,7 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
         silence_s=spec.silence_s,
         retries=spec.retries,
     )
-    tokenizer = load_tokenizer(str(resolve(spec.tokenizer or spec.model)))
+    tokenizer = load_tokenizer(resolve(spec.tokenizer or spec.model))
     return RemoteWorker(server, spec.model, tokenizer, context=spec.max_len)
 
 

@@ -23,10 +23,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from workers.engine.loading import load_tokenizer
 from workers.model.early_exit import Adapter, Shape
 from workers.speculation.feature_head import Head, Variant
 from workers.text.prompt import Prompts
+from workers.text.tokenizer_files import load_tokenizer
 
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEMPLATE = (

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
@@ -25,6 +25,7 @@ from workers.speculation.decode import Decoder
 from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
 from workers.text.tokenizer import Tokenizer
+from workers.text.tokenizer_files import load_tokenizer
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROPES = ("default", "linear", "llama3", "yarn")  # those whose table does not grow with the text
@@ -148,14 +149,6 @@ def open_target(
     return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer))
 
 
-def load_tokenizer(path: str) -> Tokenizer:
-    """The checkpoint's tokenizer in both its forms."""
-    try:
-        return Tokenizer(AutoTokenizer.from_pretrained(path, trust_remote_code=False))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(f"{path} has no fast tokenizer: {_first_line(error)}") from error
-
-
 def load_config(path: str) -> Any:
     """The checkpoint's config.
 
@@ -210,7 +203,7 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
 def stop_token_ids(network: Any, tokenizer: Tokenizer) -> set[int]:
     """End-of-turn ids: those of the generation config and of the tokenizer."""
     eos = network.generation_config.eos_token_id
-    ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.hf.eos_token_id}
+    ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_id}
     return ids - {None}
 
 

@@ -20,9 +20,10 @@ from torch import Tensor
 from orchestrator.errors import WorkerError, WorkerUnavailable
 from orchestrator.types import Finish, Sampling, StopCriteria, Usage
 from orchestrator.worker import Delta
-from workers.model.sampling import draw, uniform, warp
+from workers.model.rng import uniform
+from workers.model.sampling import draw, warp
 from workers.model.target import ModelOutput
-from workers.model.tree import Accepted, Row, is_greedy
+from workers.model.tree import Accepted, Row
 from workers.text.detokenizer import Writer
 from workers.text.verification import Verdict
 
@@ -168,7 +169,7 @@ class VerifyRequest(EngineRequest):
         logits = result.logits[0].float()
         log_probs = own_log_probs = logits.log_softmax(-1)
         first = len(self.ids) - self.num_logits + 1  # position of the first choice
-        if is_greedy(self.sampling):
+        if self.sampling.is_greedy:
             choices = logits.argmax(-1)
         else:
             numbers = [uniform(self.seed, first + i) for i in range(self.num_logits)]

@@ -1,13 +1,4 @@
-"""Laws and draws.
-
-Random numbers come from a counter, not from a state: the number behind a draw is a function of
-(seed, absolute position, purpose). A call therefore draws the same tokens alone and in any batch,
-and plain decoding draws them again when it is resumed half-way.
-
-What a round drafts is keyed by the position at which the *round* begins, and so is a test that
-looks further ahead than the token it decides: rejected drafts must say nothing about the numbers
-of the next round, which covers some of their positions again.
-"""
+"""Distributions and draws from them."""
 
 from __future__ import annotations
 
@@ -19,32 +10,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.types import Sampling
-
-DRAW, DRAFT, ACCEPT = 0, 1, 2  # purposes; ACCEPT + i is the i-th test at a position
-_MASK = (1 << 64) - 1
-_STEP = 0x9E3779B97F4A7C15
-_FIRST, _SECOND = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
-
-
-def _mix(x: int) -> int:
-    """The finaliser of splitmix64 (Steele, Lea, Flood 2014): a bijection that scatters bits."""
-    x = (x + _STEP) & _MASK
-    x = ((x ^ (x >> 30)) * _FIRST) & _MASK
-    x = ((x ^ (x >> 27)) * _SECOND) & _MASK
-    return x ^ (x >> 31)
-
-
-def key(seed: int, *counters: int) -> int:
-    """64 random bits that depend on the arguments only."""
-    x = _mix(seed & _MASK)
-    for counter in counters:
-        x = _mix(x ^ counter)
-    return x
-
-
-def uniform(seed: int, position: int, purpose: int = DRAW, *counters: int) -> float:
-    """A number in [0, 1) that depends on its arguments only."""
-    return (key(seed, position, purpose, *counters) >> 11) * 2.0**-53
+from workers.model.rng import ACCEPT, FIRST, SECOND, STEP, uniform
 
 
 def _signed(x: int) -> int:
@@ -54,8 +20,8 @@ def _signed(x: int) -> int:
 def gumbels(keys: Sequence[int], size: int, device: torch.device | str = "cpu") -> Tensor:
     """[keys, size] standard Gumbel numbers in float64: the stream of splitmix64 behind each key."""
     x = torch.tensor([_signed(k) for k in keys], device=device)[:, None]
-    x = x + torch.arange(1, size + 1, device=device) * _signed(_STEP)
-    for shift, factor in ((30, _FIRST), (27, _SECOND), (31, 1)):
+    x = x + torch.arange(1, size + 1, device=device) * _signed(STEP)
+    for shift, factor in ((30, FIRST), (27, SECOND), (31, 1)):
         x ^= (x >> shift) & ((1 << 64 - shift) - 1)  # torch shifts signs in: cut them off
         x *= _signed(factor)
     # 52 bits and a half: neither 0 nor 1, so that both logarithms are finite.

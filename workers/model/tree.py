@@ -15,11 +15,6 @@ from orchestrator.types import Sampling
 NO_LIMIT = 1 << 60
 
 
-def is_greedy(sampling: Sampling) -> bool:
-    """Whether the argmax is taken; below 1e-5 a softmax is a point mass anyway."""
-    return sampling.temperature < 1e-5
-
-
 @dataclass(slots=True, eq=False)
 class Row:
     """One live sequence.
@@ -38,7 +33,7 @@ class Row:
 
     @property
     def greedy(self) -> bool:
-        return is_greedy(self.sampling)
+        return self.sampling.is_greedy
 
 
 @dataclass(slots=True)

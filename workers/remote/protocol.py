@@ -17,24 +17,17 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from math import exp, inf, log
-from secrets import randbits
 from typing import Any, Literal
-
-import torch
 
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.types import Classification, Sampling, Usage
-from workers.model.sampling import draw, uniform, warp
-from workers.model.tree import is_greedy
+from workers.remote.logprobs import choices, ending, probability
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import Verdict
 
 TOP = (20, 5, 1)  # log-probabilities a position to ask for: vLLM's most, OpenAI's most, the least
 EXTRAS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
 _ID = "token_id:"
-_FLOOR = -9999.0  # how vLLM spells minus infinity in JSON
-_ROUNDING = 1e-6  # what a sum of probabilities may be wrong by
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,48 +249,6 @@ def following(answer: Mapping[str, Any], length: int, vocabulary: Vocabulary) ->
     return Token(made, values[0], {made: float(values[0])} | vocabulary.law(tops[0]))
 
 
-def entropy(law: Mapping[int, float], shown: int) -> float:
-    """An estimate, in nats, of the entropy of a law of which a server shows the likeliest tokens.
-
-    All that is not among the `shown` likeliest counts as one token. So it is never above the
-    entropy, and below it by at most r * ln(n), r being the probability of those n other tokens.
-    """
-    likeliest = sorted(law.values(), reverse=True)[:shown]  # whatever else was drawn and told
-    shares = [probability(logprob) for logprob in likeliest]
-    shares.append(max(0.0, 1.0 - sum(shares)))
-    return max(0.0, -sum(share * log(share) for share in shares if share > 0))
-
-
-def ending(law: Mapping[int, float], ends: Collection[int]) -> float:
-    """The surprise at any of `ends` under a law of which a server shows the likeliest tokens.
-
-    Of several ends those count that are shown. Where it shows none of them, this is the least
-    surprise that is possible: an end is then no likelier than the last token shown, nor than all
-    that is not shown.
-    """
-    if not ends:
-        return inf
-    if shown := [law[i] for i in ends if i in law]:
-        best = max(shown)
-        return max(0.0, -best - log(sum(exp(logprob - best) for logprob in shown)))
-    shares = [probability(logprob) for logprob in law.values()]
-    return -log(max(_ROUNDING, min(*shares, 1.0 - sum(shares))))
-
-
-def choices(laws: Sequence[Mapping[int, float]], sampling: Sampling, first: int) -> list[int]:
-    """A choice from each law of log-probabilities; `first` is the position of the first."""
-    if is_greedy(sampling):
-        return [max(law, key=lambda i: law[i]) for law in laws]
-    seed = randbits(63) if sampling.seed is None else sampling.seed
-    made = []
-    for position, law in enumerate(laws, first):
-        law_ids = sorted(law)
-        warped = warp(torch.tensor([[[law[i] for i in law_ids]]]), [sampling])[0]
-        number = torch.tensor([uniform(seed, position)], dtype=torch.float64)
-        made.append(law_ids[int(draw(warped, number))])
-    return made
-
-
 def classification(
     answer: Mapping[str, Any],
     labels: Mapping[str, int],
@@ -371,10 +322,6 @@ def context(models: Any, name: str) -> int | None:
         if model.get("id") == name and isinstance(size := model.get("max_model_len"), int):
             return size
     return None
-
-
-def probability(logprob: float) -> float:
-    return exp(min(0.0, logprob)) if logprob > _FLOOR else 0.0
 
 
 def usage(answer: Mapping[str, Any], prompt: int, generated: int) -> Usage:

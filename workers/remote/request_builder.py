@@ -19,8 +19,7 @@ class Outgoing:
 
     def __init__(self, prompts: Prompts) -> None:
         self._prompts, self._tokenizer = prompts, prompts.tokenizer
-        begin = self._tokenizer.hf("")["input_ids"]
-        self._begin = list(begin)  # what a server's tokenizer puts before any text
+        self._begin = list(self._tokenizer.begin)
 
     def body(
         self,

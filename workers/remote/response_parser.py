@@ -13,7 +13,8 @@ from typing import cast
 from orchestrator.errors import WorkerError
 from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
 from orchestrator.worker import Delta
-from workers.remote.protocol import Abilities, Piece, Token, entropy, probability
+from workers.remote.logprobs import entropy, probability
+from workers.remote.protocol import Abilities, Piece, Token
 from workers.text.checks import answer_room
 from workers.text.detokenizer import Stop, Writer
 from workers.text.retokenizer import Retokenizer
@@ -76,7 +77,7 @@ class Incoming:
 
     Attributes:
         entropy: an estimate of that of the first token's law where the span asks, see
-            `workers.remote.protocol.entropy`.
+            `workers.remote.logprobs.entropy`.
         withheld: whether that is too high, and so nothing is written.
         made: tokens that the server is known to have made; those of control and those that were
             cut are among them.

@@ -12,8 +12,8 @@ Differences from a local worker, all of them the servers':
 
 - log-probabilities are those of the model's own law, whatever the temperature;
 - choices drawn at a temperature (`verify`) come from the likeliest tokens that the server shows;
-- the entropy of a law (`Span.max_entropy`) and the surprise at an end are estimated from those:
-  bounds where tokens that are not shown have a part in them (`dialect.entropy`, `dialect.ending`);
+- an entropy (`StopCriteria.max_entropy`) and the likelihood of an end are estimated from those, as
+  bounds where tokens that are not shown have a part in them (see `logprobs`);
 - reading a prompt (a span of no tokens) makes it generate one, which is dropped;
 - a server that tells no ids must show the end of the thought in its text, or stop at it.
 """
@@ -49,7 +49,6 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta, check_method
-from workers.model.tree import is_greedy
 from workers.remote import errors as failures
 from workers.remote import protocol as dialect
 from workers.remote.address import base
@@ -229,7 +228,7 @@ class RemoteWorker:
         self.prompts, self.vocabulary = Prompts(tokenizer), Vocabulary(tokenizer)
         self.context = context
         self._outgoing = Outgoing(self.prompts)
-        self._eos = tokenizer.hf.eos_token_id
+        self._eos = tokenizer.eos_id
         self._ends = tokenizer.controls | (set() if self._eos is None else {self._eos})
         self._able: Abilities | None = None
         self._probing: asyncio.Task[Abilities] | None = None
@@ -306,7 +305,7 @@ class RemoteWorker:
         ids = self.prompts.transcript(call.transcript) + list(tokens)
         check_length(len(ids) + 1, self.context)
         ends = endings(self.tokenizer, self._ends, call.transcript, segment)
-        top = 1 if is_greedy(sampling) else able.top
+        top = 1 if sampling.is_greedy else able.top
         body: dict[str, Any] = {"prompt": ids}
         body |= dialect.wanted(self.model, sampling, able, 1, top=able.top if ends else top)
         body |= self._prompt_laws(able, top)

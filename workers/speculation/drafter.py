@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from orchestrator.types import Sampling
-from workers.model.sampling import DRAFT, draw, gumbels, key, uniform, warp
+from workers.model.rng import DRAFT, key, uniform
+from workers.model.sampling import draw, gumbels, warp
 from workers.model.target import SPARE, ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from workers.model.sampling import DRAFT, draw, uniform
+from workers.model.rng import DRAFT, uniform
+from workers.model.sampling import draw
 from workers.model.target import Target
 from workers.model.tree import Plan, Row
 from workers.speculation import rules

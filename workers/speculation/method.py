@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from workers.model.sampling import Chance, draw, uniform, warp
+from workers.model.rng import uniform
+from workers.model.sampling import Chance, draw, warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation import rules

@@ -14,7 +14,6 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import chain
-from typing import Any
 
 from jinja2 import TemplateError
 
@@ -22,12 +21,6 @@ from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
 from orchestrator.types import Message, Segment, Transcript
 from workers.text.detokenizer import unfinished
 from workers.text.tokenizer import CLOSE, OPEN, Tokenizer
-
-PLAIN_TEMPLATE = (
-    "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n\n"
-    "{% endfor %}{% if add_generation_prompt %}Assistant: {% endif %}"
-)
-"""For checkpoints without a chat template of their own."""
 
 _PLACEHOLDER = re.compile(r"BATON(\d{4})SLOT")
 Part = int | tuple[int, ...]
@@ -39,10 +32,6 @@ class Prompts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        template = tokenizer.hf.chat_template
-        if isinstance(template, dict):  # some checkpoints name several
-            template = template.get("default")
-        self._template = template or PLAIN_TEMPLATE
         self._opening = lru_cache(maxsize=256)(self._render_opening)
         self._side = lru_cache(maxsize=256)(self._render_side)
         try:
@@ -134,10 +123,8 @@ class Prompts:
         """What the template writes: text, and indices where it wrote a message's content."""
         messages = [{"role": role, "content": f"BATON{i:04d}SLOT"} for i, role in enumerate(roles)]
         try:
-            text: Any = self.tokenizer.hf.apply_chat_template(
-                messages, chat_template=self._template, tokenize=False, add_generation_prompt=True
-            )
-        except (TemplateError, ValueError) as error:
+            text = self.tokenizer.chat_template.render(messages)
+        except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(
                 f"this model's chat template refuses the roles {', '.join(roles)}: {error}",
                 param="messages",

@@ -11,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from tokenizers import Tokenizer as Backend
 
 from orchestrator.errors import ConfigError
+from workers.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 
 OPEN, CLOSE = "<think>", "</think>"
 _SHORT = 8192  # characters of a text that is worth remembering; bounds what that may take
@@ -26,7 +29,13 @@ class Tokenizer:
     """Encoders, bytes of every id, and the ids that are structure rather than text.
 
     Args:
-        hf: a fast transformers tokenizer.
+        backend: of the library `tokenizers`, with all added tokens; it is changed here.
+        special_tokens: texts of the named ones ("bos_token", "eos_token", ...).
+        chat_template: Jinja's source; None is `PLAIN_TEMPLATE`.
+
+    Raises:
+        ConfigError: a plain text would be read as a control token, or the vocabulary is of a kind
+            whose tokens have no bytes.
 
     Attributes:
         pieces: bytes of each id.
@@ -34,11 +43,24 @@ class Tokenizer:
         open, close: ids of the thought markers (several where the vocabulary lacks them).
         close_id: the closing marker where it is one token, else None.
         controls: ids that a model may emit but that are never text.
+        eos_id: the end of a turn, if the checkpoint names one.
+        begin: ids that servers put before any text.
+        chat_template: the checkpoint's.
     """
 
-    def __init__(self, hf: Any) -> None:
-        self.hf = hf
-        spec = json.loads(hf.backend_tokenizer.to_str())
+    def __init__(
+        self,
+        backend: Backend,
+        special_tokens: Mapping[str, str] = MappingProxyType({}),
+        chat_template: str | None = None,
+    ) -> None:
+        self.chat_template = ChatTemplate(chat_template or PLAIN_TEMPLATE, special_tokens)
+        eos = special_tokens.get("eos_token")
+        self.eos_id: int | None = None if eos is None else backend.token_to_id(eos)
+        backend.no_padding()
+        backend.no_truncation()
+        self.begin = tuple(backend.encode("").ids)
+        spec = json.loads(backend.to_str())
         added = {token["id"]: token["content"] for token in spec["added_tokens"]}
         self.hash = _hash(spec["model"], added)
         spec = _continuing(spec)

@@ -20,11 +20,12 @@ from orchestrator.errors import (
 from orchestrator.http.errors import http_error
 from orchestrator.types import Generation, LabelQuery, Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call, Delta
-from workers.engine.loading import load_tokenizer, resolve
+from workers.embedded.checkpoints import resolve
 from workers.remote.errors import Absent, Declined
 from workers.remote.protocol import Abilities
 from workers.remote.worker import RemoteWorker, Server
 from workers.retry import CircuitBreaker
+from workers.text.tokenizer_files import load_tokenizer
 
 TOKENIZER = load_tokenizer(resolve("embedded:small"))
 TEXT = "14*3=42."

@@ -20,9 +20,10 @@ from policies.specreason import SpecReason
 from tests.deploy.conftest import free_port
 from tests.workers.remote.test_worker import JUDGE, QUESTIONS, answer, ask, call, write
 from workers.embedded.checkpoints import resolve
-from workers.engine.loading import load, load_tokenizer
+from workers.engine.loading import load
 from workers.remote.protocol import Abilities
 from workers.remote.worker import RemoteWorker, Server
+from workers.text.tokenizer_files import load_tokenizer
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -36,7 +36,8 @@ from tests.workers.remote.vllm_like import MODEL, Manners, VllmLike, serving
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.remote.errors import Absent
-from workers.remote.protocol import Abilities, Piece, Token, ending, entropy
+from workers.remote.logprobs import ending, entropy
+from workers.remote.protocol import Abilities, Piece, Token
 from workers.remote.response_parser import Asked, Incoming
 from workers.remote.worker import RemoteWorker, Server
 from workers.text.prompt import Prompts

@@ -21,11 +21,13 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from transformers import PreTrainedTokenizerFast
 
 from orchestrator.types import Sampling
 from workers.engine.requests import EngineRequest, RequestHandle
 from workers.engine.worker import LocalWorker
-from workers.model.sampling import draw, uniform, warp
+from workers.model.rng import uniform
+from workers.model.sampling import draw, warp
 
 MODEL = "served"
 
@@ -83,6 +85,11 @@ class VllmLike:
 
     def __init__(self, worker: LocalWorker, manners: Manners | None = None) -> None:
         self.worker, self.manners = worker, manners or Manners()
+        self.hf = PreTrainedTokenizerFast(
+            tokenizer_object=worker.tokenizer._markup,
+            eos_token=worker.tokenizer.decode([worker.tokenizer.eos_id]),
+            chat_template=worker.tokenizer.chat_template.source,
+        )
         self.live = 0
         self.requests: list[tuple[str, dict[str, Any]]] = []
         self.app = Starlette(
@@ -109,7 +116,7 @@ class VllmLike:
         if not self.manners.completions:
             raise Refusal(404, "Not Found")
         body = await self.body(request)
-        prompt, hf = body["prompt"], self.worker.tokenizer.hf
+        prompt, hf = body["prompt"], self.hf
         if isinstance(prompt, str):
             prompt = hf(prompt)["input_ids"]
         elif not self.manners.prompt_ids:
@@ -119,7 +126,7 @@ class VllmLike:
     async def chat(self, request: Request) -> Response:
         body = await self.body(request)
         going_on = body.get("continue_final_message", False) and self.manners.continues
-        ids = self.worker.tokenizer.hf.apply_chat_template(
+        ids = self.hf.apply_chat_template(
             body["messages"],
             add_generation_prompt=body.get("add_generation_prompt", True) and not going_on,
             continue_final_message=going_on,
@@ -213,7 +220,7 @@ class VllmLike:
             max(0, body.get("top_k", 0)),
             body.get("seed"),
         )
-        hf, made, cached = self.worker.tokenizer.hf, Made([]), None
+        hf, made, cached = self.hf, Made([]), None
         stops = body.get("stop") or []
         while made.finish is None:
             request = LogProbsRequest(RequestHandle(self.worker.engine.lease_s), prompt + made.ids)
@@ -308,7 +315,7 @@ class VllmLike:
     def namer(self, body: dict[str, Any]) -> Any:
         if self.manners.named_ids and body.get("return_tokens_as_token_ids"):
             return lambda i: f"token_id:{i}"
-        return lambda i: self.worker.tokenizer.hf.decode([i])
+        return lambda i: self.hf.decode([i])
 
     async def laws(self, prompt: list[int]) -> Any:
         return await self.worker.engine.answer(
@@ -328,7 +335,7 @@ class VllmLike:
                     str(i): {
                         "logprob": max(float(law[i]), -9999.0),
                         "rank": rank[i],
-                        "decoded_token": self.worker.tokenizer.hf.decode([i]),
+                        "decoded_token": self.hf.decode([i]),
                     }
                     for i in rank
                 }
@@ -336,7 +343,7 @@ class VllmLike:
         return rows
 
     async def echo(self, body: dict[str, Any], choice: dict[str, Any], prompt: list[int]) -> None:
-        choice["text"] = self.worker.tokenizer.hf.decode(prompt) + choice["text"]
+        choice["text"] = self.hf.decode(prompt) + choice["text"]
         if choice["logprobs"] is None or not self.manners.echo_logprobs:
             return
         name, laws, told = self.namer(body), await self.laws(prompt), choice["logprobs"]

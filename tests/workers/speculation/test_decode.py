@@ -10,7 +10,8 @@ import torch
 from orchestrator.types import Sampling
 from tests.workers.conftest import make_model
 from workers.model.cache import common_prefix
-from workers.model.sampling import draw, uniform, warp
+from workers.model.rng import uniform
+from workers.model.sampling import draw, warp
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation import build

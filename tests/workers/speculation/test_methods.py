@@ -20,7 +20,7 @@ from orchestrator.worker import Call
 from tests.workers.conftest import head_folder, make_adapter, make_model, save_head
 from tests.workers.speculation.exact import agrees
 from workers.embedded.checkpoints import resolve
-from workers.engine.loading import load, load_model, load_tokenizer
+from workers.engine.loading import load, load_model
 from workers.engine.worker import LocalWorker
 from workers.model.early_exit import Adapter
 from workers.model.sampling import warp
@@ -28,6 +28,7 @@ from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
+from workers.text.tokenizer_files import load_tokenizer
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("vanilla", {}),
@@ -309,9 +310,9 @@ def test_the_embedded_pair_writes_what_transformers_writes(
 @pytest.fixture(scope="module")
 def embedded() -> Any:
     folder = str(resolve("embedded:large"))
-    tokenizer = load_tokenizer(folder).hf
+    tokenizer = load_tokenizer(folder)
     texts = ["What is 37*46+12?", "Tom has 3 boxes of 14 pens. How many pens?", "2+2", "Ada has 9"]
-    prompts = [tokenizer(text)["input_ids"] for text in texts]
+    prompts = [list(tokenizer.encode_markup(text)) for text in texts]
     model = load_model(folder)
     outputs = []
     for prompt in prompts:

@@ -15,12 +15,13 @@ from orchestrator.worker import Call
 from tests.workers.conftest import make_model
 from tests.workers.speculation.test_methods import DRAFTS, decoder
 from workers.embedded.checkpoints import resolve
-from workers.engine.loading import load, load_model, load_tokenizer
+from workers.engine.loading import load, load_model
 from workers.model.sampling import warp
 from workers.model.target import Target
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation import build
 from workers.speculation.decode import Decoder, generate
+from workers.text.tokenizer_files import load_tokenizer
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 20, [300, 20, 10, 5, 4, 3, 2]]
 REFLECTION = [17, 4, 99]

@@ -129,7 +129,6 @@ def test_ids_outside_the_vocabulary_are_refused(prompts: Prompts) -> None:
 def test_a_sentencepiece_vocabulary() -> None:
     from tokenizers import Tokenizer as Backend
     from tokenizers import decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
 
     from workers.text.tokenizer import Tokenizer
 
@@ -141,10 +140,9 @@ def test_a_sentencepiece_vocabulary() -> None:
     backend.decoder = decoders.Sequence(
         [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
     )
-    fast = PreTrainedTokenizerFast(
-        tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
-    )
-    tokenizer = Tokenizer(fast)
+    special_tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    backend.add_special_tokens(list(special_tokens.values()))
+    tokenizer = Tokenizer(backend, special_tokens)
     for text in ("ab ab", " a", "é\nb", "<s>ab</s>"):
         ids = tokenizer.encode(text)
         assert tokenizer.decode(ids) == text

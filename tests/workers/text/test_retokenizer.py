@@ -6,8 +6,9 @@ import random
 
 import pytest
 
-from workers.engine.loading import load_tokenizer, resolve
+from workers.embedded.checkpoints import resolve
 from workers.text.retokenizer import Retokenizer
+from workers.text.tokenizer_files import load_tokenizer
 
 TOKENIZER = load_tokenizer(resolve("embedded:small"))
 TEXTS = [

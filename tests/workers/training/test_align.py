@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from workers.embedded.checkpoints import MODELS
-from workers.engine.loading import load_tokenizer
+from workers.text.tokenizer_files import load_tokenizer
 from workers.training import recipe
 from workers.training.align import Chains, document, write_chains
 from workers.training.harvest import Author

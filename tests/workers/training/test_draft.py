@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from workers.embedded.checkpoints import MODELS
-from workers.engine.loading import load_tokenizer
+from workers.text.tokenizer_files import load_tokenizer
 from workers.training import recipe
 from workers.training.harvest import Author
 from workers.training.measure import acceptance

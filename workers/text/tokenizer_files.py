@@ -1,0 +1,128 @@
+"""A checkpoint's tokenizer from its files alone, in a folder or on the Hugging Face hub.
+
+The files are those that transformers reads: `tokenizer.json`, which is required, and the special
+tokens and chat templates beside it. No code of a checkpoint is ever run.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Backend
+
+from orchestrator.errors import ConfigError
+from workers.text.tokenizer import Tokenizer
+
+FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+)  # fmt: skip
+
+
+def load_tokenizer(model: str | Path) -> Tokenizer:
+    """The tokenizer of a checkpoint: a folder, or a Hugging Face id.
+
+    Raises:
+        ConfigError: there is no such checkpoint, or it has no tokenizer that can be used.
+    """
+    folder = Path(model) if Path(model).is_dir() else _download(str(model))
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise ConfigError(
+            f"{model} has no tokenizer.json; save one beside the model with transformers: "
+            "AutoTokenizer.from_pretrained(...).save_pretrained(...)"
+        )
+    try:
+        backend = Backend.from_file(str(file))
+    except Exception as error:  # the library raises nothing more specific
+        raise ConfigError(f"{file} cannot be read: {_first_line(error)}") from error
+    try:
+        config, special_map = (
+            _read(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
+        )
+        # As transformers does: with a table of added tokens in the config, the map is not read.
+        named = config if "added_tokens_decoder" in config else config | special_map
+        special_tokens = _special_tokens(named)
+        _add_tokens(backend, named, special_tokens)
+        return Tokenizer(backend, special_tokens, _chat_template(folder, config))
+    except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
+        raise ConfigError(f"the tokenizer of {model}: {_first_line(error)}") from error
+
+
+def _download(name: str) -> Path:
+    """The folder where the tokenizer's files of a Hugging Face id lie, fetched where needed."""
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(name, allow_patterns=list(FILES)))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{name} is neither a folder nor a model of the Hugging Face hub that can be read "
+            f"from here: {_first_line(error)}"
+        ) from error
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file."""
+    if not file.is_file():
+        return {}
+    data = json.loads(file.read_text(encoding="utf-8"))
+    if not isinstance(data, dict):
+        raise ValueError(f"{file.name} must hold a JSON object, not {type(data).__name__}")
+    return data
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    """Texts of the named special tokens: a text, or an object that says how it is matched."""
+    extra = config.get("extra_special_tokens")
+    named = {name: value for name, value in config.items() if name.endswith("_token")}
+    named |= extra if isinstance(extra, dict) else {}
+    texts = {name: _content(value) for name, value in named.items()}
+    return {name: text for name, text in texts.items() if text is not None}
+
+
+def _content(token: Any) -> str | None:
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
+def _add_tokens(
+    backend: Backend, config: Mapping[str, Any], special_tokens: Mapping[str, str]
+) -> None:
+    """Add the tokens that the config names and tokenizer.json lacks, in transformers' order."""
+    known = {repr(token) for token in backend.get_added_tokens_decoder().values()}
+    table = config.get("added_tokens_decoder") or {}
+    for _, entry in sorted(table.items(), key=lambda item: int(item[0])):
+        token = AddedToken(**{name: value for name, value in entry.items() if name != "__type"})
+        if repr(token) not in known:
+            (backend.add_special_tokens if token.special else backend.add_tokens)([token])
+    texts = {token.content for token in backend.get_added_tokens_decoder().values()}
+    extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
+    listed = [] if isinstance(extra, dict) else [_content(token) for token in extra]
+    for text in (*special_tokens.values(), *listed):
+        if text and text not in texts:
+            backend.add_special_tokens([text])
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """The source of the chat template, of several the one named "default"; None: there is none."""
+    files = {file.stem: file for file in folder.glob("additional_chat_templates/*.jinja")}
+    if (file := folder / "chat_template.jinja").is_file():
+        files["default"] = file
+    if files:
+        default = files.get("default")
+        return None if default is None else default.read_text(encoding="utf-8")
+    found = config.get("chat_template") or _read(folder / "chat_template.json").get("chat_template")
+    if isinstance(found, list):
+        found = {entry["name"]: entry["template"] for entry in found}
+    if isinstance(found, dict):
+        found = found.get("default")
+    return found if isinstance(found, str) else None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]
