@@ -28,8 +28,8 @@ from workers.speculation.method import Method
 BASELINE: Final = "vanilla"
 PEERS: Final = ("hf-generate", "hf-assisted")
 EXTENDING: Final = ("kangaroo", "fspad")
-"""Methods for which every pass of their target does more, on the same network with a cache apart:
-nobody else's turns are to take longer for them."""
+"""Methods for which every pass of their target does more: they have the same network with a cache
+of their own, so that the other methods' turns take no longer."""
 ASSISTED_DRAFTS: Final = (3, 5, 8, 20)  # transformers' own default is 20
 
 SETS: Final[Mapping[str, Sequence[Mapping[str, Any]]]] = {

@@ -162,6 +162,6 @@ def _findings(schema: Any, manifest: Any) -> Iterator[Finding]:
 
 
 def unknown(key: str, known: list[str]) -> str:
-    """What to say of a key that nobody reads."""
+    """The message about a key that is not in the schema."""
     close = difflib.get_close_matches(key, known, n=1)
     return f"unknown field; did you mean {close[0]}?" if close else "unknown field"

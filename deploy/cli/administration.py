@@ -60,7 +60,7 @@ def moment(seconds: float | None) -> str:
 
 
 def default_author() -> str:
-    """Who changes something, where nobody says; the user's name."""
+    """The user's name, the author of a change that names none."""
     with suppress(OSError, KeyError):
         return getpass.getuser()[:128]
     return ""

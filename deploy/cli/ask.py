@@ -67,7 +67,7 @@ async def _ask(
     from orchestrator.loop.events import StepCompleted, TextDelta
 
     console = Console(highlight=False, quiet=as_json, soft_wrap=True)
-    # A service tells who wrote a step when all are written; until then the text itself is shown.
+    # A service names the authors of steps at the end; until then the text itself is shown.
     draft = Styled(style="dim")
     with Live(draft, console=console, transient=True) as live:
         async with (

@@ -61,9 +61,9 @@ def calibrate(
 ) -> None:
     """Find the threshold that meets a target.
 
-    The range is bisected. Greedy answers of both models are remembered by what was asked, so from
-    one threshold to the next only what a changed decision leads to is asked of a model; all else
-    is replayed, exactly.
+    The range is bisected. Greedy answers of both models are cached by the call they answer, so from
+    one threshold to the next a model is called only where a decision changed; all else is replayed
+    exactly.
 
     [bold]Examples[/]
 

@@ -80,7 +80,7 @@ async def open_client(
     workers = args.workers
     if speculation is not None and workers.large.url is not None:
         raise ConfigError("--speculation: the large worker's server decides; leave it out")
-    if workers.large.url is None:  # one method alone: nobody here can name another
+    if workers.large.url is None:  # one method alone: no request here can name another
         if speculation is None:
             speculation = default_speculation or workers.large.speculation.method
         known = {one.method: one.params for one in workers.large.speculation.offered}

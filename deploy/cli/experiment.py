@@ -117,7 +117,7 @@ def stop(
 
 @experiment.command("report")
 def readout(which: Which, url: ServiceUrl = DEFAULT_URL, as_json: AsJson = False) -> None:
-    """What an experiment has shown so far; may be asked for as often as one likes.
+    """What an experiment has shown so far; may be read as often as one likes.
 
     Intervals named always valid keep their promise however often one looks; those for a fixed
     horizon only at one planned end. The verdict goes by the first.
@@ -141,9 +141,9 @@ def drive(
     url: ServiceUrl = DEFAULT_URL,
     as_json: AsJson = False,
 ) -> None:
-    """Ask questions of the model baton, judge each answer, and tell which arms gave them.
+    """Send problems to the model baton, grade each answer, and count the arms that answered.
 
-    The service hears of every answer whether it was right (its reward), as it would from users.
+    The service is sent a reward for every answer (1 where it is right), as it would be by users.
     `baton eval` compares policies side by side; this feeds an experiment, which does so itself.
 
     [bold]Examples[/]

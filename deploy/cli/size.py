@@ -58,9 +58,9 @@ def size(
         Path | None, typer.Option("--json", help="Write figures and needs to this file.")
     ] = None,
 ) -> None:
-    """Measure what a request takes of a service, and tell what a load would need.
+    """Measure what a request costs a service, and compute what a load would need.
 
-    Nobody else should ask the service meanwhile.
+    The service should have no other traffic meanwhile.
 
     [bold]Examples[/]
 

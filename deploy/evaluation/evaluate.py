@@ -1,4 +1,4 @@
-"""A problem set through several policies: who answers right, how fast, and at whose expense.
+"""A problem set through several policies: accuracy, time, and the work of each model.
 
 The policies take turns problem by problem, and the order of the turns rotates, so that a machine
 that warms up or slows down treats all alike. `large-only` always runs, for everything is measured
@@ -42,9 +42,9 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class EvaluatedAnswer:
-    """What one request came to; `output_tokens` are those OpenAI would bill.
+    """The answer to one request; `output_tokens` are those OpenAI would bill.
 
-    `recording` is the request on paper, where its asker keeps one; `trace_id` is its name where a
+    `recording`: of the request, where its client keeps one. `trace_id`: of the request, where a
     service answered.
     """
 
@@ -65,7 +65,7 @@ class EvaluatedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """One problem answered by one candidate; `ms` is wall time."""
+    """One problem answered by one candidate, graded; `ms` is wall time."""
 
     correct: bool
     ms: float
@@ -77,7 +77,7 @@ Ask = Callable[[str, Candidate], Awaitable[EvaluatedAnswer]]
 Grade = Callable[[str, str], Awaitable[bool]]
 """Whether a text gives an answer."""
 Turn = Sequence[EvaluationResult]
-"""What became of one problem: an outcome per candidate."""
+"""The results of one problem, one for each candidate."""
 
 
 async def run(
@@ -91,12 +91,12 @@ async def run(
     keep: Callable[[int, Turn], None] = lambda _, __: None,
     progress: Callable[[Candidate], None] = lambda _: None,
 ) -> list[Turn]:
-    """What became of each problem, in order.
+    """The results of each problem, in order.
 
     Each candidate first answers one problem unmeasured: whatever is slow only once is over then.
     With `concurrency` above 1 the turns are of that many problems at once. Grading and `keep`,
     which is handed each finished problem with its number, happen outside all measured time.
-    `done` are the first problems' outcomes from an earlier run that was broken off.
+    `done` are the first problems' results from an earlier run that was broken off.
     """
     turns = list(done[: len(problems)])
     if len(turns) == len(problems):

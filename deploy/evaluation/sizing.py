@@ -84,7 +84,7 @@ def measure(
     concurrency: int = 4,
     redis: Redis | None = None,
 ) -> Measured:
-    """Ask the service at `url` these problems, `concurrency` at a time, and nobody else meanwhile.
+    """Send these problems to the service at `url`, `concurrency` at a time; it needs to be idle.
 
     Raises:
         BatonError: the service or its Redis does not answer, or a request failed.

@@ -1,4 +1,4 @@
-"""From outcomes to the rows that people and scripts read.
+"""From results to the rows that people and scripts read.
 
 Every row stands for one policy at one budget; counts are means per problem. *Speedup* is the
 summed wall time of `large-only` over the policy's, at the same budget and with the same
@@ -15,7 +15,7 @@ from deploy.evaluation.evaluate import EvaluationResult, Problem, Turn
 from deploy.evaluation.intervals import mean, paired, quantile, wilson
 
 Row = dict[str, Any]
-SERVICE: Final = "the service's"  # what stands for a large worker's method that nobody here chose
+SERVICE: Final = "the service's"  # where the service decides about the large worker's method
 COUNTS: Final = (
     "small_tokens",
     "large_tokens",

@@ -117,7 +117,7 @@ def _stop(before: set[int]) -> None:
     from ray import serve
 
     ours = descendants(os.getpid()) - before
-    # While Serve goes down, Ray reports that tasks of its own failed: news to nobody.
+    # While Serve shuts down, Ray reports that its own tasks failed, which is expected.
     with redirect_stdout(io.StringIO()), redirect_stderr(io.StringIO()):
         if ray.is_initialized():
             parting = threading.Thread(target=_quietly, args=(serve.shutdown,), daemon=True)
