@@ -39,7 +39,7 @@ class TrainingDocument:
     flags: Numbers
 
 
-Documents = Callable[[int, int, int], Iterator[TrainingDocument]]
+DocumentSource = Callable[[int, int, int], Iterator[TrainingDocument]]
 """(rank, processes, seed) -> an endless stream of documents; picklable."""
 
 

@@ -1,4 +1,4 @@
-"""GeneratedProblem families of bare calculations: arithmetic, chain, remainder, sum, operate."""
+"""Families of bare calculations: arithmetic, chain, remainder, sum, operate."""
 
 from __future__ import annotations
 

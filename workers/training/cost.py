@@ -17,8 +17,8 @@ PROMPT = "Start with 12. Add 7. Multiply by 3. Subtract 4. What is the result?"
 def decode_cost(folder: Path, rounds: int = 7, tokens: int = 128) -> dict[str, float]:
     """Milliseconds a token at one stream, fp32, one thread: medians over alternating rounds.
 
-    Sampled at a high temperature, so that both models write to the end of the span. Reading the
-    prompt is not counted: its cost is measured by a span of one token and taken off.
+    Sampled at a high temperature, so that both models generate all tokens. Prefill is not counted:
+    its cost is measured by a generation of one token and subtracted.
     """
     return asyncio.run(_measure(folder, rounds, tokens))
 
@@ -35,12 +35,12 @@ async def _measure(folder: Path, rounds: int, tokens: int) -> dict[str, float]:
     finally:
         for worker in workers.values():
             worker.close()
-    cost = {f"{name}_ms_per_token": statistics.median(found) for name, found in times.items()}
+    cost = {f"{name}_ms_per_token": statistics.median(ms) for name, ms in times.items()}
     return cost | {"ratio": cost["large_ms_per_token"] / cost["small_ms_per_token"]}
 
 
 async def _per_token(worker: LocalWorker, tokens: int, seed: int) -> float:
-    """Cost of the tokens after the first, over generations that end early by themselves too."""
+    """Cost of the tokens after the first, over generations that may end early."""
     spent, made, attempt = 0.0, 0, 0
     while made < tokens:
         attempt += 1

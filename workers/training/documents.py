@@ -14,11 +14,13 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count
+from pathlib import Path
 
 from tokenizers import Tokenizer
 
 from workers.training import wordings as w
 from workers.training.batches import TrainingDocument
+from workers.training.mistakes import Mistakes, Reflection, load_mistakes
 from workers.training.noise import disturb
 from workers.training.problems import Fact, GeneratedProblem, Part, apply, part_of, stream
 from workers.training.steps import (
@@ -32,29 +34,6 @@ from workers.training.steps import (
 from workers.training.vocabulary import ASSISTANT, CLOSE, END, SYSTEM, THINK, USER
 
 JUDGE_QUESTION = "Score?"
-
-
-@dataclass(frozen=True, slots=True)
-class Reflection:
-    """What a model wrote about a step: step number `index`, as it was `said`, and the reflection.
-
-    `right`: the reflection states that step's fact.
-    """
-
-    index: int
-    said: str
-    text: str
-    right: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Mistakes:
-    """A problem and the wrong steps that a model really wrote: step index -> text."""
-
-    problem: GeneratedProblem
-    greedy: dict[int, str]
-    sampled: dict[int, str]
-    reflections: list[Reflection]
 
 
 @dataclass(slots=True)
@@ -330,6 +309,24 @@ class DocumentWriter:
         self._turn(builder, USER, JUDGE_QUESTION)
         builder.control(ASSISTANT)
         builder.text(digit, 1.5)
+
+
+@dataclass(frozen=True, slots=True)
+class GeneratedDocuments:
+    """A `DocumentSource` of generated problems, picklable for the other processes.
+
+    `tokenizer`: the folder of its files. `mistakes`: files written by `harvest`.
+    """
+
+    tokenizer: Path
+    judge: bool
+    mistakes: tuple[Path, ...]
+
+    def __call__(self, rank: int, world: int, seed: int) -> Iterator[TrainingDocument]:
+        known = [row for path in self.mistakes for row in load_mistakes(path)] or None
+        tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
+        writer = DocumentWriter(tokenizer, judge=self.judge, mistakes=known)
+        return writer.documents("train", seed * world + rank)
 
 
 def texts(seed: int, problems: int) -> Iterator[str]:

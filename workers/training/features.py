@@ -1,31 +1,31 @@
 """Training of the feature drafters (`workers/speculation/feature_head.py`): FSPAD and its ablation.
 
-The target is frozen. It reads texts of its own, half of them greedy and half sampled at
+The target is frozen. It reads its own answers, half of them greedy and half sampled at
 temperature 1, and the head learns two things behind each token: the target's feature (smooth L1)
-and its law (Kullback-Leibler divergence through the frozen head). Both variants weigh them as EAGLE
-does (2401.15077: 1 and 0.1).
+and its distribution (Kullback-Leibler divergence through the frozen head). Both variants weight
+them as EAGLE does (2401.15077: 1 and 0.1).
 
-In service a guess rests on earlier guesses. So the head is unrolled: step k reads the guesses of
-step k - 1 in the place of features, and later steps count less (the training-time test of EAGLE-3,
-2503.01840, where EAGLE adds noise to the features).
+In service a predicted feature rests on predicted ones. So the head is unrolled: step k reads the
+predictions of step k - 1 in the place of features, and later steps count less (the training-time
+test of EAGLE-3, 2503.01840, where EAGLE adds noise to the features).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from workers.engine.loading import load_model
 from workers.speculation.feature_head import Head, Variant
-from workers.training.align import fresh_chains, in_turn
-from workers.training.batches import LENGTHS, Buckets, TrainingDocument
+from workers.training.batches import TrainingDocument, collate
+from workers.training.chains import fresh_chains, in_turn
+from workers.training.fit import fit
 from workers.training.progress import Progress, load_state, save_state
 
 CHAINS = 8_000
@@ -42,7 +42,7 @@ class HeadRecipe:
     steps: int = 3  # unrolled
     fading: float = 0.8  # weight of a step, relative to the one before
     feature_weight: float = 1.0
-    law_weight: float = 0.1
+    divergence_weight: float = 0.1
     muon_lr: float = 6e-3
     adam_lr: float = 3e-3
     clip: float = 1.0
@@ -54,7 +54,7 @@ class HeadRecipe:
 
 
 def own_chains(large: Path, runs: Path, log: Callable[[str], None] = print) -> tuple[Path, ...]:
-    """The target's own texts, greedy and sampled; written once for these weights."""
+    """The target's own answers, greedy and sampled; written once for these weights."""
     paths = (runs / "own-greedy.jsonl.gz", runs / "own-sampled.jsonl.gz")
     for temperature, path in enumerate(paths):
         fresh_chains(large, path, CHAINS, 3 + temperature, log, temperature=float(temperature))
@@ -77,85 +77,72 @@ def train_head(
     torch.manual_seed(recipe.seed)
     head = Head(model, recipe.variant).to(device)
     if init_from is not None:
-        started = Head.load(model, recipe.variant, init_from)
-        head.load_state_dict(started.state_dict())
+        head.load_state_dict(Head.load(model, recipe.variant, init_from).state_dict())
     matrices = [p for p in head.parameters() if p.dim() == 2]
     others = [p for p in head.parameters() if p.dim() != 2]
-    optimizers = [
-        torch.optim.Muon(
-            matrices, lr=recipe.muon_lr, weight_decay=0.0, adjust_lr_fn="match_rms_adamw"
-        ),
-        torch.optim.AdamW(others, lr=recipe.adam_lr, betas=(0.9, 0.95), weight_decay=0.0),
-    ]
-    rates = (recipe.muon_lr, recipe.adam_lr)
+    muon = torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
+    adam = torch.optim.AdamW(others, betas=(0.9, 0.95), weight_decay=0.0)
     if resume and (state := load_state(out, device)) is not None:
         head.load_state_dict(state["head"])
-        for optimizer, kept in zip(optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
+        for optimizer, saved in zip((muon, adam), state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         progress.resume(state)
-    # A resumed run draws its texts in another order.
-    buckets = Buckets(in_turn(chains, recipe.seed + progress.step), recipe.batch_tokens)
     size = sum(p.numel() for p in head.parameters())
     log(f"{recipe.variant}: {size} parameters, seed {recipe.seed}, {recipe.steps} steps unrolled")
-    while not progress.over:
-        bucket = int(np.argmax(buckets.fill()))
-        ids, learnt, count = padded(buckets.take(bucket), LENGTHS[bucket], device)
-        loss, agreed = losses(head, model, ids, learnt, recipe)
-        for optimizer in optimizers:
-            optimizer.zero_grad(set_to_none=True)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(head.parameters(), recipe.clip)
-        scale = progress.advance(count)
-        for optimizer, rate in zip(optimizers, rates, strict=True):
-            optimizer.param_groups[0]["lr"] = rate * scale
-            optimizer.step()
-        if progress.speaks() is not None:
-            shares = " ".join(f"{share:.3f}" for share in agreed.tolist())
-            log(progress.told(f"loss {loss.item():.4f} agreed {shares}"))
-        if progress.saves():
-            head.save(out)
-            state = {"head": head.state_dict()}
-            state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
-            save_state(out, progress.state() | state)
+    last = torch.zeros(1 + recipe.steps)  # loss, and each step's agreement
+
+    def loss_of(documents: Sequence[TrainingDocument], length: int) -> Tensor:
+        nonlocal last
+        batch = collate(documents, length, torch.float32, device)
+        loss, agreement = losses(head, model, batch.tokens, batch.at, recipe)
+        last = torch.cat((loss.detach()[None], agreement))
+        return loss
+
+    def figures() -> str:
+        loss, *agreement = last.tolist()
+        return f"loss {loss:.4f} agreed {' '.join(f'{share:.3f}' for share in agreement)}"
+
+    def save() -> None:
+        head.save(out)
+        state = {"head": head.state_dict(), "optimizers": [muon.state_dict(), adam.state_dict()]}
+        save_state(out, progress.state() | state)
+
+    # A resumed run draws its texts in another order.
+    source = in_turn(chains, recipe.seed + progress.step)
+    fit(
+        head, [(muon, recipe.muon_lr), (adam, recipe.adam_lr)], source, loss_of, recipe, progress,
+        figures=figures, save=save, log=log,
+    )  # fmt: skip
     return out
-
-
-def padded(
-    documents: list[TrainingDocument], length: int, device: str
-) -> tuple[Tensor, Tensor, int]:
-    """Ids [rows, length], places (flat) whose next token is learnt, and the number of tokens."""
-    ids = np.zeros((len(documents), length), np.int64)
-    learnt = np.zeros(ids.shape, bool)
-    for row, one in enumerate(documents):
-        ids[row, : len(one.tokens)] = one.tokens
-        learnt[row, : len(one.tokens)] = np.asarray(one.weights) > 0
-    at = torch.from_numpy(np.flatnonzero(learnt)).to(device)
-    return torch.from_numpy(ids).to(device), at, sum(len(one.tokens) for one in documents)
 
 
 def losses(
     head: Head, model: Any, ids: Tensor, at: Tensor, recipe: HeadRecipe
 ) -> tuple[Tensor, Tensor]:
-    """The loss at the places `at`, and how often each step's likeliest token is the target's."""
+    """The loss at the flat positions `at`, and each step's share of tokens where the head's
+    likeliest token is the target's.
+    """
     with torch.no_grad():
         features = model.model(ids).last_hidden_state
         wanted = features.flatten(0, 1)[at]
-        law = model.lm_head(wanted).log_softmax(-1)
-    total, weights, agreed = features.new_zeros(()), 0.0, []
+        target = model.lm_head(wanted).log_softmax(-1)
+    total, weights, agreement = features.new_zeros(()), 0.0, []
     for step, output in enumerate(unroll(head, model, ids, features, recipe.steps)):
-        mine = output.flatten(0, 1)[at]
-        said = model.lm_head(head.confide(mine)).log_softmax(-1)
-        regressed = functional.smooth_l1_loss(head.guess(mine), wanted)
-        matched = functional.kl_div(said, law, reduction="batchmean", log_target=True)
+        at_targets = output.flatten(0, 1)[at]
+        draft = model.lm_head(head.confide(at_targets)).log_softmax(-1)
+        feature_loss = functional.smooth_l1_loss(head.guess(at_targets), wanted)
+        divergence = functional.kl_div(draft, target, reduction="batchmean", log_target=True)
         weight = recipe.fading**step
-        total = total + weight * (recipe.feature_weight * regressed + recipe.law_weight * matched)
+        total = total + weight * (
+            recipe.feature_weight * feature_loss + recipe.divergence_weight * divergence
+        )
         weights += weight
-        agreed.append((said.argmax(-1) == law.argmax(-1)).float().mean())
-    return total / weights, torch.stack(agreed)
+        agreement.append((draft.argmax(-1) == target.argmax(-1)).float().mean())
+    return total / weights, torch.stack(agreement)
 
 
 def unroll(head: Head, model: Any, ids: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
-    """Normed outputs [rows, n, width] of the head, each step on the guesses of the one before.
+    """Normed outputs [rows, n, width] of the head, each step on the predictions of the one before.
 
     At step k, place t stands for a node k levels below the tree's root t - k: it sees what the
     first step read up to the root, one place of each step between, and itself.
@@ -186,8 +173,8 @@ class _Keys:
     """The keys and values of all steps so far, in the place of a cache."""
 
     def __init__(self) -> None:
-        self.held: list[tuple[Tensor, Tensor]] = []
+        self._steps: list[tuple[Tensor, Tensor]] = []
 
     def update(self, keys: Tensor, values: Tensor, *_: object) -> tuple[Tensor, Tensor]:
-        self.held.append((keys, values))
-        return torch.cat([k for k, _ in self.held], 2), torch.cat([v for _, v in self.held], 2)
+        self._steps.append((keys, values))
+        return torch.cat([k for k, _ in self._steps], 2), torch.cat([v for _, v in self._steps], 2)

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from workers.training.documents import Mistakes, Reflection
-from workers.training.problems import Fact, GeneratedProblem, stream
+from workers.training.mistakes import Mistakes, Reflection
+from workers.training.problems import GeneratedProblem, stream
 from workers.training.steps import DELIMITER, is_right, reflects, step_text
 from workers.training.vocabulary import ASSISTANT, CLOSE, END, PAD, THINK, USER
 
@@ -60,7 +60,7 @@ class Author:
         self, prefixes: Sequence[list[int]], limit: int, *, to_end: bool = False,
         temperature: float = 0.0,
     ) -> list[list[int]]:  # fmt: skip
-        """The same as token ids, the one that ended it included."""
+        """The same as token ids, the one that ends it included."""
         width = max(map(len, prefixes))
         ids = torch.tensor([[self.pad] * (width - len(p)) + p for p in prefixes])
         ends = [self.end] if to_end else [*self.ends_step, self.close, self.end]
@@ -75,9 +75,11 @@ class Author:
         return [row[: row.index(self.pad)] if self.pad in row else row for row in out.tolist()]
 
 
-def positions(
-    problem: GeneratedProblem, rng: random.Random
-) -> Iterator[tuple[GeneratedProblem, int, list[str]]]:
+StepPlace = tuple[GeneratedProblem, int, list[str]]
+"""A problem, the number of a step, and the right steps before it with their delimiters."""
+
+
+def step_places(problem: GeneratedProblem, rng: random.Random) -> Iterator[StepPlace]:
     """Every step of a problem, with right ones before it."""
     steps: list[str] = []
     for index in range(len(problem.facts) + 1):
@@ -87,34 +89,31 @@ def positions(
 
 def own_steps(
     author: Author,
-    asked: Sequence[tuple[GeneratedProblem, int, list[str]]],
+    places: Sequence[StepPlace],
     temperature: float = 0.0,
 ) -> list[str]:
-    """What the author writes at each position; empty where it closes its thought at once."""
-    prefixes = [author.prefix(problem, steps) for problem, _, steps in asked]
+    """The step the author writes at each place; empty where it closes its thought at once."""
+    prefixes = [author.prefix(problem, steps) for problem, _, steps in places]
     texts = author.write(prefixes, STEP_TOKENS, temperature=temperature)
     return [text.replace(CLOSE, "").replace(END, "").strip() for text in texts]
 
 
 def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[str], None]) -> Path:
-    """Ask for every step of `count` problems, greedily and sampled, and what follows wrong ones.
+    """Write every step of `count` problems, greedily and sampled, and what follows wrong ones.
 
     Wrong steps are kept, and reflections, right and wrong, with the step they are about. Problems
     without any are kept too, so that their share stays the natural one.
     """
-    author, rng, source = (
-        Author(checkpoint),
-        random.Random(f"harvest/{seed}"),
-        stream("train", seed),
-    )
+    author, source = Author(checkpoint), stream("train", seed)
+    rng = random.Random(f"harvest/{seed}")
     out.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(out, "wt") as file:
         for done in range(0, count, 64):
             problems = list(islice(source, 64))
-            asked = [place for problem in problems for place in positions(problem, rng)]
+            places = [place for problem in problems for place in step_places(problem, rng)]
             rows = {p.question: Mistakes(p, {}, {}, []) for p in problems}
             for temperature in (0.0, 0.9):
-                _note(author, asked, temperature, rows)
+                _collect(author, places, temperature, rows)
             for row in rows.values():
                 file.write(json.dumps(asdict(row)) + "\n")
             if done % 1280 == 0:
@@ -122,18 +121,18 @@ def harvest(checkpoint: Path, out: Path, count: int, seed: int, log: Callable[[s
     return out
 
 
-def _note(
+def _collect(
     author: Author,
-    asked: Sequence[tuple[GeneratedProblem, int, list[str]]],
+    places: Sequence[StepPlace],
     temperature: float,
     rows: Mapping[str, Mistakes],
     *,
     reflections_only: bool = False,
 ) -> None:
-    """Sort what the author writes at each position into the rows of its problems."""
-    doubted: list[tuple[GeneratedProblem, int, list[str]]] = []
-    written = own_steps(author, asked, temperature)
-    for (problem, index, steps), text in zip(asked, written, strict=True):
+    """Add what the author writes at each place to the row of its problem."""
+    after_wrong: list[StepPlace] = []
+    written = own_steps(author, places, temperature)
+    for (problem, index, steps), text in zip(places, written, strict=True):
         row, right = rows[problem.question], is_right(problem, index, text)
         if reflects(text):
             if index:
@@ -142,23 +141,6 @@ def _note(
         elif text and not right and not reflections_only:
             (row.sampled if temperature else row.greedy)[index] = text
             if index < len(problem.facts):
-                doubted.append((problem, index + 1, [*steps, text + DELIMITER]))
-    if doubted:
-        _note(author, doubted, temperature, rows, reflections_only=True)
-
-
-def load_mistakes(path: Path) -> list[Mistakes]:
-    """Read a file written by `harvest`."""
-    mistakes = []
-    with gzip.open(path, "rt") as file:
-        for line in file:
-            row = json.loads(line)
-            facts = tuple(Fact(**fact) for fact in row["problem"]["facts"])
-            problem = GeneratedProblem(**row["problem"] | {"facts": facts})
-            greedy, sampled = (
-                {int(index): step for index, step in row[kind].items()}
-                for kind in ("greedy", "sampled")
-            )
-            reflections = [Reflection(**reflection) for reflection in row["reflections"]]
-            mistakes.append(Mistakes(problem, greedy, sampled, reflections))
-    return mistakes
+                after_wrong.append((problem, index + 1, [*steps, text + DELIMITER]))
+    if after_wrong:
+        _collect(author, after_wrong, temperature, rows, reflections_only=True)

@@ -1,11 +1,10 @@
 """The adapter of Kangaroo (2404.18911, section 3.1): the target's first layers learn to draft.
 
 The target is frozen. Its own chains, greedy and sampled, run through it, and at every token of a
-reply the adapter, which reads the residual stream behind the first few layers, learns the law that
-the last layer has there, by the cross-entropy between the two. What is to be learnt is the very
-thing that drafting needs: the mean overlap of both laws is the chance that a draft drawn from one
-is accepted by the other (temperature 1), and how often their likeliest tokens agree is that chance
-at temperature 0. Both are measured on greedy chains that training never saw.
+reply the adapter, which reads the residual stream behind the first few layers, learns the target's
+distribution by the cross-entropy between the two. That is what drafting needs: the mean overlap of
+both distributions is the acceptance rate at temperature 1, and how often their likeliest tokens
+agree is that rate at temperature 0. Both are measured on greedy chains that training never saw.
 """
 
 from __future__ import annotations
@@ -23,12 +22,13 @@ from torch import Tensor
 from workers.engine.loading import load_model
 from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, Shape
 from workers.model.layer import half_split
-from workers.training.align import in_turn, read_chains
-from workers.training.batches import LENGTHS, Buckets, TrainingDocument, collate
+from workers.training.batches import TrainingDocument, collate
+from workers.training.chains import in_turn, read_chains
+from workers.training.fit import fit
 from workers.training.progress import Progress, load_state, save_state
 
 EXIT_LAYER = 3
-"""Of the embedded model's twelve."""
+"""Of the embedded model's twelve layers."""
 FEED_FORWARD = 352
 """Inner width of that part of the adapter, as in a layer of the model; 0 would be the paper's."""
 MEASURED = 64
@@ -36,8 +36,8 @@ MEASURED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
-    """How an adapter is trained; AdamW, a warm-up, and a linear decay at the end."""
+class AdapterRecipe:
+    """How an adapter is trained: AdamW, a warm-up, and a linear decay at the end."""
 
     tokens: int = 11_000_000
     minutes: float | None = None
@@ -62,8 +62,8 @@ class Rates:
     loss: float
 
 
-class Lesson:
-    """A frozen target, the adapter that learns from it, and the fingerprint of the weights."""
+class Distillation:
+    """A frozen target and the adapter that learns from it; `weights`: the target's fingerprint."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Lesson:
         self.model, self.exit_layer, self.weights = model, exit_layer, weights
         shape = Shape.of(model.config, exit_layer, feed_forward)
         adapter = Adapter(shape, model.config.rms_norm_eps).to(model.device)
-        with torch.no_grad():  # at first what the head itself reads out of the shallow layer
+        with torch.no_grad():  # the start: the target's norm and head on the shallow layer
             adapter.out.weight.zero_()
             if feed_forward:
                 adapter.down.weight.zero_()
@@ -87,8 +87,8 @@ class Lesson:
     @classmethod
     def on(
         cls, checkpoint: Path, exit_layer: int, init_from: Path | None = None, seed: int = 0
-    ) -> Lesson:
-        """A lesson on a checkpoint, from an adapter's folder or from nothing.
+    ) -> Distillation:
+        """A distillation of a checkpoint, from an adapter's folder or from scratch.
 
         Raises:
             ValueError: an exit layer that the target lacks, an adapter that does not fit.
@@ -99,11 +99,13 @@ class Lesson:
         if init_from is None:
             return cls(model, exit_layer, weights, seed)
         first = Adapter.load(init_from, model, exit_layer)
-        lesson = cls(model, exit_layer, weights, seed, first.shape.feed_forward)
-        lesson.adapter.load_state_dict(first.state_dict())
-        return lesson
+        distillation = cls(model, exit_layer, weights, seed, first.shape.feed_forward)
+        distillation.adapter.load_state_dict(first.state_dict())
+        return distillation
 
-    def laws(self, documents: Sequence[TrainingDocument], length: int) -> tuple[Tensor, Tensor]:
+    def log_probs(
+        self, documents: Sequence[TrainingDocument], length: int
+    ) -> tuple[Tensor, Tensor]:
         """Log-probabilities [tokens, vocabulary] of the adapter and of the target."""
         batch = collate(documents, length, torch.float32, str(self.model.device))
         with torch.no_grad():
@@ -113,12 +115,15 @@ class Lesson:
             rotary = half_split(*self.model.model.rotary_emb(states, places))
             final = out.last_hidden_state.flatten(0, 1)[batch.at]
             target = self.model.lm_head(final).log_softmax(-1)
-        read = self.adapter(states, rotary).flatten(0, 1)[batch.at]
-        return self.model.lm_head(read).log_softmax(-1), target
+        draft = self.adapter(states, rotary).flatten(0, 1)[batch.at]
+        return self.model.lm_head(draft).log_softmax(-1), target
 
 
 def rates(draft: Tensor, target: Tensor) -> Tensor:
-    """Sums over tokens, [3]: overlap, agreement and cross-entropy of [tokens, vocabulary] laws."""
+    """Overlap, agreement and cross-entropy as sums over tokens, [3].
+
+    draft, target: log-probabilities [tokens, vocabulary].
+    """
     with torch.no_grad():
         overlap = torch.minimum(draft, target).exp().sum()
         agreement = (draft.argmax(-1) == target.argmax(-1)).sum()
@@ -126,85 +131,80 @@ def rates(draft: Tensor, target: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def measure(lesson: Lesson, documents: Sequence[TrainingDocument]) -> Rates:
-    """The adapter's rates on whole documents, from their longest down."""
+def measure(distillation: Distillation, documents: Sequence[TrainingDocument]) -> Rates:
+    """The adapter's rates on whole documents, in batches of similar length."""
     sums, count = torch.zeros(3), 0
     ordered = sorted(documents, key=lambda document: len(document.tokens))
     for i in range(0, len(ordered), 16):
         chosen = ordered[i : i + 16]
-        draft, target = lesson.laws(chosen, len(chosen[-1].tokens))
+        draft, target = distillation.log_probs(chosen, len(chosen[-1].tokens))
         sums, count = sums + rates(draft, target).cpu(), count + len(draft)
     return Rates(*(sums / max(count, 1)).tolist())
 
 
 def train_adapter(
-    lesson: Lesson,
+    distillation: Distillation,
     chains: Sequence[Path],
     out: Path,
-    course: Course,
+    recipe: AdapterRecipe,
     *,
     resume: bool = False,
     log: Callable[[str], None] = print,
 ) -> Rates:
     """Train into the folder `out`, which then holds an adapter and `state.pt` to resume from.
 
-    The chains of the files are learnt in turn, but for the first few of each; those of the first
-    file are measured.
-    Returns the rates on those; they also stand in the adapter's configuration.
+    Chains of the files are learnt in turn. The first few of each file are left out; those of the
+    first file are measured, and their rates are returned and written into the adapter's
+    configuration.
 
     Raises:
-        ValueError: too few chains, or a state to resume from that is another lesson's.
+        ValueError: too few chains, or a state to resume from that is of another distillation.
     """
-    progress = Progress(course)
-    adapter, device = lesson.adapter, lesson.model.device
-    measured = read_chains(chains[0])[:MEASURED]
-    if len(measured) < MEASURED:
-        raise ValueError(f"{chains[0]} holds fewer than the {MEASURED} chains that are left out")
+    progress = Progress(recipe)
+    adapter, device = distillation.adapter, distillation.model.device
+    held_back = read_chains(chains[0])[:MEASURED]
+    if len(held_back) < MEASURED:
+        raise ValueError(f"{chains[0]}: expected at least {MEASURED} chains, got {len(held_back)}")
     optimizer = torch.optim.AdamW(adapter.parameters(), betas=(0.9, 0.95), weight_decay=0.0)
-    of_whom = {"shape": asdict(adapter.shape), "target": lesson.weights}
+    belongs_to = {"shape": asdict(adapter.shape), "target": distillation.weights}
     if resume and (state := load_state(out, device)) is not None:
-        if any(state.get(name) != value for name, value in of_whom.items()):
+        if any(state.get(name) != value for name, value in belongs_to.items()):
             raise ValueError(
-                f"{out} holds the training of another exit layer or shape, or on other weights"
+                f"{out} holds the training of another exit layer or shape, or on other weights:"
+                " train into another folder, or without --resume"
             )
         adapter.load_state_dict(state["adapter"])
         optimizer.load_state_dict(state["optimizer"])
         progress.resume(state)
-    # A resumed run takes the chains in another order.
-    source = in_turn(chains, course.seed + progress.step, skip=MEASURED)
-    buckets = Buckets(source, course.batch_tokens)
     sums, count = torch.zeros(3, device=device), 0
 
-    def save(**figures: Any) -> None:
-        adapter.save(out, target=lesson.weights, **figures)
-        state = {"adapter": adapter.state_dict(), "optimizer": optimizer.state_dict()}
-        save_state(out, progress.state() | state | of_whom)
+    def loss_of(documents: Sequence[TrainingDocument], length: int) -> Tensor:
+        nonlocal sums, count
+        draft, target = distillation.log_probs(documents, length)
+        sums, count = sums + rates(draft, target), count + len(draft)
+        return -(target.exp() * draft).sum(-1).mean()
 
-    while not progress.over:
-        fullness = buckets.fill()
-        bucket = fullness.index(max(fullness))
-        documents = buckets.take(bucket)
-        draft, law = lesson.laws(documents, LENGTHS[bucket])
-        loss = -(law.exp() * draft).sum(-1).mean()
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(adapter.parameters(), course.clip)
-        scale = progress.advance(sum(len(document.tokens) for document in documents))
-        for group in optimizer.param_groups:
-            group["lr"] = course.learning_rate * scale
-        optimizer.step()
-        sums, count = sums + rates(draft, law), count + len(draft)
-        if progress.speaks() is not None:
-            overlap, agreement, cost = (sums / count).tolist()
-            log(progress.told(f"overlap {overlap:.3f} agreement {agreement:.3f} loss {cost:.4f}"))
-            sums, count = torch.zeros_like(sums), 0
-        if progress.saves() and not progress.over:
-            save()
-    found = measure(lesson, measured)
-    figures = {"overlap": found.overlap, "agreement": found.agreement, "loss": found.loss}
-    save(measured=figures)
-    log(json.dumps({"exit_layer": lesson.exit_layer} | figures))
-    return found
+    def figures() -> str:
+        nonlocal sums, count
+        overlap, agreement, cost = (sums / count).tolist()
+        sums, count = torch.zeros_like(sums), 0
+        return f"overlap {overlap:.3f} agreement {agreement:.3f} loss {cost:.4f}"
+
+    def save(**measurement: Any) -> None:
+        adapter.save(out, target=distillation.weights, **measurement)
+        state = {"adapter": adapter.state_dict(), "optimizer": optimizer.state_dict()}
+        save_state(out, progress.state() | state | belongs_to)
+
+    # A resumed run takes the chains in another order.
+    source = in_turn(chains, recipe.seed + progress.step, skip=MEASURED)
+    fit(
+        adapter, [(optimizer, recipe.learning_rate)], source, loss_of, recipe, progress,
+        figures=figures, save=save, log=log,
+    )  # fmt: skip
+    measured = measure(distillation, held_back)
+    save(measured=asdict(measured))
+    log(json.dumps({"exit_layer": distillation.exit_layer} | asdict(measured)))
+    return measured
 
 
 def fingerprint(checkpoint: Path) -> str:
@@ -222,5 +222,4 @@ def belongs(adapter: Path, checkpoint: Path) -> bool:
     config = adapter / CONFIG
     if not config.is_file() or not (adapter / WEIGHTS).is_file():
         return False
-    told = json.loads(config.read_text()).get("target")
-    return bool(told == fingerprint(checkpoint))
+    return bool(json.loads(config.read_text()).get("target") == fingerprint(checkpoint))

@@ -7,22 +7,27 @@ judge        the expected digit and the minimum log-probability against the exac
 hesitation   how often the small model opens with a reflection keyword after its own steps
 repair       how often the large one, continuing from a wrong step, ends at the right answer
 acceptance   the chance that speculative sampling accepts a token of a draft model
+cost         milliseconds a decoded token (`cost.py`)
 """
 
 from __future__ import annotations
 
+import json
 import math
 import random
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import torch
+from scipy.stats import rankdata
 
+from workers.embedded.checkpoints import MODELS
+from workers.training.cost import decode_cost
 from workers.training.documents import JUDGE_QUESTION
-from workers.training.harvest import Author, own_steps, positions
+from workers.training.harvest import Author, own_steps, step_places
 from workers.training.problems import GeneratedProblem, Part, draw, stream
 from workers.training.steps import DELIMITER, is_right, reflects
 from workers.training.vocabulary import ASSISTANT, END, USER
@@ -55,30 +60,34 @@ def accuracy(
 
 
 @dataclass(frozen=True, slots=True)
-class CandidateStep:
-    """A step that the small model wrote after right ones, and whether it is right."""
+class WrittenStep:
+    """A step that the small model wrote after right ones (`before`), and whether it is right."""
 
     problem: GeneratedProblem
     index: int
-    steps: tuple[str, ...]
+    before: tuple[str, ...]
     text: str
     right: bool
 
+    @property
+    def concludes(self) -> bool:
+        return self.index == len(self.problem.facts)
 
-def candidates(small: Author, part: Part, seed: int, count: int) -> list[CandidateStep]:
-    """What the small model writes, greedily, at every step."""
-    found: list[CandidateStep] = []
+
+def written_steps(small: Author, part: Part, seed: int, count: int) -> list[WrittenStep]:
+    """What the small model writes, greedily, in the place of each step; at least `count`."""
+    steps: list[WrittenStep] = []
     rng, source = random.Random(seed), stream(part, seed)
-    while len(found) < count:
-        asked = [place for problem in islice(source, 64) for place in positions(problem, rng)]
-        for (problem, index, steps), step in zip(asked, own_steps(small, asked), strict=True):
-            if step:
-                right = is_right(problem, index, step)
-                found.append(CandidateStep(problem, index, tuple(steps), step, right))
-    return found
+    while len(steps) < count:
+        places = [place for problem in islice(source, 64) for place in step_places(problem, rng)]
+        for (problem, index, before), text in zip(places, own_steps(small, places), strict=True):
+            if text:
+                right = is_right(problem, index, text)
+                steps.append(WrittenStep(problem, index, tuple(before), text, right))
+    return steps
 
 
-def judge(large: Author, found: Sequence[CandidateStep], batch: int = 125) -> dict[str, float]:
+def judge(large: Author, steps: Sequence[WrittenStep], batch: int = 125) -> dict[str, float]:
     """Separation of right from wrong steps by the expected digit and by likelihood."""
     digits = [large.tokenizer.convert_tokens_to_ids(str(d)) for d in range(10)]
     question = large.tokenizer.encode(
@@ -86,60 +95,67 @@ def judge(large: Author, found: Sequence[CandidateStep], batch: int = 125) -> di
     )
     expected: list[float] = []
     lowest: list[float] = []
-    for group in batches(found, batch):
+    for group in batches(steps, batch):
         rows, spans = [], []
-        for c in group:
-            prefix = large.prefix(c.problem, c.steps)
-            ending = DELIMITER if c.index < len(c.problem.facts) else ""
-            step = large.tokenizer.encode(c.text + ending, add_special_tokens=False)
-            rows.append(prefix + step + question)
-            spans.append((len(prefix), len(prefix) + len(step)))
+        for step in group:
+            prefix = large.prefix(step.problem, step.before)
+            text = step.text + ("" if step.concludes else DELIMITER)
+            tokens = large.tokenizer.encode(text, add_special_tokens=False)
+            rows.append(prefix + tokens + question)
+            spans.append((len(prefix), len(prefix) + len(tokens)))
         width = max(map(len, rows))
         ids = torch.tensor([row + [large.pad] * (width - len(row)) for row in rows])
         with torch.inference_mode():
-            laws = large.model(ids).logits.log_softmax(-1)
-        for row, (start, end), law, tokens in zip(rows, spans, laws, ids, strict=True):
-            digit = law[len(row) - 1, digits].exp()
+            log_probs = large.model(ids).logits.log_softmax(-1)
+        for row, (start, end), row_probs, tokens in zip(rows, spans, log_probs, ids, strict=True):
+            digit = row_probs[len(row) - 1, digits].exp()
             expected.append(float((digit * torch.arange(10)).sum() / digit.sum()))
-            said = law[start - 1 : end - 1].gather(1, tokens[start:end, None])
-            lowest.append(float(said.min()))
-    right = [c.right for c in found]
+            of_step = row_probs[start - 1 : end - 1].gather(1, tokens[start:end, None])
+            lowest.append(float(of_step.min()))
+    right = [step.right for step in steps]
     slope, intercept = logistic_fit(lowest, right)
-    plain = [i for i, c in enumerate(found) if not reflects(c.text)]
+    plain = [i for i, step in enumerate(steps) if not reflects(step.text)]
     plain_right = [right[i] for i in plain]
     return {
-        "steps": len(found), "wrong": right.count(False), "digit_auc": auc(expected, right),
+        "steps": len(steps), "wrong": right.count(False), "digit_auc": auc(expected, right),
         "digit_auc_plain": auc([expected[i] for i in plain], plain_right),
         "likelihood_auc_plain": auc([lowest[i] for i in plain], plain_right),
         "likelihood_auc": auc(lowest, right), "intercept": intercept, "slope": slope,
     }  # fmt: skip
 
 
-def hesitation(small: Author, found: Sequence[CandidateStep]) -> dict[str, float]:
+def hesitation(small: Author, steps: Sequence[WrittenStep]) -> dict[str, float]:
     """Share of steps after which the small model's next tokens hold a keyword."""
-    asked = [c for c in found if c.index < len(c.problem.facts) and not reflects(c.text)]
-    texts: list[str] = []
-    for group in batches(asked, 250):
-        prefixes = [small.prefix(c.problem, [*c.steps, c.text + DELIMITER]) for c in group]
-        texts += small.write(prefixes, HESITATION_TOKENS)
+    plain = [step for step in steps if not step.concludes and not reflects(step.text)]
+    hesitates: list[bool] = []
+    for group in batches(plain, 250):
+        texts = small.write([prefix_after(small, step) for step in group], HESITATION_TOKENS)
+        hesitates += map(reflects, texts)
     return {
-        name: share(reflects(t) for c, t in zip(asked, texts, strict=True) if c.right is right)
+        name: share(hit for step, hit in zip(plain, hesitates, strict=True) if step.right is right)
         for name, right in (("after_right", True), ("after_wrong", False))
     }
 
 
-def repair(large: Author, found: Sequence[CandidateStep]) -> float:
+def repair(large: Author, steps: Sequence[WrittenStep]) -> float:
     """Share of wrong steps after which the large model ends at the right answer."""
-    asked = [
-        c for c in found
-        if not c.right and c.index < len(c.problem.facts) and not reflects(c.text)
+    wrong = [
+        step for step in steps if not (step.right or step.concludes or reflects(step.text))
     ]  # fmt: skip
     hits: list[bool] = []
-    for group in batches(asked, 125):
-        prefixes = [large.prefix(c.problem, [*c.steps, c.text + DELIMITER]) for c in group]
+    for group in batches(wrong, 125):
+        prefixes = [prefix_after(large, step) for step in group]
         texts = large.write(prefixes, ANSWER_TOKENS, to_end=True)
-        hits += [answer_of(t) == c.problem.answer for c, t in zip(group, texts, strict=True)]
+        hits += [
+            answer_of(text) == step.problem.answer
+            for step, text in zip(group, texts, strict=True)
+        ]  # fmt: skip
     return share(hits)
+
+
+def prefix_after(author: Author, step: WrittenStep) -> list[int]:
+    """Token ids up to where the thought goes on behind a step."""
+    return author.prefix(step.problem, [*step.before, step.text + DELIMITER])
 
 
 def share(hits: Iterable[bool]) -> float:
@@ -149,20 +165,10 @@ def share(hits: Iterable[bool]) -> float:
 
 def auc(scores: Sequence[float], right: Sequence[bool]) -> float:
     """Probability that a right step scores above a wrong one; ties count half."""
-    order = sorted(range(len(scores)), key=scores.__getitem__)
-    ranks, i = [0.0] * len(scores), 0
-    while i < len(order):
-        j = i
-        while j + 1 < len(order) and scores[order[j + 1]] == scores[order[i]]:
-            j += 1
-        for k in range(i, j + 1):
-            ranks[order[k]] = (i + j) / 2 + 1
-        i = j + 1
-    n = sum(right)
-    wrong = len(right) - n
+    n, wrong = sum(right), len(right) - sum(right)
     if not n or not wrong:
         return math.nan
-    total = sum(rank for rank, hit in zip(ranks, right, strict=True) if hit)
+    total = float(rankdata(scores)[list(right)].sum())
     return (total - n * (n + 1) / 2) / (n * wrong)
 
 
@@ -193,7 +199,7 @@ def batches(items: Sequence[Any], size: int) -> Iterable[Sequence[Any]]:
 def acceptance(
     large: Author, draft: Author, count: int, *, part: Part = "dev", seed: int = 0
 ) -> float:
-    """Mean overlap of both models' laws, at temperature 1, along what the large one then says.
+    """Mean overlap of both models' distributions at temperature 1, along the large one's answers.
 
     The overlap, the sum of the smaller probabilities, is the chance that a token drawn from the
     draft model is accepted (Leviathan et al. 2211.17192, theorem 3.5).
@@ -202,36 +208,47 @@ def acceptance(
     total, places = 0.0, 0
     torch.manual_seed(seed)
     for group in batches(prompts, 50):
-        said = large.continued(group, ANSWER_TOKENS, to_end=True, temperature=1.0)
-        for prompt, reply in zip(group, said, strict=True):
+        replies = large.continued(group, ANSWER_TOKENS, to_end=True, temperature=1.0)
+        for prompt, reply in zip(group, replies, strict=True):
             ids = torch.tensor([prompt + reply])
-            laws = [
+            probs = [
                 author.model(ids).logits[0, len(prompt) - 1 : -1].softmax(-1)
                 for author in (large, draft)
             ]
-            total += float(torch.minimum(*laws).sum())
+            total += float(torch.minimum(*probs).sum())
             places += len(reply)
     return total / places
 
 
-def report(
-    small: Author | None, large: Author | None, part: Part, seed: int, count: int
-) -> dict[str, Any]:
-    """All figures of the pair (or of the half that is given)."""
+def measure_published(
+    part: Part, count: int, log: Callable[[str], None] = print, seed: int = 1
+) -> None:
+    """Log the figures of the published pair as JSON; the seed never changes."""
+    figures: dict[str, Any] = {"cost": decode_cost(MODELS)}
+    small, large = (Author(MODELS / name) for name in ("small", "large"))
+    figures |= report(small, large, part, seed, count)
+    if (MODELS / "draft" / "config.json").exists():
+        rate = acceptance(large, Author(MODELS / "draft"), 200, part=part, seed=seed)
+        figures["draft"] = {"acceptance": round(rate, 4)}
+    log(json.dumps(figures, indent=2))
+
+
+def report(small: Author, large: Author, part: Part, seed: int, count: int) -> dict[str, Any]:
+    """Accuracy of both models, and what the large one makes of the small one's steps."""
     problems = draw(part, seed, count)
     new = draw(part, seed + 1, count // 2, new_wordings=True)
-    result: dict[str, Any] = {}
-    for name, author in (("small", small), ("large", large)):
-        if author is not None:
-            result[name] = {
-                "accuracy": accuracy(author, problems),
-                "new_wordings": accuracy(author, new)["all"],
-            }
-    if small is not None:
-        found = candidates(small, part, seed, 4 * count)
-        result["small"]["step_accuracy"] = share(c.right for c in found if not reflects(c.text))
-        result["small"]["hesitation"] = hesitation(small, found)
-        if large is not None:
-            result["large"]["judge"] = judge(large, found)
-            result["large"]["repair"] = repair(large, found)
-    return result
+    figures: dict[str, Any] = {
+        name: {
+            "accuracy": accuracy(author, problems),
+            "new_wordings": accuracy(author, new)["all"],
+        }
+        for name, author in (("small", small), ("large", large))
+    }
+    steps = written_steps(small, part, seed, 4 * count)
+    plain_right = (step.right for step in steps if not reflects(step.text))
+    figures["small"] |= {
+        "step_accuracy": share(plain_right),
+        "hesitation": hesitation(small, steps),
+    }
+    figures["large"] |= {"judge": judge(large, steps), "repair": repair(large, steps)}
+    return figures

@@ -1,4 +1,4 @@
-"""How far a training run is: tokens, steps and seconds, and what they mean for its learning rate.
+"""How far a training run is, in tokens, steps and seconds, and the learning rate that follows.
 
 The trapezoid of https://arxiv.org/abs/2405.18392: a linear warm-up, a plateau, a linear decay to 0
 over the last share of progress. Progress is the larger of the shares of tokens and of minutes, so
@@ -16,13 +16,13 @@ from typing import Any, Protocol
 import torch
 
 STATE = "state.pt"
-"""What a run goes on from, beside what it exports."""
-SPEAKS_EVERY = 10.0
+"""The file that a run is resumed from, beside what it exports."""
+LOG_SECONDS = 10.0
 """Seconds between two lines of the log."""
 
 
 class Schedule(Protocol):
-    """What a recipe says of its run; `minutes` None is no cap, `warmup` in steps."""
+    """The length and schedule of a run; `minutes` None is no cap, `warmup` in steps."""
 
     @property
     def tokens(self) -> int: ...
@@ -45,13 +45,13 @@ class Progress:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._start = self._spoke = self._saved = time.monotonic()
+        self._start = self._logged = self._saved = time.monotonic()
         self._before = 0.0
         self.tokens = self.step = 0
         self.share = self.scale = self._elapsed = 0.0
 
     def resume(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state` told."""
+        """Go on from a saved `state`."""
         self.tokens, self.step = state["tokens"], state["step"]
         self._before = self._elapsed = state["elapsed"]
 
@@ -82,15 +82,15 @@ class Progress:
         self.scale = rising * min(1.0, max(0.0, 1 - self.share) / schedule.decay)
         return self.scale
 
-    def speaks(self) -> float | None:
-        """Seconds since the last line of the log where it is time for another."""
-        passed = time.monotonic() - self._spoke
-        if passed < SPEAKS_EVERY and not self.over:
+    def log_due(self) -> float | None:
+        """Seconds since the last line of the log, if it is time for another."""
+        passed = time.monotonic() - self._logged
+        if passed < LOG_SECONDS and not self.over:
             return None
-        self._spoke += passed
+        self._logged += passed
         return passed
 
-    def told(self, figures: str) -> str:
+    def log_line(self, figures: str) -> str:
         """A line of the log."""
         left = self._elapsed * (1 - self.share) / max(self.share, 1e-9)
         return (
@@ -98,8 +98,8 @@ class Progress:
             f" lr x{self.scale:.3f} left {left:.0f} s"
         )
 
-    def saves(self) -> bool:
-        """Whether it is time for a checkpoint."""
+    def checkpoint_due(self) -> bool:
+        """Whether it is time for a checkpoint; the next one counts from here."""
         due = self.over or (
             time.monotonic() - self._saved >= 60 * self._schedule.checkpoint_minutes
         )
@@ -109,14 +109,14 @@ class Progress:
 
 
 def save_state(out: Path, state: Mapping[str, Any]) -> None:
-    """Write what a run goes on from; an interruption leaves the last one whole."""
+    """Write the state to resume from; an interruption leaves the last one whole."""
     out.mkdir(parents=True, exist_ok=True)
     torch.save(dict(state), out / f"{STATE}.new")
     os.replace(out / f"{STATE}.new", out / STATE)
 
 
 def load_state(out: Path, device: str) -> dict[str, Any] | None:
-    """What the last run in `out` left; None where there was none."""
+    """The state that the last run in `out` left; None where there was none."""
     if not (out / STATE).exists():
         return None
     state: dict[str, Any] = torch.load(out / STATE, map_location=device, weights_only=True)

@@ -1,65 +1,32 @@
-"""The recipe of the embedded pair, stage by stage; `baton train` runs it.
+"""The recipe of the embedded pair and its drafters, stage by stage; `baton train` runs it.
 
-    tokenizer   learn the merges from training texts
-    novice      a first small model, whose mistakes teach error detection
-    harvest     its wrong steps and reflections on training problems, marked by the exact checker
-    small       the small model, with reflections on such mistakes
-    rehearse    the small model's own wrong steps and reflections, likewise
-    large       the large model, with reflections and the judge's turn on both harvests
-    calibrate   the judge's likelihood curve, fitted on the development part
-    publish     copy both checkpoints to where `embedded:` finds them
-    measure     what the published pair can do, on problems it never saw
-
-and, only where it is named, since nothing else builds on it:
-
-    align       a small model that learnt to write like the large one (`align.py`), in `aligned`
-    kangaroo    the adapter by which the large model drafts for itself (`kangaroo.py`)
-    fspad       the large model's feature drafter (`features.py`)
-    eagle2      the same without what FSPAD adds: its ablation
-    draft       a weak draft model, one layer of half the small one's width, trained for a fraction
-                of its tokens: for measuring speculation where drafts miss
-
-Every stage reads what earlier ones left in the run folder, so each can be repeated alone. Those
-named last take the published pair where the run folder has none, and the draft model does without
-a harvest; `publish` takes along what there is of them.
+`baton train --help` says what each stage makes. Every stage reads what earlier ones left in the
+run folder, so each can be repeated alone. The extra stages take the published pair where the run
+folder has none, and the draft model does without a harvest.
 """
 
 from __future__ import annotations
 
-import json
-import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
-from workers.embedded.checkpoints import JUDGE_FILE, MODELS
-from workers.model.early_exit import CONFIG, WEIGHTS
+from workers.embedded.checkpoints import MODELS
 from workers.speculation.feature_head import VARIANTS
-from workers.speculation.kangaroo import FOLDER
-from workers.training.align import Chains, fresh_chains
-from workers.training.batches import TrainingDocument
-from workers.training.cost import decode_cost
-from workers.training.documents import DocumentWriter, texts
+from workers.training.calibration import calibrate
+from workers.training.chains import Chains, fresh_chains
+from workers.training.documents import GeneratedDocuments, texts
 from workers.training.features import HeadRecipe, own_chains, train_head
-from workers.training.harvest import Author, harvest, load_mistakes
-from workers.training.kangaroo import EXIT_LAYER, Course, Lesson, belongs, train_adapter
+from workers.training.harvest import Author, harvest
+from workers.training.kangaroo import EXIT_LAYER, AdapterRecipe, Distillation, train_adapter
 from workers.training.llama import Recipe
-from workers.training.measure import acceptance, candidates, judge, report
+from workers.training.measure import acceptance, measure_published
 from workers.training.problems import Part
+from workers.training.publishing import publish_all
 from workers.training.trainer import train
 from workers.training.vocabulary import train_tokenizer
 
-SHIPPED = ("config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json")
-
-STAGES = (
-    "tokenizer", "novice", "harvest", "small", "rehearse", "large", "calibrate", "publish",
-    "measure",
-)  # fmt: skip
-EXTRA_STAGES = ("align", "kangaroo", *VARIANTS, "draft")
-SEEDED = VARIANTS
-"""Stages that may be run with another seed than their recipe's, for comparisons."""
+TOKENIZER_PROBLEMS = 40_000
 HARVESTED_PROBLEMS = 16_000
 ALIGNED_PROBLEMS = 8_000
 HARVESTS = {"harvest": ("novice", 0), "rehearse": ("small", 1)}
@@ -72,24 +39,9 @@ RECIPES = {
     "small": Recipe(layers=2, width=64, tokens=55_000_000, seed=1),
     "large": Recipe(layers=12, width=128, tokens=90_000_000, seed=2, flag_layer=9),
     "draft": Recipe(layers=1, width=32, tokens=3_000_000, seed=4),
+    "align": Recipe(layers=2, width=64, tokens=5_000_000, seed=3),
 }
-COURSE = Course()
-RECIPES["align"] = replace(RECIPES["small"], tokens=5_000_000, seed=3)
-
-
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """The documents of one stage; picklable, since every process opens a stream of its own."""
-
-    tokenizer: Path
-    judge: bool
-    mistakes: tuple[Path, ...]
-
-    def __call__(self, rank: int, world: int, seed: int) -> Iterator[TrainingDocument]:
-        known = [row for path in self.mistakes for row in load_mistakes(path)] or None
-        tokenizer = Tokenizer.from_file(str(self.tokenizer / "tokenizer.json"))
-        writer = DocumentWriter(tokenizer, judge=self.judge, mistakes=known)
-        return writer.documents("train", seed * world + rank)
+ADAPTER_RECIPE = AdapterRecipe()
 
 
 def run(
@@ -114,131 +66,160 @@ def run(
     the recipe's own, in a feature drafter's stage only; `exit_layer` is the one that kangaroo's
     adapter reads. `measure` takes `count` problems of a part that training never saw.
     """
-    tokenizer = runs / "tokenizer"
-    harvests = {name: runs / f"{name}.jsonl.gz" for name in HARVESTS}
-    if stage == "tokenizer":
-        train_tokenizer(texts(0, 40_000), tokenizer)
-    elif stage in HARVESTS:
-        author, seed = HARVESTS[stage]
-        harvest(runs / author, harvests[stage], HARVESTED_PROBLEMS, seed, log)
-    elif stage == "align":
-        align(runs, minutes=minutes, tokens=tokens, resume=resume, init_from=init_from, log=log)
-    elif stage == "kangaroo":
-        large = _checkpoint(runs, "large")
-        lesson = Lesson.on(large, exit_layer or EXIT_LAYER, init_from, COURSE.seed)
-        course = replace(COURSE, minutes=minutes, tokens=tokens or COURSE.tokens)
-        chains = (_chains(runs, large, log), *own_chains(large, runs, log))
-        train_adapter(lesson, chains, runs / stage, course, resume=resume, log=log)
-    elif stage in VARIANTS:
-        large = _checkpoint(runs, "large")
-        head = HeadRecipe(stage, minutes=minutes, seed=seed or 0)
-        head = replace(head, tokens=tokens or head.tokens)
-        out = runs / (stage if seed is None else f"{stage}-{seed}")
-        train_head(head, large, own_chains(large, runs, log), out, resume, init_from, log)
-    elif stage == "calibrate":
-        calibrate(runs / "small", runs / "large", log)
-    elif stage == "publish":
-        for name in ("small", "large", "draft"):
-            if name != "draft" or (runs / name).exists():
-                publish(runs / name, MODELS / name)
-        publish_adapter(runs / "kangaroo", MODELS / "large", log)
-        for variant in VARIANTS:
-            if (runs / variant).exists():
-                publish(runs / variant, MODELS / "large" / variant)
-    elif stage == "measure":
-        measure(part, count, log)
-    else:
-        recipe = _recipe(stage, minutes, tokens, init_from)
-        known = tuple(harvests[name] for name in LEARNS_FROM[stage])
-        if stage == "draft":
-            tokenizer = tokenizer if tokenizer.exists() else MODELS / "large"
-            known = tuple(path for path in known if path.exists())
-        documents = Documents(tokenizer, judge=stage == "large", mistakes=known)
-        train(recipe, documents, runs / stage, tokenizer, resume, init_from=init_from, log=log)
-    if stage == "draft":
-        found = acceptance(Author(_checkpoint(runs, "large")), Author(runs / stage), 100, seed=0)
-        log(f"draft: {found:.3f} of its tokens are accepted by the large model at temperature 1")
+    run_stage = (_MAIN_STAGES | _EXTRA_STAGES)[stage]
+    run_stage(
+        _StageRun(
+            stage, runs, minutes, tokens, resume, init_from, seed, part, count, exit_layer, log
+        )
+    )
 
 
-def _recipe(
-    stage: str, minutes: float | None, tokens: int | None, init_from: Path | None
-) -> Recipe:
-    """The stage's recipe at the length asked for; weights that are taken over learn slower."""
-    recipe = replace(RECIPES[stage], minutes=minutes)
-    if tokens:
-        recipe = replace(recipe, tokens=tokens)
-    if init_from:
-        recipe = replace(recipe, muon_lr=0.6 * recipe.muon_lr, adam_lr=0.6 * recipe.adam_lr)
-    return recipe
+@dataclass(frozen=True, slots=True)
+class _StageRun:
+    """The arguments of `run`, and the files of the run folder that they lead to."""
+
+    stage: str
+    runs: Path
+    minutes: float | None
+    tokens: int | None
+    resume: bool
+    init_from: Path | None
+    seed: int | None
+    part: Part
+    count: int
+    exit_layer: int | None
+    log: Callable[[str], None]
+
+    @property
+    def tokenizer(self) -> Path:
+        return self.runs / "tokenizer"
+
+    def harvest(self, stage: str) -> Path:
+        return self.runs / f"{stage}.jsonl.gz"
+
+    def checkpoint(self, name: str) -> Path:
+        """The run folder's checkpoint, or else the published one."""
+        trained = self.runs / name
+        return trained if (trained / "model.safetensors").exists() else MODELS / name
+
+    def recipe(self, start: Path | None) -> Recipe:
+        """The stage's recipe at the length asked for; weights that are taken over learn slower."""
+        recipe = replace(RECIPES[self.stage], minutes=self.minutes)
+        if self.tokens:
+            recipe = replace(recipe, tokens=self.tokens)
+        if start:
+            recipe = replace(recipe, muon_lr=0.6 * recipe.muon_lr, adam_lr=0.6 * recipe.adam_lr)
+        return recipe
 
 
-def align(
-    runs: Path,
-    *,
-    minutes: float | None = None,
-    tokens: int | None = None,
-    resume: bool = False,
-    init_from: Path | None = None,
-    log: Callable[[str], None] = print,
-) -> None:
-    """Train the small model on the large one's greedy chains, from its own weights or another's."""
-    small, large = (_checkpoint(runs, name) for name in ("small", "large"))
-    chains = _chains(runs, large, log)
-    start = init_from or small
-    recipe = _recipe("align", minutes, tokens, start)
-    train(recipe, Chains(chains), runs / "aligned", small, resume, init_from=start, log=log)
+def _tokenizer(run: _StageRun) -> None:
+    train_tokenizer(texts(0, TOKENIZER_PROBLEMS), run.tokenizer)
 
 
-def _chains(runs: Path, large: Path, log: Callable[[str], None]) -> Path:
-    return fresh_chains(large, runs / "chains.jsonl.gz", ALIGNED_PROBLEMS, 2, log)
+def _model(run: _StageRun) -> None:
+    """The novice, the small or the large model, from generated documents."""
+    mistakes = tuple(run.harvest(stage) for stage in LEARNS_FROM[run.stage])
+    _train_on_documents(run, run.tokenizer, mistakes)
 
 
-def _checkpoint(runs: Path, name: str) -> Path:
-    """The run folder's checkpoint, or else the published one."""
-    return runs / name if (runs / name / "model.safetensors").exists() else MODELS / name
+def _harvest(run: _StageRun) -> None:
+    author, seed = HARVESTS[run.stage]
+    harvest(run.runs / author, run.harvest(run.stage), HARVESTED_PROBLEMS, seed, run.log)
 
 
-def calibrate(
-    small: Path, large: Path, log: Callable[[str], None] = print, count: int = 4000
-) -> None:
-    """Measure the judge on the development part and write down how this model is to be asked.
+def _calibrate(run: _StageRun) -> None:
+    calibrate(run.runs / "small", run.runs / "large", run.log)
 
-    `likelihood` is 9·P(right), by a logistic fit of the large model's minimum log-probability in
-    the step. The scoring that separates right from wrong steps better becomes the default.
+
+def _publish(run: _StageRun) -> None:
+    publish_all(run.runs, MODELS, run.log)
+
+
+def _measure(run: _StageRun) -> None:
+    measure_published(run.part, run.count, run.log)
+
+
+def _draft(run: _StageRun) -> None:
+    """The draft model, from what there is of tokenizer and harvest."""
+    tokenizer = run.tokenizer if run.tokenizer.exists() else MODELS / "large"
+    mistakes = [run.harvest(stage) for stage in LEARNS_FROM[run.stage]]
+    _train_on_documents(run, tokenizer, tuple(path for path in mistakes if path.exists()))
+    large, draft = Author(run.checkpoint("large")), Author(run.runs / run.stage)
+    rate = acceptance(large, draft, 100, seed=0)
+    run.log(f"draft: {rate:.3f} of its tokens are accepted by the large model at temperature 1")
+
+
+def _train_on_documents(run: _StageRun, tokenizer: Path, mistakes: tuple[Path, ...]) -> None:
+    documents = GeneratedDocuments(tokenizer, judge=run.stage == "large", mistakes=mistakes)
+    train(
+        run.recipe(run.init_from), documents, run.runs / run.stage, tokenizer, run.resume,
+        init_from=run.init_from, log=run.log,
+    )  # fmt: skip
+
+
+def _align(run: _StageRun) -> None:
+    """The small model, trained on the large one's greedy chains.
+
+    That is BiLD's prediction alignment (arXiv 2302.07863): it learns the large model's choice
+    among words that are equally right, so that fewer of its tokens are taken back.
     """
-    found = candidates(Author(small), "dev", 0, count)
-    figures = judge(Author(large), found)
-    digit, likelihood = figures["digit_auc"], figures["likelihood_auc"]
-    scoring = "expected" if digit >= likelihood else "likelihood"
-    curve = [figures["intercept"], figures["slope"]]
-    policy = {"judge": "short", "scoring": scoring, "likelihood": curve}
-    (large / JUDGE_FILE).write_text(json.dumps({"policy": policy, "dev": figures}, indent=2) + "\n")
-    log(json.dumps(figures))
+    small = run.checkpoint("small")
+    start = run.init_from or small
+    chains = Chains(_greedy_chains(run))
+    train(
+        run.recipe(start), chains, run.runs / "aligned", small, run.resume,
+        init_from=start, log=run.log,
+    )  # fmt: skip
 
 
-def publish(trained: Path, shipped: Path, names: Sequence[str] = (*SHIPPED, JUDGE_FILE)) -> None:
-    """Copy what a user loads; nothing of the optimizer."""
-    shipped.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        if (trained / name).exists():
-            shutil.copyfile(trained / name, shipped / name)
+def _kangaroo(run: _StageRun) -> None:
+    """The adapter by which the large model drafts for itself, from its own chains."""
+    large, recipe = run.checkpoint("large"), ADAPTER_RECIPE
+    recipe = replace(recipe, minutes=run.minutes, tokens=run.tokens or recipe.tokens)
+    distillation = Distillation.on(large, run.exit_layer or EXIT_LAYER, run.init_from, recipe.seed)
+    chains = (_greedy_chains(run), *own_chains(large, run.runs, run.log))
+    train_adapter(
+        distillation, chains, run.runs / run.stage, recipe, resume=run.resume, log=run.log
+    )
 
 
-def publish_adapter(trained: Path, large: Path, log: Callable[[str], None]) -> None:
-    """Lay the adapter beside the large model it was trained on; say so where none fits."""
-    shipped = large / FOLDER
-    if belongs(trained, large):
-        publish(trained, shipped, (CONFIG, WEIGHTS))
-    elif shipped.exists() and not belongs(shipped, large):
-        log(f"publish: {shipped} was trained on other weights; run the stage kangaroo")
+def _feature_head(run: _StageRun) -> None:
+    """A feature drafter of the large model, from its own chains; a seed has its own folder."""
+    variant = next(variant for variant in VARIANTS if variant == run.stage)
+    recipe = HeadRecipe(variant, minutes=run.minutes, seed=run.seed or 0)
+    recipe = replace(recipe, tokens=run.tokens or recipe.tokens)
+    large = run.checkpoint("large")
+    out = run.runs / (variant if run.seed is None else f"{variant}-{run.seed}")
+    chains = own_chains(large, run.runs, run.log)
+    train_head(recipe, large, chains, out, run.resume, run.init_from, run.log)
 
 
-def measure(part: Part, count: int, log: Callable[[str], None] = print, seed: int = 1) -> None:
-    """Log the figures of the published pair as JSON; the seed is fixed once and for all."""
-    figures = {"cost": decode_cost(MODELS)}
-    small, large = (Author(MODELS / name) for name in ("small", "large"))
-    figures |= report(small, large, part, seed, count)
-    if (MODELS / "draft" / "config.json").exists():
-        rate = acceptance(large, Author(MODELS / "draft"), 200, part=part, seed=seed)
-        figures["draft"] = {"acceptance": round(rate, 4)}
-    log(json.dumps(figures, indent=2))
+def _greedy_chains(run: _StageRun) -> Path:
+    large, out = run.checkpoint("large"), run.runs / "chains.jsonl.gz"
+    return fresh_chains(large, out, ALIGNED_PROBLEMS, 2, run.log)
+
+
+_Stage = Callable[[_StageRun], None]
+_MAIN_STAGES: dict[str, _Stage] = {
+    "tokenizer": _tokenizer,
+    "novice": _model,
+    "harvest": _harvest,
+    "small": _model,
+    "rehearse": _harvest,
+    "large": _model,
+    "calibrate": _calibrate,
+    "publish": _publish,
+    "measure": _measure,
+}
+_EXTRA_STAGES: dict[str, _Stage] = {
+    "align": _align,
+    "kangaroo": _kangaroo,
+    **dict.fromkeys(VARIANTS, _feature_head),
+    "draft": _draft,
+}
+STAGES = tuple(_MAIN_STAGES)
+"""In their order; `baton train` runs all of them."""
+EXTRA_STAGES = tuple(_EXTRA_STAGES)
+"""Run only where they are named."""
+SEEDED = VARIANTS
+"""Stages that may be run with another seed than their recipe's, for comparisons."""

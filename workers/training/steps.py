@@ -91,19 +91,21 @@ def plant_mistake(problem: GeneratedProblem, index: int, rng: random.Random) -> 
     return text if not is_right(problem, index, text) else plant_mistake(problem, index, rng)
 
 
-def repair_text(problem: GeneratedProblem, index: int, said: str, rng: random.Random) -> str:
-    """A reflection that states step `index` rightly after something wrong was `said`."""
-    return _reflection(problem.facts[index], said, rng)
+def repair_text(problem: GeneratedProblem, index: int, written: str, rng: random.Random) -> str:
+    """A reflection that states step `index` rightly after something wrong was `written`."""
+    return _reflection(problem.facts[index], written, rng)
 
 
-def plant_reflection(problem: GeneratedProblem, index: int, said: str, rng: random.Random) -> str:
-    """A wrong reflection on what was `said` as step `index`."""
+def plant_reflection(
+    problem: GeneratedProblem, index: int, written: str, rng: random.Random
+) -> str:
+    """A wrong reflection on what was `written` as step `index`."""
     fact = problem.facts[index]
-    return _reflection(replace(fact, value=_slip(fact.value, rng)), said, rng)
+    return _reflection(replace(fact, value=_slip(fact.value, rng)), written, rng)
 
 
-def _reflection(fact: Fact, said: str, rng: random.Random) -> str:
-    numbers = NUMBER.findall(said)
+def _reflection(fact: Fact, written: str, rng: random.Random) -> str:
+    numbers = NUMBER.findall(written)
     wrong = numbers[-1] if numbers else ""
     pattern = rng.choice(w.WRONG)
     if not wrong or wrong == str(fact.value):
@@ -138,10 +140,10 @@ def wrong_from(problem: GeneratedProblem, index: int, text: str) -> int:
             options.append(f"{b}{operation}{a}={fact.value}")
     equation = _EQUATION.search(text) or NUMBER.search(text)
     start = equation.start() if equation else 0
-    said = text[start:]
+    written = text[start:]
     if index < len(problem.facts) and not _EQUATION.search(text):
         return start  # a conclusion where a step was due
-    return start + max(_common(said, option) for option in options)
+    return start + max(_common(written, option) for option in options)
 
 
 def _common(a: str, b: str) -> int:

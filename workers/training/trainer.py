@@ -27,7 +27,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from workers.training.batches import LENGTHS, Buckets, Documents, collate
+from workers.training.batches import LENGTHS, Buckets, DocumentSource, collate
 from workers.training.llama import Llama, Recipe
 from workers.training.muon import Optimizer
 from workers.training.progress import Progress, load_state, save_state
@@ -38,7 +38,7 @@ class TrainingRun:
     """The arguments of ``train``, as they travel to the other processes."""
 
     recipe: Recipe
-    documents: Documents
+    documents: DocumentSource
     out: Path
     tokenizer_dir: Path | None
     resume: bool
@@ -67,7 +67,7 @@ def work(rank: int, run: TrainingRun, log: Callable[[str], None] | None) -> None
         progress.resume(state)
     elif run.init_from is not None:
         model.load(run.init_from)
-    # A resumed run draws new documents, not those it has already seen.
+    # A resumed run draws new documents.
     buckets = Buckets(
         run.documents(rank, world, recipe.seed + progress.step), recipe.batch_tokens // world
     )
@@ -105,16 +105,16 @@ def work(rank: int, run: TrainingRun, log: Callable[[str], None] | None) -> None
             continue
         # Rank 0's share of the losses estimates the whole.
         sums += (lm.item(), share[1], flag.item(), share[2], count)
-        if log is not None and (passed := progress.speaks()) is not None:
+        if log is not None and (passed := progress.log_due()) is not None:
             lm_sum, weight, flag_sum, flags, count = sums.tolist()
             log(
-                progress.told(
+                progress.log_line(
                     f"{count / passed:.0f}/s lm {lm_sum / max(weight, 1e-6):.4f}"
                     f" flag {flag_sum / max(flags, 1):.4f}"
                 )
             )
             sums[:] = 0
-        if progress.saves():
+        if progress.checkpoint_due():
             save()
     if world > 1:
         dist.destroy_process_group()
@@ -122,7 +122,7 @@ def work(rank: int, run: TrainingRun, log: Callable[[str], None] | None) -> None
 
 def train(
     recipe: Recipe,
-    documents: Documents,
+    documents: DocumentSource,
     out: Path,
     tokenizer_dir: Path | None = None,
     resume: bool = False,

@@ -1,4 +1,4 @@
-"""GeneratedProblem families of equations with one and with two unknowns."""
+"""The families of equations with one and with two unknowns."""
 
 from __future__ import annotations
 

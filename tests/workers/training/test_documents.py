@@ -14,7 +14,8 @@ from tokenizers import Tokenizer
 
 from workers.embedded.checkpoints import MODELS
 from workers.training import documents
-from workers.training.documents import DocumentWriter, Mistakes, Reflection
+from workers.training.documents import DocumentWriter
+from workers.training.mistakes import Mistakes, Reflection
 from workers.training.problems import Fact, GeneratedProblem, draw, stream
 from workers.training.steps import (
     is_right,

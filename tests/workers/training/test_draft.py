@@ -12,9 +12,10 @@ from workers.text.tokenizer_files import load_tokenizer
 from workers.training import recipe
 from workers.training.harvest import Author
 from workers.training.measure import acceptance
+from workers.training.publishing import publish
 
 
-def test_acceptance_is_the_overlap_of_both_laws() -> None:
+def test_acceptance_is_the_overlap_of_both_distributions() -> None:
     large, small = (Author(MODELS / name) for name in ("large", "small"))
     assert acceptance(large, large, 4) == pytest.approx(1, abs=1e-4)
     assert 0.7 < acceptance(large, small, 4) < 1
@@ -34,7 +35,7 @@ def test_the_stage_needs_no_harvest_and_is_published_beside_the_pair(
         load_tokenizer(str(tmp_path / "draft")).hash == load_tokenizer(str(MODELS / "large")).hash
     )
     for name in ("small", "large"):
-        recipe.publish(MODELS / name, tmp_path / name)
+        publish(MODELS / name, tmp_path / name)
     monkeypatch.setattr(recipe, "MODELS", tmp_path / "shipped")
     recipe.run("publish", tmp_path)
     for name in ("small", "large", "draft"):
@@ -46,7 +47,7 @@ def test_publishing_does_without_a_draft_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("small", "large"):
-        recipe.publish(MODELS / name, tmp_path / name)
+        publish(MODELS / name, tmp_path / name)
     monkeypatch.setattr(recipe, "MODELS", tmp_path / "shipped")
     recipe.run("publish", tmp_path)
     assert not (tmp_path / "shipped" / "draft").exists()

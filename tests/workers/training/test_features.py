@@ -16,8 +16,9 @@ from tests.workers.conftest import make_model, make_tokenizer, save
 from workers.engine.loading import load_model
 from workers.speculation.feature_head import VARIANTS, Head, Variant
 from workers.training import features, recipe
-from workers.training.align import document, in_turn
-from workers.training.features import HeadRecipe, losses, padded, train_head
+from workers.training.batches import collate
+from workers.training.chains import document, in_turn
+from workers.training.features import HeadRecipe, losses, train_head
 
 RECIPE = HeadRecipe("fspad", tokens=20_000, batch_tokens=512, warmup=5)
 
@@ -52,11 +53,13 @@ def test_a_head_learns_is_saved_and_goes_on(
     train_head(short, large, chains, tmp_path, log=quiet)
     model = load_model(str(large))
     source = in_turn(chains, 0)
-    texts = padded([next(source) for _ in range(16)], 32, "cpu")[:2]
+    batch = collate([next(source) for _ in range(16)], 32, torch.float32, "cpu")
     torch.manual_seed(0)
     with torch.no_grad():
-        before, _ = losses(Head(model, variant), model, *texts, short)
-        after, agreed = losses(Head.load(model, variant, tmp_path), model, *texts, short)
+        before, _ = losses(Head(model, variant), model, batch.tokens, batch.at, short)
+        after, agreed = losses(
+            Head.load(model, variant, tmp_path), model, batch.tokens, batch.at, short
+        )
     assert after < 0.7 * before
     assert len(agreed) == short.steps
     step = torch.load(tmp_path / "state.pt")["step"]
@@ -75,21 +78,22 @@ def test_a_seed_decides_the_run(large: Path, chains: tuple[Path, ...], tmp_path:
     assert not torch.equal(made["a"], made["c"])
 
 
-def test_only_replies_are_learnt(large: Path) -> None:
-    ids, at, count = padded([document([1, 2, 3], [4, 5]), document([7], [8])], 6, "cpu")
-    assert ids.tolist() == [[1, 2, 3, 4, 5, 0], [7, 8, 0, 0, 0, 0]]
-    assert at.tolist() == [2, 3, 6]
-    assert count == 7
+def test_only_replies_are_learnt() -> None:
+    documents = [document([1, 2, 3], [4, 5]), document([7], [8])]
+    batch = collate(documents, 6, torch.float32, "cpu")
+    assert batch.tokens.tolist() == [[1, 2, 3, 4, 5, 0], [7, 8, 0, 0, 0, 0]]
+    assert batch.at.tolist() == [2, 3, 6]
+    assert batch.count == 7
 
 
 def test_the_loss_is_zero_for_the_features_themselves() -> None:
-    """A head that leaves the target nothing to say: the first step is measured against it."""
+    """A head whose output is the feature itself: each step is measured against it."""
     model = make_model()
     head = Head(model, "eagle2")
-    ids, at, _ = padded([document([1, 2, 3], [4, 5, 6])], 8, "cpu")
-    truth = model.model(ids).last_hidden_state
+    batch = collate([document([1, 2, 3], [4, 5, 6])], 8, torch.float32, "cpu")
+    truth = model.model(batch.tokens).last_hidden_state
     head.norm.forward = lambda _: truth  # type: ignore[method-assign]
-    loss, agreed = losses(head, model, ids, at, replace(RECIPE, steps=2))
+    loss, agreed = losses(head, model, batch.tokens, batch.at, replace(RECIPE, steps=2))
     assert float(loss) == pytest.approx(0, abs=1e-6)
     assert agreed.tolist() == [1, 1]
 

@@ -1,4 +1,4 @@
-"""The adapter's training: it learns the target's own laws, and is shipped with its target only."""
+"""The adapter's training: it learns the target's distribution; it is shipped with its target."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from workers.engine.loading import load_model
 from workers.model.early_exit import Adapter
 from workers.model.layer import half_split
 from workers.speculation.kangaroo import FOLDER
-from workers.training import features, kangaroo, recipe
-from workers.training.align import document
-from workers.training.kangaroo import Lesson, belongs, measure
+from workers.training import features, kangaroo, publishing, recipe
+from workers.training.chains import document
+from workers.training.kangaroo import Distillation, belongs, measure
 
 LARGE = MODELS / "large"
 
@@ -26,25 +26,25 @@ LARGE = MODELS / "large"
 def quiet(_: str) -> None: ...
 
 
-def test_rates_are_those_of_token_by_token_laws() -> None:
-    lesson = Lesson(make_model(layers=3), 1)
+def test_rates_are_those_of_token_by_token_distributions() -> None:
+    distillation = Distillation(make_model(layers=3), 1)
     with torch.no_grad():
-        lesson.adapter.out.weight.normal_()
+        distillation.adapter.out.weight.normal_()
     chains = [([1, 2, 3], [4, 5]), ([9], [8, 7, 6])]
-    found = measure(lesson, [document(*chain) for chain in chains])
+    found = measure(distillation, [document(*chain) for chain in chains])
     overlap, agreement = [], []
     for prompt, reply in chains:
         ids = torch.tensor([prompt + reply[:-1]])
         with torch.no_grad():
-            out = lesson.model.model(ids, output_hidden_states=True)
+            out = distillation.model.model(ids, output_hidden_states=True)
             places = torch.arange(ids.shape[1])[None]
-            rotary = half_split(*lesson.model.model.rotary_emb(out.hidden_states[1], places))
-            draft = lesson.model.lm_head(lesson.adapter(out.hidden_states[1], rotary))[0].softmax(
-                -1
-            )
-            law = lesson.model(ids).logits[0].softmax(-1)
-        overlap += torch.minimum(draft, law).sum(-1)[len(prompt) - 1 :].tolist()
-        agreement += (draft.argmax(-1) == law.argmax(-1))[len(prompt) - 1 :].tolist()
+            rotary = half_split(*distillation.model.model.rotary_emb(out.hidden_states[1], places))
+            draft = distillation.model.lm_head(distillation.adapter(out.hidden_states[1], rotary))[
+                0
+            ].softmax(-1)
+            target = distillation.model(ids).logits[0].softmax(-1)
+        overlap += torch.minimum(draft, target).sum(-1)[len(prompt) - 1 :].tolist()
+        agreement += (draft.argmax(-1) == target.argmax(-1))[len(prompt) - 1 :].tolist()
     assert found.overlap == pytest.approx(sum(overlap) / 5, abs=1e-5)
     assert found.agreement == pytest.approx(sum(agreement) / 5)
 
@@ -57,7 +57,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         patch.setattr(recipe, "ALIGNED_PROBLEMS", 24)
         patch.setattr(features, "CHAINS", 12)
         patch.setattr(kangaroo, "MEASURED", 4)
-        patch.setattr(recipe, "COURSE", replace(recipe.COURSE, batch_tokens=1024, warmup=5))
+        patch.setattr(
+            recipe, "ADAPTER_RECIPE", replace(recipe.ADAPTER_RECIPE, batch_tokens=1024, warmup=5)
+        )
         recipe.run("kangaroo", runs, tokens=30_000, exit_layer=3, log=quiet)
         first = (runs / "kangaroo" / "adapter.safetensors").read_bytes()
         recipe.run("kangaroo", runs, tokens=40_000, exit_layer=3, resume=True, log=quiet)
@@ -72,15 +74,15 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_adapter_learns_to_say_what_the_target_says(trained: Path) -> None:
-    told = json.loads((trained / "kangaroo" / "adapter.json").read_text())
-    assert told["shape"]["exit_layer"] == 3
+    config = json.loads((trained / "kangaroo" / "adapter.json").read_text())
+    assert config["shape"]["exit_layer"] == 3
     model = load_model(str(LARGE))
-    untrained = Lesson(model, 3)
+    untrained = Distillation(model, 3)
     with gzip.open(trained / "chains.jsonl.gz", "rt") as file:
         documents = [document(*json.loads(line)) for line in file][:4]
     before = measure(untrained, documents)
-    assert told["measured"]["loss"] < 0.8 * before.loss
-    assert told["measured"]["overlap"] > before.overlap + 0.1
+    assert config["measured"]["loss"] < 0.8 * before.loss
+    assert config["measured"]["overlap"] > before.overlap + 0.1
     Adapter.load(trained / "kangaroo", model, exit_layer=3)
 
 
@@ -88,21 +90,21 @@ def test_an_adapter_is_shipped_with_the_weights_it_was_trained_on(
     trained: Path, tmp_path: Path
 ) -> None:
     large = tmp_path / "large"
-    recipe.publish(LARGE, large)
-    said: list[str] = []
-    recipe.publish_adapter(tmp_path / "nothing", large, said.append)
+    publishing.publish(LARGE, large)
+    lines: list[str] = []
+    publishing.publish_adapter(tmp_path / "nothing", large, lines.append)
     assert not (large / FOLDER).exists()
-    recipe.publish_adapter(trained / "kangaroo", large, said.append)
+    publishing.publish_adapter(trained / "kangaroo", large, lines.append)
     assert sorted(path.name for path in (large / FOLDER).iterdir()) == [
         "adapter.json",
         "adapter.safetensors",
     ]
     assert belongs(large / FOLDER, large)
-    assert said == []
+    assert lines == []
     weights = large / "model.safetensors"
     weights.write_bytes(weights.read_bytes() + b" ")
-    recipe.publish_adapter(trained / "kangaroo", large, said.append)
-    assert "trained on other weights" in said[0]
+    publishing.publish_adapter(trained / "kangaroo", large, lines.append)
+    assert "trained on other weights" in lines[0]
 
 
 def test_the_shipped_adapter_is_the_shipped_model_s() -> None:

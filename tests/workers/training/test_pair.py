@@ -19,7 +19,7 @@ from policies.specreason import SpecReason
 from workers.embedded.checkpoints import JUDGE_FILE, MODELS
 from workers.training.documents import JUDGE_QUESTION, texts
 from workers.training.harvest import Author
-from workers.training.measure import accuracy, candidates, judge, share
+from workers.training.measure import accuracy, judge, share, written_steps
 from workers.training.problems import draw
 from workers.training.steps import is_right
 from workers.training.vocabulary import ASSISTANT, END, THINK, USER
@@ -81,10 +81,10 @@ def test_the_large_one_solves_and_the_small_one_often_errs(pair: dict[str, Autho
 
 
 def test_the_large_one_tells_right_steps_from_wrong_ones(pair: dict[str, Author]) -> None:
-    found = candidates(pair["small"], "dev", 99, 300)
-    assert all(is_right(c.problem, c.index, c.text) is c.right for c in found)
-    assert 0.02 < share(not c.right for c in found) < 0.5
-    figures = judge(pair["large"], found)
+    steps = written_steps(pair["small"], "dev", 99, 300)
+    assert all(is_right(step.problem, step.index, step.text) is step.right for step in steps)
+    assert 0.02 < share(not step.right for step in steps) < 0.5
+    figures = judge(pair["large"], steps)
     assert figures["digit_auc"] > 0.85
     assert figures["likelihood_auc"] > 0.85
 

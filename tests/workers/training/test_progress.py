@@ -56,12 +56,12 @@ def test_nothing_to_go_on_from(tmp_path: Path) -> None:
     assert load_state(tmp_path, "cpu") is None
 
 
-def test_the_last_step_is_told_and_saved() -> None:
+def test_the_last_step_is_logged_and_saved() -> None:
     progress = Progress(Plan())
     progress.advance(100)
-    assert progress.speaks() is None
-    assert not progress.saves()
+    assert progress.log_due() is None
+    assert not progress.checkpoint_due()
     progress.advance(900, elapsed=12.0)
-    assert progress.speaks() is not None
-    assert progress.saves()
-    assert "step 2 0.00M tokens loss 1 lr x0.000 left 0 s" in progress.told("loss 1")
+    assert progress.log_due() is not None
+    assert progress.checkpoint_due()
+    assert "step 2 0.00M tokens loss 1 lr x0.000 left 0 s" in progress.log_line("loss 1")

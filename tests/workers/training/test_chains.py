@@ -14,7 +14,7 @@ import torch
 from workers.embedded.checkpoints import MODELS
 from workers.text.tokenizer_files import load_tokenizer
 from workers.training import recipe
-from workers.training.align import Chains, document, write_chains
+from workers.training.chains import Chains, document, write_chains
 from workers.training.harvest import Author
 from workers.training.vocabulary import ASSISTANT, CLOSE, END, THINK, USER
 
@@ -28,14 +28,14 @@ def chains_of(path: Path) -> list[tuple[list[int], list[int]]]:
 
 
 def loss(checkpoint: Path, chains: list[tuple[list[int], list[int]]]) -> float:
-    """Mean surprise at a token of the replies, in nats."""
+    """Mean negative log-likelihood (natural log) of a token of the replies."""
     author = Author(checkpoint)
     total = count = 0.0
     with torch.inference_mode():
         for prompt, reply in chains:
-            laws = author.model(torch.tensor([prompt + reply])).logits[0].log_softmax(-1)
-            said = laws[len(prompt) - 1 : -1].gather(1, torch.tensor(reply)[:, None])
-            total, count = total - float(said.sum()), count + len(reply)
+            log_probs = author.model(torch.tensor([prompt + reply])).logits[0].log_softmax(-1)
+            of_reply = log_probs[len(prompt) - 1 : -1].gather(1, torch.tensor(reply)[:, None])
+            total, count = total - float(of_reply.sum()), count + len(reply)
     return total / count
 
 
@@ -51,11 +51,11 @@ def test_chains_are_whole_greedy_answers(chains: Path) -> None:
     written = chains_of(chains)
     assert 4 <= len(written) <= 6
     for prompt, reply in written:
-        asked, said = author.tokenizer.decode(prompt), author.tokenizer.decode(reply)
-        assert asked.startswith(USER)
-        assert asked.endswith(END + ASSISTANT + THINK)
-        assert said.count(CLOSE) == 1
-        assert said.endswith(END)
+        question, answer = author.tokenizer.decode(prompt), author.tokenizer.decode(reply)
+        assert question.startswith(USER)
+        assert question.endswith(END + ASSISTANT + THINK)
+        assert answer.count(CLOSE) == 1
+        assert answer.endswith(END)
     ((prompt, reply), *_) = written
     assert author.continued([prompt], 256, to_end=True) == [reply]
 

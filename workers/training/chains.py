@@ -1,8 +1,7 @@
-"""Prediction alignment of BiLD (arXiv 2302.07863): the small model learns to write like the large.
+"""The large model's own answers to training problems, for those that learn from them.
 
-The large model answers training problems greedily, and the small model is trained on these answers
-by its ordinary recipe, right or wrong as they are. What it is to learn is the large model's choice
-among words that are equally right, so that fewer of its tokens are taken back.
+The small model is aligned with them, and the drafters are trained on them: right or wrong as they
+are, since what is learnt is the large model's choice of words.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from workers.training.noise import disturb
 from workers.training.problems import stream
 
 CHAIN_TOKENS = 256
-"""A thought and its answer are shorter; what is not has run away and is left out."""
+"""A thought and its answer are shorter; a longer one does not end and is left out."""
 PROMPT_TOKENS = 256
 BATCH = 48
-LOT = 960
+WRITTEN_AT_ONCE = 960
 """Chains are written out so many at a time, of which a batch is being decoded."""
 
 
@@ -36,7 +35,7 @@ def write_chains(
     large: Path, out: Path, count: int, seed: int, log: Callable[[str], None] = print,
     *, temperature: float = 0.0,
 ) -> Path:  # fmt: skip
-    """What the large model says to `count` training problems: `[prompt ids, reply ids]` a line.
+    """The large model's answers to `count` training problems: `[prompt ids, reply ids]` a line.
 
     Replies are the ids that the model wrote, up to its end of turn; none is encoded anew.
     """
@@ -47,9 +46,9 @@ def write_chains(
     out.parent.mkdir(parents=True, exist_ok=True)
     growing = out.with_name(out.name + ".new")
     with gzip.open(growing, "wt") as file:
-        for done in range(0, count, LOT):
+        for done in range(0, count, WRITTEN_AT_ONCE):
             log(f"chains: {done} of {count}")
-            problems = islice(source, min(LOT, count - done))
+            problems = islice(source, min(WRITTEN_AT_ONCE, count - done))
             prompts = [author.opening(disturb(problem.question, rng)) for problem in problems]
             prompts = [prompt for prompt in prompts if len(prompt) <= PROMPT_TOKENS]
             sampling = Sampling(temperature, seed=seed * count + done)
@@ -108,9 +107,9 @@ def in_turn(paths: Sequence[Path], seed: int, skip: int = 0) -> Iterator[Trainin
 
 
 def document(prompt: list[int], reply: list[int]) -> TrainingDocument:
-    """A chain of which the reply is learnt and the prompt only read."""
-    tokens, read = prompt + reply, len(prompt) - 1
+    """A chain of which only the reply has a loss."""
+    tokens, skipped = prompt + reply, len(prompt) - 1
     size = len(tokens)
-    targets = [-100] * read + reply + [-100]
-    weights = [0.0] * read + [1.0] * len(reply) + [0.0]
+    targets = [-100] * skipped + reply + [-100]
+    weights = [0.0] * skipped + [1.0] * len(reply) + [0.0]
     return TrainingDocument(tokens, targets, weights, range(size), [0] * size, [-1] * size)
