@@ -90,7 +90,9 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
         Unsupported: its worker gives none.
     """
     if draft.tokens and not draft.logprobs:
-        raise Unsupported("the small worker gives no log-probabilities, the signal asked for")
+        raise Unsupported(
+            "the small worker gives no log-probabilities, which this policy's signal needs"
+        )
     return draft.logprobs
 
 

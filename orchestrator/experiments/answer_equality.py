@@ -57,8 +57,8 @@ def final(text: str) -> str:
     plain = _plain(text)
     if number(plain) is not None or not re.search(r"\s", text.strip()):
         return text.strip()
-    found = [match.group() for match in _VALUE.finditer(plain) if _value(match) is not None]
-    return found[-1].strip() if found and "\\" not in plain else text.strip()
+    values = [match.group() for match in _VALUE.finditer(plain) if _value(match) is not None]
+    return values[-1].strip() if values and "\\" not in plain else text.strip()
 
 
 def expected(answer: str) -> str:

@@ -38,7 +38,7 @@ def crossed_guardrails(
     experiment: Experiment, state: ExperimentState, by_arm: Mapping[str, Sequence[RequestRecord]]
 ) -> list[CrossedGuardrail]:
     """The arms to stop now; never the control or another that the goal compares with."""
-    found = []
+    crossings = []
     compared_with = {experiment.base, *(bound.than for bound in experiment.goal.within)}
     for name, requests in by_arm.items():
         if name in compared_with or name in state.stopped:
@@ -47,9 +47,9 @@ def crossed_guardrails(
         for rail in experiment.guardrails:
             seen = _crossed(rail, requests, control, experiment)
             if seen is not None:
-                found.append(CrossedGuardrail(name, f"{rail}: {seen}"))
+                crossings.append(CrossedGuardrail(name, f"{rail}: {seen}"))
                 break
-    return found
+    return crossings
 
 
 def stop_arms(

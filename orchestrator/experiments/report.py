@@ -127,10 +127,10 @@ def report(
     others = [name for name in served if name != experiment.base]
     ratio = None if experiment.kind == "bandit" else _ratio(experiment, state, usable.by_arm)
     comparisons = [
-        found
+        comparison
         for name in [*others, *(arm.name for arm in experiment.shadows)]
         for metric in METRICS
-        if (found := comparer.compare(name, metric)) is not None
+        if (comparison := comparer.compare(name, metric)) is not None
     ]
     bounds = [comparer.bound(name, bound) for name in others for bound in experiment.goal.within]
     bounds = [one for one in bounds if one.than != one.arm]
@@ -244,7 +244,7 @@ class _Comparer:
 
     def figures(self, name: str) -> dict[MetricName, ArmMetric]:
         """Every metric of an arm, over all its requests, also those after another arm stopped."""
-        found: dict[MetricName, ArmMetric] = {}
+        by_metric: dict[MetricName, ArmMetric] = {}
         for metric, described in METRICS.items():
             own = self._metric_values(name, metric, float("inf"))
             if len(own.values):
@@ -253,10 +253,10 @@ class _Comparer:
                 quantiles = {
                     f"p{q * 100:g}": float(np.quantile(own.values, q)) for q in QUANTILES if timed
                 }
-                found[metric] = ArmMetric(
+                by_metric[metric] = ArmMetric(
                     float(above / below), len(own.sums), len(own.values), quantiles
                 )
-        return found
+        return by_metric
 
 
 def _ratio(
@@ -285,12 +285,12 @@ def _verdict(
     if ratio is not None and not ratio.ok:
         return "sample_ratio_mismatch"
     own = [bound for bound in bounds if bound.arm == arm]
-    found = _primary(experiment, comparisons, arm)
-    if found is None:
+    comparison = _primary(experiment, comparisons, arm)
+    if comparison is None:
         return "too_early"
     if any(bound.broken for bound in own):
         return "breaks_bounds"
-    interval, sign = found.always_valid, METRICS[found.metric].sign
+    interval, sign = comparison.always_valid, METRICS[comparison.metric].sign
     low, high = sorted((sign * interval.low, sign * interval.high))
     if high < 0:
         return "worse"
@@ -298,7 +298,7 @@ def _verdict(
         return "too_early"
     if low > 0:
         return "better"
-    wanted = found.needed.difference if found.needed is not None else 0.0
+    wanted = comparison.needed.difference if comparison.needed is not None else 0.0
     return "no_difference" if max(-low, high) < wanted else "too_early"
 
 
@@ -306,9 +306,13 @@ def _primary(
     experiment: Experiment, comparisons: Sequence[Comparison], arm: str
 ) -> Comparison | None:
     """The arm's comparison on the goal's metric, once there are units enough to speak of it."""
-    for found in comparisons:
-        if (found.arm, found.metric, found.paired) == (arm, experiment.goal.metric, False):
-            return found if found.units >= experiment.min_units else None
+    for comparison in comparisons:
+        if (comparison.arm, comparison.metric, comparison.paired) == (
+            arm,
+            experiment.goal.metric,
+            False,
+        ):
+            return comparison if comparison.units >= experiment.min_units else None
     return None
 
 
@@ -329,8 +333,8 @@ def _sentence(
     title = METRICS[experiment.goal.metric].title
     sentences = []
     for arm, verdict in verdicts.items():
-        found = _primary(experiment, comparisons, arm)
-        sentence = _arm_sentence(experiment, arm, verdict, found, title)
+        comparison = _primary(experiment, comparisons, arm)
+        sentence = _arm_sentence(experiment, arm, verdict, comparison, title)
         if arm in state.stopped:
             sentence += f", and was stopped ({state.stopped[arm].why})"
         sentences.append(sentence)
@@ -340,14 +344,14 @@ def _sentence(
 
 
 def _arm_sentence(
-    experiment: Experiment, arm: str, verdict: Verdict, found: Comparison | None, title: str
+    experiment: Experiment, arm: str, verdict: Verdict, comparison: Comparison | None, title: str
 ) -> str:
-    if found is None:
+    if comparison is None:
         return (
             f"It is too early to speak of {arm}: {experiment.min_units} units of either arm "
             f"whose {title} is known are the least"
         )
-    interval, base = found.always_valid, found.against
+    interval, base = comparison.always_valid, comparison.against
     between = f"by {interval.low:.3g} to {interval.high:.3g}"
     sure = f"{100 * (1 - experiment.alpha):g} % sure at any number of looks"
     match verdict:
@@ -358,14 +362,14 @@ def _arm_sentence(
         case "no_difference":
             return (
                 f"{arm} does as well as {base}: its {title} differs {between}, less than the "
-                f"{found.needed.difference if found.needed else 0:.3g} that matter"
+                f"{comparison.needed.difference if comparison.needed else 0:.3g} that matter"
             )
         case _:
             wait = ""
-            if found.needed is not None:
+            if comparison.needed is not None:
                 wait = (
-                    f"; to see a difference of {found.needed.difference:.3g} takes about "
-                    f"{found.needed.always_valid} units of the two arms"
+                    f"; to see a difference of {comparison.needed.difference:.3g} takes about "
+                    f"{comparison.needed.always_valid} units of the two arms"
                 )
             known = "" if not np.isfinite(interval.low) else f", so far differing {between}"
             return f"It is too early to tell {arm} from {base} by {title}{known}{wait}"

@@ -157,12 +157,12 @@ class Runs:
         """
         seen = await self._state()
         pointers = {key: value for key, value in seen.pointers.items() if key == POINTER + name}
-        found = await self.read(StoreState(seen.revision, pointers))
-        if not found:
+        runs = await self.read(StoreState(seen.revision, pointers))
+        if not runs:
             raise UnknownPolicy(
                 f"no experiment is named {name[:64]!r}", param="name", code="experiment_not_found"
             )
-        return found[0]
+        return runs[0]
 
     async def read(self, seen: StoreState) -> tuple[Run, ...]:
         """Every experiment's newest run, in the order of their starts.
@@ -171,11 +171,11 @@ class Runs:
             StoreError: one cannot be read, or is not valid.
         """
         identity = seen.revision.partition(":")[0]
-        found = []
+        runs = []
         for pointer, data in seen.pointers.items():
             if pointer.startswith(POINTER):
-                found.append(await self._run(identity, pointer.removeprefix(POINTER), data))
-        return tuple(sorted(found, key=lambda run: (run.state.started, run.name)))
+                runs.append(await self._run(identity, pointer.removeprefix(POINTER), data))
+        return tuple(sorted(runs, key=lambda run: (run.state.started, run.name)))
 
     async def _run(self, identity: str, name: str, data: bytes) -> Run:
         try:

@@ -112,7 +112,7 @@ def paired_sample(
         total = sums.setdefault(request.exposure.unit, [0.0, 0.0])
         total[0] += difference
         total[1] += 1
-    found = linearise(np.array(list(sums.values())).reshape(-1, 2))
+    differences = linearise(np.array(list(sums.values())).reshape(-1, 2))
     if not METRICS[metric].bounded:
-        return found
-    return Sample(found.values, (0.0, 1.0) if metric == "agreement" else (-1.0, 1.0))
+        return differences
+    return Sample(differences.values, (0.0, 1.0) if metric == "agreement" else (-1.0, 1.0))

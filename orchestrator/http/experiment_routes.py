@@ -51,10 +51,10 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/experiments/{name}/report")
     async def readout(name: str) -> Response:
-        run, found = await experimenter.report(name)
+        run, analysis = await experimenter.report(name)
         coverage = run.state.coverage(run.experiment) if run.live else 0.0
         about = {"object": "baton.report", "run": run.number, "coverage": coverage}
-        return JSONResponse({**about, **found.json()})
+        return JSONResponse({**about, **analysis.json()})
 
     @app.post("/v1/experiments/{name}/stop")
     async def stop(name: str, request: Request) -> Response:

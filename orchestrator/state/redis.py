@@ -153,8 +153,8 @@ class RedisStore:
         if not names:
             return []
         async with self._errors():
-            found: Any = await self._redis.mget([self._key("document", name) for name in names])
-        return list(found)
+            documents: Any = await self._redis.mget([self._key("document", name) for name in names])
+        return list(documents)
 
     async def wait_for_change(self, known: str, timeout_s: float) -> None:
         async with self._listening:
@@ -186,14 +186,14 @@ class RedisStore:
         check(stream)
         start = f"({after}" if after else "-"
         async with self._errors():
-            found = await self._redis.xrange(self._key("stream", stream), min=start, count=count)
-        return _entries(found)
+            entries = await self._redis.xrange(self._key("stream", stream), min=start, count=count)
+        return _entries(entries)
 
     async def newest(self, stream: str, count: int) -> list[StreamEntry]:
         check(stream)
         async with self._errors():
-            found = await self._redis.xrevrange(self._key("stream", stream), count=count)
-        return _entries(found)
+            entries = await self._redis.xrevrange(self._key("stream", stream), count=count)
+        return _entries(entries)
 
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         check(name)
@@ -242,5 +242,5 @@ def _optional(value: bytes | None) -> bytes:
     return b"" if value is None else b"=" + value
 
 
-def _entries(found: Any) -> list[StreamEntry]:
-    return [StreamEntry(at.decode(), fields.get(_EVENT, b"")) for at, fields in found]
+def _entries(entries: Any) -> list[StreamEntry]:
+    return [StreamEntry(at.decode(), fields.get(_EVENT, b"")) for at, fields in entries]

@@ -211,12 +211,12 @@ class PolicyVersions:
         (data,) = await self._store.documents([_path(*parts)])
         if data is None:
             raise UnknownPolicy(f"no version {target} has been published")
-        found = self._validated(target, data)
+        published = self._validated(target, data)
         if identity is not None:
-            self._cache[identity, target] = found
+            self._cache[identity, target] = published
             while len(self._cache) > _CACHED:
                 self._cache.popitem(last=False)
-        return found
+        return published
 
     async def newest(self, name: str, count: int) -> list[PolicyVersion]:
         """The newest versions of a policy, newest first; what cannot be read is left out."""
@@ -224,13 +224,13 @@ class PolicyVersions:
             raise UnknownPolicy(f"no policy is named {name[:64]!r}", param="policy")
         latest = _number(await self._state(), name)
         numbers = range(latest, max(0, latest - count), -1)
-        found = []
+        versions = []
         for data in await self._store.documents([_path(name, number) for number in numbers]):
             try:
-                found.append(PolicyVersion.model_validate_json(data or b""))
+                versions.append(PolicyVersion.model_validate_json(data or b""))
             except ValidationError:
                 continue
-        return found
+        return versions
 
     async def history(self, count: int) -> list[dict[str, Any]]:
         """What changed, newest first: `at`, `action`, `what`, `before`, `author`, `key`, `note`."""
