@@ -98,7 +98,7 @@ def traced(root: Path) -> dict[str, dict[str, int]]:
         for module in ("workers.engine.loading", "workers.loading")
         if (root / Path(*module.split("."))).with_suffix(".py").is_file()
     )
-    replica = defined(root, "WorkerReplica")
+    replica = defined(root, "ReplicaServer", "WorkerReplica")
     client = defined(root, "ReplicaWorker")
     workers = {
         name: client(Handle(replica(partial(from_checkpoint, f"embedded:{name}"))))
