@@ -20,7 +20,7 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.answer_equality import compare
 from orchestrator.types import Message, Transcript
 from workers.engine.loading import LoadedTarget, open_target
-from workers.text.prompt import Prompts
+from workers.text.prompt import PromptRenderer
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +115,7 @@ def rendered(
     loaded: LoadedTarget, problems: Sequence[Problem], settings: Settings
 ) -> list[list[int]]:
     """Problems as chat prompts."""
-    prompts = Prompts(loaded.tokenizer)
+    prompts = PromptRenderer(loaded.tokenizer)
     found = [prompts.transcript(Transcript((Message("user", one.question),))) for one in problems]
     longest, room = max(map(len, found)), loaded.target.max_len
     if longest + settings.max_new > room:

@@ -50,7 +50,8 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
         ConfigError: there is no such tokenizer, or the key is missing.
     """
     from workers.embedded.checkpoints import resolve
-    from workers.remote.worker import RemoteWorker, Server
+    from workers.remote.server import Server
+    from workers.remote.worker import RemoteWorker
     from workers.text.tokenizer_files import load_tokenizer
 
     assert spec.url is not None

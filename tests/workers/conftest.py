@@ -25,7 +25,7 @@ from transformers import (
 
 from workers.model.early_exit import Adapter, Shape
 from workers.speculation.feature_head import Head, Variant
-from workers.text.prompt import Prompts
+from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer
 
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
@@ -166,17 +166,17 @@ def draft_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def prompts(checkpoint: Path) -> Prompts:
-    return Prompts(load_tokenizer(str(checkpoint)))
+def prompts(checkpoint: Path) -> PromptRenderer:
+    return PromptRenderer(load_tokenizer(str(checkpoint)))
 
 
 @pytest.fixture(scope="session")
-def prompts_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Prompts]:
-    """Prompts of a tokenizer made to order."""
+def prompts_with(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., PromptRenderer]:
+    """PromptRenderer of a tokenizer made to order."""
 
-    def make(**options: Any) -> Prompts:
+    def make(**options: Any) -> PromptRenderer:
         folder = tmp_path_factory.mktemp("tokenizer")
         make_tokenizer(**options).save_pretrained(folder)
-        return Prompts(load_tokenizer(str(folder)))
+        return PromptRenderer(load_tokenizer(str(folder)))
 
     return make

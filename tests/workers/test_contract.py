@@ -29,7 +29,8 @@ from orchestrator.worker import Call, Delta, Worker
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from tests.workers.replica.handles import Handle
 from workers.engine.loading import load
-from workers.remote.worker import RemoteWorker, Server
+from workers.remote.server import Server
+from workers.remote.worker import RemoteWorker
 from workers.replica.client import ReplicaWorker
 from workers.scripted import Scripted, words
 

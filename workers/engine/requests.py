@@ -24,8 +24,8 @@ from workers.model.rng import uniform
 from workers.model.sampling import draw, warp
 from workers.model.target import ModelOutput
 from workers.model.tree import Accepted, Row
-from workers.text.detokenizer import Writer
-from workers.text.verification import Verdict
+from workers.text.detokenizer import Detokenizer
+from workers.text.verification import ScoreOutput
 
 
 class RequestHandle:
@@ -158,13 +158,13 @@ class ClassifyRequest(EngineRequest):
 
 @dataclass(eq=False, slots=True)
 class VerifyRequest(EngineRequest):
-    """Answers a Verdict on the last `num_logits - 1` ids."""
+    """Answers a ScoreOutput on the last `num_logits - 1` ids."""
 
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     stop_token_ids: Collection[int] = ()
 
-    def output(self, result: ModelOutput | None) -> Verdict:
+    def output(self, result: ModelOutput | None) -> ScoreOutput:
         assert result is not None
         logits = result.logits[0].float()
         log_probs = own_log_probs = logits.log_softmax(-1)
@@ -176,7 +176,7 @@ class VerifyRequest(EngineRequest):
             probs = warp(logits[None], [self.sampling])[0]
             own_log_probs = probs.log()
             choices = draw(probs, torch.tensor(numbers, dtype=torch.float64, device=probs.device))
-        output = Verdict(
+        output = ScoreOutput(
             token_nlls(log_probs[:-1], self.ids[first:]),
             choices.tolist(),
             own_log_probs.gather(1, choices[:, None]).squeeze(1).tolist(),
@@ -194,7 +194,7 @@ class GenerateRequest(EngineRequest):
     criteria: StopCriteria = field(default_factory=lambda: StopCriteria(0))
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
-    detokenizer: Writer = field(default_factory=lambda: Writer((), lambda _: ()))
+    detokenizer: Detokenizer = field(default_factory=lambda: Detokenizer((), lambda _: ()))
     think_end_id: int | None = None  # the id that ends the thought, while in it
     stop_token_ids: Collection[int] = ()  # all ids that end the text
     max_tokens: int = 0  # those that fit both the criteria and the context; none if not above 0

@@ -22,10 +22,10 @@ from orchestrator.worker import Call, Delta, check_method
 from workers.engine.engine import Engine
 from workers.engine.requests import ClassifyRequest, GenerateRequest, RequestHandle, VerifyRequest
 from workers.text.checks import answer_room, check_length, check_sampling, label_ids
-from workers.text.detokenizer import Writer
-from workers.text.prompt import Prompts
+from workers.text.detokenizer import Detokenizer
+from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import CLOSE, Tokenizer
-from workers.text.verification import ENDED, Verdict, endings, verification
+from workers.text.verification import ENDED, ScoreOutput, endings, verification
 
 
 class LocalWorker:
@@ -43,7 +43,7 @@ class LocalWorker:
         self, engine: Engine, tokenizer: Tokenizer, stop_token_ids: Iterable[int] = ()
     ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
-        self.prompts = Prompts(tokenizer)
+        self.prompts = PromptRenderer(tokenizer)
         self.context = engine.decoder.target.max_len
         self._reserved = answer_room(self.context)
         self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
@@ -67,7 +67,7 @@ class LocalWorker:
             criteria=criteria,
             sampling=sampling,
             seed=_seed(sampling),
-            detokenizer=Writer(
+            detokenizer=Detokenizer(
                 tokenizer.pieces,
                 tokenizer.encode,
                 criteria.until,
@@ -145,7 +145,7 @@ class LocalWorker:
             seed=_seed(sampling),
             stop_token_ids=endings(self.tokenizer, self._stop_token_ids, call.transcript, segment),
         )
-        output: Verdict = await self.engine.answer(request)
+        output: ScoreOutput = await self.engine.answer(request)
         return verification(
             output,
             call,

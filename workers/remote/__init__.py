@@ -1,1 +1,12 @@
-"""."""
+"""Workers whose model an OpenAI-compatible server runs (vLLM, SGLang and the like), without torch.
+
+- `worker`: the `Worker` port over a server.
+- `server`: the connection: requests, streams, retries, errors.
+- `address`: the address of a server, checked.
+- `probe`: what a server can do, by trying it.
+- `request_builder`: a transcript as a prompt: ids, text, or messages.
+- `protocol`: fields of requests and answers.
+- `logprobs`: estimates from the log-probabilities that a server shows.
+- `response_parser`: a stream's chunks as text, tokens, and why they end.
+- `errors`: a server's error responses as errors of `orchestrator.errors`.
+"""

@@ -14,16 +14,16 @@ from workers.remote.errors import Absent, Declined
 from workers.remote.protocol import (
     EXTRAS,
     TOP,
-    Abilities,
+    ServerCapabilities,
     Vocabulary,
+    checked_answer,
     first_law,
     following,
     prompt_laws,
     read,
-    sense,
 )
-from workers.remote.request_builder import Outgoing
-from workers.text.prompt import Prompts
+from workers.remote.request_builder import RequestBuilder
+from workers.text.prompt import PromptRenderer
 
 log = logging.getLogger(__name__)
 
@@ -34,20 +34,20 @@ TRACE = Transcript((Message("user", "What is 1 + 1?"),), (Segment("policy", "1 +
 ONE = {"max_tokens": 1, "temperature": 0}
 
 
-async def probe(ask: Ask, prompts: Prompts, vocabulary: Vocabulary) -> Abilities:
+async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> ServerCapabilities:
     """A server's abilities; a handful of calls.
 
     Raises:
         Unsupported: it cannot continue a text in any way that we know.
         WorkerError: it could not be asked, or has no such model.
     """
-    outgoing, ids = Outgoing(prompts), prompts.transcript(TRACE)
+    requests, ids = RequestBuilder(prompts), prompts.transcript(TRACE)
     refused: Exception | None = None
     absent: Absent | None = None
     for form in ("ids", "text", "chat"):
-        able = Abilities(form)
+        able = ServerCapabilities(form)
         try:
-            prompt = outgoing.body(form, ids, TRACE)
+            prompt = requests.body(form, ids, TRACE)
         except Unsupported as error:
             refused = error
             continue
@@ -87,7 +87,9 @@ def _asked(wish: Mapping[str, Any]) -> int:
     return int(wish.get("top_logprobs", wish.get("logprobs", 0)))
 
 
-async def _more(ask: Ask, able: Abilities, ids: list[int], vocabulary: Vocabulary) -> Abilities:
+async def _more(
+    ask: Ask, able: ServerCapabilities, ids: list[int], vocabulary: Vocabulary
+) -> ServerCapabilities:
     """What builds on log-probabilities: those of named tokens, and those of the prompt."""
     if not able.top or able.prompt != "ids":
         return able
@@ -107,13 +109,15 @@ async def _more(ask: Ask, able: Abilities, ids: list[int], vocabulary: Vocabular
 
 def _verifies(answer: Mapping[str, Any], ids: list[int], vocabulary: Vocabulary) -> bool:
     """Whether it holds the laws of a prompt and the one behind it."""
-    with suppress(WorkerUnavailable), sense("the server"):
+    with suppress(WorkerUnavailable), checked_answer("the server"):
         told = prompt_laws(answer, ids, 1, vocabulary)
         return told is not None and following(answer, len(ids), vocabulary) is not None
     return False
 
 
-async def _tried(ask: Ask, able: Abilities, body: dict[str, Any]) -> Mapping[str, Any] | None:
+async def _tried(
+    ask: Ask, able: ServerCapabilities, body: dict[str, Any]
+) -> Mapping[str, Any] | None:
     try:
         return await ask(able.path, body)
     except Declined:

@@ -23,7 +23,7 @@ from orchestrator.errors import WorkerUnavailable
 from orchestrator.types import Classification, Sampling, Usage
 from workers.remote.logprobs import choices, ending, probability
 from workers.text.tokenizer import Tokenizer
-from workers.text.verification import Verdict
+from workers.text.verification import ScoreOutput
 
 TOP = (20, 5, 1)  # log-probabilities a position to ask for: vLLM's most, OpenAI's most, the least
 EXTRAS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
@@ -31,7 +31,7 @@ _ID = "token_id:"
 
 
 @dataclass(frozen=True, slots=True)
-class Abilities:
+class ServerCapabilities:
     """What a server was seen to do.
 
     prompt: what continues a text: token ids or a text at `/completions`, or chat messages.
@@ -106,24 +106,27 @@ def session(request: str) -> dict[str, str]:
 
 
 @contextmanager
-def sense(name: str) -> Iterator[None]:
+def checked_answer(name: str) -> Iterator[None]:
     """Where something in an answer is missing, or is of another kind than it should be."""
     try:
         yield
     except (LookupError, TypeError, ValueError, AttributeError) as error:
-        told = f"{type(error).__name__}: {error}"
-        raise WorkerUnavailable(f"{name}: an answer without sense ({told})") from None
+        what = f"{type(error).__name__}: {error}"
+        raise WorkerUnavailable(
+            f"{name}: expected an answer of OpenAI's API, but a field is missing or of another "
+            f"type ({what}); check that the url is that of such a server"
+        ) from None
 
 
 def wanted(
-    model: str, sampling: Sampling, abilities: Abilities, tokens: int, top: int = 1
+    model: str, sampling: Sampling, abilities: ServerCapabilities, tokens: int, top: int = 1
 ) -> dict[str, Any]:
     """The request fields besides the prompt: how many tokens, how drawn, and what to tell."""
     asked = {"model": model, "max_tokens": max(1, tokens)}
     return asked | sampled(sampling, abilities) | with_logprobs(top, abilities)
 
 
-def sampled(sampling: Sampling, abilities: Abilities) -> dict[str, Any]:
+def sampled(sampling: Sampling, abilities: ServerCapabilities) -> dict[str, Any]:
     """A request's sampling fields.
 
     A server that speaks our extensions is told every setting, since it would else fill in the
@@ -140,7 +143,7 @@ def sampled(sampling: Sampling, abilities: Abilities) -> dict[str, Any]:
     return body
 
 
-def with_logprobs(top: int, abilities: Abilities) -> dict[str, Any]:
+def with_logprobs(top: int, abilities: ServerCapabilities) -> dict[str, Any]:
     """The fields that ask for `top` log-probabilities a position and for ids."""
     body: dict[str, Any] = dict(EXTRAS) if abilities.ids else {}
     if abilities.top and abilities.prompt == "chat":
@@ -288,14 +291,14 @@ def surprises(
     return tuple(-logprob for logprob, _ in judged), ending(behind, ends)
 
 
-def verdict(
+def score_output(
     answer: Mapping[str, Any],
     ids: Sequence[int],
     last: int,
     sampling: Sampling,
     ends: Collection[int],
     vocabulary: Vocabulary,
-) -> Verdict:
+) -> ScoreOutput:
     """The surprise at the `last` last ids of a prompt, and a choice at each and behind them.
 
     `ends` are the ids that would end the text there.
@@ -308,7 +311,7 @@ def verdict(
         raise ValueError("no log-probabilities of the prompt, or of the token behind it")
     laws = [law for _, law in told]
     chosen = choices(laws, sampling, len(ids) - last)
-    return Verdict(
+    return ScoreOutput(
         nll=[-logprob for logprob, _ in told],
         choices=[*chosen, made.id],
         logprobs=[*(law[i] for i, law in zip(chosen, laws, strict=True)), made.top[made.id]],

@@ -11,13 +11,13 @@ from typing import Any, Literal
 
 from orchestrator.errors import InvalidRequest, Unsupported
 from orchestrator.types import LabelQuery, Message, Transcript
-from workers.text.prompt import Prompts
+from workers.text.prompt import PromptRenderer
 
 
-class Outgoing:
+class RequestBuilder:
     """Renders prompts for one checkpoint."""
 
-    def __init__(self, prompts: Prompts) -> None:
+    def __init__(self, prompts: PromptRenderer) -> None:
         self._prompts, self._tokenizer = prompts, prompts.tokenizer
         self._begin = list(self._tokenizer.begin)
 

@@ -14,15 +14,15 @@ from orchestrator.errors import WorkerError
 from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
 from orchestrator.worker import Delta
 from workers.remote.logprobs import entropy, probability
-from workers.remote.protocol import Abilities, Piece, Token
+from workers.remote.protocol import Piece, ServerCapabilities, Token
 from workers.text.checks import answer_room
-from workers.text.detokenizer import Stop, Writer
+from workers.text.detokenizer import Detokenizer, Stop
 from workers.text.retokenizer import Retokenizer
 from workers.text.tokenizer import CLOSE, Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ParserOptions:
     """What a generation was asked for.
 
     `room`: tokens that fit the span and the context; `fresh`: whether it begins an answer;
@@ -43,7 +43,7 @@ class Asked:
         criteria: StopCriteria,
         context: int | None,
         ends: Collection[int],
-    ) -> Asked:
+    ) -> ParserOptions:
         """`length` is that of the rendered transcript, `context` the model's where it is known."""
         thinking, room = not transcript.closed, criteria.max_tokens
         if context is not None:
@@ -51,7 +51,7 @@ class Asked:
         fresh = not thinking and not any(part.text.strip() for part in transcript.answer)
         return cls(criteria, room, thinking, fresh, ends)
 
-    def stops(self, tokenizer: Tokenizer, able: Abilities) -> dict[str, object]:
+    def stops(self, tokenizer: Tokenizer, able: ServerCapabilities) -> dict[str, object]:
         """The request fields that let the server stop by itself.
 
         Without ids only at the end of the thought, which may be invisible in the text: a server
@@ -70,7 +70,7 @@ class Asked:
         return fields | ({"stop": texts} if texts else {})
 
 
-class Incoming:
+class ResponseParser:
     """One generation as it comes in.
 
     `begun` are the bytes of a character that the transcript left unfinished.
@@ -84,7 +84,11 @@ class Incoming:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, able: Abilities, asked: Asked, begun: bytes = b""
+        self,
+        tokenizer: Tokenizer,
+        able: ServerCapabilities,
+        asked: ParserOptions,
+        begun: bytes = b"",
     ) -> None:
         self._tokenizer, self._able, self._asked = tokenizer, able, asked
         criteria, close = (
@@ -94,7 +98,7 @@ class Incoming:
         stops: list[Stop] = [(stop, "stop") for stop in criteria.stop]
         if close:
             stops.append((CLOSE, "think_end"))
-        self._writer = Writer(
+        self._writer = Detokenizer(
             tokenizer.pieces,
             tokenizer.encode,
             criteria.until,
@@ -103,7 +107,7 @@ class Incoming:
             begun=begun,
         )
         self._text = Retokenizer(tokenizer.encode, criteria.until, stops, fresh=asked.fresh)
-        self._source: Writer | Retokenizer = self._writer if able.ids else self._text
+        self._source: Detokenizer | Retokenizer = self._writer if able.ids else self._text
         self.made = 0
         self.entropy: float | None = None
         self.withheld = False

@@ -21,19 +21,14 @@ Differences from a local worker, all of them the servers':
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Iterator, Mapping
-from contextlib import aclosing, contextmanager, suppress
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
-import httpx
-from httpx_sse import SSEError, aconnect_sse
-
 from orchestrator.errors import (
-    BatonError,
     Overloaded,
     Unsupported,
     WorkerError,
@@ -49,165 +44,19 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta, check_method
-from workers.remote import errors as failures
-from workers.remote import protocol as dialect
-from workers.remote.address import base
+from workers.remote import protocol
 from workers.remote.probe import probe
-from workers.remote.protocol import Abilities, Vocabulary, sense
-from workers.remote.request_builder import Outgoing
-from workers.remote.response_parser import Asked, Incoming
-from workers.retry import CircuitBreaker, CountedRetry
+from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
+from workers.remote.request_builder import RequestBuilder
+from workers.remote.response_parser import ParserOptions, ResponseParser
+from workers.remote.server import Server
 from workers.streams import merge_deltas, resume_generation
 from workers.text.checks import check_length, check_sampling, label_ids
-from workers.text.prompt import Prompts
+from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import endings, verification
 
 log = logging.getLogger(__name__)
-
-
-FAREWELL_S = 1.0  # for a server to end a stream whose last word was said
-
-
-class Server:
-    """One server: connections that are kept, errors in our words, retries, a circuit breaker.
-
-    Args:
-        url: its base (`http://host:8000/v1`); ConfigError if it is none.
-        key: sent as the bearer's token.
-        connect_s: seconds for a connection to come about.
-        silence_s: seconds of silence after which a call counts as lost.
-        retries: tries of a call after the first.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        key: str | None = None,
-        connect_s: float = 5.0,
-        silence_s: float = 60.0,
-        retries: int = 2,
-        breaker: CircuitBreaker | None = None,
-    ) -> None:
-        self.name = base(url)
-        self._retries, self.breaker = retries, breaker or CircuitBreaker(self.name)
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
-        self._timeout = httpx.Timeout(silence_s, connect=connect_s)
-        self._home: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
-
-    @property
-    def _http(self) -> httpx.AsyncClient:
-        """The client of the running event loop: connections cannot move between loops."""
-        loop = asyncio.get_running_loop()
-        if self._home is None or self._home[0] is not loop:
-            client = httpx.AsyncClient(
-                headers=self._headers,
-                timeout=self._timeout,
-                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
-                follow_redirects=False,
-                trust_env=False,
-            )
-            self._home = loop, client
-        return self._home[1]
-
-    async def aclose(self) -> None:
-        if self._home is not None and self._home[0] is asyncio.get_running_loop():
-            await self._home[1].aclose()
-        self._home = None
-
-    def tries(self) -> CountedRetry:
-        """The tries that one call has."""
-        return CountedRetry(self._retries, self.breaker)
-
-    async def get(self, path: str, *, patience_s: float | None = None) -> Any:
-        """A page's JSON, tried once."""
-        timeout = self._timeout if patience_s is None else httpx.Timeout(patience_s)
-        with self._errors():
-            response = await self._http.get(self.name + path, timeout=timeout)
-            return self._json(response)
-
-    async def ask(self, path: str, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
-        """The answer to a request that is not streamed."""
-        retries = self.tries()
-        while True:
-            try:
-                with self._errors():
-                    response = await self._http.post(
-                        self.name + path, json=body, headers=dialect.session(session)
-                    )
-                    return self._answer(self._json(response))
-            except (WorkerUnavailable, Overloaded) as error:
-                await retries.backoff(error)
-
-    async def events(
-        self, path: str, body: Mapping[str, Any], session: str = ""
-    ) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of a streamed answer, tried once; closing it hangs up."""
-        with self._errors():
-            source = aconnect_sse(
-                self._http, "POST", self.name + path, json=body, headers=dialect.session(session)
-            )
-            async with source as stream:
-                if stream.response.status_code != 200:
-                    await stream.response.aread()
-                    self._json(stream.response)
-                self.breaker.record_success()  # it answers; what comes of the stream is seen later
-                lines = stream.aiter_sse()
-                async for event in lines:
-                    if event.data == "[DONE]":  # read to the end: the connection is used again
-                        with suppress(TimeoutError, httpx.HTTPError):
-                            await asyncio.wait_for(anext(lines, None), FAREWELL_S)
-                        return
-                    yield self._answer(json.loads(event.data))
-
-    def _answer(self, data: Any) -> dict[str, Any]:
-        """An answer or a chunk of one.
-
-        Raises:
-            BatonError: it is an error, or neither.
-        """
-        if isinstance(data, dict) and data.get("error"):
-            raise failures.stream_failure(data, self.name)
-        if not isinstance(data, dict) or not isinstance(data.get("choices"), list):
-            raise WorkerUnavailable(f"{self.name}: not an answer of OpenAI's API")
-        return data
-
-    def _json(self, response: httpx.Response) -> Any:
-        """The body of a response that is all right.
-
-        Raises:
-            BatonError: what its status stands for.
-        """
-        if response.status_code == 200:
-            return response.json()
-        try:
-            body = response.json()
-        except ValueError:
-            body = None
-        raise failures.failure(response.status_code, response.headers, body, self.name)
-
-    @contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Errors on the way in our words, and what they mean to the breaker."""
-        self.breaker.before_call()
-        try:
-            yield
-        except WorkerUnavailable:
-            self.breaker.record_failure()
-            raise
-        except BatonError:
-            self.breaker.record_success()  # it is there, and says no
-            raise
-        except (httpx.HTTPError, httpx.StreamError, SSEError) as error:
-            self.breaker.record_failure()
-            what = str(error) or type(error).__name__
-            raise WorkerUnavailable(f"{self.name}: {what}") from None
-        except ValueError as error:  # no JSON
-            self.breaker.record_failure()
-            raise WorkerUnavailable(f"{self.name} talks nonsense: {type(error).__name__}") from None
-        else:
-            self.breaker.record_success()
 
 
 class RemoteWorker:
@@ -225,13 +74,13 @@ class RemoteWorker:
         self, server: Server, model: str, tokenizer: Tokenizer, *, context: int | None = None
     ) -> None:
         self.server, self.model, self.tokenizer = server, model, tokenizer
-        self.prompts, self.vocabulary = Prompts(tokenizer), Vocabulary(tokenizer)
+        self.prompts, self.vocabulary = PromptRenderer(tokenizer), Vocabulary(tokenizer)
         self.context = context
-        self._outgoing = Outgoing(self.prompts)
+        self._requests = RequestBuilder(self.prompts)
         self._eos = tokenizer.eos_id
         self._ends = tokenizer.controls | (set() if self._eos is None else {self._eos})
-        self._able: Abilities | None = None
-        self._probing: asyncio.Task[Abilities] | None = None
+        self._able: ServerCapabilities | None = None
+        self._probing: asyncio.Task[ServerCapabilities] | None = None
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
@@ -274,27 +123,27 @@ class RemoteWorker:
         prefix = self.prompts.transcript(call.transcript)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
-        body = self._outgoing.body(able.prompt, ids, call.transcript, query)
-        body |= dialect.wanted(self.model, Sampling(), able, 1, top=dialect.TOP[0])
+        body = self._requests.body(able.prompt, ids, call.transcript, query)
+        body |= protocol.wanted(self.model, Sampling(), able, 1, top=protocol.TOP[0])
         if able.labels:
             body["logprob_token_ids"] = list(chosen)
         if nll:
             ends = endings(self.tokenizer, self._ends, call.transcript, judged)
             body |= self._prompt_laws(able, able.top if ends else 1)
         answer = await self.server.ask(able.path, body, call.request)
-        usage = dialect.usage(answer, len(ids), 1)
+        usage = protocol.usage(answer, len(ids), 1)
         if able.prompt == "chat" and usage.prompt != len(ids):
             raise self._lacks("a chat template that shows a judge the thought")
         named = dict(zip(labels, chosen, strict=True))
         echoed = len(ids) if nll and able.prompt_logprobs == "echo" else 0
-        with sense(self.server.name):
-            law = dialect.classification(
+        with checked_answer(self.server.name):
+            law = protocol.classification(
                 answer, named, self.vocabulary, usage, _ms_since(began), echoed
             )
             if not nll:
                 return law
             part = slice(len(prefix) - len(verified), len(prefix))
-            told, ending = dialect.surprises(answer, ids, part, ends, self.vocabulary)
+            told, ending = protocol.surprises(answer, ids, part, ends, self.vocabulary)
             return replace(law, nll=told, ending=ending if ends else None)
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
@@ -307,20 +156,22 @@ class RemoteWorker:
         ends = endings(self.tokenizer, self._ends, call.transcript, segment)
         top = 1 if sampling.is_greedy else able.top
         body: dict[str, Any] = {"prompt": ids}
-        body |= dialect.wanted(self.model, sampling, able, 1, top=able.top if ends else top)
+        body |= protocol.wanted(self.model, sampling, able, 1, top=able.top if ends else top)
         body |= self._prompt_laws(able, top)
         if able.labels and ends:  # as many as it would show of the likeliest; the end of turn first
             named = sorted(ends, key=lambda i: (i != self._eos, i))
             body["logprob_token_ids"] = named[: able.top]
         answer = await self.server.ask(able.path, body, call.request)
-        with sense(self.server.name):
-            verdict = dialect.verdict(answer, ids, len(tokens), sampling, ends, self.vocabulary)
-            usage = dialect.usage(answer, len(ids), 1)
+        with checked_answer(self.server.name):
+            output = protocol.score_output(
+                answer, ids, len(tokens), sampling, ends, self.vocabulary
+            )
+            usage = protocol.usage(answer, len(ids), 1)
             return verification(
-                verdict, call, segment, self.prompts, self._ends, usage, _ms_since(began)
+                output, call, segment, self.prompts, self._ends, usage, _ms_since(began)
             )
 
-    async def abilities(self) -> Abilities:
+    async def abilities(self) -> ServerCapabilities:
         """What the server can do; probed at the first call and kept.
 
         Raises:
@@ -347,15 +198,15 @@ class RemoteWorker:
         """Close the connections; calls in progress fail."""
         await self.server.aclose()
 
-    async def _probe(self) -> Abilities:
+    async def _probe(self) -> ServerCapabilities:
         def ask(path: str, body: dict[str, Any]) -> Awaitable[Mapping[str, Any]]:
             return self.server.ask(path, {"model": self.model, **body})
 
-        with sense(self.server.name):
+        with checked_answer(self.server.name):
             able = await probe(ask, self.prompts, self.vocabulary)
         if self.context is None:
             with suppress(WorkerError):
-                self.context = dialect.context(await self.server.get("/models"), self.model)
+                self.context = protocol.context(await self.server.get("/models"), self.model)
         log.info("%s, %s: %s, context %s", self.server.name, self.model, able, self.context)
         return able
 
@@ -372,12 +223,12 @@ class RemoteWorker:
                 raise self._lacks(f"log-probabilities of tokens, which {gate} needs")
         ids = self.prompts.transcript(call.transcript)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
-        asked = Asked.of(call.transcript, len(ids), criteria, self.context, self._ends)
-        body = self._outgoing.body(able.prompt, ids, call.transcript)
+        asked = ParserOptions.of(call.transcript, len(ids), criteria, self.context, self._ends)
+        body = self._requests.body(able.prompt, ids, call.transcript)
         top = 1 if criteria.max_entropy is None else able.top
-        body |= dialect.wanted(self.model, sampling, able, asked.room, top=top)
+        body |= protocol.wanted(self.model, sampling, able, asked.room, top=top)
         begun, finish = self.prompts.unfinished(call.transcript), None
-        incoming = Incoming(self.tokenizer, able, asked, begun)
+        parser = ResponseParser(self.tokenizer, able, asked, begun)
         spent: Mapping[str, Any] = {}
         if asked.room > 0:
             body |= asked.stops(self.tokenizer, able)
@@ -386,14 +237,14 @@ class RemoteWorker:
             async with aclosing(events):
                 async for data in events:
                     spent = data if data.get("usage") else spent
-                    with sense(self.server.name):
-                        piece = dialect.read(data, self.vocabulary)
+                    with checked_answer(self.server.name):
+                        piece = protocol.read(data, self.vocabulary)
                     if piece is None or finish is not None:
                         continue
-                    finish = incoming.push(piece)
+                    finish = parser.push(piece)
                     if finish is None and piece.finish is not None:
                         raise WorkerUnavailable(f"{self.server.name} ended by {piece.finish!r}")
-                    if finish is None and (delta := incoming.take()):
+                    if finish is None and (delta := parser.take()):
                         yield delta
                     if finish is not None and piece.finish is None:
                         break  # we hang up; where the server ended too, its usage is to come
@@ -401,18 +252,18 @@ class RemoteWorker:
                 raise WorkerUnavailable(f"{self.server.name}: the stream broke off")
         elif criteria.max_tokens == 0 and (self.context is None or len(ids) < self.context):
             spent = await self.server.ask(able.path, body, call.request)
-        if delta := incoming.end():
+        if delta := parser.end():
             yield delta
-        segment = incoming.segment(call.author, finish or "length")
-        made = incoming.made or len(segment.tokens)
+        segment = parser.segment(call.author, finish or "length")
+        made = parser.made or len(segment.tokens)
         if finish == "length":
             made = max(made, asked.room)  # our count of a text's tokens may fall short
-        usage = dialect.usage(spent, len(ids), made)
-        if asked.room <= 0 or incoming.withheld:
+        usage = protocol.usage(spent, len(ids), made)
+        if asked.room <= 0 or parser.withheld:
             usage = replace(usage, generated=0)  # it only read, or did not even do that
-        yield Generation(segment, usage, _ms_since(began), incoming.entropy)
+        yield Generation(segment, usage, _ms_since(began), parser.entropy)
 
-    def _prompt_laws(self, able: Abilities, top: int) -> dict[str, Any]:
+    def _prompt_laws(self, able: ServerCapabilities, top: int) -> dict[str, Any]:
         """The field that asks for the laws of the prompt, `top` tokens of each."""
         if able.prompt_logprobs is None:
             raise self._lacks("log-probabilities of the prompt, which verifying needs")

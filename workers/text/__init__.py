@@ -1,1 +1,11 @@
-"""."""
+"""Between text and token ids: what every worker shares, whatever runs its model. It needs no torch.
+
+- `tokenizer_files`: a checkpoint's tokenizer from its files, in a folder or on the hub.
+- `tokenizer`: text to ids and back, with control tokens out of reach of any text.
+- `chat_template`: Jinja chat templates, rendered as transformers renders them.
+- `prompt`: a transcript or a side conversation as token ids.
+- `checks`: what is checked of every call: sampling, labels, length.
+- `detokenizer`: ids to text as they are made: whole characters, delimiters, stop strings.
+- `retokenizer`: text to ids as it comes, for servers that return no ids.
+- `verification`: log-likelihoods and choices as a `Verification`.
+"""

@@ -14,9 +14,21 @@ from orchestrator.types import Finish
 from orchestrator.worker import Delta
 
 Stop = tuple[str, Finish]
+"""A string that ends a text and is cut off, and the reason to report."""
 
 
-class Writer:
+def held_back(text: str, stops: Sequence[Stop]) -> int:
+    """Length of the longest end of a text that may turn out to begin a stop string."""
+    held = 0
+    for stop, _ in stops:
+        for size in range(min(len(stop) - 1, len(text)), held, -1):
+            if text.endswith(stop[:size]):
+                held = size
+                break
+    return held
+
+
+class Detokenizer:
     """One generation's text.
 
     Args:
@@ -80,7 +92,7 @@ class Writer:
 
     def take(self) -> Delta | None:
         """What has become final since the last time, if anything."""
-        return self._give(len(self.text) - self._held())
+        return self._give(len(self.text) - held_back(self.text, self._stops))
 
     def end(self) -> Delta | None:
         """The rest, once nothing more comes; tokens of an unfinished character are dropped."""
@@ -100,16 +112,6 @@ class Writer:
             tuple(self.tokens[sent_tokens:tokens]),
             tuple(self.logprobs[sent_tokens:tokens]),
         )
-
-    def _held(self) -> int:
-        """Length of the longest end of the text that may turn out to begin a stop string."""
-        held = 0
-        for stop, _ in self._stops:
-            for size in range(min(len(stop) - 1, len(self.text)), held, -1):
-                if self.text.endswith(stop[:size]):
-                    held = size
-                    break
-        return held
 
     def _cut(self, at: int) -> None:
         """End the text before character `at`, re-encoding what is left of a token there."""

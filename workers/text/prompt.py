@@ -27,7 +27,7 @@ Part = int | tuple[int, ...]
 """The index of a content, or ids of markup."""
 
 
-class Prompts:
+class PromptRenderer:
     """Renders transcripts and side conversations for one checkpoint."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:

@@ -1,9 +1,8 @@
-"""From text that comes without ids to tokens: for servers that tell no ids.
+"""From text to tokens, for servers that return no ids.
 
-The counterpart of `workers.text.detokenizer.Writer`. Words are encoded one by one, as soon as the
-next one
-begins: that is where tokenizers split a text before anything else, so the ids are those of the
-whole text, however it was cut into chunks on its way.
+The counterpart of `workers.text.detokenizer.Detokenizer`. Words are encoded one by one, as soon as
+the next one begins: that is where tokenizers split a text before anything else, so the ids are
+those of the whole text, however it was cut into chunks on its way.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
-from workers.text.detokenizer import Stop
+from workers.text.detokenizer import Stop, held_back
 
 # A word, the space before it and the newlines behind it (tokenizers take those together with
 # punctuation), once something follows; or so long a word that nobody waits for its end.
@@ -65,7 +64,7 @@ class Retokenizer:
 
     def take(self) -> Delta | None:
         """The words that are whole since the last time, if any."""
-        final = len(self.text) - self._held()
+        final = len(self.text) - held_back(self.text, self._stops)
         words = []
         while (word := _WORD.match(self.text, self._done)) and word.end() <= final:
             words.append(word[0])
@@ -83,13 +82,3 @@ class Retokenizer:
         ids = tuple(i for word in words for i in self._encode(word))
         self.tokens.extend(ids)
         return Delta("".join(words), ids)
-
-    def _held(self) -> int:
-        """Length of the longest end of the text that may turn out to begin a stop string."""
-        held = 0
-        for stop, _ in self._stops:
-            for size in range(min(len(stop) - 1, len(self.text)), held, -1):
-                if self.text.endswith(stop[:size]):
-                    held = size
-                    break
-        return held

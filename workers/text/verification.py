@@ -9,7 +9,7 @@ from typing import cast
 from orchestrator.types import Author, Finish, Segment, Transcript, Usage, Verification
 from orchestrator.worker import Call
 from workers.text.detokenizer import cuts
-from workers.text.prompt import Prompts
+from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 
 ENDED: tuple[Finish, ...] = ("think_end", "eos")
@@ -17,7 +17,7 @@ ENDED: tuple[Finish, ...] = ("think_end", "eos")
 
 
 @dataclass(eq=False, slots=True)
-class Verdict:
+class ScoreOutput:
     """What a pass says of k ids: surprise at each, k + 1 choices and their log-probabilities.
 
     `ending` is the surprise at any of the ids that end the text behind them.
@@ -44,15 +44,15 @@ def endings(
 
 
 def verification(
-    verdict: Verdict,
+    output: ScoreOutput,
     call: Call,
     segment: Segment,
-    prompts: Prompts,
+    prompts: PromptRenderer,
     ends: Collection[int],
     usage: Usage,
     ms: float,
 ) -> Verification:
-    """A verdict on `segment` behind the transcript of `call`, with its texts.
+    """The scores on `segment` behind the transcript of `call`, with its texts.
 
     `ends` are the ids that a model may choose and that are never text.
     """
@@ -64,8 +64,8 @@ def verification(
     if not thinking or tokenizer.close_id is not None:
         begun = prompts.unfinished(call.transcript)
         tokens = prompts.segment(segment)
-        pieces, texts = cuts(tokenizer.pieces, tokens, verdict.choices, begun)
-        for token, text, logprob in zip(verdict.choices, texts, verdict.logprobs, strict=True):
+        pieces, texts = cuts(tokenizer.pieces, tokens, output.choices, begun)
+        for token, text, logprob in zip(output.choices, texts, output.logprobs, strict=True):
             option = Segment(
                 cast("Author", call.author), text, (token,), (logprob,), tokenizer.hash
             )
@@ -75,11 +75,11 @@ def verification(
                 option = Segment(option.author, "", tokenizer=tokenizer.hash, finish=finish)
             options.append(option)
     return Verification(
-        tuple(verdict.nll),
-        tuple(verdict.choices),
+        tuple(output.nll),
+        tuple(output.choices),
         usage,
         ms,
         tuple(pieces),
         tuple(options),
-        verdict.ending if segment.finish in ENDED else None,
+        output.ending if segment.finish in ENDED else None,
     )

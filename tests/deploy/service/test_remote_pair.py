@@ -18,7 +18,7 @@ from deploy.service.workers import close, load_pair
 from orchestrator.errors import ConfigError
 from tests.deploy.cli.test_main import baton  # noqa: F401
 from tests.deploy.conftest import free_port, running
-from tests.workers.remote.vllm_like import MODEL, Manners, VllmLike, serving
+from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load as load_local
 from workers.training.problems import draw
 
@@ -31,7 +31,7 @@ LABEL = Candidate("specreason", "specreason", {})
 def urls() -> Iterator[dict[str, str]]:
     """The embedded pair on servers that want a key."""
     workers = {name: load_local(f"embedded:{name}") for name in PAIR}
-    apps = [VllmLike(worker, Manners(key="k")).app for worker in workers.values()]
+    apps = [VllmLike(worker, ServerBehavior(key="k")).app for worker in workers.values()]
     with serving(apps[0]) as small, serving(apps[1]) as large:
         yield {"small": small, "large": large}
     for worker in workers.values():

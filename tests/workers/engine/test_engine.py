@@ -28,7 +28,7 @@ from tests.workers.engine.local import ask, run, slow
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.replica.server import ReplicaServer
-from workers.text.detokenizer import Writer
+from workers.text.detokenizer import Detokenizer
 
 
 async def test_more_calls_than_rows_wait_and_then_are_refused(worker: LocalWorker) -> None:
@@ -139,14 +139,14 @@ async def test_a_crash_in_the_model_fails_its_calls_only(worker: LocalWorker) ->
 async def test_a_crash_in_the_handling_of_a_token_fails_that_call_only(
     worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    push = Writer.push
+    push = Detokenizer.push
 
-    def crash(self: Writer, token: int, logprob: float) -> Any:
+    def crash(self: Detokenizer, token: int, logprob: float) -> Any:
         if len(self.tokens) in crash_at:
             raise IndexError("no such token")
         return push(self, token, logprob)
 
-    monkeypatch.setattr(Writer, "push", crash)
+    monkeypatch.setattr(Detokenizer, "push", crash)
     for at in (0, 3):  # with the prompt's last logits, and in the loop
         crash_at = {at}
         with pytest.raises(WorkerError, match="no such token"):

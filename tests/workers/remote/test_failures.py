@@ -22,8 +22,9 @@ from orchestrator.types import Generation, LabelQuery, Message, Sampling, StopCr
 from orchestrator.worker import Call, Delta
 from workers.embedded.checkpoints import resolve
 from workers.remote.errors import Absent, Declined
-from workers.remote.protocol import Abilities
-from workers.remote.worker import RemoteWorker, Server
+from workers.remote.protocol import ServerCapabilities
+from workers.remote.server import Server
+from workers.remote.worker import RemoteWorker
 from workers.retry import CircuitBreaker
 from workers.text.tokenizer_files import load_tokenizer
 
@@ -131,7 +132,7 @@ async def odd(*replies: Reply, **options: Any) -> AsyncIterator[tuple[Odd, Remot
     listening = await asyncio.start_server(behind.serve, "127.0.0.1", 0)
     behind.port = listening.sockets[0].getsockname()[1]
     worker = RemoteWorker(Server(f"http://127.0.0.1:{behind.port}", **options), "m", TOKENIZER)
-    worker._able = Abilities("ids", ids=True, top=20)
+    worker._able = ServerCapabilities("ids", ids=True, top=20)
     well.start = len(worker.prompts.transcript(QUESTION.transcript))  # type: ignore[attr-defined]
     try:
         yield behind, worker
@@ -331,7 +332,7 @@ async def test_line_separators_inside_a_text_do_not_end_a_line() -> None:
         {"choices": [{"text": odd_text, "finish_reason": "stop"}]}, ensure_ascii=False
     )
     async with odd(events(f"data: {data}\n\n", "data: [DONE]\n\n")) as (_, worker):
-        worker._able = Abilities("ids")
+        worker._able = ServerCapabilities("ids")
         assert whole(await write(worker)).segment.text == odd_text
 
 
@@ -398,7 +399,7 @@ async def test_a_probe_that_failed_is_made_again() -> None:
         with pytest.raises(WorkerUnavailable):
             await write(worker)
         behind.replies = [http(200, '{"choices": [{"text": "x", "finish_reason": "length"}]}')]
-        assert await worker.abilities() == Abilities("ids")
+        assert await worker.abilities() == ServerCapabilities("ids")
 
 
 @pytest.mark.parametrize(

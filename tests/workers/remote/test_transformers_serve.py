@@ -21,8 +21,9 @@ from tests.deploy.conftest import free_port
 from tests.workers.remote.test_worker import JUDGE, QUESTIONS, answer, ask, call, write
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load
-from workers.remote.protocol import Abilities
-from workers.remote.worker import RemoteWorker, Server
+from workers.remote.protocol import ServerCapabilities
+from workers.remote.server import Server
+from workers.remote.worker import RemoteWorker
 from workers.text.tokenizer_files import load_tokenizer
 
 pytestmark = pytest.mark.timeout(400)
@@ -82,7 +83,7 @@ def served(addresses: dict[str, str]) -> dict[Any, RemoteWorker]:
 
 async def test_it_generates_as_in_process(served: dict[Any, RemoteWorker]) -> None:
     small = served["small"]
-    assert await small.abilities() == Abilities("text")
+    assert await small.abilities() == ServerCapabilities("text")
     here = load("embedded:small")
     try:
         for question in QUESTIONS[:2]:

@@ -3,7 +3,7 @@
 Requests and answers have vLLM's fields, shapes and refusals: prompts as ids or text,
 `return_token_ids`, `return_tokens_as_token_ids`, `logprobs`, `logprob_token_ids`,
 `prompt_logprobs`, `stop`, `stop_token_ids`, `echo`, `continue_final_message`, streams that end in
-a chunk of usage and `[DONE]`. `Manners` takes abilities away, for servers that lack them.
+a chunk of usage and `[DONE]`. `ServerBehavior` takes abilities away, for servers that lack them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ MODEL = "served"
 
 
 @dataclass
-class Manners:
+class ServerBehavior:
     """What the server does; vLLM does all of it."""
 
     completions: bool = True
@@ -83,8 +83,8 @@ class Made:
 class VllmLike:
     """The application over one local worker's engine."""
 
-    def __init__(self, worker: LocalWorker, manners: Manners | None = None) -> None:
-        self.worker, self.manners = worker, manners or Manners()
+    def __init__(self, worker: LocalWorker, behavior: ServerBehavior | None = None) -> None:
+        self.worker, self.behavior = worker, behavior or ServerBehavior()
         self.hf = PreTrainedTokenizerFast(
             tokenizer_object=worker.tokenizer._markup,
             eos_token=worker.tokenizer.decode([worker.tokenizer.eos_id]),
@@ -109,23 +109,23 @@ class VllmLike:
 
     async def models(self, request: Request) -> Response:
         self.check_key(request)
-        size = {"max_model_len": self.worker.context} if self.manners.tells_context else {}
+        size = {"max_model_len": self.worker.context} if self.behavior.tells_context else {}
         return JSONResponse({"object": "list", "data": [{"id": MODEL, "object": "model", **size}]})
 
     async def complete(self, request: Request) -> Response:
-        if not self.manners.completions:
+        if not self.behavior.completions:
             raise Refusal(404, "Not Found")
         body = await self.body(request)
         prompt, hf = body["prompt"], self.hf
         if isinstance(prompt, str):
             prompt = hf(prompt)["input_ids"]
-        elif not self.manners.prompt_ids:
+        elif not self.behavior.prompt_ids:
             raise Refusal(400, "prompt must be a string.", "prompt")
         return await self.respond(body, prompt, chat=False)
 
     async def chat(self, request: Request) -> Response:
         body = await self.body(request)
-        going_on = body.get("continue_final_message", False) and self.manners.continues
+        going_on = body.get("continue_final_message", False) and self.behavior.continues
         ids = self.hf.apply_chat_template(
             body["messages"],
             add_generation_prompt=body.get("add_generation_prompt", True) and not going_on,
@@ -138,14 +138,14 @@ class VllmLike:
         self.check_key(request)
         body: dict[str, Any] = await request.json()
         self.requests.append((request.url.path, body))
-        manners, named = self.manners, body.get("model")
+        behavior, named = self.behavior, body.get("model")
         if named != MODEL:
             raise Refusal(404, f"The model `{named}` does not exist.", "model")
         unknown = sorted(body.keys() - OPENAIS)
-        if manners.strict and unknown:
+        if behavior.strict and unknown:
             raise Refusal(422, f"Unexpected fields in the request: {unknown}")
         for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
-            if (asked := body.get(name) or 0) is not True and asked > manners.max_logprobs:
+            if (asked := body.get(name) or 0) is not True and asked > behavior.max_logprobs:
                 text = f"Requested sample logprobs of {asked}, which is greater than max allowed"
                 raise Refusal(400, text, name)
         if body.get("stream") and body.get("prompt_logprobs"):
@@ -155,7 +155,7 @@ class VllmLike:
         return body
 
     def check_key(self, request: Request) -> None:
-        key = self.manners.key
+        key = self.behavior.key
         if key is not None and request.headers.get("authorization") != f"Bearer {key}":
             raise Refusal(401, "Unauthorized")
 
@@ -180,7 +180,7 @@ class VllmLike:
                 laws.append(step[1])
         choice = self.choice(body, made.ids, laws, made.text, chat, "message")
         choice |= {"finish_reason": made.finish, "stop_reason": made.stop}
-        if self.manners.prompt_logprobs and (top := body.get("prompt_logprobs")):
+        if self.behavior.prompt_logprobs and (top := body.get("prompt_logprobs")):
             choice["prompt_logprobs"] = await self.prompt_laws(prompt, top)
         if body.get("echo"):
             await self.echo(body, choice, prompt)
@@ -248,7 +248,7 @@ class VllmLike:
         text = hf.decode(made.ids, skip_special_tokens=True)
         whole = text.rstrip("\ufffd")  # half a character waits for its other half
         made.text = whole if len(made.ids) < (body.get("max_tokens") or 16) else text
-        if self.manners.stops_at_controls:  # as transformers' generate does
+        if self.behavior.stops_at_controls:  # as transformers' generate does
             raw = hf.decode(made.ids)
             if any(stop in raw for stop in stops):
                 made.finish = "stop"
@@ -276,7 +276,7 @@ class VllmLike:
         else:
             choice["text"] = text
         choice["logprobs"] = None
-        if asked is not None and self.manners.max_logprobs:
+        if asked is not None and self.behavior.max_logprobs:
             tops = [self.top(body, law, i, asked) for law, i in zip(laws, ids, strict=True)]
             name = self.namer(body)
             if chat:
@@ -301,19 +301,19 @@ class VllmLike:
                     "top_logprobs": [{name(j): p for j, p in top.items()} for top in tops],
                     "text_offset": [0] * len(ids),
                 }
-        if self.manners.token_ids and body.get("return_token_ids"):
+        if self.behavior.token_ids and body.get("return_token_ids"):
             choice["token_ids"] = ids
         return choice
 
     def top(self, body: dict[str, Any], law: Any, chosen: int, count: int) -> dict[int, float]:
         """Log-probabilities by id: the token's own first, as vLLM has it."""
-        wanted = body.get("logprob_token_ids") if self.manners.labels else None
+        wanted = body.get("logprob_token_ids") if self.behavior.labels else None
         if wanted is None:
             wanted = law.topk(min(count, len(law))).indices.tolist()
         return {i: max(float(law[i]), -9999.0) for i in [chosen, *wanted]}
 
     def namer(self, body: dict[str, Any]) -> Any:
-        if self.manners.named_ids and body.get("return_tokens_as_token_ids"):
+        if self.behavior.named_ids and body.get("return_tokens_as_token_ids"):
             return lambda i: f"token_id:{i}"
         return lambda i: self.hf.decode([i])
 
@@ -344,7 +344,7 @@ class VllmLike:
 
     async def echo(self, body: dict[str, Any], choice: dict[str, Any], prompt: list[int]) -> None:
         choice["text"] = self.hf.decode(prompt) + choice["text"]
-        if choice["logprobs"] is None or not self.manners.echo_logprobs:
+        if choice["logprobs"] is None or not self.behavior.echo_logprobs:
             return
         name, laws, told = self.namer(body), await self.laws(prompt), choice["logprobs"]
         tops = [

@@ -10,7 +10,7 @@ from orchestrator.types import Message, Transcript
 from workers.engine.loading import LoadedTarget, open_target
 from workers.speculation import build
 from workers.speculation.decode import Decoder, generate
-from workers.text.prompt import Prompts
+from workers.text.prompt import PromptRenderer
 from workers.training.problems import draw
 
 PROBLEMS, MOST = 12, 120
@@ -23,7 +23,7 @@ def large() -> LoadedTarget:
 
 @pytest.fixture(scope="module")
 def prompts(large: LoadedTarget) -> list[list[int]]:
-    rendered = Prompts(large.tokenizer)
+    rendered = PromptRenderer(large.tokenizer)
     problems = draw("dev", 3, PROBLEMS)
     return [rendered.transcript(Transcript((Message("user", one.question),))) for one in problems]
 

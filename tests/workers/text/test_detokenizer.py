@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.types import Finish
-from workers.text.detokenizer import Writer, cuts, unfinished
+from workers.text.detokenizer import Detokenizer, cuts, unfinished
 
 BYTES = [bytes([b]) for b in range(256)]
 
@@ -16,9 +16,9 @@ def encode(text: str) -> tuple[int, ...]:
 
 def run(
     data: bytes, *, until: tuple[str, ...] = (), stop: tuple[str, ...] = ()
-) -> tuple[str, list[str], Finish | None, Writer]:
+) -> tuple[str, list[str], Finish | None, Detokenizer]:
     """Feed bytes one token each; returns the text, the deltas' texts and the finish."""
-    writer = Writer(BYTES, encode, until, [(s, "stop") for s in stop])
+    writer = Detokenizer(BYTES, encode, until, [(s, "stop") for s in stop])
     deltas, finish = [], None
     for byte in data:
         finish = writer.push(byte, -1.0)
@@ -65,11 +65,11 @@ def test_stop_is_cut_off_and_never_streamed() -> None:
 
 
 def test_what_a_stop_leaves_of_a_token_is_encoded_anew() -> None:
-    writer = Writer([b"abSTOPcd", b"xS", b"TOPy"], encode, (), [("STOP", "stop")])
+    writer = Detokenizer([b"abSTOPcd", b"xS", b"TOPy"], encode, (), [("STOP", "stop")])
     assert writer.push(0, -0.5) == "stop"
     writer.end()
     assert (writer.text, writer.tokens, writer.logprobs) == ("ab", [97, 98], [-0.5, -0.5])
-    writer = Writer([b"abSTOPcd", b"xS", b"TOPy"], encode, (), [("STOP", "stop")])
+    writer = Detokenizer([b"abSTOPcd", b"xS", b"TOPy"], encode, (), [("STOP", "stop")])
     assert writer.push(1, -1.0) is None
     assert writer.take() is None
     assert writer.push(2, -2.0) == "stop"
@@ -78,24 +78,24 @@ def test_what_a_stop_leaves_of_a_token_is_encoded_anew() -> None:
 
 
 def test_a_delimiter_inside_a_token_keeps_the_token() -> None:
-    writer = Writer([b".\n\nSo"], encode, ["\n\n"])
+    writer = Detokenizer([b".\n\nSo"], encode, ["\n\n"])
     assert writer.push(0, 0.0) == "until"
     assert writer.text == ".\n\nSo"
 
 
 def test_a_stop_wins_over_a_delimiter() -> None:
-    writer = Writer([b"a\n\nEND"], encode, ["\n\n"], [("END", "stop")])
+    writer = Detokenizer([b"a\n\nEND"], encode, ["\n\n"], [("END", "stop")])
     assert writer.push(0, 0.0) == "stop"
     assert writer.text == "a\n\n"
 
 
 def test_white_space_before_an_answer_holds_no_stop_string() -> None:
-    writer = Writer(BYTES, encode, (), [("\n", "stop")], fresh=True)
+    writer = Detokenizer(BYTES, encode, (), [("\n", "stop")], fresh=True)
     ends = [writer.push(byte, -1.0) for byte in b"\n\nso 4\n"]
     assert ends == [None] * 6 + ["stop"]
     writer.end()
     assert (writer.text, writer.tokens) == ("\n\nso 4", list(b"\n\nso 4"))
-    assert Writer(BYTES, encode, (), [("\n", "stop")]).push(10, -1.0) == "stop"
+    assert Detokenizer(BYTES, encode, (), [("\n", "stop")]).push(10, -1.0) == "stop"
 
 
 @pytest.mark.parametrize("text", ["aé€😀b", "plain", "", "\N{ZERO WIDTH JOINER}😀😀"])
@@ -108,7 +108,7 @@ def test_a_text_can_be_cut_at_any_token_and_go_on_anywhere(text: str) -> None:
         assert kept.encode() + begun == data[:at]
         # The same choice completes what the cut left open, or shows that it never was.
         assert cuts(BYTES, b"", [*data, ord("!")][at : at + 1], begun)[1] == [instead[at]]
-        following = Writer(BYTES, encode, begun=begun)
+        following = Detokenizer(BYTES, encode, begun=begun)
         for byte in data[at:]:
             following.push(byte, -1.0)
         assert kept + following.text == text

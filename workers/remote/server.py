@@ -1,0 +1,174 @@
+"""The connection to one OpenAI-compatible server: requests, streams, errors, retries.
+
+What comes back is JSON, and errors are those of `orchestrator.errors`; what it means is read by
+`workers.remote.protocol`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import httpx
+from httpx_sse import SSEError, aconnect_sse
+
+from orchestrator.errors import (
+    BatonError,
+    Overloaded,
+    WorkerUnavailable,
+)
+from workers.remote import errors as failures
+from workers.remote import protocol
+from workers.remote.address import base
+from workers.retry import CircuitBreaker, CountedRetry
+
+FAREWELL_S = 1.0  # for a server to end a stream whose last word was said
+
+
+class Server:
+    """One server: connections that are kept, errors in our words, retries, a circuit breaker.
+
+    Args:
+        url: its base (`http://host:8000/v1`); ConfigError if it is none.
+        key: sent as the bearer's token.
+        connect_s: seconds for a connection to come about.
+        silence_s: seconds of silence after which a call counts as lost.
+        retries: tries of a call after the first.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        key: str | None = None,
+        connect_s: float = 5.0,
+        silence_s: float = 60.0,
+        retries: int = 2,
+        breaker: CircuitBreaker | None = None,
+    ) -> None:
+        self.name = base(url)
+        self._retries, self.breaker = retries, breaker or CircuitBreaker(self.name)
+        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._timeout = httpx.Timeout(silence_s, connect=connect_s)
+        self._home: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
+
+    @property
+    def _http(self) -> httpx.AsyncClient:
+        """The client of the running event loop: connections cannot move between loops."""
+        loop = asyncio.get_running_loop()
+        if self._home is None or self._home[0] is not loop:
+            client = httpx.AsyncClient(
+                headers=self._headers,
+                timeout=self._timeout,
+                limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+                follow_redirects=False,
+                trust_env=False,
+            )
+            self._home = loop, client
+        return self._home[1]
+
+    async def aclose(self) -> None:
+        if self._home is not None and self._home[0] is asyncio.get_running_loop():
+            await self._home[1].aclose()
+        self._home = None
+
+    def tries(self) -> CountedRetry:
+        """The tries that one call has."""
+        return CountedRetry(self._retries, self.breaker)
+
+    async def get(self, path: str, *, patience_s: float | None = None) -> Any:
+        """A page's JSON, tried once."""
+        timeout = self._timeout if patience_s is None else httpx.Timeout(patience_s)
+        with self._errors():
+            response = await self._http.get(self.name + path, timeout=timeout)
+            return self._json(response)
+
+    async def ask(self, path: str, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
+        """The answer to a request that is not streamed."""
+        retries = self.tries()
+        while True:
+            try:
+                with self._errors():
+                    response = await self._http.post(
+                        self.name + path, json=body, headers=protocol.session(session)
+                    )
+                    return self._answer(self._json(response))
+            except (WorkerUnavailable, Overloaded) as error:
+                await retries.backoff(error)
+
+    async def events(
+        self, path: str, body: Mapping[str, Any], session: str = ""
+    ) -> AsyncGenerator[dict[str, Any], None]:
+        """The chunks of a streamed answer, tried once; closing it hangs up."""
+        with self._errors():
+            source = aconnect_sse(
+                self._http, "POST", self.name + path, json=body, headers=protocol.session(session)
+            )
+            async with source as stream:
+                if stream.response.status_code != 200:
+                    await stream.response.aread()
+                    self._json(stream.response)
+                self.breaker.record_success()  # it answers; what comes of the stream is seen later
+                lines = stream.aiter_sse()
+                async for event in lines:
+                    if event.data == "[DONE]":  # read to the end: the connection is used again
+                        with suppress(TimeoutError, httpx.HTTPError):
+                            await asyncio.wait_for(anext(lines, None), FAREWELL_S)
+                        return
+                    yield self._answer(json.loads(event.data))
+
+    def _answer(self, data: Any) -> dict[str, Any]:
+        """An answer or a chunk of one.
+
+        Raises:
+            BatonError: it is an error, or neither.
+        """
+        if isinstance(data, dict) and data.get("error"):
+            raise failures.stream_failure(data, self.name)
+        if not isinstance(data, dict) or not isinstance(data.get("choices"), list):
+            raise WorkerUnavailable(
+                f"{self.name}: expected a completion of OpenAI's API, with choices"
+            )
+        return data
+
+    def _json(self, response: httpx.Response) -> Any:
+        """The body of a response that is all right.
+
+        Raises:
+            BatonError: what its status stands for.
+        """
+        if response.status_code == 200:
+            return response.json()
+        try:
+            body = response.json()
+        except ValueError:
+            body = None
+        raise failures.failure(response.status_code, response.headers, body, self.name)
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Errors on the way in our words, and what they mean to the breaker."""
+        self.breaker.before_call()
+        try:
+            yield
+        except WorkerUnavailable:
+            self.breaker.record_failure()
+            raise
+        except BatonError:
+            self.breaker.record_success()  # it is there, and says no
+            raise
+        except (httpx.HTTPError, httpx.StreamError, SSEError) as error:
+            self.breaker.record_failure()
+            what = str(error) or type(error).__name__
+            raise WorkerUnavailable(f"{self.name}: {what}") from None
+        except ValueError as error:  # no JSON
+            self.breaker.record_failure()
+            raise WorkerUnavailable(
+                f"{self.name}: expected JSON, got something else ({type(error).__name__}); "
+                "check that the url is that of an OpenAI-compatible server"
+            ) from None
+        else:
+            self.breaker.record_success()
