@@ -179,7 +179,7 @@ class SpeculationCandidate:
     def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult:
         target, counts = self.decoder.target, self.counts
         for slot in range(target.cache.slots):  # who came before has read this prompt too
-            target.cache.ids[slot], target.cache.lengths[slot] = [], 0
+            target.cache.evict(slot)
         counts.reset()
         before = target.passes
         _synchronize(target.device)
@@ -228,16 +228,16 @@ class _Counts:
     def reset(self) -> None:
         self.rounds = self.drafted = self.accepted = 0
 
-    def __call__(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
+    def __call__(self, plan: Plan, scores: ModelOutput) -> list[Accepted]:
         if self.expected is not None:
-            distributions = warp(result.logits, [row.sampling for row in plan.rows]).cpu()
+            distributions = warp(scores.logits, [row.sampling for row in plan.rows]).cpu()
             for tree, probs in zip(plan.trees, distributions, strict=True):
                 self.expected.append(of_tree(self.method, tree, probs, self.ends))
-        walked = self.verify(plan, result)
+        accepted = self.verify(plan, scores)
         self.rounds += len(plan.trees)
         self.drafted += sum(len(tree) - 1 for tree in plan.trees)
-        self.accepted += sum(len(one.path) - 1 for one in walked)
-        return walked
+        self.accepted += sum(len(one.path) - 1 for one in accepted)
+        return accepted
 
 
 class TransformersCandidate:

@@ -52,6 +52,6 @@ def _margin(
     if at is None:
         return None
     text = prompt + wanted[:at]
-    target.cache.allocate(0, [], 0)
+    target.cache.evict(0)
     logits = target.prefill(0, text).logits[0, -1].float()
     return abs(float(logits[said[at]] - logits[wanted[at]]))

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from workers.model.tree import Tree
-from workers.speculation import rules
+from workers.speculation import rejection
 from workers.speculation.method import Method
 
 Distribution = NDArray[np.float64]
@@ -118,7 +118,7 @@ def distinct(position: DraftPosition, count: int) -> float:
         excess = (draft - target).clip(min=0)  # the chance that a token is drawn and rejected
         if count == 1 or excess.sum() < 1e-12:
             return kept
-        rest: Distribution = rules.residual(target, draft)
+        rest: Distribution = rejection.residual(target, draft)
         if rest[token] <= 0:
             return kept
         if count == 2:
@@ -130,7 +130,7 @@ def distinct(position: DraftPosition, count: int) -> float:
         likeliest = np.argsort(excess)[-REJECTED:]
         scale = float(excess.sum() / excess[likeliest].sum())
         return kept + scale * sum(
-            float(excess[first]) * joint(rest, rules.without(draft, int(first)), count - 1)
+            float(excess[first]) * joint(rest, rejection.without(draft, int(first)), count - 1)
             for first in likeliest
             if excess[first] > 0
         )
@@ -177,8 +177,8 @@ def survivors(position: DraftPosition, count: int) -> Distribution:
     token = position.token
     mass = float(position.draft[token])
     for held in range(1, count + 1):
-        scale = rules.rho(position.target, position.draft, held)
-        overlap = rules.overlap(position.draft, position.target / scale)
+        scale = rejection.rho(position.target, position.draft, held)
+        overlap = rejection.overlap(position.draft, position.target / scale)
         kept, refused = float(overlap[token]), max(0.0, 1 - float(overlap.sum()))
         seen = np.array([refused - (mass - kept), mass - kept]).clip(min=0)  # rejected, by one
         unseen = np.array([1 - mass, mass])
@@ -205,18 +205,18 @@ def of_tree(method: Method, tree: Tree, targets: Any, ends: Collection[int] = ()
 
     `targets[i]` is the distribution behind node i. Nothing counts behind one of the `ends`.
     """
-    if tree.laws is not None and method.by_path:
-        judged = _outcomes(lambda one: rules.verify_by_path(tree, targets, one)[0])
+    if tree.probs is not None and method.by_path:
+        judged = _outcomes(lambda one: rejection.verify_by_path(tree, targets, one)[0])
         return sum(
             chance * _emitted([tree.tokens[i] for i in p[1:]], ends) for p, chance, _ in judged
         )
-    rule = rules.follow if tree.laws is None else method.rule
+    rule = rejection.target_only if tree.probs is None else method.sampler
 
     def tokens(node: int) -> float:
         children = tree.children(node)
         if not children:
             return 1.0
-        draft = None if tree.laws is None else tree.laws[node]
+        draft = None if tree.probs is None else tree.probs[node]
         drawn = [tree.tokens[c] for c in (tree.drawn[node] if tree.drawn else children)]
         target = targets[node]
         chances = dict.fromkeys((tree.tokens[child] for child in children), 0.0)

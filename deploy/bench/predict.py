@@ -93,7 +93,7 @@ def _positions(
 @torch.inference_mode()
 def _distributions(network: Target, ids: list[int], last: int, temperature: float) -> Any:
     """[last, vocabulary] distributions behind the last ids, in float64."""
-    network.cache.lengths[0] = 0
+    network.cache.evict(0)
     logits = network.prefill(0, ids, num_logits=last).logits[0]
     probs = warp(logits[None], [Sampling(temperature)])[0].double()
     return (probs / probs.sum(-1, keepdim=True)).cpu().numpy()

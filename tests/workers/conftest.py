@@ -23,8 +23,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from workers.model.early_exit import Adapter, Shape
-from workers.speculation.feature_head import Head, Variant
+from workers.model.early_exit import Adapter, AdapterShape
+from workers.speculation.feature_head import FeatureHead, Variant
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer
 
@@ -115,7 +115,7 @@ def make_adapter(
 ) -> str:
     """A folder with a random adapter, for models of `make_model`'s shape unless it is given."""
     torch.manual_seed(seed)
-    shape = Shape(exit_layer, width, heads, key_heads, width // heads, feed_forward)
+    shape = AdapterShape(exit_layer, width, heads, key_heads, width // heads, feed_forward)
     adapter = Adapter(shape, 1e-6)
     adapter.after.weight.data.mul_(6)  # so that some distributions are sharp and some are not
     name = f"{exit_layer}-{width}-{heads}-{key_heads}-{seed}-{feed_forward}"
@@ -135,7 +135,7 @@ def head_folder(variant: Variant = "fspad", **model: Any) -> str:
 
 def save_head(folder: Path, model: Any, variant: Variant = "fspad") -> None:
     torch.manual_seed(5)
-    head = Head(model, variant)
+    head = FeatureHead(model, variant)
     for name, parameter in head.named_parameters():
         if "norm" not in name:
             parameter.data.add_(torch.randn(parameter.shape) * 0.3)

@@ -49,7 +49,7 @@ class PrefixCache:
     def reset(self) -> None:
         """Forget the tokens in all free slots."""
         for slot in self._free:
-            self._cache.ids[slot], self._cache.lengths[slot] = [], 0
+            self._cache.evict(slot)
 
     def _shared_with(self, slot: int, ids: Sequence[int]) -> int:
         return common_prefix(self._cache.ids[slot][: self._cache.lengths[slot]], ids)

@@ -1,1 +1,10 @@
-"""."""
+"""Causal language models with a tree mask and a preallocated cache. In reading order:
+
+- `tree`: rows, token trees, and what of them is accepted.
+- `target`: a transformers model behind a cache: passes over trees, and prefill.
+- `cache`: the preallocated key/value cache and its slots.
+- `layer`: the decoder layer of Llama and Qwen in few operations.
+- `early_exit`: an early-exit head behind a shallow layer.
+- `rng`: random numbers as a function of seed and position.
+- `sampling`: next-token distributions, and sampling from them.
+"""

@@ -1,11 +1,13 @@
 """The key/value cache: one tensor for all layers and slots, allocated once.
 
 Layout `[2 * layers, slots, key heads, capacity, head size]`, keys at 2l and values at 2l + 1, so
-that the windows of a forward pass, the copy of a prefix and the gathering of an accepted path are
-one operation for all layers. A slot belongs to at most one live row; when the row leaves, the
-slot keeps what it holds, and a later call with a common prefix starts from there.
+that the windows of a pass, the copy of a prefix and the gathering of an accepted path are one
+operation for all layers. A slot belongs to at most one live row; when the row leaves, the slot
+keeps its entries, and a later call with a common prefix starts from there.
 
-A layer sees only `update`.
+One pass: `map_slots` says where its entries go, each layer calls `update`, and nothing counts as
+cached until `commit` names the accepted path. A rejected draft's entries lie beyond the slot's
+length and are overwritten by the next pass.
 """
 
 from __future__ import annotations
@@ -30,11 +32,11 @@ def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     return low
 
 
-class Cache:
+class KVCache:
     """Preallocated keys and values, with one length per slot.
 
-    `lengths[slot]` tokens of `ids[slot]` are cached; what lies beyond is garbage (finite: the
-    memory starts as zeros, and a mask of minus infinity times a NaN would still be a NaN).
+    `lengths[slot]` tokens of `ids[slot]` are cached; entries beyond are not valid, but finite (the
+    memory starts as zeros: an attention weight of 0 times a NaN would still be a NaN).
     """
 
     def __init__(
@@ -53,35 +55,35 @@ class Cache:
         self.slots, self.capacity = slots, capacity
         self.lengths = [0] * slots
         self.ids: list[list[int]] = [[] for _ in range(slots)]
-        self.states: Tensor | None = None
+        self.hidden_states: Tensor | None = None
         self._write: Sequence[Tensor] = ()
         self._read: Sequence[Tensor] = ()
         self._index: tuple[Tensor, Tensor] | None = None
         self._gather: Tensor | None = None
         self._first = self._start = self._end = 0
 
-    def add_states(self, width: int) -> None:
-        """Hold one more vector per token, in `states` [slots, capacity, width].
+    def add_hidden_states(self, width: int) -> None:
+        """Allocate one more vector per token: `hidden_states` [slots, capacity, width].
 
-        They are cached, gathered, copied and forgotten with the keys and values.
+        They are committed, copied and reset with the keys and values.
         """
-        self.states = self.data.new_zeros(self.slots, self.capacity, width)
+        self.hidden_states = self.data.new_zeros(self.slots, self.capacity, width)
 
     def add_layer(self) -> int:
-        """Make room for one more layer, before anything is cached; returns its index."""
+        """Allocate one more layer, before anything is cached; returns its index."""
         layers, *rest = self.data.shape
         self.data = self.data.new_empty(0)  # a large cache has no room beside another
         self.data = self.data.new_zeros((layers + 2, *rest))
         return layers // 2
 
-    # What a forward pass uses ------------------------------------------------------------
+    # During a pass -------------------------------------------------------------------------
 
     def map_slots(
         self, slots: Sequence[int], starts: Sequence[int], positions: Tensor | None, n: int
     ) -> None:
-        """Aim the next pass: row b writes n entries from `starts[b]`.
+        """Set the slot mapping of the next pass: row b writes n entries from `starts[b]`.
 
-        `positions` [rows, n] says it of several rows.
+        `positions` [rows, n] are the same places as a tensor, needed for more than one row.
         """
         first, rows = slots[0], len(slots)
         self._first, self._start, self._end = first, starts[0], max(starts) + n
@@ -94,13 +96,13 @@ class Cache:
         assert positions is not None
         chosen = torch.tensor(slots, device=self.data.device)
         self._index = (chosen[:, None], positions)
-        if list(slots) == list(range(first, first + rows)):  # neighbours: read a view
+        if list(slots) == list(range(first, first + rows)):  # neighbours: a view
             self._read = self.data[:, first : first + rows, :, : self._end].unbind(0)
         else:
             self._gather = chosen
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Store [rows, heads, n, size] of one layer; return all it may look at."""
+        """Store a layer's [rows, heads, n, size]; returns all its keys and values of the rows."""
         k, v = 2 * layer, 2 * layer + 1
         if self._index is None:
             self._write[k].copy_(keys)
@@ -114,25 +116,27 @@ class Cache:
         window = self.data[k : k + 2, :, :, : self._end].index_select(1, self._gather)
         return window[0], window[1]
 
-    def update_states(self, states: Tensor) -> None:
-        """Store [rows, n, width] states of the pass's tokens."""
-        assert self.states is not None
+    def update_hidden_states(self, hidden_states: Tensor) -> None:
+        """Store [rows, n, width] hidden states of the pass's tokens."""
+        assert self.hidden_states is not None
         if self._index is None:
-            self.states[self._first, self._start : self._end] = states[0]
+            self.hidden_states[self._first, self._start : self._end] = hidden_states[0]
         else:
-            self.states[self._index] = states
+            self.hidden_states[self._index] = hidden_states
 
-    # What happens between passes ---------------------------------------------------------
+    # Between passes ------------------------------------------------------------------------
 
     def commit(self, slot: int, path: Sequence[int]) -> None:
-        """Commit the accepted path of the last pass: node indices, ascending from 0."""
-        start, kept = self.lengths[slot], len(path)
-        if path[-1] != kept - 1:  # a branch: gather its entries (out of place, then back)
+        """Keep the accepted path of the last pass, ascending nodes from 0; drop the others."""
+        start, length = self.lengths[slot], len(path)
+        if path[-1] != length - 1:  # a branch: gather its entries (out of place, then back)
             source = torch.tensor(path, device=self.data.device) + start
-            self.data[:, slot, :, start : start + kept] = self.data[:, slot].index_select(2, source)
-            if self.states is not None:
-                self.states[slot, start : start + kept] = self.states[slot, source]
-        self.lengths[slot] = start + kept
+            self.data[:, slot, :, start : start + length] = self.data[:, slot].index_select(
+                2, source
+            )
+            if self.hidden_states is not None:
+                self.hidden_states[slot, start : start + length] = self.hidden_states[slot, source]
+        self.lengths[slot] = start + length
 
     def allocate(self, slot: int, ids: list[int], limit: int) -> int:
         """Give the slot to the owner of `ids`; returns how many of them it has cached.
@@ -147,14 +151,18 @@ class Cache:
     def copy(self, source: int, slot: int, length: int) -> None:
         """Start `slot` with the first `length` tokens of another."""
         self.data[:, slot, :, :length] = self.data[:, source, :, :length]
-        if self.states is not None:
-            self.states[slot, :length] = self.states[source, :length]
+        if self.hidden_states is not None:
+            self.hidden_states[slot, :length] = self.hidden_states[source, :length]
         self.ids[slot] = self.ids[source][:length]
         self.lengths[slot] = length
 
-    def reset(self, slot: int) -> None:
-        """Forget a slot, poison included."""
-        self.data[:, slot] = 0
-        if self.states is not None:
-            self.states[slot] = 0
+    def evict(self, slot: int) -> None:
+        """Forget the tokens of a slot, so that no later call starts from them."""
         self.ids[slot], self.lengths[slot] = [], 0
+
+    def reset(self, slot: int) -> None:
+        """Evict a slot and zero its memory, which may hold NaNs."""
+        self.evict(slot)
+        self.data[:, slot] = 0
+        if self.hidden_states is not None:
+            self.hidden_states[slot] = 0

@@ -1,11 +1,12 @@
-"""An early exit: one attention layer through which the target's head reads a shallow layer.
+"""An early-exit head: one attention layer between a shallow layer and the target's own head.
 
-The adapter of Kangaroo (Liu et al. 2404.18911, section 3): RMSNorm, attention, the residual, and
-a last RMSNorm in front of the target's own head, which it shares. The paper's has no feed-forward
-part, which costs more than it gains in a model of billions; where a pass is launches rather than
-arithmetic, as in the embedded one, it pays, and an adapter may have one. It has the target's heads
-and positions, so its keys and values lie in the target's cache as one more layer and are committed,
-copied and forgotten with the others. `Adapter` is trained, `Exit` is what a target runs of it.
+The adapter of Kangaroo (Liu et al. 2404.18911, section 3): RMSNorm, attention, the residual
+connection, and a last RMSNorm before the target's language-model head, which it shares. The
+paper's has no feed-forward part, which costs more than it gains in a model of billions; in a small
+model, where launches cost more than arithmetic, it pays, and an adapter may have one. It has the
+target's attention heads and positions, so its keys and values lie in the target's cache as one
+more layer and are committed, copied and reset with the others. `Adapter` is the trained module,
+`EarlyExitHead` what a target runs of it.
 
 On disk it is a folder of `adapter.safetensors` and `adapter.json`.
 """
@@ -23,12 +24,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
-from workers.model.cache import Cache
+from workers.model.cache import KVCache
 from workers.model.layer import (
     Attention,
     FeedForward,
-    Norm,
-    Projection,
+    FusedLinear,
+    RMSNorm,
     Rotary,
     attend,
     rotate,
@@ -38,8 +39,8 @@ WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """Which layer the adapter reads (the residual stream before it), and its sizes.
+class AdapterShape:
+    """The layer whose input the adapter takes, and its sizes.
 
     All but `feed_forward`, the inner width of that part (0: none), are the target's.
     """
@@ -52,8 +53,8 @@ class Shape:
     feed_forward: int = 0
 
     @classmethod
-    def of(cls, config: Any, exit_layer: int, feed_forward: int = 0) -> Shape:
-        """The shape that fits a transformers configuration; ValueError for an impossible exit."""
+    def of(cls, config: Any, exit_layer: int, feed_forward: int = 0) -> AdapterShape:
+        """The shape for a transformers configuration; ValueError for an impossible exit layer."""
         layers = config.num_hidden_layers
         if not 1 <= exit_layer < layers:
             raise ValueError(f"exit_layer must be from 1 to {layers - 1}, not {exit_layer}")
@@ -66,9 +67,9 @@ class Shape:
 
 
 class Adapter(nn.Module):
-    """From the residual stream before a layer to what the target's head reads."""
+    """From the residual stream before a layer to the input of the target's head."""
 
-    def __init__(self, shape: Shape, epsilon: float) -> None:
+    def __init__(self, shape: AdapterShape, epsilon: float) -> None:
         super().__init__()
         self.shape, self.epsilon = shape, epsilon
         inner, outer = shape.heads * shape.head_size, shape.key_heads * shape.head_size
@@ -85,7 +86,7 @@ class Adapter(nn.Module):
         self.after = nn.RMSNorm(shape.width, epsilon)
 
     def forward(self, states: Tensor, rotary: Rotary) -> Tensor:
-        """[rows, n, width] states of whole texts to what the head reads, [rows, n, width]."""
+        """Hidden states [rows, n, width] of whole texts to the head's input, [rows, n, width]."""
         inner = self.before(states)
         query, key, value = (
             part(inner).unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2)
@@ -96,18 +97,18 @@ class Adapter(nn.Module):
         if self.shape.feed_forward:
             inner = self.between(stream)
             stream = stream + self.down(silu(self.gate(inner)) * self.up(inner))
-        read: Tensor = self.after(stream)
-        return read
+        lm_head_input: Tensor = self.after(stream)
+        return lm_head_input
 
     def equals(self, other: Adapter) -> bool:
-        """Whether both say the same of any states."""
+        """Whether shape and weights are equal."""
         mine, theirs = self.state_dict(), other.state_dict()
         return self.shape == other.shape and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
     # On disk -----------------------------------------------------------------------------
 
     def save(self, folder: Path, **notes: Any) -> None:
-        """Write the folder, in bfloat16; `notes` are kept beside the shape for whoever looks."""
+        """Write the folder, in bfloat16; `notes` are stored beside the shape for information."""
         folder.mkdir(parents=True, exist_ok=True)
         state = {
             name: tensor.to("cpu", torch.bfloat16, copy=True).contiguous()
@@ -122,7 +123,7 @@ class Adapter(nn.Module):
         """The folder's adapter for a transformers model, in its type and on its device.
 
         Raises:
-            ValueError: there is none, it is broken, or it belongs to another model or layer.
+            ValueError: there is none, it cannot be read, or it fits another model or layer.
         """
         if not (folder / CONFIG).is_file():
             raise ValueError(
@@ -130,7 +131,7 @@ class Adapter(nn.Module):
                 "model's, `adapter` names another folder"
             )
         try:
-            shape = Shape(**json.loads((folder / CONFIG).read_text())["shape"])
+            shape = AdapterShape(**json.loads((folder / CONFIG).read_text())["shape"])
             state = load_file(folder / WEIGHTS)
         except (OSError, ValueError, TypeError, KeyError, SafetensorError) as error:
             raise ValueError(f"cannot read the adapter in {folder}: {error}") from error
@@ -139,7 +140,7 @@ class Adapter(nn.Module):
                 f"the adapter in {folder} was trained for exit_layer {shape.exit_layer}, "
                 f"not {exit_layer}"
             )
-        fitting = Shape.of(model.config, shape.exit_layer, shape.feed_forward)
+        fitting = AdapterShape.of(model.config, shape.exit_layer, shape.feed_forward)
         if shape != fitting:
             raise ValueError(f"the adapter in {folder} is {shape}, the model needs {fitting}")
         adapter = cls(shape, model.config.rms_norm_eps)
@@ -150,31 +151,31 @@ class Adapter(nn.Module):
         return adapter.to(model.device, model.dtype).eval().requires_grad_(False)
 
 
-class Exit:
-    """An adapter behind one of a target's layers; `place` is the cache layer that is its own."""
+class EarlyExitHead:
+    """An adapter behind one of a target's layers; `cache_layer` is its own."""
 
-    def __init__(self, adapter: Adapter, place: int) -> None:
+    def __init__(self, adapter: Adapter, cache_layer: int) -> None:
         shape, epsilon = adapter.shape, adapter.epsilon
         self.adapter, self.layer = adapter, shape.exit_layer
         self.attention = Attention(
-            Norm(adapter.before.weight, epsilon),
-            Projection(adapter.query, adapter.key, adapter.value),
-            Projection(adapter.out),
-            heads=shape.heads, key_heads=shape.key_heads, size=shape.head_size,
-            scale=shape.head_size**-0.5, place=place,
+            RMSNorm(adapter.before.weight, epsilon),
+            FusedLinear(adapter.query, adapter.key, adapter.value),
+            FusedLinear(adapter.out),
+            heads=shape.heads, key_heads=shape.key_heads, head_size=shape.head_size,
+            scale=shape.head_size**-0.5, cache_layer=cache_layer,
         )  # fmt: skip
         self.feed_forward: FeedForward | None = None
         if shape.feed_forward:
             self.feed_forward = FeedForward(
-                Norm(adapter.between.weight, epsilon),
-                Projection(adapter.gate, adapter.up),
-                Projection(adapter.down),
+                RMSNorm(adapter.between.weight, epsilon),
+                FusedLinear(adapter.gate, adapter.up),
+                FusedLinear(adapter.down),
                 silu,
             )
-        self.after = Norm(adapter.after.weight, epsilon)
+        self.after = RMSNorm(adapter.after.weight, epsilon)
 
-    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache) -> Tensor:
-        """[rows, n, width] of the residual stream to what the head reads of it, as a layer's."""
+    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: KVCache) -> Tensor:
+        """The residual stream [rows, n, width] to the head's input; arguments as a layer's."""
         stream = self.attention(x, rotary, mask, cache)
         if self.feed_forward is not None:
             stream = self.feed_forward(stream)

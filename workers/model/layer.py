@@ -1,11 +1,10 @@
-"""The decoder layer of Llama, Qwen2 and Qwen3 in as few operations as it takes.
+"""The decoder layer of Llama, Qwen2 and Qwen3 in as few operations as possible.
 
-A pass over one token is all launches: transformers' layer makes about fifty of them, and on a CPU
-with a small model, as on a GPU with a large one, they cost more than the arithmetic. Here the
-projections that read the same states are one product, queries and keys are rotated together, what
-returns to the residual stream is added in the same kernel, and a norm is few. The weights are the
-stock layer's: what is joined becomes one tensor, of which the stock layer's own parameters are
-views from then on (strided ones, to be made contiguous by who writes them to a file).
+In a pass over one token the launches of operations cost more than the arithmetic: transformers'
+layer makes about fifty. Here projections with the same input are one matrix product, queries and
+keys are rotated together, the residual is added in the kernel of the product, and a norm is four
+operations or one. The weights are those of transformers' layer: fused ones become one tensor, and
+that layer's own parameters views of it (strided, to be made contiguous before they are saved).
 """
 
 from __future__ import annotations
@@ -17,175 +16,176 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from workers.model.cache import Cache
+from workers.model.cache import KVCache
 
 Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines [1 or rows, 1, n, head size]; the first half of the sines is negated."""
+"""Cosines and sines [1 or rows, 1, n, head size] for `rotate`: the sines' first half is negated."""
 
 
 class Layer:
     """One layer; `stock` is transformers' module, on its device and in its type.
 
-    Half precision rounds where the operations end, so not everywhere where the stock layer does.
+    In half precision results differ from transformers' by rounding: fused operations round less
+    often.
     """
 
     def __init__(self, stock: Any) -> None:
         mlp = stock.mlp
         self.attention = Attention.of(stock)
         self.feed_forward = FeedForward(
-            Norm.of(stock.post_attention_layernorm),
-            Projection(mlp.gate_proj, mlp.up_proj),
-            Projection(mlp.down_proj),
+            RMSNorm.of(stock.post_attention_layernorm),
+            FusedLinear(mlp.gate_proj, mlp.up_proj),
+            FusedLinear(mlp.down_proj),
             mlp.act_fn.forward,  # past the hooks of a module
         )
 
-    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache) -> Tensor:
-        """[rows, n, width] of the residual stream to the same behind this layer.
+    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: KVCache) -> Tensor:
+        """The residual stream [rows, n, width] before this layer to the one behind it.
 
-        `mask` is additive [rows or 1, 1, n, cached], None says causal; the cache is aimed.
+        `mask` is additive [rows or 1, 1, n, cached], None means causal; the cache's slot mapping
+        is set.
         """
         return self.feed_forward(self.attention(x, rotary, mask, cache)).view(x.shape)
 
 
 class Attention:
-    """The first half of a layer: a norm, attention, and the residual around both."""
+    """The first half of a layer: norm, attention and the residual connection."""
 
     def __init__(
         self,
-        before: Norm,
-        project: Projection,
-        out: Projection,
+        norm: RMSNorm,
+        qkv: FusedLinear,
+        out: FusedLinear,
         *,
         heads: int,
         key_heads: int,
-        size: int,
+        head_size: int,
         scale: float,
-        place: int,
-        by_head: Norm | None = None,
+        cache_layer: int,
+        head_norm: RMSNorm | None = None,
     ) -> None:
-        self.before, self.project, self.out = before, project, out
-        self.heads, self.turning = heads, heads + key_heads
-        self.size, self.scale = size, scale
-        self.place = place  # of its keys and values, among the cache's layers
-        self.by_head = by_head  # of every query and key
+        self.norm, self.qkv, self.out = norm, qkv, out
+        self.heads, self.rotated = heads, heads + key_heads
+        self.head_size, self.scale = head_size, scale
+        self.cache_layer = cache_layer  # where its keys and values lie in the cache
+        self.head_norm = head_norm  # of every query and key
 
     @classmethod
     def of(cls, stock: Any) -> Attention:
-        """That of a layer of transformers."""
+        """The first half of a layer of transformers."""
         inner = stock.self_attn
         heads, key_heads = inner.config.num_attention_heads, inner.config.num_key_value_heads
-        by_head = None
+        head_norm = None
         if hasattr(inner, "q_norm"):  # Qwen3
             query, key = inner.q_norm, inner.k_norm
             weights = [query.weight] * heads + [key.weight] * key_heads
-            by_head = Norm(torch.stack(weights)[:, None], query.variance_epsilon)
+            head_norm = RMSNorm(torch.stack(weights)[:, None], query.variance_epsilon)
         return cls(
-            Norm.of(stock.input_layernorm),
-            Projection(inner.q_proj, inner.k_proj, inner.v_proj),
-            Projection(inner.o_proj),
-            heads=heads, key_heads=key_heads, size=inner.head_dim, scale=inner.scaling,
-            place=inner.layer_idx, by_head=by_head,
+            RMSNorm.of(stock.input_layernorm),
+            FusedLinear(inner.q_proj, inner.k_proj, inner.v_proj),
+            FusedLinear(inner.o_proj),
+            heads=heads, key_heads=key_heads, head_size=inner.head_dim, scale=inner.scaling,
+            cache_layer=inner.layer_idx, head_norm=head_norm,
         )  # fmt: skip
 
-    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: Cache) -> Tensor:
-        """[rows, n, width] to the stream [rows * n, width] behind it; the rest as a layer's."""
+    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: KVCache) -> Tensor:
+        """[rows, n, width] to the residual stream [rows * n, width]; else as a layer."""
         stream = x.reshape(-1, x.shape[-1])
-        queries, keys, values = self._read(stream, x, rotary, cache)
+        queries, keys, values = self._project(stream, x, rotary, cache)
         mixed = attend(queries, keys, values, mask, self.scale)
-        return self.out.onto(stream, mixed.transpose(1, 2).reshape(len(stream), -1))
+        return self.out.add_to(stream, mixed.transpose(1, 2).reshape(len(stream), -1))
 
-    def note(self, x: Tensor, rotary: Rotary, cache: Cache) -> None:
-        """Keep the keys and values of x, from which nobody reads on."""
-        self._read(x.reshape(-1, x.shape[-1]), x, rotary, cache)
+    def update_cache(self, x: Tensor, rotary: Rotary, cache: KVCache) -> None:
+        """Cache the keys and values of x without attending."""
+        self._project(x.reshape(-1, x.shape[-1]), x, rotary, cache)
 
-    def _read(
-        self, stream: Tensor, x: Tensor, rotary: Rotary, cache: Cache
+    def _project(
+        self, stream: Tensor, x: Tensor, rotary: Rotary, cache: KVCache
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries of x, and the keys and values that they may look at."""
+        """Queries of x, and all cached keys and values of its rows, those of x included."""
         rows, n, _ = x.shape
-        heads = self.project(self.before(stream)).view(rows, n, -1, self.size).transpose(1, 2)
-        turned, values = heads[:, : self.turning], heads[:, self.turning :]
-        if self.by_head is not None:
-            turned = self.by_head(turned)
-        turned = rotate(turned, rotary)
-        keys, values = cache.update(turned[:, self.heads :], values, self.place)
-        return turned[:, : self.heads], keys, values
+        heads = self.qkv(self.norm(stream)).view(rows, n, -1, self.head_size).transpose(1, 2)
+        rotated, values = heads[:, : self.rotated], heads[:, self.rotated :]
+        if self.head_norm is not None:
+            rotated = self.head_norm(rotated)
+        rotated = rotate(rotated, rotary)
+        keys, values = cache.update(rotated[:, self.heads :], values, self.cache_layer)
+        return rotated[:, : self.heads], keys, values
 
 
 class FeedForward:
-    """The second half of a layer: a norm, the gated feed-forward part, and the residual."""
+    """The second half of a layer: norm, gated feed-forward part and the residual connection."""
 
     def __init__(
         self,
-        before: Norm,
-        expand: Projection,
-        contract: Projection,
+        norm: RMSNorm,
+        gate_up: FusedLinear,
+        down: FusedLinear,
         activation: Callable[[Tensor], Tensor],
     ) -> None:
-        self.before, self.expand, self.contract = before, expand, contract
-        self.activation = activation
+        self.norm, self.gate_up, self.down, self.activation = norm, gate_up, down, activation
 
     def __call__(self, stream: Tensor) -> Tensor:
-        """[places, width] to the same behind it."""
-        gate, up = self.expand(self.before(stream)).chunk(2, -1)
-        return self.contract.onto(stream, self.activation(gate) * up)
+        """The residual stream [tokens, width] before it to the one behind it."""
+        gate, up = self.gate_up(self.norm(stream)).chunk(2, -1)
+        return self.down.add_to(stream, self.activation(gate) * up)
 
 
-class Norm:
-    """An RMSNorm: `weight` [..., width] times what it norms, [..., width]."""
+class RMSNorm:
+    """Root-mean-square norm of [..., width], times `weight` [..., width]."""
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         self.weight, self.epsilon = weight.detach(), epsilon
         self.shape = tuple(weight.shape[-1:])
-        # Torch's is one kernel on a GPU and eight on a CPU, where these are four.
-        self.by_length = _in_full(weight)
-        if self.by_length:
+        # Torch's is one operation on a GPU and eight on a CPU, where these are four.
+        self.on_cpu = _full_precision_cpu(weight)
+        if self.on_cpu:
             (width,) = self.shape
-            self.scaled = self.weight * width**0.5
+            self.scaled_weight = self.weight * width**0.5
             self.floor = self.weight.new_tensor(width * epsilon).sqrt()
 
     @classmethod
-    def of(cls, stock: Any) -> Norm:
-        """That of a module of transformers."""
+    def of(cls, stock: Any) -> RMSNorm:
+        """The norm of a module of transformers."""
         return cls(stock.weight, stock.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
-        if self.by_length:
+        if self.on_cpu:
             length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-            return torch.div(x, torch.hypot(length, self.floor)).mul_(self.scaled)
+            return torch.div(x, torch.hypot(length, self.floor)).mul_(self.scaled_weight)
         if self.weight.dim() == 1:
             return F.rms_norm(x, self.shape, self.weight, self.epsilon)
         return F.rms_norm(x, self.shape, None, self.epsilon) * self.weight
 
 
-class Projection:
-    """One or several linear layers of transformers, which read the same, as one product."""
+class FusedLinear:
+    """One or several linear layers of transformers with the same input, as one matrix product."""
 
     def __init__(self, *parts: nn.Linear) -> None:
-        self.weight = _joined(parts, "weight").t()
+        self.weight = fuse(parts, "weight").t()
         biased = getattr(parts[0], "bias", None) is not None
-        self.bias: Tensor | None = _joined(parts, "bias") if biased else None
+        self.bias: Tensor | None = fuse(parts, "bias") if biased else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """[places, inputs] to [places, outputs], those of the parts one behind the other."""
+        """[tokens, inputs] to [tokens, outputs], the outputs of the parts concatenated."""
         if self.bias is None:
             return torch.mm(x, self.weight)
         return torch.addmm(self.bias, x, self.weight)
 
-    def onto(self, stream: Tensor, x: Tensor) -> Tensor:
-        """The same, added to a stream [places, outputs]."""
+    def add_to(self, stream: Tensor, x: Tensor) -> Tensor:
+        """The same, added to a residual stream [tokens, outputs]."""
         stream = torch.addmm(stream, x, self.weight)
         return stream if self.bias is None else stream + self.bias
 
 
 def half_split(cosines: Tensor, sines: Tensor) -> Rotary:
-    """What `rotate` reads, of transformers' tables [1 or rows, n, head size]."""
+    """The tables for `rotate`, from transformers' [1 or rows, n, head size]."""
     left, right = sines.chunk(2, -1)
     return cosines.unsqueeze(1), torch.cat((-left, right), -1).unsqueeze(1)
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:
-    """Rotary positions on [rows, heads, n, size], in the half-split form of Llama and Qwen."""
+    """Rotary position embedding of [rows, heads, n, size], in Llama's half-split form."""
     cosines, sines = rotary
     left, right = x.chunk(2, -1)
     return torch.addcmul(x * cosines, torch.cat((right, left), -1), sines)
@@ -194,7 +194,7 @@ def rotate(x: Tensor, rotary: Rotary) -> Tensor:
 def attend(
     queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, scale: float | None = None
 ) -> Tensor:
-    """Attention of [rows, heads, n, size] to [rows, key heads, cached, size]; None says causal."""
+    """Attention of [rows, heads, n, size] to [rows, key heads, cached, size]; None: causal."""
     rows, heads, n, size = queries.shape
     groups = heads // keys.shape[1]
     if mask is None or groups == 1:
@@ -202,42 +202,42 @@ def attend(
             queries, keys, values, mask, is_causal=mask is None and n > 1, scale=scale,
             enable_gqa=groups > 1,
         )  # fmt: skip
-    # Under a mask the fused kernels know no groups: the heads of one become its queries.
+    # With a mask the fused kernels support no head groups: a group's heads become its queries.
     folded = queries.reshape(rows, -1, groups * n, size)
     if n > 1:
         mask = mask.repeat(1, 1, groups, 1)
     mixed = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
-    return mixed.reshape(rows, heads, n, size)  # a view, where the kernel's layout allows one
+    return mixed.reshape(rows, heads, n, size)  # a view where the kernel's layout allows one
 
 
-def _joined(parts: Sequence[nn.Linear], name: str) -> Tensor:
-    """The parameters of that name one behind the other, which become views of the whole.
+def fuse(parts: Sequence[nn.Linear], name: str) -> Tensor:
+    """Concatenate the parts' parameters of that name; they become views of the result.
 
-    Inputs are the rows of a matrix on a CPU in full precision: a product with one vector then reads
-    memory from end to end, and takes four fifths of the time where the weights lie beyond the
-    second cache. Half precision has kernels that are slower so.
+    On a CPU in full precision a weight is laid out by inputs: a product with one vector then reads
+    memory from end to end, in four fifths of the time where the weights exceed the second-level
+    cache. The kernels for half precision are slower with that layout.
     """
-    given = [getattr(part, name).detach() for part in parts]
-    whole = _whole(given)
-    if whole is None:
-        whole = torch.cat(given) if len(given) > 1 else given[0]
-        if whole.dim() == 2 and _in_full(whole):
-            whole = whole.t().contiguous().t()
-        for part, view in zip(parts, whole.split([*map(len, given)]), strict=True):
+    parameters = [getattr(part, name).detach() for part in parts]
+    fused = _fused_before(parameters)
+    if fused is None:
+        fused = torch.cat(parameters) if len(parameters) > 1 else parameters[0]
+        if fused.dim() == 2 and _full_precision_cpu(fused):
+            fused = fused.t().contiguous().t()
+        for part, view in zip(parts, fused.split([*map(len, parameters)]), strict=True):
             setattr(part, name, nn.Parameter(view, requires_grad=False))
-    return whole
+    return fused
 
 
-def _in_full(weight: Tensor) -> bool:
-    """On a CPU and in full precision, where torch's own kernels are not the fastest way."""
+def _full_precision_cpu(weight: Tensor) -> bool:
+    """Whether it lies on a CPU in full precision, where torch's own kernels are not the fastest."""
     return weight.device.type == "cpu" and weight.dtype.itemsize >= 4
 
 
-def _whole(parts: Sequence[Tensor]) -> Tensor | None:
-    """What was joined before, for another target: parts that lie so, in this order."""
+def _fused_before(parts: Sequence[Tensor]) -> Tensor | None:
+    """The tensor that these parts are views of, if they were fused before (for another target)."""
     first, step = parts[0], parts[0].stride(0)
     size = sum(map(len, parts))
-    if first.dim() == 2 and _in_full(first) and first.stride() != (1, size):
+    if first.dim() == 2 and _full_precision_cpu(first) and first.stride() != (1, size):
         return None
     at = first.storage_offset()
     for part in parts:

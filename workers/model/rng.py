@@ -1,12 +1,12 @@
-"""Random numbers from a counter, not from a state; this module needs no torch.
+"""Counter-based random numbers; this module needs no torch.
 
-The number behind a draw is a function of
-(seed, absolute position, purpose). A call therefore draws the same tokens alone and in any batch,
-and plain decoding draws them again when it is resumed half-way.
+A random number is a function of (seed, absolute position, purpose), not of a generator's state.
+So a request draws by the same numbers alone and in any batch, and plain decoding draws by them
+again when it is resumed half-way.
 
-What a round drafts is keyed by the position at which the *round* begins, and so is a test that
-looks further ahead than the token it decides: rejected drafts must say nothing about the numbers
-of the next round, which covers some of their positions again.
+Drafts are keyed by the position at which their *step* begins, and so is an acceptance test that
+looks further ahead than the token it decides: the next step covers the positions of rejected
+drafts again, and its numbers must be independent of theirs.
 """
 
 from __future__ import annotations

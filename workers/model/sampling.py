@@ -1,4 +1,4 @@
-"""Distributions and draws from them."""
+"""Next-token distributions, and sampling from them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def gumbels(keys: Sequence[int], size: int, device: torch.device | str = "cpu") 
 
 
 def warp(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """[rows, n, vocabulary] logits to laws: temperature, then top-k, then top-p.
+    """[rows, n, vocabulary] logits to probabilities: temperature, then top-k, then top-p.
 
     The order and the meaning of top-p (the smallest set that reaches p) are transformers'.
     """
@@ -46,29 +46,30 @@ def warp(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
         ordered, order = logits.sort(dim=-1, descending=True, stable=True)
         rank = torch.arange(size, device=logits.device)
         ordered = ordered.masked_fill(rank >= top_k.view(column), -torch.inf)
-        law = ordered.softmax(-1)
-        beyond = (law.cumsum(-1) - law >= top_p.view(column)) & (rank > 0)
+        probs = ordered.softmax(-1)
+        beyond = (probs.cumsum(-1) - probs >= top_p.view(column)) & (rank > 0)
         ordered = ordered.masked_fill(beyond, -torch.inf)
         logits = torch.empty_like(ordered).scatter_(-1, order, ordered)
     return logits.softmax(-1)
 
 
-def draw(laws: Tensor, numbers: Tensor) -> Tensor:
-    """Inverse distribution function: [rows, vocabulary] laws and [rows] numbers to [rows] tokens.
+def draw(probs: Tensor, numbers: Tensor) -> Tensor:
+    """Inverse transform sampling: [rows, vocabulary] probabilities and [rows] numbers in [0, 1)
+    to [rows] tokens.
 
-    Never a token of probability zero: a flat stretch of the sum is skipped, and the rounding of
-    the total is caught by the last token that has any mass.
+    Never a token of probability zero: a flat stretch of the sum is skipped, and a number beyond
+    the rounded total gives the last token with any mass.
     """
-    sums = laws.double().cumsum(-1)
+    sums = probs.double().cumsum(-1)
     total = sums[:, -1:].contiguous()
     last = torch.searchsorted(sums, total, right=False)
     tokens = torch.searchsorted(sums, numbers[:, None].double() * total, right=True)
-    # A law of NaNs has no last token; its caller sees that by the logits.
-    return torch.minimum(tokens, last).clamp_(max=laws.shape[-1] - 1).squeeze(1)
+    # NaNs have no last token; the caller checks the logits.
+    return torch.minimum(tokens, last).clamp_(max=probs.shape[-1] - 1).squeeze(1)
 
 
-class Chance:
-    """The random choices of one position. Tests put an exhaustive enumerator in its place."""
+class KeyedRng:
+    """The random choices at one position. Tests put an exhaustive enumerator in its place."""
 
     __slots__ = ("position", "seed", "tests")
 
@@ -81,10 +82,11 @@ class Chance:
         self.tests += 1
         return bool(number * float(draft) < float(target))
 
-    def draw(self, law: Any) -> int:
+    def draw(self, probs: Any) -> int:
+        """A token of the distribution [vocabulary], a numpy array or a tensor."""
         number = uniform(self.seed, self.position)
-        if isinstance(law, np.ndarray):
-            sums = law.cumsum(dtype=np.float64)
+        if isinstance(probs, np.ndarray):
+            sums = probs.cumsum(dtype=np.float64)
             token = sums.searchsorted(number * sums[-1], side="right")
-            return int(min(token, sums.searchsorted(sums[-1]), len(law) - 1))
-        return int(draw(law[None], torch.tensor([number], device=law.device)))
+            return int(min(token, sums.searchsorted(sums[-1]), len(probs) - 1))
+        return int(draw(probs[None], torch.tensor([number], device=probs.device)))

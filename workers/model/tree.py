@@ -1,8 +1,8 @@
-"""Token trees: what a method drafts, and what of it survives.
+"""Token trees: what a method drafts, and what of it is accepted.
 
-Nodes are stored breadth-first. Node 0 is the newest committed token, which the target has not
-read yet; the logits of node i are the law of its children. A chain is a tree with one branch, no
-speculation is a tree with one node.
+Nodes are stored breadth-first. Node 0 is the newest committed token, which the target's cache
+does not hold yet; the logits of node i give the distribution of its children. A chain is a tree
+with one branch, no speculation is a tree with one node.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Row:
 
     `ids` holds every committed token, the prompt included; the last one is not in the target's
     cache yet. `remaining_tokens` is how many more may be emitted; no draft goes beyond that.
-    `method` names the one that decodes it; None: the decoder's default.
+    `method` names its speculation method; None: the decoder's default.
     """
 
     slot: int
@@ -44,20 +44,22 @@ class Tree:
         tokens: token of each node; `tokens[0]` is the newest committed token.
         parents: parent of each node, `parents[0] == -1` and `parents[i] < i`; siblings stand in
             the order in which they were drawn.
-        laws: [nodes with children, vocabulary]; `laws[i]` is the law the (first) child of node i
-            was *actually* drawn from. None: the draft is a deterministic function of the prefix.
-        drawn: for rules that count duplicates, the children of each node in the order of the
+        probs: [nodes with children, vocabulary]; `probs[i]` is the distribution the (first) child
+            of node i was *actually* drawn from. None: the draft is a deterministic function of
+            the prefix.
+        drawn: for samplers that count duplicates, the children of each node in the order of the
             draws, each as often as it was drawn. None: every child once.
     """
 
     tokens: list[int]
     parents: list[int]
-    laws: Any = None
+    probs: Any = None
     drawn: list[list[int]] | None = None
 
     @classmethod
-    def chain(cls, tokens: list[int], laws: Any = None) -> Tree:
-        return cls(tokens, list(range(-1, len(tokens) - 1)), laws)
+    def chain(cls, tokens: list[int], probs: Any = None) -> Tree:
+        """A tree with one branch."""
+        return cls(tokens, list(range(-1, len(tokens) - 1)), probs)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -69,8 +71,8 @@ class Tree:
     def children(self, node: int) -> list[int]:
         return [i for i in range(node + 1, len(self.parents)) if self.parents[i] == node]
 
-    def kin(self) -> tuple[list[int], list[int]]:
-        """Depth of each node, and its ancestors and itself as the set bits of a number."""
+    def ancestor_masks(self) -> tuple[list[int], list[int]]:
+        """Depth of each node, and its ancestors and itself as the set bits of an integer."""
         depths, bits = [0] * len(self.parents), [1] * len(self.parents)
         for node in range(1, len(self.parents)):
             parent = self.parents[node]
@@ -89,15 +91,15 @@ class Plan:
 
 @dataclass(slots=True)
 class Accepted:
-    """What one round gives one row.
+    """What one step gives one row.
 
     Attributes:
         path: accepted nodes from node 0 down; the cache keeps exactly these.
         tokens: emitted tokens: those of `path[1:]`, then the recovered or bonus token.
-        logprobs: natural log of each emitted token under the target law it follows. A greedy row
-            reports the model's own law (temperature 1): a point mass would say nothing.
-        confidences: the model's top probability (temperature 1) at each emitted token's place;
-            NaN when the model produced no law at all.
+        logprobs: natural logarithm of each emitted token's probability under the target with the
+            row's sampling parameters; of a greedy row at temperature 1.
+        confidences: the target's top probability (temperature 1) where each token was emitted;
+            NaN where the logits are.
     """
 
     path: list[int]

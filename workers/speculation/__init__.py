@@ -1,6 +1,24 @@
-"""Token-level speculation: draft, verify in one target pass, walk, keep.
+"""Token-level speculation: draft, score in one target pass, verify, commit.
 
-`decode.py` is the loop. A method is one file here and one line in `METHODS`.
+A method is one file here and one line in `METHODS`. In reading order:
+
+- `decode`: the token loop, whose `Decoder.step` is what serves, and `generate` for whole prompts.
+- `method`: the interface of a method, and verification by rejection sampling.
+- `rejection`: node-level rejection samplers, and how they verify a tree.
+- `drafter`: a draft model that grows token trees level by level.
+- `parameters`: checks of methods' parameters.
+- `vanilla`: plain decoding.
+- `chain`: speculative sampling with a draft model, and block verification.
+- `lookup`: drafts copied from the text itself.
+- `spectr`: several independent sequences, with optimal transport.
+- `recursive_c`: trees of constant branching, drawn without replacement.
+- `recursive_s`: stochastic beams.
+- `greedy_multi`: the likeliest tokens and one draw.
+- `kangaroo`: self-speculation through an early-exit head.
+- `feature_head`: feature drafters: one decoder layer between the target's embedding and head.
+- `fspad`: a feature drafter on dynamic trees (FSPAD, EAGLE-2).
+- `auto`: the fastest method and draft length, by measuring.
+- `reflective`: reflective verification; lossy.
 """
 
 from __future__ import annotations
@@ -24,7 +42,7 @@ from workers.speculation.spectr import Spectr
 from workers.speculation.vanilla import Vanilla
 
 Builder = Callable[..., Method]
-"""`builder(target, load_model, **parameters)`; unknown parameters are refused."""
+"""`builder(target, load_model, **parameters)`; an unknown parameter is a TypeError."""
 
 METHODS: dict[str, Builder] = {
     "vanilla": Vanilla,

@@ -1,16 +1,17 @@
-"""The fastest method and draft length, found by measuring the deployment's own rounds.
+"""The fastest method and draft length, found by timing the deployment's own rounds.
 
 How long a draft should be depends on how often it is accepted and on what a draft and a target pass
 cost (Leviathan et al. 2211.17192, section 3.4), and both costs on how many rows share the passes: a
 large batch leaves no arithmetic idle, and speculation becomes a loss. So for every batch size (in
 powers of two) each candidate is tried for a few rounds of real calls, at its shortest and at its
-longest draft; from then on every round says which tokens a longer or shorter draft would have
-given, and what a round of that length takes. Rows decode without drafts where nothing gains. What
-was not looked at for long is tried again, since prompts change.
+longest draft; from then on every round gives an estimate of the tokens of longer and shorter
+drafts, and of the time of a round of that length. Rows decode without drafts where no candidate
+is faster. A candidate not measured for long is tried again, since prompts change.
 
-Lossless: every candidate is, and what is chosen depends on rounds that have ended alone, never on a
-number that is still to decide a token. A greedy row says the same whatever is chosen. A sampled row
-keeps its law but not its draws: which method draws a token depends on the clock.
+Lossless: every candidate is, and the choice depends only on rounds that have ended, never on a
+random number that is still to decide a token. A greedy row's tokens do not depend on the choice (up
+to rounding, see `decode`). A sampled row keeps its distribution but not its draws: which method
+draws a token depends on the clock.
 """
 
 from __future__ import annotations
@@ -23,25 +24,26 @@ from typing import Any
 
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row
-from workers.speculation.drafter import LoadModel, at_least
+from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
+from workers.speculation.parameters import at_least
 
 TRIAL = 8  # rounds of a trial at each length
 STALE = 1000  # rounds of a batch size after which a candidate is tried again
-MARGIN = 1.05  # a change must promise so much: it costs reading what the new drafter lacks
-MEMORY = 0.99  # weight of what was known, at each new round
+MARGIN = 1.05  # least gain of a change, which costs the prefill of the new drafter
+MEMORY = 0.99  # weight of what was known before, at each new round
 
 Choice = tuple[int, int]
 """(index of a candidate, its draft length; 0 where it has none to choose)."""
 
 
 class Chooser:
-    """Which candidate and draft length promise most tokens a second, for each batch size.
+    """Which candidate and draft length give most tokens a second, for each batch size.
 
-    It knows candidates by number, and no clock.
+    Candidates are numbers here, and times are given.
 
     Args:
-        lengths: for each candidate its draft lengths, ascending; `(0,)`: it has no choice.
+        lengths: for each candidate its draft lengths, ascending; `(0,)`: none to choose from.
             Candidate 0 is plain decoding.
     """
 
@@ -50,11 +52,11 @@ class Chooser:
         self._sizes: dict[int, _Size] = {}
 
     def choose(self, rows: int) -> Choice:
-        """What the next round of so many rows is to be decoded with."""
+        """The choice for the next round of so many rows."""
         return self._of(rows).choose()
 
     def learn(self, choice: Choice, rows: int, seconds: float, drafts: Sequence[Draft]) -> None:
-        """What a round took, and what became of each row's draft."""
+        """Learn from a round: its seconds, and how much of each row's draft was accepted."""
         self._of(rows).learn(choice, seconds, drafts)
 
     @property
@@ -72,12 +74,12 @@ class Chooser:
 Draft = tuple[int, int]
 """(how deep a row's draft could have been, how many of it were accepted).
 
-One that ended early by itself was tried where it ended, and gave nothing there.
+A draft that ended early by itself counts as rejected where it ended.
 """
 
 
 class _Size:
-    """What is known of one batch size."""
+    """Estimates for one batch size."""
 
     def __init__(self, lengths: Sequence[Sequence[int]]) -> None:
         self.known = [_Known(one) for one in lengths]
@@ -124,13 +126,13 @@ class _Known:
     age: int = 0
     rounds: dict[int, int] = field(default_factory=dict)  # that were measured, by draft length
     seconds: dict[int, float] = field(default_factory=dict)  # of one of them
-    tried: list[float] = field(default_factory=list)  # drafts at each depth that were looked at
+    tried: list[float] = field(default_factory=list)  # drafts at each depth that were verified
     taken: list[float] = field(default_factory=list)  # those that were accepted
 
     def learn(self, length: int, seconds: float, drafts: Sequence[Draft]) -> None:
         before = self.seconds.get(length, seconds)
         self.rounds[length] = count = self.rounds.get(length, 0) + 1
-        # Whatever else the machine did for a moment is no property of the method.
+        # An outlier, by whatever else the machine did, counts at most fourfold.
         news = min(seconds, 4 * before) - before
         self.seconds[length] = before + max(1 - MEMORY, 1 / count) * news
         for depth in range(len(self.tried)):
@@ -184,7 +186,7 @@ class Auto(Method):
     """
 
     registry: Mapping[str, Callable[..., Method]] = {}
-    """Methods by name; `METHODS` puts itself here."""
+    """Methods by name, set by `METHODS`."""
 
     def __init__(
         self,
@@ -224,19 +226,19 @@ class Auto(Method):
         draft: str | None,
         lengths: Sequence[int],
     ) -> tuple[str, Method]:
-        told: dict[str, Any] = {} if isinstance(candidate, str) else dict(candidate)
-        name = candidate if isinstance(candidate, str) else str(told.pop("method", None))
+        parameters: dict[str, Any] = {} if isinstance(candidate, str) else dict(candidate)
+        name = candidate if isinstance(candidate, str) else str(parameters.pop("method", None))
         if name not in self.registry or name == "auto":
             others = ", ".join(other for other in self.registry if other != "auto")
             raise ValueError(f"no candidate {name!r}; there are {others}")
-        known = inspect.signature(self.registry[name]).parameters
-        if "draft" in known and draft is not None:
-            told.setdefault("draft", draft)
-        if "gamma" in known:
-            if "gamma" in told:
+        accepted = inspect.signature(self.registry[name]).parameters
+        if "draft" in accepted and draft is not None:
+            parameters.setdefault("draft", draft)
+        if "gamma" in accepted:
+            if "gamma" in parameters:
                 raise ValueError(f"{name}: auto chooses gamma, from lengths")
-            told["gamma"] = lengths[-1]
-        method = self.registry[name](self.target, load_model, **told)
+            parameters["gamma"] = lengths[-1]
+        method = self.registry[name](self.target, load_model, **parameters)
         if not method.lossless:
             raise ValueError(f"{name} is lossy; auto chooses among lossless methods")
         return name, method
@@ -268,7 +270,7 @@ class Auto(Method):
 
     def draft(self, rows: list[Row]) -> Plan:
         self._choose(rows)
-        self._begun = self.clock()  # what a change costs is no part of a round
+        self._begun = self.clock()  # the cost of a change does not count
         return self.current.draft(rows)
 
     def _choose(self, rows: list[Row]) -> None:
@@ -279,7 +281,7 @@ class Auto(Method):
             self.current.gamma = length  # type: ignore[attr-defined]
         for row in rows:
             if self._with[row.slot] != number:
-                # As when it became live: its text is cached but for the newest token.
+                # As when it became live: all its tokens but the newest are cached.
                 self.methods[self._with[row.slot]].leave(row)
                 self._with[row.slot] = number
                 self.current.join(row)
@@ -300,7 +302,7 @@ class Auto(Method):
                 # What was emitted is subtracted already; the last token is never a draft.
                 min(length, row.remaining_tokens + len(one.tokens) - 1)
                 if length
-                else max(tree.kin()[0]),
+                else max(tree.ancestor_masks()[0]),
                 len(one.path) - 1,
             )
             for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True)

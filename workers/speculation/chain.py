@@ -1,10 +1,10 @@
-"""Speculative sampling with a draft model: one chain of `gamma` tokens a round.
+"""Speculative sampling with a draft model: one chain of `gamma` tokens a step.
 
 Leviathan, Kalman, Matias, "Fast Inference from Transformers via Speculative Decoding"
 (2211.17192); Chen et al. (2302.01318). Mean acceptance length, bonus token included, is
 (1 - a^(gamma + 1)) / (1 - a) at an acceptance rate of a per drafted token.
 
-Block verification (Sun et al. 2403.10444) judges the block as a whole and accepts at least as
+Block verification (Sun et al. 2403.10444) verifies the block as a whole and accepts at least as
 many tokens of it on average; at temperature 0 both are the same.
 """
 
@@ -15,22 +15,20 @@ from typing import Literal
 from workers.model.target import Target
 from workers.model.tree import Plan, Row
 from workers.speculation.drafter import (
-    Confident,
-    Drafted,
-    Independent,
+    ConfidentExpander,
+    DraftModelMethod,
+    IndependentExpander,
     LoadModel,
-    at_least,
-    one_of,
-    share,
-    small_enough,
 )
+from workers.speculation.parameters import at_least, fraction, one_of, tree_size
 
 
-class Chain(Drafted):
-    """At most `gamma` drafts a round; `verification` of one token after the other, or of the block.
+class Chain(DraftModelMethod):
+    """At most `gamma` drafts a step; `verification` of one token after the other, or of the block.
 
-    With a `threshold` a draft ends behind the first token at whose place the draft model's top
-    probability is under it: what is likely to be refused is not drafted on.
+    With a `threshold` a draft ends behind the first token that was drawn where the draft model's
+    top probability is below it: drafts behind a token that is likely to be rejected cost more than
+    they gain.
     """
 
     def __init__(
@@ -43,13 +41,15 @@ class Chain(Drafted):
         threshold: float = 0.0,
         verification: Literal["token", "block"] = "token",
     ) -> None:
-        self.threshold = share("threshold", threshold)
+        self.threshold = fraction("threshold", threshold)
         self.gamma = at_least("gamma", gamma, 0)
-        small_enough(f"gamma {gamma}", 1 + gamma)
+        tree_size(f"gamma {gamma}", 1 + gamma)
         one_of("verification", verification, ("token", "block"))
         self.by_path = verification == "block"
         super().__init__(target, load_model, draft)
 
     def draft(self, rows: list[Row]) -> Plan:
-        spread = Confident(rows, self.threshold) if self.threshold else Independent(rows)
-        return self.plan(rows, self.gamma, spread)
+        expander = (
+            ConfidentExpander(rows, self.threshold) if self.threshold else IndependentExpander(rows)
+        )
+        return self.plan(rows, self.gamma, expander)

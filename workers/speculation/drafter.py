@@ -1,8 +1,8 @@
 """Runs a draft model for the methods that use one, with its own cache per slot.
 
-A draft grows level by level: one pass of the draft model reads the newest level of every row's
-tree, and a `Spread` says which children its nodes get. Earlier levels lie in the cache, so
-each node is read once; the last level is not read at all.
+A draft grows level by level: one pass of the draft model scores the newest level of every row's
+tree, and a `TreeExpander` says which children its nodes get. Earlier levels lie in the cache, so
+each node runs once; the last level does not run at all.
 """
 
 from __future__ import annotations
@@ -17,77 +17,78 @@ from torch import Tensor
 from orchestrator.types import Sampling
 from workers.model.rng import DRAFT, key, uniform
 from workers.model.sampling import draw, gumbels, warp
-from workers.model.target import SPARE, ModelOutput, Target
+from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method
+from workers.speculation.parameters import branching_factors
 
 LoadModel = Callable[[str], Any]
 """From the name of a checkpoint to a model with the target's tokenizer, on its device.
 
-Methods ask for what they need, several for the same: a loader keeps what it has loaded.
+Several methods may load the same one: a loader caches what it has loaded.
 """
 
 Child = tuple[int, int]
-"""(place of the parent in its level, token)."""
-
-MOST_NODES = SPARE - 2  # a draft lags by two committed tokens at most
+"""(index of the parent in its level, token)."""
 
 
-class Spread(ABC):
-    """Which children the nodes of a level get; one object serves one round."""
+class TreeExpander(ABC):
+    """Which children the nodes of a level get; one object serves one step."""
 
     @abstractmethod
     def __call__(
-        self, level: int, logits: Tensor, seats: list[list[int]]
+        self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
         """The children of one level.
 
         Args:
             level: depth of the nodes.
             logits: [rows, nodes, vocabulary] in float32; rows with fewer nodes are padded.
-            seats: for each row, where the children of the last answer have come to stand in the
-                level: equal ones share a node. The root stands at 0.
+            parent_index: for each row, the index in this level of each child of the last call, in
+                that call's order: equal ones share a node. The root has index 0.
 
         Returns:
-            For each row its children in the order of the draws, by parents that stand in the level;
-            and the laws [rows, nodes, vocabulary] they were drawn from (None: all rows are greedy).
+            For each row its children in the order of the draws; and the distributions
+            [rows, nodes, vocabulary] they were drawn from (None: all rows are greedy).
         """
 
     def ended(self) -> bool:
-        """Whether no row is to have another level."""
+        """Whether no row gets another level."""
         return False
 
 
 class Drafter:
-    """A draft model, wrapped as a `Target`, beside the one that verifies: slot for slot.
+    """A draft model with a cache of the target's slots.
 
-    Its cache may lag behind the committed tokens (by two after a fully accepted draft, by a
-    prompt after a join); whatever is missing is read with the next draft.
+    Its cache may lag behind the committed tokens (by two after a fully accepted draft); what is
+    missing runs with the next draft.
     """
 
     def __init__(self, model: Target) -> None:
         self.model = model
         self.cache = self.model.cache
-        self._read: dict[int, tuple[int, int]] = {}  # by slot: nodes before the tree, nodes read
+        self._cached: dict[int, tuple[int, int]] = {}  # by slot: nodes before the tree, nodes run
 
     def join(self, row: Row) -> None:
-        """Start from what the slot still holds and read the rest of the prompt."""
+        """Prefill what the slot lacks of the row's tokens, all but the newest."""
         prompt = row.ids[:-1]
         if self.cache.allocate(row.slot, row.ids, len(prompt)) < len(prompt):
             self.model.prefill(row.slot, prompt, num_logits=0)
 
-    def grow(self, rows: Sequence[Row], depths: Sequence[int], spread: Spread) -> list[Tree]:
+    def grow(
+        self, rows: Sequence[Row], depths: Sequence[int], expander: TreeExpander
+    ) -> list[Tree]:
         """One tree per row, `depths[row]` levels below its newest token.
 
-        Trees of sampled rows carry the laws their nodes were drawn from.
+        Trees of sampled rows carry the distributions their nodes were drawn from.
         """
-        self._read = {}
+        self._cached = {}
         if max(depths) == 0:
             return [Tree([row.ids[-1]], [-1]) for row in rows]
         slots = [row.slot for row in rows]
         growing = [_Growing(row.ids[self.cache.lengths[row.slot] :]) for row in rows]
         grown = [one.tree for one in growing]
-        skip, seats = [0] * len(rows), [[0] for _ in rows]
+        skip, parent_index = [0] * len(rows), [[0] for _ in rows]
         for level in range(max(depths)):
             logits = self.model.forward(slots, grown, skip=skip).logits
             if level == 0:  # behind tokens that the cache lacked, the root is the last
@@ -95,54 +96,54 @@ class Drafter:
                 roots = torch.tensor([one.before for one in growing], device=logits.device)
                 logits = logits[every, roots, None]
             skip = [len(tree) for tree in grown]
-            children, laws = spread(level, logits.float(), seats)
-            seats = [
-                one.add(children[i], None if laws is None or rows[i].greedy else laws[i])
+            children, probs = expander(level, logits.float(), parent_index)
+            parent_index = [
+                one.add(children[i], None if probs is None or rows[i].greedy else probs[i])
                 for i, one in enumerate(growing)
             ]
-            if spread.ended() or not any(seats):  # logits of NaN have no children
+            if expander.ended() or not any(parent_index):  # NaN logits give no children
                 break
-        self._read = {
-            slot: (one.before, read) for slot, one, read in zip(slots, growing, skip, strict=True)
+        self._cached = {
+            slot: (one.before, run) for slot, one, run in zip(slots, growing, skip, strict=True)
         }
         return [one.cut(depth) for one, depth in zip(growing, depths, strict=True)]
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """`row.ids` now ends with the accepted nodes and one more token: forget the others."""
-        if row.slot in self._read:
-            before, read = self._read[row.slot]
-            kept = [before + node for node in path if before + node < read]
+        """`row.ids` now ends with the accepted nodes and one more token: drop the others."""
+        if row.slot in self._cached:
+            before, run = self._cached[row.slot]
+            kept = [before + node for node in path if before + node < run]
             self.cache.commit(row.slot, [*range(before), *kept])
 
 
 class _Growing:
     """One row's tree, level by level.
 
-    `tree` is what the draft model reads: `before` committed tokens that its cache lacks, then the
+    `tree` is what the draft model runs: `before` committed tokens that its cache lacks, then the
     root. `ends[l]` counts its nodes down to level l.
     """
 
-    def __init__(self, feed: list[int]) -> None:
-        self.tree, self.before, self.ends = Tree.chain(feed), len(feed) - 1, [len(feed)]
-        self.laws: list[Tensor] = []  # of each level that has children, [nodes, vocabulary]
+    def __init__(self, missing: list[int]) -> None:
+        self.tree, self.before, self.ends = Tree.chain(missing), len(missing) - 1, [len(missing)]
+        self.probs: list[Tensor] = []  # of each level that has children, [nodes, vocabulary]
         self.drawn: list[list[list[int]]] = []  # likewise, the children of its nodes
 
-    def add(self, children: list[Child], laws: Tensor | None) -> list[int]:
-        """Hang a level below the last one, equal children as one; returns where each stands."""
+    def add(self, children: list[Child], probs: Tensor | None) -> list[int]:
+        """Add a level, equal children as one node; returns the index of each child in it."""
         end = self.ends[-1]
         first = self.ends[-2] if len(self.ends) > 1 else self.before
-        places: dict[Child, int] = {}
-        seats = [places.setdefault(child, len(places)) for child in children]
+        nodes: dict[Child, int] = {}
+        index = [nodes.setdefault(child, len(nodes)) for child in children]
         drawn: list[list[int]] = [[] for _ in range(end - first)]
-        for (parent, _), seat in zip(children, seats, strict=True):
-            drawn[parent].append(end + seat - self.before)
+        for (parent, _), node in zip(children, index, strict=True):
+            drawn[parent].append(end + node - self.before)
         self.drawn.append(drawn)
-        if laws is not None and children:
-            self.laws.append(laws[: end - first])
-        self.tree.tokens.extend(token for _, token in places)
-        self.tree.parents.extend(first + parent for parent, _ in places)
+        if probs is not None and children:
+            self.probs.append(probs[: end - first])
+        self.tree.tokens.extend(token for _, token in nodes)
+        self.tree.parents.extend(first + parent for parent, _ in nodes)
         self.ends.append(len(self.tree))
-        return seats
+        return index
 
     def cut(self, depth: int) -> Tree:
         """The tree from the root on, down to a depth."""
@@ -154,30 +155,30 @@ class _Growing:
         return Tree(
             self.tree.tokens[before:end],
             [-1, *(parent - before for parent in self.tree.parents[before + 1 : end])],
-            torch.cat(self.laws[:depth]) if self.laws else None,
+            torch.cat(self.probs[:depth]) if self.probs else None,
             drawn + [[]] * (end - self.ends[depth - 1]),
         )
 
 
-def law_of(rows: Sequence[Row], logits: Tensor) -> Tensor:
-    """The laws of a level under each row's sampling; greedy rows, which rank, at temperature 1."""
+def draft_probs(rows: Sequence[Row], logits: Tensor) -> Tensor:
+    """Probabilities of a level under each row's sampling; of greedy rows at temperature 1."""
     return warp(logits, [Sampling(1.0) if row.greedy else row.sampling for row in rows])
 
 
-def noise(rows: Sequence[Row], level: int, logits: Tensor) -> Tensor:
+def gumbel_noise(rows: Sequence[Row], level: int, logits: Tensor) -> Tensor:
     """[rows, nodes, vocabulary] Gumbel noise of a level, zero for greedy rows."""
     nodes, vocabulary = logits.shape[1:]
     keys = [
         key(row.seed, len(row.ids), DRAFT, level, node) for row in rows for node in range(nodes)
     ]
-    made = gumbels(keys, vocabulary, logits.device).view(logits.shape)
-    made[[row.greedy for row in rows]] = 0
-    return made
+    noise = gumbels(keys, vocabulary, logits.device).view(logits.shape)
+    noise[[row.greedy for row in rows]] = 0
+    return noise
 
 
-def listed(tokens: Tensor, seats: list[list[int]]) -> list[list[Child]]:
+def children_of(tokens: Tensor, parent_index: list[list[int]]) -> list[list[Child]]:
     """Children from [rows, nodes, children] tokens (-1: none), without those of padding."""
-    counts = [max(mine, default=-1) + 1 for mine in seats]
+    counts = [max(index, default=-1) + 1 for index in parent_index]
     return [
         [
             (parent, token)
@@ -189,7 +190,7 @@ def listed(tokens: Tensor, seats: list[list[int]]) -> list[list[Child]]:
     ]
 
 
-class Independent(Spread):
+class IndependentExpander(TreeExpander):
     """`count` independent sequences a row; greedy rows, whose sequences are all equal, get one."""
 
     def __init__(self, rows: Sequence[Row], count: int = 1) -> None:
@@ -197,7 +198,7 @@ class Independent(Spread):
         self.sampled = [i for i, row in enumerate(rows) if not row.greedy]
 
     def __call__(
-        self, level: int, logits: Tensor, seats: list[list[int]]
+        self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
         if len(self.sampled) < len(self.rows):
             best = logits[:, 0].argmax(-1).tolist()
@@ -206,72 +207,71 @@ class Independent(Spread):
             children = [[] for _ in self.rows]
         if not self.sampled:
             return children, None
-        laws = law_of(self.rows, logits)
+        probs = draft_probs(self.rows, logits)
         if level == 0:
-            seats = [[0] * self.count for _ in self.rows]
-        drawn = [(i, seat) for i in self.sampled for seat in seats[i]]
+            parent_index = [[0] * self.count for _ in self.rows]
+        drawn = [(i, parent) for i in self.sampled for parent in parent_index[i]]
         numbers = [
             uniform(row.seed, len(row.ids), DRAFT, level, sequence)
             for row in map(self.rows.__getitem__, self.sampled)
             for sequence in range(self.count)
         ]
-        owners, places = torch.tensor(drawn, device=laws.device).unbind(1)
-        column = torch.tensor(numbers, dtype=torch.float64, device=laws.device)
-        tokens = draw(laws[owners, places], column).tolist()
+        owners, parents = torch.tensor(drawn, device=probs.device).unbind(1)
+        column = torch.tensor(numbers, dtype=torch.float64, device=probs.device)
+        tokens = draw(probs[owners, parents], column).tolist()
         for k, i in enumerate(self.sampled):
-            mine = tokens[k * self.count : (k + 1) * self.count]
-            children[i] = list(zip(seats[i], mine, strict=True))
-        return children, laws
+            own = tokens[k * self.count : (k + 1) * self.count]
+            children[i] = list(zip(parent_index[i], own, strict=True))
+        return children, probs
 
 
-class Confident(Spread):
-    """One sequence a row, which ends behind a token at whose place the top probability was under
-    `threshold`.
+class ConfidentExpander(TreeExpander):
+    """One sequence a row, which ends behind the first token that was drawn where the top
+    probability was below `threshold`.
 
-    Whether one more is drafted is thus a function of the text so far, never of the token drawn
-    there, and what is drafted has the law that speculative sampling takes for granted. A greedy
-    row's confidence is that of temperature 1.
+    So whether one more is drafted is a function of the prefix, never of the token drawn there, and
+    the drafts have the distribution that speculative sampling assumes. A greedy row's confidence
+    is that of temperature 1.
     """
 
     def __init__(self, rows: Sequence[Row], threshold: float) -> None:
         self.rows, self.threshold = rows, threshold
-        self.sure = [True] * len(rows)
+        self.confident = [True] * len(rows)
 
     def __call__(
-        self, level: int, logits: Tensor, seats: list[list[int]]
+        self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
-        going = [i for i, sure in enumerate(self.sure) if sure]
-        if len(going) < len(self.rows):
-            logits = logits[going]
-        chosen = [self.rows[i] for i in going]
-        drawn, laws = Independent(chosen)(level, logits, [[0] for _ in going])
-        sure = confidences(logits, laws)
+        active = [i for i, confident in enumerate(self.confident) if confident]
+        if len(active) < len(self.rows):
+            logits = logits[active]
+        chosen = [self.rows[i] for i in active]
+        drawn, probs = IndependentExpander(chosen)(level, logits, [[0] for _ in active])
+        tops = confidences(logits, probs)
         children: list[list[Child]] = [[] for _ in self.rows]
-        for k, i in enumerate(going):
+        for k, i in enumerate(active):
             children[i] = drawn[k]
-            self.sure[i] = sure[k] >= self.threshold
-        if laws is not None and len(going) < len(self.rows):
-            everyones = laws.new_zeros(len(self.rows), *laws.shape[1:])
-            everyones[going] = laws
-            laws = everyones
-        return children, laws
+            self.confident[i] = tops[k] >= self.threshold
+        if probs is not None and len(active) < len(self.rows):
+            padded = probs.new_zeros(len(self.rows), *probs.shape[1:])
+            padded[active] = probs
+            probs = padded
+        return children, probs
 
     def ended(self) -> bool:
-        return not any(self.sure)
+        return not any(self.confident)
 
 
-def confidences(logits: Tensor, laws: Tensor | None) -> list[float]:
+def confidences(logits: Tensor, probs: Tensor | None) -> list[float]:
     """Each row's top probability at its first node, of [rows, nodes, vocabulary] logits.
 
-    `laws` are those that were drawn from; None: all rows are greedy, whose law is that of
-    temperature 1.
+    `probs` are those that were drawn from; None: all rows are greedy, at temperature 1.
     """
-    top: list[float] = (logits.softmax(-1) if laws is None else laws).amax(-1)[:, 0].tolist()
+    top: list[float] = (logits.softmax(-1) if probs is None else probs).amax(-1)[:, 0].tolist()
     return top
 
 
-def beside(target: Target, model: Any) -> Target:
-    """A draft model with the target's slots; ValueError if it knows too few tokens."""
+def wrap_draft_model(target: Target, model: Any) -> Target:
+    """A draft model with the target's slots; ValueError if its vocabulary is too small."""
     if model.config.vocab_size < target.vocabulary:
         raise ValueError(
             f"the draft model knows {model.config.vocab_size} tokens, "
@@ -282,7 +282,7 @@ def beside(target: Target, model: Any) -> Target:
     )
 
 
-class Drafting(Method):
+class DrafterMethod(Method):
     """A method with a drafter."""
 
     def __init__(self, target: Target, drafter: Drafter) -> None:
@@ -296,57 +296,38 @@ class Drafting(Method):
         cache = self.drafter.cache
         cache.copy(source, slot, min(length, cache.lengths[source]))
 
-    def plan(self, rows: list[Row], depth: int, spread: Spread) -> Plan:
-        """Trees of at most `depth` levels, and of no more than the room that is left."""
+    def plan(self, rows: list[Row], depth: int, expander: TreeExpander) -> Plan:
+        """Trees of at most `depth` levels, and of no more than a row's remaining tokens allow."""
         depths = [max(0, min(depth, row.remaining_tokens - 1)) for row in rows]
-        return Plan(rows, self.drafter.grow(rows, depths, spread))
+        return Plan(rows, self.drafter.grow(rows, depths, expander))
 
     def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
         for row, one in zip(plan.rows, accepted, strict=True):
             self.drafter.commit(row, one.path)
 
 
-class Drafted(Drafting):
+class DraftModelMethod(DrafterMethod):
     """A method with a draft model; `draft` names its checkpoint."""
 
     def __init__(self, target: Target, load_model: LoadModel, draft: str) -> None:
-        super().__init__(target, Drafter(beside(target, load_model(draft))))
+        super().__init__(target, Drafter(wrap_draft_model(target, load_model(draft))))
 
 
-def at_least(name: str, value: int, least: int) -> int:
-    """A checked parameter; ValueError names it."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{name} must be a whole number of at least {least}, not {value!r}")
-    return value
+class BranchingMethod(DraftModelMethod):
+    """A draft model's trees with `branching[l]` children at every node of level l."""
 
+    expander: Callable[[Sequence[Row], Sequence[int]], TreeExpander]
 
-def share(name: str, value: float) -> float:
-    """A checked parameter from 0 to 1; ValueError names it."""
-    number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not number or not 0 <= value <= 1:
-        raise ValueError(f"{name} must be a number from 0 to 1, not {value!r}")
-    return value
+    def __init__(
+        self,
+        target: Target,
+        load_model: LoadModel,
+        *,
+        draft: str,
+        branching: Sequence[int] = (2, 2, 1, 1),
+    ) -> None:
+        self.branching = branching_factors(branching)
+        super().__init__(target, load_model, draft)
 
-
-def one_of(name: str, value: str, choices: Sequence[str]) -> None:
-    """ValueError for a parameter that is none of the choices."""
-    if value not in choices:
-        raise ValueError(f"{name} must be one of {', '.join(choices)}, not {value!r}")
-
-
-def branches(branching: Sequence[int]) -> tuple[int, ...]:
-    """A checked number of children for each level of a tree; ValueError says what is wrong."""
-    if not isinstance(branching, list | tuple):
-        raise ValueError(f"branching must be a list of whole numbers, not {branching!r}")
-    nodes, level = 1, 1
-    for count in branching:
-        level *= at_least("branching", count, 1)
-        nodes += level
-    small_enough(f"branching {list(branching)}", nodes)
-    return tuple(branching)
-
-
-def small_enough(what: str, nodes: int) -> None:
-    """ValueError for parameters whose trees the cache has no room for."""
-    if nodes > MOST_NODES:
-        raise ValueError(f"{what}: a tree of {nodes} nodes, and at most {MOST_NODES} have room")
+    def draft(self, rows: list[Row]) -> Plan:
+        return self.plan(rows, len(self.branching), type(self).expander(rows, self.branching))

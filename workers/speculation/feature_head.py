@@ -1,10 +1,10 @@
 """Feature drafters: one decoder layer between the target's own embedding and head.
 
-A feature is what the target's head reads: the normed end of its last layer. The drafter guesses
-the feature f_t behind token x_t from the one before and the token that was drawn from it,
-(f_{t-1}, x_t), since a feature alone does not say which of its tokens was drawn (EAGLE, Li et al.
-2401.15077). Its guess takes the feature's place one token further, and the target's head makes
-the draft law of it.
+A feature is the input of the target's language-model head: the output of its final norm. The
+drafter predicts the feature f_t behind token x_t from the one before and the token that was drawn
+from it, (f_{t-1}, x_t), since a feature alone does not determine which token was drawn (EAGLE, Li
+et al. 2401.15077). The prediction stands for the feature at the next token, and the target's head
+turns it into the draft distribution.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.model.layer import Projection
+from workers.model.layer import fuse
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Tree
 
@@ -32,21 +32,22 @@ SAMPLER = 2
 """Width of FSPAD's feature sampler, as a multiple of the feature's."""
 
 
-class Head(nn.Module):
-    """What is trained of a drafter; `model` is the target's, whose layer and norm it is made of.
+class FeatureHead(nn.Module):
+    """The trained part of a feature drafter; `model` is the target's, for its layer and norm.
 
-    `eagle2` fuses embedding and feature, runs the layer, and its output is both the guess and
-    what the target's head reads. `fspad` (2408.15562) differs in two places:
+    `eagle2` fuses embedding and feature and runs the layer; its output is both the predicted
+    feature and the input of the target's head. `fspad` (2408.15562) differs in two places:
 
-    * feature sampling: the embedding opens gates in a wider image of the feature, which moves the
-      feature towards what the drawn token made of it, before both are fused;
-    * partial alignment: the guess and what the head reads are two images of the output, so that
-      regressing the feature and matching the law share the layer without being tied.
+    * feature sampling: before both are fused, the embedding gates a wider projection of the
+      feature, which adds to the feature what depends on the drawn token;
+    * partial alignment: the predicted feature and the head's input are two projections of the
+      output, so that regressing the feature and matching the distribution share the layer without
+      being tied.
 
     The ideas are the paper's; the form of both, and the norm behind the layer, are ours.
 
-    It begins as `eagle2` exactly. That has as many parameters: what `fspad` spends on both, it
-    has in a wider feed-forward part.
+    `fspad` is initialised to equal `eagle2`, which has as many parameters: a wider feed-forward
+    part in place of the projections.
     """
 
     def __init__(self, model: Any, variant: Variant) -> None:
@@ -73,24 +74,24 @@ class Head(nn.Module):
             nn.init.eye_(self.guessed.weight)
             nn.init.eye_(self.read.weight)
 
-    def enter(self, embedding: Tensor, feature: Tensor) -> Tensor:
-        """What the layer reads of x_t's embedding and f_{t-1}; all [..., width]."""
+    def layer_input(self, embedding: Tensor, feature: Tensor) -> Tensor:
+        """The layer's input from x_t's embedding and f_{t-1}; all [..., width]."""
         if self.variant == "fspad":
             gate = functional.silu(self.gate(embedding))
             feature = feature + self.down(gate * self.up(feature))
-        entered: Tensor = self.fuse(torch.cat((embedding, feature), -1))
-        return entered
+        fused: Tensor = self.fuse(torch.cat((embedding, feature), -1))
+        return fused
 
-    def guess(self, output: Tensor) -> Tensor:
-        """The feature f_t, of the layer's normed output."""
+    def predicted_feature(self, output: Tensor) -> Tensor:
+        """The feature f_t, from the layer's normed output."""
         return self.guessed(output) if self.variant == "fspad" else output
 
-    def confide(self, output: Tensor) -> Tensor:
-        """What the target's head is to read for the law behind x_t."""
+    def lm_head_input(self, output: Tensor) -> Tensor:
+        """The input of the target's head for the distribution behind x_t."""
         return self.read(output) if self.variant == "fspad" else output
 
     def save(self, folder: Path) -> None:
-        """Write weights in bfloat16, and of what kind they are."""
+        """Write the weights in bfloat16, and variant and sizes."""
         folder.mkdir(parents=True, exist_ok=True)
         state = {k: v.detach().to("cpu", torch.bfloat16) for k, v in self.state_dict().items()}
         save_file({k: v.contiguous() for k, v in state.items()}, folder / "model.safetensors")
@@ -100,11 +101,11 @@ class Head(nn.Module):
         return {"drafter": self.variant, "width": self.width, "vocabulary": self.vocabulary}
 
     @classmethod
-    def load(cls, model: Any, variant: Variant, folder: Path) -> Head:
+    def load(cls, model: Any, variant: Variant, folder: Path) -> FeatureHead:
         """The head of a folder, on the device and in the type of its target `model`.
 
         Raises:
-            ValueError: there is none, or one of another variant or for another target.
+            ValueError: there is none, or it is of another variant or for another target.
         """
         try:
             kind = json.loads((folder / "config.json").read_text())
@@ -116,7 +117,7 @@ class Head(nn.Module):
             ) from error
         head = cls(model, variant)
         if kind != head._kind():
-            raise ValueError(f"{folder} is for {kind}, and {head._kind()} is asked for")
+            raise ValueError(f"{folder} is for {kind}, and the target needs {head._kind()}")
         try:
             head.load_state_dict(state)
         except RuntimeError as error:
@@ -126,20 +127,19 @@ class Head(nn.Module):
         return head.to(weight.device, weight.dtype).eval().requires_grad_(False)
 
 
-class Ahead(Target):
-    """A head as the model that a `Drafter` runs.
+class FeatureDrafter(Target):
+    """A feature head as the model that a `Drafter` runs.
 
-    Place j of its cache belongs to token x_j, as in the target's, and is read with the feature
-    before it (zero at the very beginning). The nodes of a round's first pass are committed: their
-    features are the target's own, which its cache remembers. Deeper ones have their parent's
-    guess.
+    Entry j of its cache belongs to token x_j, as in the target's, which runs with the feature
+    before it (zero at the first token). The nodes of a step's first pass are committed: their
+    features are the target's own, from its cache. Deeper ones take their parent's prediction.
     """
 
-    def __init__(self, head: Head, target: Target) -> None:
-        target.remember(len(target.layers))
+    def __init__(self, head: FeatureHead, target: Target) -> None:
+        target.cache_hidden_states(len(target.layers))
         for part in head.children():
             if isinstance(part, nn.Linear):
-                Projection(part)  # lays its weights out as products with one vector read them
+                fuse([part], "weight")  # in the layout that is fastest here
         ours = SimpleNamespace(
             embed_tokens=SimpleNamespace(weight=target.embedding),
             norm=head.norm,
@@ -149,13 +149,13 @@ class Ahead(Target):
         model = SimpleNamespace(
             model=ours,
             config=target.model.config,
-            lm_head=lambda output: target.head(head.confide(output)),
+            lm_head=lambda output: target.lm_head(head.lm_head_input(output)),
         )
         super().__init__(
             model, slots=target.cache.slots, max_len=target.max_len, vocabulary=target.vocabulary
         )
-        self.drafter, self.features = head, target.cache
-        self._guesses, self._read = torch.empty(0), [0]  # of the last pass, [rows, n, width]
+        self.feature_head, self.target_cache = head, target.cache
+        self._predicted, self._skipped = torch.empty(0), [0]  # of the last pass; [rows, n, width]
 
     def forward(
         self,
@@ -170,28 +170,29 @@ class Ahead(Target):
         fresh = [tree.tokens[read:] for tree, read in zip(trees, done, strict=True)]
         n = max(map(len, fresh))
         embedding = self.embed([ids + [0] * (n - len(ids)) for ids in fresh])
-        feature = self._guessed(trees, done, n) if any(done) else self._true(slots, n)
-        states = self.drafter.enter(embedding, feature)
+        feature = self._predictions(trees, done, n) if any(done) else self._features(slots, n)
+        states = self.feature_head.layer_input(embedding, feature)
         result = super().forward(
             slots, trees, skip=skip, num_logits=num_logits, states=states, hidden=(1,)
         )
-        self._guesses, self._read = self.drafter.guess(result.hidden[1]), done
+        self._predicted = self.feature_head.predicted_feature(result.hidden[1])
+        self._skipped = done
         return result
 
-    def _true(self, slots: Sequence[int], n: int) -> Tensor:
+    def _features(self, slots: Sequence[int], n: int) -> Tensor:
         """The features before n committed tokens of each slot."""
-        assert self.features.states is not None
+        assert self.target_cache.hidden_states is not None
         rows = torch.tensor(slots, device=self.device)[:, None]
         starts = torch.tensor([self.cache.lengths[slot] for slot in slots], device=self.device)
         before = starts[:, None] + torch.arange(n, device=self.device) - 1
-        return self.features.states[rows, before.clamp(min=0)] * (before >= 0)[..., None]
+        return self.target_cache.hidden_states[rows, before.clamp(min=0)] * (before >= 0)[..., None]
 
-    def _guessed(self, trees: Sequence[Tree], done: list[int], n: int) -> Tensor:
-        """What the last pass guessed behind the parents of the new nodes."""
+    def _predictions(self, trees: Sequence[Tree], done: list[int], n: int) -> Tensor:
+        """The features that the last pass predicted behind the parents of the new nodes."""
         parents = [
             [parent - read for parent in tree.parents[new:]]
-            for tree, new, read in zip(trees, done, self._read, strict=True)
+            for tree, new, read in zip(trees, done, self._skipped, strict=True)
         ]
-        places = torch.tensor([p + [0] * (n - len(p)) for p in parents], device=self.device)
+        nodes = torch.tensor([p + [0] * (n - len(p)) for p in parents], device=self.device)
         rows = torch.arange(len(trees), device=self.device)[:, None]
-        return self._guesses[rows, places]
+        return self._predicted[rows, nodes]

@@ -1,15 +1,15 @@
 """FSPAD: a feature drafter with feature sampling, on the dynamic tree of EAGLE-2.
 
 Gui et al., "Boosting Lossless Speculative Decoding via Feature Sampling and Partial Alignment
-Distillation" (2408.15562); tree: Li et al., EAGLE-2 (2406.16858). Where the head's laws are
-well calibrated, the product of the probabilities along a path tells how likely it is to be
+Distillation" (2408.15562); tree: Li et al., EAGLE-2 (2406.16858). Where the head's
+probabilities are well calibrated, their product along a path is the probability that it is
 accepted: each level is expanded at its `width` likeliest nodes, and of all tokens seen the `nodes`
-likeliest are verified. Likelier than its child, a node always comes with its parent.
+likeliest are verified. A node is likelier than its child, so the parent is always among them.
 
-The tree is a function of the text and the sampling parameters, with no draw in it. Hence the walk
-that draws from the target and follows the drafts as long as they agree (`rules.follow`): exact,
-and no walk of such a tree accepts more, since a node's token can be among its children no more
-often than the target says. With variant `eagle2` this is EAGLE-2.
+The tree is a function of the text and the sampling parameters, with no draw in it. So it is
+verified by drawing from the target (`rejection.target_only`): that is exact, and no verification
+of such a tree accepts more, since a node's token is among its children with the target's
+probability at most. With variant `eagle2` this is EAGLE-2.
 """
 
 from __future__ import annotations
@@ -26,21 +26,19 @@ from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.drafter import (
     Child,
     Drafter,
-    Drafting,
+    DrafterMethod,
     LoadModel,
-    Spread,
-    at_least,
-    law_of,
-    one_of,
-    small_enough,
+    TreeExpander,
+    draft_probs,
 )
-from workers.speculation.feature_head import VARIANTS, Ahead, Head, Variant
+from workers.speculation.feature_head import VARIANTS, FeatureDrafter, FeatureHead, Variant
+from workers.speculation.parameters import at_least, one_of, tree_size
 
 
-class Fspad(Drafting):
+class Fspad(DrafterMethod):
     """Trees of at most `nodes` drafted tokens and `depth` levels.
 
-    `head` is a folder of trained weights; by default the one called like the variant beside the
+    `head` is a folder of trained weights; by default the one named after the variant beside the
     target's own weights.
     """
 
@@ -58,30 +56,31 @@ class Fspad(Drafting):
         one_of("variant", variant, VARIANTS)
         self.depth = at_least("depth", depth, 0)
         self.width, self.nodes = at_least("width", width, 1), at_least("nodes", nodes, 1)
-        small_enough(f"nodes {nodes}", 1 + nodes)
-        # The drafter reads the tokens of the last round and all levels but the deepest.
-        small_enough(f"depth {depth} and width {width}", 1 + depth + width * max(0, depth - 1))
+        tree_size(f"nodes {nodes}", 1 + nodes)
+        # The drafter runs the tokens of the last step and all levels but the deepest.
+        tree_size(f"depth {depth} and width {width}", 1 + depth + width * max(0, depth - 1))
         checkpoint = target.model.name_or_path
         if head is None and not checkpoint:
-            raise ValueError("head must name a folder: the target lies in none")
+            raise ValueError("head must name a folder: the target was not loaded from one")
         folder = Path(checkpoint) / variant if head is None else Path(head).expanduser()
-        super().__init__(target, Drafter(Ahead(Head.load(target.model, variant, folder), target)))
+        super().__init__(
+            target, Drafter(FeatureDrafter(FeatureHead.load(target.model, variant, folder), target))
+        )
 
     def draft(self, rows: list[Row]) -> Plan:
-        spread = Confidence(rows, self.width, self.nodes)
-        self.plan(rows, self.depth, spread)
-        return Plan(rows, spread.trees())
+        expander = DynamicTree(rows, self.width, self.nodes)
+        self.plan(rows, self.depth, expander)
+        return Plan(rows, expander.trees())
 
     def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
-        """Only the root stays: accepted drafts are read again, with the features they turned
-        out to have."""
+        """Only the root stays: accepted drafts run again, with the target's own features."""
         for row, one in zip(plan.rows, accepted, strict=True):
             self.drafter.commit(row, one.path[:1])
 
 
 @dataclass(slots=True)
 class _Candidate:
-    """A token of the tree in the making; `parent` is a place in the same list, -1 the root."""
+    """A token considered; `parent` is an index in the same list, -1 the root."""
 
     score: float
     level: int
@@ -89,8 +88,8 @@ class _Candidate:
     token: int
 
 
-class Confidence(Spread):
-    """Which nodes a level gets, and which are verified in the end.
+class DynamicTree(TreeExpander):
+    """The dynamic tree of EAGLE-2: which nodes a level gets, and which are verified.
 
     `scores` [rows, nodes] are the log-probabilities of the paths to the nodes of the level, minus
     infinity where a row has fewer. Greedy rows rank at temperature 1.
@@ -100,12 +99,12 @@ class Confidence(Spread):
         self.rows, self.width, self.nodes = rows, width, nodes
         self.scores = torch.zeros(len(rows), 1, dtype=torch.float64)
         self.seen: list[list[_Candidate]] = [[] for _ in rows]
-        self.level: list[list[int]] = [[-1] for _ in rows]  # places in `seen` of the level's nodes
+        self.level: list[list[int]] = [[-1] for _ in rows]  # indices in `seen` of the level's nodes
 
     def __call__(
-        self, level: int, logits: Tensor, seats: list[list[int]]
+        self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
-        best = law_of(self.rows, logits).topk(min(self.width, logits.shape[-1]))
+        best = draft_probs(self.rows, logits).topk(min(self.width, logits.shape[-1]))
         # A parent's score bounds its child's, whatever rounding does.
         logs = best.values.double().log().clamp(max=0).cpu()
         sums = (self.scores[:, : logits.shape[1], None] + logs).nan_to_num(nan=-torch.inf)

@@ -1,9 +1,9 @@
-"""Drafts copied from the text itself: no model, one look for the end of the text further up.
+"""Drafts copied from the text itself: no model, one search for an earlier occurrence of its end.
 
 Prompt lookup (Saxena 2023, as in transformers' assisted generation) looks for the last few tokens
 and copies what followed them; suffix matching (SuffixDecoding, Oliaro et al. 2411.04975) looks for
-the longest end of the text that occurs earlier, and drafts the more the longer it is. A draft is
-a function of the text, so sampled rows draw from the target and follow it as far as they agree.
+the longest end of the text that occurs earlier, and drafts more the longer it is. A draft is a
+function of the text, so sampled rows draw from the target (`rejection.target_only`).
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from collections.abc import Sequence
 
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
-from workers.speculation.drafter import LoadModel, at_least, small_enough
+from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
+from workers.speculation.parameters import at_least, tree_size
 
 
 class Lookup(Method):
@@ -35,13 +36,13 @@ class Lookup(Method):
     ) -> None:
         super().__init__(target)
         self.gamma = at_least("gamma", gamma, 0)
-        small_enough(f"gamma {gamma}", 1 + gamma)
+        tree_size(f"gamma {gamma}", 1 + gamma)
         self.shortest = at_least("shortest", shortest, 1)
         self.longest = at_least("longest", longest, shortest)
         if not isinstance(per_match, int | float) or not per_match >= 0:
             raise ValueError(f"per_match must be a number of at least 0, not {per_match!r}")
         self.per_match = per_match
-        # One character a token: looking for a piece of text is the fastest search there is.
+        # One character a token: a search in a string is the fastest there is.
         self._texts: dict[int, str] = {}
 
     def join(self, row: Row) -> None:
@@ -76,7 +77,7 @@ class Lookup(Method):
     def match(self, text: str) -> int:
         """Length of the longest end of the text that also ends earlier; 0 if below `shortest`.
 
-        What holds of an end holds of every shorter one, hence the bisection.
+        Every end of a match is a match, hence the bisection.
         """
         low, high = self.shortest - 1, min(self.longest, len(text) - 1)
         while low < high:

@@ -1,8 +1,9 @@
-"""The shape of every speculation method.
+"""The interface of a speculation method, and verification by rejection sampling.
 
-A method is one object for drafting and walking, because a draft law and a rule that do not
-belong together lose exactness silently. The defaults make a method of any `draft` and a node
-`rule`: one target pass over the plan, then a walk node by node.
+A method is one object for drafting and verifying, because a draft distribution and a rejection
+sampler that do not belong together lose exactness without an error. The defaults make a method
+of any `draft` and a node-level `sampler`: one target pass over the plan, then rejection sampling
+from node to node.
 """
 
 from __future__ import annotations
@@ -16,22 +17,23 @@ import torch
 from torch import Tensor
 
 from workers.model.rng import uniform
-from workers.model.sampling import Chance, draw, warp
+from workers.model.sampling import KeyedRng, draw, warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
-from workers.speculation import rules
+from workers.speculation import rejection
 
 
 class Method:
-    """Draft, verify, walk, commit; `join` and `leave` tell of rows that come and go.
+    """`draft`, `score`, `verify` and `commit` are one step; rows `join` and `leave` between steps.
 
-    `lossless` says whether the output law is the target's (greedy: the same tokens).
+    `lossless`: the output has the target's distribution (greedy: the same tokens, but for rounding
+    where a pass over several tokens rounds otherwise than one over one).
     """
 
     lossless = True
-    rule: rules.Rule = staticmethod(rules.rejection)  # belongs to how siblings are drawn
-    by_path = False  # whether whole paths are judged instead of one node after the other
-    converged = True  # whether it has found its way of working; what adapts may need some rounds
+    sampler: rejection.RejectionSampler = staticmethod(rejection.independent)  # fits the draws
+    by_path = False  # whether whole paths are verified instead of one node after the other
+    converged = True  # whether it has ended its trials; a method that adapts needs some steps
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -40,13 +42,13 @@ class Method:
         """A row became live: its prompt is cached and its first token drawn."""
 
     def leave(self, row: Row) -> None:
-        """A row is gone; its slot may be given to another."""
+        """A row has ended; its slot may be given to another."""
 
     def copy(self, source: int, slot: int, length: int) -> None:
         """The target's cache copied a prefix from one slot to another."""
 
     def stats(self) -> dict[str, int]:
-        """Counters of its own since the start, for the engine's."""
+        """Counters of its own since the start, added to the engine's."""
         return {}
 
     def draft(self, rows: list[Row]) -> Plan:
@@ -54,41 +56,41 @@ class Method:
         return Plan(rows, [Tree([row.ids[-1]], [-1]) for row in rows])
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:
-        """One target pass over all trees."""
+        """The target's logits at every node: one pass over all trees."""
         return target.forward([row.slot for row in plan.rows], plan.trees)
 
-    def verify_tree(
-        self, tree: Tree, laws: Any, chance_at: Callable[[int], rules.Choices]
-    ) -> tuple[list[int], int]:
-        """Verify the tree of a sampled row; returns what `rules.verify_by_node` does."""
-        if tree.laws is not None and self.by_path:
-            return rules.verify_by_path(tree, laws, chance_at(1))
-        rule = rules.follow if tree.laws is None else self.rule
-        return rules.verify_by_node(tree, laws, rule, chance_at)
-
-    def verify(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
-        """Which path each row accepts and which token ends it. One transfer when greedy."""
-        logits = result.logits.float()
-        # One transfer for both: a float holds every id below 2^24 exactly. The choice is made
-        # among the logits, of which the softmax may round two to one.
-        found = torch.stack((logits.argmax(-1).float(), logits.softmax(-1).amax(-1)))
-        choices, tops = found.tolist()
+    def verify(self, plan: Plan, scores: ModelOutput) -> list[Accepted]:
+        """The path each row accepts and the token that ends it. One transfer when greedy."""
+        logits = scores.logits.float()
+        # One transfer for both: a float holds every id below 2^24 exactly. The argmax is that of
+        # the logits, of which the softmax may round two to one.
+        packed = torch.stack((logits.argmax(-1).float(), logits.softmax(-1).amax(-1)))
+        choices, tops = packed.tolist()
         sampled = [i for i, row in enumerate(plan.rows) if not row.greedy]
-        laws = warp(logits[sampled], [plan.rows[i].sampling for i in sampled]) if sampled else None
-        walked: list[Accepted | None] = [None] * len(plan.rows)
-        if laws is not None and laws.shape[1] == 1:
-            for i, accepted in zip(sampled, self._draw_all(plan, laws, sampled), strict=True):
-                walked[i] = accepted
-        elif laws is not None:
-            for law, i in zip(laws, sampled, strict=True):
-                walked[i] = self._verify_sampled(plan.rows[i], plan.trees[i], law)
+        probs = warp(logits[sampled], [plan.rows[i].sampling for i in sampled]) if sampled else None
+        verified: list[Accepted | None] = [None] * len(plan.rows)
+        if probs is not None and probs.shape[1] == 1:
+            for i, accepted in zip(sampled, self._draw_all(plan, probs, sampled), strict=True):
+                verified[i] = accepted
+        elif probs is not None:
+            for row_probs, i in zip(probs, sampled, strict=True):
+                verified[i] = self._verify_sampled(plan.rows[i], plan.trees[i], row_probs)
         for i, tree in enumerate(plan.trees):
-            accepted = walked[i] or self._verify_greedy(tree, choices[i], tops[i])
+            accepted = verified[i] or self._verify_greedy(tree, choices[i], tops[i])
             accepted.confidences = [tops[i][node] for node in accepted.path]
-            walked[i] = accepted
-        return [accepted for accepted in walked if accepted is not None]
+            verified[i] = accepted
+        return [accepted for accepted in verified if accepted is not None]
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
+    def verify_tree(
+        self, tree: Tree, targets: Any, rng_at: Callable[[int], rejection.Rng]
+    ) -> tuple[list[int], int]:
+        """Verify the tree of a sampled row; see `rejection.verify_by_node`."""
+        if tree.probs is not None and self.by_path:
+            return rejection.verify_by_path(tree, targets, rng_at(1))
+        sampler = rejection.target_only if tree.probs is None else self.sampler
+        return rejection.verify_by_node(tree, targets, sampler, rng_at)
+
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
         """The rows have taken their tokens: bring the drafter's state in line."""
 
     @staticmethod
@@ -96,33 +98,33 @@ class Method:
         path, tokens = [0], [int(choices[0])]
         while len(tree) > 1:
             children = tree.children(path[-1])
-            taken = next((c for c in children if tree.tokens[c] == tokens[-1]), None)
-            if taken is None:
+            accepted = next((c for c in children if tree.tokens[c] == tokens[-1]), None)
+            if accepted is None:
                 break
-            path.append(taken)
-            tokens.append(int(choices[taken]))
+            path.append(accepted)
+            tokens.append(int(choices[accepted]))
         return Accepted(path, tokens, [math.log(tops[node]) for node in path])
 
-    def _verify_sampled(self, row: Row, tree: Tree, laws: Tensor) -> Accepted:
+    def _verify_sampled(self, row: Row, tree: Tree, probs: Tensor) -> Accepted:
         newest = len(row.ids) - 1
-        targets: Any = laws
-        if laws.device.type == "cpu":  # numpy's small operations cost a third of torch's
-            targets = laws.numpy()
-            if tree.laws is not None:
-                tree = replace(tree, laws=tree.laws.numpy())
+        targets: Any = probs
+        if probs.device.type == "cpu":  # numpy's small operations take a third of torch's time
+            targets = probs.numpy()
+            if tree.probs is not None:
+                tree = replace(tree, probs=tree.probs.numpy())
         path, ending = self.verify_tree(
-            tree, targets, lambda depth: Chance(row.seed, newest + depth)
+            tree, targets, lambda depth: KeyedRng(row.seed, newest + depth)
         )
         tokens = [tree.tokens[node] for node in path[1:]] + [ending]
-        return Accepted(path, tokens, laws[path, tokens].log().tolist())
+        return Accepted(path, tokens, probs[path, tokens].log().tolist())
 
     @staticmethod
-    def _draw_all(plan: Plan, laws: Tensor, sampled: list[int]) -> list[Accepted]:
+    def _draw_all(plan: Plan, probs: Tensor, sampled: list[int]) -> list[Accepted]:
         """One draw for each sampled row of a plan without drafts."""
         rows = [plan.rows[i] for i in sampled]
         numbers = [uniform(row.seed, len(row.ids)) for row in rows]
-        column = laws[:, 0]
+        column = probs[:, 0]
         tokens = draw(column, torch.tensor(numbers, dtype=torch.float64, device=column.device))
-        logs = column.gather(1, tokens[:, None]).squeeze(1).log()
-        packed = torch.stack((tokens.double(), logs.double())).tolist()
+        logprobs = column.gather(1, tokens[:, None]).squeeze(1).log()
+        packed = torch.stack((tokens.double(), logprobs.double())).tolist()
         return [Accepted([0], [int(t)], [lp]) for t, lp in zip(*packed, strict=True)]

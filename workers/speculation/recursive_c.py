@@ -5,7 +5,7 @@ Replacement" (2402.14160). Each node of level l gets `branching[l]` distinct chi
 of log-probability plus Gumbel noise, which in falling order are draws without replacement.
 Recursive rejection sampling tries siblings one after the other.
 
-Traversal verification (Weng et al. 2505.12398) judges the same tree from its leaves.
+Traversal verification (Weng et al. 2505.12398) verifies the same tree from its leaves.
 """
 
 from __future__ import annotations
@@ -17,25 +17,44 @@ import torch
 from torch import Tensor
 
 from workers.model.target import Target
-from workers.model.tree import Plan, Row
-from workers.speculation import rules
+from workers.model.tree import Row
+from workers.speculation import rejection
 from workers.speculation.drafter import (
+    BranchingMethod,
     Child,
-    Drafted,
     LoadModel,
-    Spread,
-    branches,
-    law_of,
-    listed,
-    noise,
-    one_of,
+    TreeExpander,
+    children_of,
+    draft_probs,
+    gumbel_noise,
 )
+from workers.speculation.parameters import one_of
 
 
-class RecursiveConstant(Drafted):
+class GumbelTopK(TreeExpander):
+    """The children of every node of a level at once; greedy rows without the noise."""
+
+    def __init__(self, rows: Sequence[Row], branching: Sequence[int]) -> None:
+        self.rows, self.branching = rows, branching
+        self.sampled = any(not row.greedy for row in rows)
+
+    def __call__(
+        self, level: int, logits: Tensor, parent_index: list[list[int]]
+    ) -> tuple[list[list[Child]], Tensor | None]:
+        probs = draft_probs(self.rows, logits) if self.sampled else None
+        scores = logits
+        if probs is not None:
+            scores = probs.log() + gumbel_noise(self.rows, level, logits)
+        best = scores.topk(min(self.branching[level], logits.shape[-1]))
+        tokens = torch.where(best.values > -torch.inf, best.indices, -1)
+        return children_of(tokens, parent_index), probs
+
+
+class RecursiveConstant(BranchingMethod):
     """`branching` children per node, level by level; its length is the depth."""
 
-    rule = staticmethod(rules.without_replacement)
+    sampler = staticmethod(rejection.recursive)
+    expander = GumbelTopK
 
     def __init__(
         self,
@@ -46,27 +65,6 @@ class RecursiveConstant(Drafted):
         branching: Sequence[int] = (2, 2, 1, 1),
         verification: Literal["recursive", "traversal"] = "recursive",
     ) -> None:
-        self.branching = branches(branching)
         one_of("verification", verification, ("recursive", "traversal"))
         self.by_path = verification == "traversal"
-        super().__init__(target, load_model, draft)
-
-    def draft(self, rows: list[Row]) -> Plan:
-        return self.plan(rows, len(self.branching), GumbelTopK(rows, self.branching))
-
-
-class GumbelTopK(Spread):
-    """The children of every node of a level at once; greedy rows go without the noise."""
-
-    def __init__(self, rows: Sequence[Row], branching: Sequence[int]) -> None:
-        self.rows, self.branching = rows, branching
-        self.sampled = any(not row.greedy for row in rows)
-
-    def __call__(
-        self, level: int, logits: Tensor, seats: list[list[int]]
-    ) -> tuple[list[list[Child]], Tensor | None]:
-        laws = law_of(self.rows, logits) if self.sampled else None
-        scores = logits if laws is None else laws.log() + noise(self.rows, level, logits)
-        best = scores.topk(min(self.branching[level], logits.shape[-1]))
-        tokens = torch.where(best.values > -torch.inf, best.indices, -1)
-        return listed(tokens, seats), laws
+        super().__init__(target, load_model, draft=draft, branching=branching)

@@ -3,10 +3,10 @@
 Jeon et al. (2402.14160), with the search of Kool et al. (1903.06059): of all sequences of a
 level the `width` with the largest perturbed log-probability are kept, where the noise of a node's
 children is conditioned on their maximum being the node's own. So the beam of every level is a
-sample of sequences without replacement, and the budget goes where the draft model's mass is.
+sample of sequences without replacement, and most nodes lie where the draft model's mass is.
 
 A node's place in the beam depends on values that, given its earlier siblings, say nothing about
-its token: hence recursive rejection stays exact, and so does traversal verification, in which a
+its token: hence recursive rejection is exact, and so does traversal verification, in which a
 subtree is accepted with the same probability whatever shape the beam gives it.
 """
 
@@ -20,24 +20,22 @@ from torch import Tensor
 
 from workers.model.target import Target
 from workers.model.tree import Plan, Row
-from workers.speculation import rules
+from workers.speculation import rejection
 from workers.speculation.drafter import (
     Child,
-    Drafted,
+    DraftModelMethod,
     LoadModel,
-    Spread,
-    at_least,
-    law_of,
-    noise,
-    one_of,
-    small_enough,
+    TreeExpander,
+    draft_probs,
+    gumbel_noise,
 )
+from workers.speculation.parameters import at_least, one_of, tree_size
 
 
-class RecursiveBeam(Drafted):
+class RecursiveBeam(DraftModelMethod):
     """A beam of `width` sequences, `gamma` tokens deep; without noise at temperature 0."""
 
-    rule = staticmethod(rules.without_replacement)
+    sampler = staticmethod(rejection.recursive)
 
     def __init__(
         self,
@@ -50,16 +48,16 @@ class RecursiveBeam(Drafted):
         verification: Literal["recursive", "traversal"] = "recursive",
     ) -> None:
         self.width, self.gamma = at_least("width", width, 1), at_least("gamma", gamma, 0)
-        small_enough(f"width {width} and gamma {gamma}", 1 + width * gamma)
+        tree_size(f"width {width} and gamma {gamma}", 1 + width * gamma)
         one_of("verification", verification, ("recursive", "traversal"))
         self.by_path = verification == "traversal"
         super().__init__(target, load_model, draft)
 
     def draft(self, rows: list[Row]) -> Plan:
-        return self.plan(rows, self.gamma, Beam(rows, self.width))
+        return self.plan(rows, self.gamma, StochasticBeam(rows, self.width))
 
 
-class Beam(Spread):
+class StochasticBeam(TreeExpander):
     """One level after the other of stochastic beam search.
 
     `log_probability` and `perturbed` are [rows, nodes] of the level: phi and G in the papers;
@@ -73,16 +71,16 @@ class Beam(Spread):
         self.log_probability = self.perturbed = torch.zeros(len(rows), 1, dtype=torch.float64)
 
     def __call__(
-        self, level: int, logits: Tensor, seats: list[list[int]]
+        self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
         nodes, vocabulary = logits.shape[1:]
-        laws = law_of(self.rows, logits)
+        probs = draft_probs(self.rows, logits)
         before = self.log_probability[:, :nodes, None].to(logits.device)
-        sums = before + laws.double().log()
+        sums = before + probs.double().log()
         scores = sums
         if self.sampled:
             own = self.perturbed[:, :nodes, None].to(logits.device)
-            conditioned = below(own, sums + noise(self.rows, level, logits))
+            conditioned = below(own, sums + gumbel_noise(self.rows, level, logits))
             scores = torch.where(self.greedy.to(logits.device), sums, conditioned)
         scores = scores.masked_fill(before == -torch.inf, -torch.inf).flatten(1)
         best = scores.topk(min(self.width, scores.shape[1]))
@@ -90,7 +88,7 @@ class Beam(Spread):
         self.log_probability = sums.flatten(1).gather(1, best.indices)
         chosen = torch.where(best.values > -torch.inf, best.indices, -1).tolist()
         children = [[divmod(index, vocabulary) for index in row if index >= 0] for row in chosen]
-        return children, laws if self.sampled else None
+        return children, probs if self.sampled else None
 
 
 def below(maximum: Tensor, perturbed: Tensor) -> Tensor:

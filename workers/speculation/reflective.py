@@ -1,4 +1,4 @@
-"""Reflective verification: the target reads a draft twice before it judges it. **Lossy.**
+"""Reflective verification: the target scores a draft twice before it verifies it. **Lossy.**
 
 "Think Before You Accept: Semantic Reflective Verification for Faster Speculative Decoding"
 (2505.18629). Behind every path of a draft hang a short prompt and a copy of the path, in the
@@ -6,13 +6,13 @@ same pass:
 
     ... newest | d1 .. dn | prompt | d1 .. dn-1
 
-Where the original has the logits z, its copy has z', which have seen the whole draft and the
-prompt. Verification goes by (1 - alpha) z + alpha z', acceptance and recovered tokens alike. The
+Where the original has the logits z, its copy has z', which attend to the whole draft and the
+prompt. Verification uses (1 - alpha) z + alpha z', for acceptance and recovered tokens alike. The
 paper's prompt and its choice for the bonus token are not public: both are parameters.
 
-z' knows the tokens it is to judge, so what comes out follows no model's law, and the more the
-prompt asks for a repetition the more is accepted. `alpha` is a dial between the base method (0:
-exactly that, at its cost) and trust; what it does to answers is to be measured.
+z' depends on the tokens it verifies, so the output has no model's distribution, and the more the
+prompt asks for a repetition the more is accepted. `alpha` goes from 0 (the base method exactly, at
+its cost) to 1 (z' alone); its effect on answers is to be measured.
 """
 
 from __future__ import annotations
@@ -26,28 +26,29 @@ import torch
 
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
-from workers.speculation.drafter import MOST_NODES, LoadModel, share, small_enough
+from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
+from workers.speculation.parameters import MOST_NODES, fraction, tree_size
 
 PROMPT = "\nWait, let me check:"
 
 Reading = tuple[int, int, float]
-"""(node, node of a copy that stands for it, its share among such copies)."""
+"""(node, node of a copy of it, weight among the copies)."""
 
 
 class Reflective(Method):
-    """Drafts and walks as `base` does, with reflection in the verification.
+    """Drafts and verifies as `base` does, with reflected scores.
 
     Args:
-        base: a lossless method that drafts, and reads its drafts in the one pass of `Method`;
-            further parameters are its own, `draft` among them.
-        alpha: weight of the second reading, from 0 to 1.
-        prompt: what stands before the copy, as a text or as token ids.
-        bonus: whether the token behind a whole draft is judged by both readings too.
+        base: a lossless method that drafts and scores by `Method.score`; further parameters are
+            its own, `draft` among them.
+        alpha: weight of the second scores, from 0 to 1.
+        prompt: the tokens before the copy, as a text or as token ids.
+        bonus: whether the token behind a whole draft is verified by both scores too.
     """
 
     lossless = False
-    bases: ClassVar[Mapping[str, Callable[..., Method]]] = {}  # the registry puts itself here
+    bases: ClassVar[Mapping[str, Callable[..., Method]]] = {}  # set by `METHODS`
 
     def __init__(
         self,
@@ -62,25 +63,27 @@ class Reflective(Method):
         **parameters: Any,
     ) -> None:
         super().__init__(target)
-        share("alpha", alpha)
+        fraction("alpha", alpha)
         if not isinstance(bonus, bool):
             raise ValueError(f"bonus must be true or false, not {bonus!r}")
         if base not in self.bases or not self.bases[base].lossless:  # type: ignore[attr-defined]
             raise ValueError(f"base must be a lossless method, not {base!r}")
         if self.bases[base].score is not Method.score:  # type: ignore[attr-defined]
-            raise ValueError(f"base {base} reads its drafts in a way of its own")
+            raise ValueError(
+                f"base {base} scores its drafts in a pass of its own, which cannot be repeated"
+            )
         self.alpha, self.bonus, self.prompt = alpha, bonus, _ids(prompt, target)
         if draft is not None:
             parameters["draft"] = draft
         self.base = self.bases[base](target, load_model, **parameters)
         leaves, levels = _shape(self.base)
         if levels == 0:
-            raise ValueError(f"base {base} drafts nothing that could be read again")
+            raise ValueError(f"base {base} drafts nothing that could be scored again")
         each = 2 * levels - (not bonus) + len(self.prompt)
-        small_enough(f"a prompt of {len(self.prompt)} tokens", 1 + leaves * each)
+        tree_size(f"a prompt of {len(self.prompt)} tokens", 1 + leaves * each)
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:
-        """One pass over the drafts and their copies; logits of the drafts' nodes alone."""
+        """One pass over the drafts and their copies; returns the logits of the drafts' nodes."""
         if self.alpha == 0:
             return self.base.score(target, plan)
         trees, readings = [], []
@@ -100,11 +103,11 @@ class Reflective(Method):
         return replace(result, logits=fused)
 
     def reflected(self, tree: Tree, room: int) -> tuple[Tree, list[Reading]]:
-        """The tree with the prompt and a copy below each leaf, and what stands for what.
+        """The tree with the prompt and a copy of the path below each leaf, and its readings.
 
         A node above several leaves has several copies, whose logits are averaged. A leaf whose
-        copy would go beyond the context (`room` more positions), or for which the cache has no
-        place, has none: it is judged by the first reading.
+        copy would exceed the context (`room` more positions) or the cache has none: it is verified
+        by the first scores.
         """
         longer = Tree([*tree.tokens], [*tree.parents])
         pairs: list[tuple[int, int]] = []
@@ -115,22 +118,21 @@ class Reflective(Method):
             path = [leaf]
             while path[0] > 0:
                 path.insert(0, tree.parents[path[0]])
-            # The law behind the path's first node stands at the end of the prompt, the law behind
-            # any other at its copy.
-            judged = path if self.bonus else path[:-1]
-            tail = [*self.prompt, *(tree.tokens[node] for node in judged[1:])]
+            # The copy of the path's first node is the end of the prompt.
+            copied = path if self.bonus else path[:-1]
+            tail = [*self.prompt, *(tree.tokens[node] for node in copied[1:])]
             if len(path) - 1 + len(tail) > room or len(longer) + len(tail) > MOST_NODES:
                 continue
             first = len(longer)
             longer.tokens += tail
             longer.parents += [leaf, *range(first, first + len(tail) - 1)]
-            pairs += zip(judged, range(first + len(self.prompt) - 1, len(longer)), strict=True)
+            pairs += zip(copied, range(first + len(self.prompt) - 1, len(longer)), strict=True)
         counts = [0] * len(tree)
         for node, _ in pairs:
             counts[node] += 1
         return longer, [(node, copy, 1 / counts[node]) for node, copy in pairs]
 
-    # All else is the base's -----------------------------------------------------------------
+    # The rest is the base's -----------------------------------------------------------------
 
     def join(self, row: Row) -> None:
         self.base.join(row)
@@ -152,7 +154,7 @@ class Reflective(Method):
 
 
 def _ids(prompt: Any, target: Target) -> list[int]:
-    """The checked prompt as ids of the target's vocabulary."""
+    """The prompt as checked ids of the target's vocabulary."""
     ids = prompt
     if isinstance(prompt, str):
         if target.encode is None:

@@ -1,7 +1,7 @@
-"""SpecTr: several independent draft sequences, and optimal transport between laws.
+"""SpecTr: several independent draft sequences, and optimal transport between probs.
 
 Sun et al., "SpecTr: Fast Speculative Decoding via Optimal Transport" (2310.15141). `count`
-sequences of `gamma` tokens are drawn independently; equal beginnings are read by the target once.
+sequences of `gamma` tokens are drawn independently; the target scores equal prefixes once.
 At each token k-sequential selection (K-SEQ) chooses among the candidates of the sequences that
 still agree with what was emitted; its rate is within 1 - (1 - 1/k)^k of the best transport's.
 """
@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from workers.model.target import Target
 from workers.model.tree import Plan, Row
-from workers.speculation import rules
-from workers.speculation.drafter import Drafted, Independent, LoadModel, at_least, small_enough
+from workers.speculation import rejection
+from workers.speculation.drafter import DraftModelMethod, IndependentExpander, LoadModel
+from workers.speculation.parameters import at_least, tree_size
 
 
-class Spectr(Drafted):
-    """`count` sequences of `gamma` tokens; at temperature 0 they are all one."""
+class Spectr(DraftModelMethod):
+    """`count` sequences of `gamma` tokens; at temperature 0 they are all equal."""
 
-    rule = staticmethod(rules.k_seq)
+    sampler = staticmethod(rejection.k_sequential)
 
     def __init__(
         self,
@@ -29,8 +30,8 @@ class Spectr(Drafted):
         gamma: int = 4,
     ) -> None:
         self.count, self.gamma = at_least("count", count, 1), at_least("gamma", gamma, 0)
-        small_enough(f"count {count} and gamma {gamma}", 1 + count * gamma)
+        tree_size(f"count {count} and gamma {gamma}", 1 + count * gamma)
         super().__init__(target, load_model, draft)
 
     def draft(self, rows: list[Row]) -> Plan:
-        return self.plan(rows, self.gamma, Independent(rows, self.count))
+        return self.plan(rows, self.gamma, IndependentExpander(rows, self.count))

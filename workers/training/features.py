@@ -22,7 +22,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from workers.engine.loading import load_model
-from workers.speculation.feature_head import Head, Variant
+from workers.speculation.feature_head import FeatureHead, Variant
 from workers.training.batches import TrainingDocument, collate
 from workers.training.chains import fresh_chains, in_turn
 from workers.training.fit import fit
@@ -75,9 +75,9 @@ def train_head(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = load_model(str(large), device=device, dtype="float32")
     torch.manual_seed(recipe.seed)
-    head = Head(model, recipe.variant).to(device)
+    head = FeatureHead(model, recipe.variant).to(device)
     if init_from is not None:
-        head.load_state_dict(Head.load(model, recipe.variant, init_from).state_dict())
+        head.load_state_dict(FeatureHead.load(model, recipe.variant, init_from).state_dict())
     matrices = [p for p in head.parameters() if p.dim() == 2]
     others = [p for p in head.parameters() if p.dim() != 2]
     muon = torch.optim.Muon(matrices, weight_decay=0.0, adjust_lr_fn="match_rms_adamw")
@@ -117,7 +117,7 @@ def train_head(
 
 
 def losses(
-    head: Head, model: Any, ids: Tensor, at: Tensor, recipe: HeadRecipe
+    head: FeatureHead, model: Any, ids: Tensor, at: Tensor, recipe: HeadRecipe
 ) -> tuple[Tensor, Tensor]:
     """The loss at the flat positions `at`, and each step's share of tokens where the head's
     likeliest token is the target's.
@@ -129,8 +129,8 @@ def losses(
     total, weights, agreement = features.new_zeros(()), 0.0, []
     for step, output in enumerate(unroll(head, model, ids, features, recipe.steps)):
         at_targets = output.flatten(0, 1)[at]
-        draft = model.lm_head(head.confide(at_targets)).log_softmax(-1)
-        feature_loss = functional.smooth_l1_loss(head.guess(at_targets), wanted)
+        draft = model.lm_head(head.lm_head_input(at_targets)).log_softmax(-1)
+        feature_loss = functional.smooth_l1_loss(head.predicted_feature(at_targets), wanted)
         divergence = functional.kl_div(draft, target, reduction="batchmean", log_target=True)
         weight = recipe.fading**step
         total = total + weight * (
@@ -141,7 +141,9 @@ def losses(
     return total / weights, torch.stack(agreement)
 
 
-def unroll(head: Head, model: Any, ids: Tensor, features: Tensor, steps: int) -> Iterator[Tensor]:
+def unroll(
+    head: FeatureHead, model: Any, ids: Tensor, features: Tensor, steps: int
+) -> Iterator[Tensor]:
     """Normed outputs [rows, n, width] of the head, each step on the predictions of the one before.
 
     At step k, place t stands for a node k levels below the tree's root t - k: it sees what the
@@ -161,12 +163,12 @@ def unroll(head: Head, model: Any, ids: Tensor, features: Tensor, steps: int) ->
         seen = torch.cat((first, *between), 1)
         mask = torch.zeros(seen.shape, device=ids.device).masked_fill(~seen, -torch.inf)
         output = head.layer(
-            head.enter(embedding, before), attention_mask=mask[None, None],
+            head.layer_input(embedding, before), attention_mask=mask[None, None],
             past_key_values=keys, position_embeddings=rotary,
         )  # fmt: skip
         output = head.norm(output)
         yield output
-        features = head.guess(output)
+        features = head.predicted_feature(output)
 
 
 class _Keys:

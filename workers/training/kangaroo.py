@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from workers.engine.loading import load_model
-from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, Shape
+from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, AdapterShape
 from workers.model.layer import half_split
 from workers.training.batches import TrainingDocument, collate
 from workers.training.chains import in_turn, read_chains
@@ -75,7 +75,7 @@ class Distillation:
     ) -> None:
         torch.manual_seed(seed)
         self.model, self.exit_layer, self.weights = model, exit_layer, weights
-        shape = Shape.of(model.config, exit_layer, feed_forward)
+        shape = AdapterShape.of(model.config, exit_layer, feed_forward)
         adapter = Adapter(shape, model.config.rms_norm_eps).to(model.device)
         with torch.no_grad():  # the start: the target's norm and head on the shallow layer
             adapter.out.weight.zero_()

@@ -1,4 +1,4 @@
-"""Predicted acceptance against exact enumeration of drafts and rules over small vocabularies."""
+"""Predicted acceptance against exact enumeration of drafts and samplers over small vocabularies."""
 
 from __future__ import annotations
 
@@ -24,24 +24,37 @@ from tests.workers.speculation.exact import (
     top_and_one,
     traversal,
 )
-from workers.speculation import rules
+from workers.speculation import rejection
 from workers.speculation.method import Method
 
+K_SEQ = rejection.k_sequential
 COUNT = 3  # tokens of a text
 CASES: list[tuple[str, dict[str, Any], Reference, Judge, int]] = [
-    ("chain", {"gamma": 2}, independent(1, 2), node_by_node(rules.rejection), 2),
+    ("chain", {"gamma": 2}, independent(1, 2), node_by_node(rejection.independent), 2),
     ("chain", {"gamma": 2, "verification": "block"}, independent(1, 2), traversal, 2),
-    ("spectr", {"count": 2, "gamma": 2}, independent(2, 2), node_by_node(rules.k_seq), 2),
-    ("spectr", {"count": 3, "gamma": 1}, independent(3, 1), node_by_node(rules.k_seq), 1),
+    (
+        "spectr",
+        {"count": 2, "gamma": 2},
+        independent(2, 2),
+        node_by_node(rejection.k_sequential),
+        2,
+    ),
+    (
+        "spectr",
+        {"count": 3, "gamma": 1},
+        independent(3, 1),
+        node_by_node(rejection.k_sequential),
+        1,
+    ),
     (
         "recursive-c",
         {"branching": [2, 1]},
         constant([2, 1]),
-        node_by_node(rules.without_replacement),
+        node_by_node(rejection.recursive),
         2,
     ),
-    ("recursive-c", {"branching": [3]}, constant([3]), node_by_node(rules.without_replacement), 1),
-    ("greedy-multi", {"branching": [2]}, top_and_one([2]), node_by_node(rules.beside_certain), 1),
+    ("recursive-c", {"branching": [3]}, constant([3]), node_by_node(rejection.recursive), 1),
+    ("greedy-multi", {"branching": [2]}, top_and_one([2]), node_by_node(rejection.greedy_multi), 1),
 ]
 IDS = [f"{name} {options}" for name, options, *_ in CASES]
 
@@ -115,7 +128,7 @@ def test_a_drawn_tree_is_judged_exactly(seed: int, by_path: bool) -> None:
     rng = random.Random(seed)
     target, draft = (floats(random_laws(rng, 3, 3)) for _ in range(2))
     method = cast("Method", _Judging(by_path))
-    judge = traversal if by_path else node_by_node(rules.without_replacement)
+    judge = traversal if by_path else node_by_node(rejection.recursive)
     trees = []
 
     def drawn(script: Script) -> int:
@@ -140,7 +153,7 @@ def test_a_drawn_tree_is_judged_exactly(seed: int, by_path: bool) -> None:
 class _Judging:
     """Of a method, what its trees are judged by."""
 
-    rule = staticmethod(rules.without_replacement)
+    rule = staticmethod(rejection.recursive)
 
     def __init__(self, by_path: bool) -> None:
         self.by_path = by_path

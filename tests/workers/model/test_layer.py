@@ -17,7 +17,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from workers.model.layer import Layer, Norm, attend
+from workers.model.layer import Layer, RMSNorm, attend
 from workers.model.target import Target
 from workers.model.tree import Tree
 
@@ -104,13 +104,13 @@ def test_weights_are_held_once_however_many_targets_there_are() -> None:
     layers = [Layer(model.model.layers[0]) for _ in range(2)]
     stock = model.model.layers[0].self_attn.k_proj
     for layer in layers:
-        weight, bias = layer.attention.project.weight, layer.attention.project.bias
+        weight, bias = layer.attention.qkv.weight, layer.attention.qkv.bias
         assert weight.untyped_storage().data_ptr() == stock.weight.untyped_storage().data_ptr()
         assert bias is not None
         assert bias.untyped_storage().data_ptr() == stock.bias.untyped_storage().data_ptr()
         assert torch.equal(weight[:, 32:48], stock.weight.t())
     stock.weight[0, 0] = 7.0
-    assert layers[1].attention.project.weight[0, 32] == 7.0
+    assert layers[1].attention.qkv.weight[0, 32] == 7.0
 
 
 def test_weights_that_lie_in_another_order_are_copied() -> None:
@@ -122,7 +122,7 @@ def test_weights_that_lie_in_another_order_are_copied() -> None:
     for part, view in zip((key, query, value), whole.split([16, 32, 16]), strict=True):
         part.weight = torch.nn.Parameter(view, requires_grad=False)
     layer = Layer(model.model.layers[0])
-    assert torch.equal(layer.attention.project.weight, wanted.t())
+    assert torch.equal(layer.attention.qkv.weight, wanted.t())
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
@@ -133,8 +133,10 @@ def test_a_norm_is_the_stock_one_however_small_the_vector(scale: float, dtype: t
     weight = torch.randn(24).to(dtype)
     wanted = functional.rms_norm(x.double(), (24,), weight.double(), 1e-6)
     tolerance = 4 * torch.finfo(dtype).eps
-    torch.testing.assert_close(Norm(weight, 1e-6)(x).double(), wanted, rtol=tolerance, atol=1e-12)
-    by_head = Norm(torch.stack([weight, 2 * weight])[:, None], 1e-6)(x.expand(1, 2, 3, 24))
+    torch.testing.assert_close(
+        RMSNorm(weight, 1e-6)(x).double(), wanted, rtol=tolerance, atol=1e-12
+    )
+    by_head = RMSNorm(torch.stack([weight, 2 * weight])[:, None], 1e-6)(x.expand(1, 2, 3, 24))
     pair = torch.stack([wanted, 2 * wanted])[None]
     torch.testing.assert_close(by_head.double(), pair, rtol=tolerance, atol=1e-12)
 

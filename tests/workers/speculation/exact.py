@@ -17,7 +17,7 @@ import numpy as np
 from scipy.stats import chi2
 
 from workers.model.tree import Tree
-from workers.speculation import rules
+from workers.speculation import rejection
 
 Prefix = tuple[int, ...]
 Law = Any  # one-dimensional array of fractions
@@ -138,7 +138,7 @@ class Sketch:
     def done(self) -> Tree:
         """Laws of the nodes with children as drawn from, or those noted in `self.laws`."""
         self.tree.drawn = self.drawn
-        self.tree.laws = [
+        self.tree.probs = [
             self.laws.get(node, self.all.get(self.prefixes[node])) for node in range(len(self.tree))
         ]
         return self.tree
@@ -268,7 +268,7 @@ def certain(branching: Sequence[int]) -> Reference:
                 for token in likeliest(sketch.law(node))[:count]
             ]
         tree = sketch.done()
-        tree.laws = None
+        tree.probs = None
         return tree
 
     return draft
@@ -294,7 +294,7 @@ def likeliest_paths(width: int, nodes: int, depth: int) -> Reference:
         best = sorted(seen, key=lambda one: -one[0])[:nodes]
         for _, prefix in sorted(best, key=lambda one: len(one[1])):
             sketch.child(sketch.prefixes.index(prefix[:-1]), prefix[-1])
-        return replace(sketch.done(), laws=None, drawn=None)
+        return replace(sketch.done(), probs=None, drawn=None)
 
     return draft
 
@@ -306,12 +306,12 @@ def likeliest(law: Law) -> list[int]:
 # Judging, and comparing -------------------------------------------------------------------
 
 
-def node_by_node(rule: rules.Rule) -> Judge:
-    return lambda tree, targets, chance_at: rules.verify_by_node(tree, targets, rule, chance_at)
+def node_by_node(rule: rejection.RejectionSampler) -> Judge:
+    return lambda tree, targets, chance_at: rejection.verify_by_node(tree, targets, rule, chance_at)
 
 
 def traversal(tree: Tree, targets: Any, chance_at: Any) -> tuple[list[int], int]:
-    return rules.verify_by_path(tree, targets, chance_at(0))
+    return rejection.verify_by_path(tree, targets, chance_at(0))
 
 
 def agrees(counts: Any, law: Any) -> None:

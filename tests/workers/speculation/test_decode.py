@@ -147,7 +147,7 @@ def test_a_pass_may_be_cut_between_layers() -> None:
         deep = target.forward([0], tree, states=shallow, layers=(1, None))
     assert torch.equal(shallow, whole.hidden[1])
     assert torch.equal(deep.logits, whole.logits)
-    assert torch.equal(target.head(whole.hidden[3][0])[None], whole.logits)
+    assert torch.equal(target.lm_head(whole.hidden[3][0])[None], whole.logits)
 
 
 def test_draws_skip_what_has_no_mass() -> None:

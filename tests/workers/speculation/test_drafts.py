@@ -33,11 +33,11 @@ from tests.workers.speculation.exact import (
 from workers.model.sampling import gumbels
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
-from workers.speculation.drafter import Confident, Drafter, Independent
-from workers.speculation.fspad import Confidence
+from workers.speculation.drafter import ConfidentExpander, Drafter, IndependentExpander
+from workers.speculation.fspad import DynamicTree
 from workers.speculation.greedy_multi import TopAndOne
 from workers.speculation.recursive_c import GumbelTopK
-from workers.speculation.recursive_s import Beam
+from workers.speculation.recursive_s import StochasticBeam
 
 
 class Table:
@@ -67,12 +67,16 @@ class Table:
 
 
 SPREADS: list[tuple[Any, Reference, int]] = [
-    (lambda rows: Independent(rows), independent(1, 3), 3),
-    (lambda rows: Independent(rows, 3), independent(3, 2), 2),
-    (lambda rows, threshold=0.6: Confident(rows, threshold), doubting(3, Fraction(3, 5)), 3),
+    (lambda rows: IndependentExpander(rows), independent(1, 3), 3),
+    (lambda rows: IndependentExpander(rows, 3), independent(3, 2), 2),
+    (
+        lambda rows, threshold=0.6: ConfidentExpander(rows, threshold),
+        doubting(3, Fraction(3, 5)),
+        3,
+    ),
     (lambda rows: GumbelTopK(rows, (2, 2)), constant([2, 2]), 2),
-    (lambda rows: Beam(rows, 2), beam(2, 3), 3),
-    (lambda rows: Beam(rows, 3), beam(3, 2), 2),
+    (lambda rows: StochasticBeam(rows, 2), beam(2, 3), 3),
+    (lambda rows: StochasticBeam(rows, 3), beam(3, 2), 2),
     (lambda rows: TopAndOne(rows, (2, 2)), top_and_one([2, 2]), 2),
 ]
 
@@ -108,8 +112,8 @@ def test_drafts_have_the_law_that_the_proof_takes_for_granted(
         kept = references[identity(tree)]
         for node in range(len(tree)):
             if kept.children(node):
-                expected = torch.tensor([float(p) for p in kept.laws[node]])
-                assert torch.allclose(tree.laws[node], expected, atol=1e-6)
+                expected = torch.tensor([float(p) for p in kept.probs[node]])
+                assert torch.allclose(tree.probs[node], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("width", "nodes"), [(1, 3), (2, 3), (2, 9), (3, 6), (4, 2)])
@@ -124,7 +128,7 @@ def test_the_dynamic_tree_is_that_of_the_proof(width: int, nodes: int, temperatu
             laws[prefix] = noisy / noisy.sum()
     rooms = [9, 3, 2]
     rows = [Row(i, [5], Sampling(temperature), i, room) for i, room in enumerate(rooms)]
-    spread = Confidence(rows, width, nodes)
+    spread = DynamicTree(rows, width, nodes)
     prefixes: list[list[tuple[int, ...]]] = [[()] for _ in rows]
     for level in range(3):
         most = max(map(len, prefixes))
@@ -145,7 +149,7 @@ def test_the_dynamic_tree_is_that_of_the_proof(width: int, nodes: int, temperatu
         assert paths(tree) == paths(expected)
         assert len(tree) <= 1 + nodes
         assert tree.tokens[0] == 5
-        assert tree.laws is None
+        assert tree.probs is None
         assert all(parent < node for node, parent in enumerate(tree.parents))
 
 
@@ -158,7 +162,7 @@ def paths(tree: Tree) -> set[tuple[int, ...]]:
 
 def test_equal_scores_keep_a_child_behind_its_parent() -> None:
     """A sure token costs nothing, so that a whole path has one score."""
-    spread = Confidence([Row(0, [5], Sampling(), 0)], 2, 3)
+    spread = DynamicTree([Row(0, [5], Sampling(), 0)], 2, 3)
     sure = torch.full((1, 1, 6), -torch.inf)
     sure[..., 2] = 0
     for level in range(5):
@@ -170,7 +174,7 @@ def test_equal_scores_keep_a_child_behind_its_parent() -> None:
 
 def test_logits_of_nan_draft_nothing() -> None:
     rows = [Row(i, [5], Sampling(float(i)), 0) for i in range(2)]
-    spread = Confidence(rows, 2, 3)
+    spread = DynamicTree(rows, 2, 3)
     assert spread(0, torch.full((2, 1, 6), torch.nan), [[0], [0]]) == ([[], []], None)
     assert [len(tree) for tree in spread.trees()] == [1, 1]
 

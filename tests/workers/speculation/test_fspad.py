@@ -18,7 +18,7 @@ from workers.engine.loading import load
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation.decode import Decoder
-from workers.speculation.feature_head import VARIANTS, Ahead, Head, Variant
+from workers.speculation.feature_head import VARIANTS, FeatureDrafter, FeatureHead, Variant
 from workers.speculation.fspad import Fspad
 from workers.training.features import unroll
 
@@ -50,12 +50,12 @@ def in_line(loop: Decoder) -> None:
         length = loop.target.cache.lengths[row.slot]
         assert length == len(row.ids) - 1
         fresh = Target(loop.target.model, slots=1, max_len=64)
-        anew = Ahead(ahead.drafter, fresh)
+        anew = FeatureDrafter(ahead.feature_head, fresh)
         with torch.inference_mode():
             fresh.extend(0, row.ids[:length])
             drafted = ahead.cache.lengths[row.slot]
             anew.extend(0, row.ids[:drafted])
-        features, expected = loop.target.cache.states, fresh.cache.states
+        features, expected = loop.target.cache.hidden_states, fresh.cache.hidden_states
         assert features is not None
         assert expected is not None
         assert torch.allclose(features[row.slot, :length], expected[0, :length], atol=1e-4)
@@ -99,14 +99,14 @@ def test_service_drafts_what_training_unrolls(
     """Level k of a tree is step k of training: same inputs, same places, same keys."""
     target = Target(make_model(family), slots=2, max_len=64)
     save_head(tmp_path, target.model, variant)
-    head = Head.load(target.model, variant, tmp_path)
-    ahead = Ahead(head, target)
+    head = FeatureHead.load(target.model, variant, tmp_path)
+    ahead = FeatureDrafter(head, target)
     ids = [5, 9, 2, 7, 1, 3, 8]
     tensor = torch.tensor([ids])
     with torch.inference_mode():
         features = target.model.model(tensor).last_hidden_state
         steps = list(unroll(head, target.model, tensor, features, 3))
-        expected = [target.model.lm_head(head.confide(step)) for step in steps]
+        expected = [target.model.lm_head(head.lm_head_input(step)) for step in steps]
         root = 4
         target.extend(1, ids[:root])
         ahead.extend(1, ids[:2])
@@ -127,29 +127,29 @@ def test_service_drafts_what_training_unrolls(
 
 def test_fspad_begins_as_its_ablation() -> None:
     model = make_model()
-    ours, theirs = Head(model, "fspad"), Head(model, "eagle2")
+    ours, theirs = FeatureHead(model, "fspad"), FeatureHead(model, "eagle2")
     theirs.load_state_dict(
         {k: ours.state_dict().get(k) for k in theirs.state_dict() if "mlp" not in k}, strict=False
     )
     embedding, feature = torch.randn(2, 3, 32)
-    assert torch.equal(ours.enter(embedding, feature), theirs.enter(embedding, feature))
-    assert torch.allclose(ours.guess(feature), feature)
-    assert torch.allclose(ours.confide(feature), feature)
+    assert torch.equal(ours.layer_input(embedding, feature), theirs.layer_input(embedding, feature))
+    assert torch.allclose(ours.predicted_feature(feature), feature)
+    assert torch.allclose(ours.lm_head_input(feature), feature)
 
 
 def test_the_token_moves_the_feature() -> None:
-    head = Head(make_model(), "fspad")
+    head = FeatureHead(make_model(), "fspad")
     torch.nn.init.normal_(head.down.weight)
     head.fuse.weight.data[:, :32] = 0  # what is left comes through the feature
     one, other, feature = torch.randn(3, 32)
-    assert not torch.allclose(head.enter(one, feature), head.enter(other, feature))
-    assert torch.count_nonzero(head.enter(one, 0 * feature)) == 0
+    assert not torch.allclose(head.layer_input(one, feature), head.layer_input(other, feature))
+    assert torch.count_nonzero(head.layer_input(one, 0 * feature)) == 0
 
 
 @pytest.mark.parametrize("width", [32, 64, 128])
 def test_both_variants_have_as_many_parameters(width: int) -> None:
     sizes = [
-        sum(p.numel() for p in Head(make_model(width=width), variant).parameters())
+        sum(p.numel() for p in FeatureHead(make_model(width=width), variant).parameters())
         for variant in VARIANTS
     ]
     assert max(sizes) <= 1.01 * min(sizes)
@@ -158,9 +158,9 @@ def test_both_variants_have_as_many_parameters(width: int) -> None:
 def test_a_head_is_what_was_saved(tmp_path: Path) -> None:
     model = make_model("qwen3")
     save_head(tmp_path, model, "eagle2")
-    one = Head.load(model, "eagle2", tmp_path)
+    one = FeatureHead.load(model, "eagle2", tmp_path)
     one.save(tmp_path / "again")
-    other = Head.load(model, "eagle2", tmp_path / "again")
+    other = FeatureHead.load(model, "eagle2", tmp_path / "again")
     assert all(
         torch.equal(left, right)
         for left, right in zip(one.parameters(), other.parameters(), strict=True)
@@ -169,7 +169,7 @@ def test_a_head_is_what_was_saved(tmp_path: Path) -> None:
 
 def test_what_is_no_head_for_this_target_is_refused(tmp_path: Path) -> None:
     target = Target(make_model(), slots=1, max_len=64)
-    with pytest.raises(ValueError, match="head must name a folder: the target lies in none"):
+    with pytest.raises(ValueError, match="head must name a folder: the target was not"):
         Fspad(target)
     with pytest.raises(ValueError, match=r"no fspad head .*`baton train fspad` makes one"):
         Fspad(target, head=str(tmp_path / "none"))
@@ -177,7 +177,7 @@ def test_what_is_no_head_for_this_target_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"'drafter': 'eagle2'.* and .*'drafter': 'fspad'"):
         Fspad(target, head=str(tmp_path))
     other = Target(make_model(width=64), slots=1, max_len=64)
-    with pytest.raises(ValueError, match=r"'width': 32.*'width': 64.* is asked for"):
+    with pytest.raises(ValueError, match=r"'width': 32.*the target needs .*'width': 64"):
         Fspad(other, head=str(tmp_path), variant="eagle2")
     save_head(tmp_path, make_model("qwen3"), "eagle2")
     with pytest.raises(ValueError, match=r"does not fit the target: .*q_norm"):

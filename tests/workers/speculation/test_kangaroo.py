@@ -19,7 +19,7 @@ from orchestrator.types import Sampling
 from tests.workers.conftest import make_adapter, make_model
 from tests.workers.speculation.exact import agrees, doubting, enumerate_all, random_laws
 from workers.engine.loading import load
-from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, Shape
+from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, AdapterShape
 from workers.model.layer import Layer, half_split
 from workers.model.target import Target
 from workers.model.tree import Row
@@ -55,7 +55,7 @@ def obvious_model() -> Any:
 
 
 def oracle(folder: Path, model: Any) -> str:
-    adapter = Adapter(Shape.of(model.config, 1), model.config.rms_norm_eps)
+    adapter = Adapter(AdapterShape.of(model.config, 1), model.config.rms_norm_eps)
     with torch.no_grad():
         adapter.out.weight.zero_()
         adapter.after.weight.copy_(model.model.norm.weight)
@@ -108,8 +108,8 @@ def test_a_draft_ends_behind_the_first_doubtful_token() -> None:
     with torch.inference_mode():
         plan = loop.method.draft(loop.rows)
     assert len({len(tree) for tree in plan.trees}) > 3
-    assert loop.target.exit is not None
-    model, adapter = loop.target.model, loop.target.exit.adapter
+    assert loop.target.early_exit is not None
+    model, adapter = loop.target.model, loop.target.early_exit.adapter
     for row, tree in zip(plan.rows, plan.trees, strict=True):
         assert len(tree) <= row.remaining_tokens  # with the token that ends the round
         for depth in range(1, len(tree)):
@@ -158,7 +158,7 @@ def test_drafts_have_the_law_that_the_proof_takes_for_granted(seed: int) -> None
         assert tree.is_chain
         for node in range(len(tree) - 1):
             law = torch.tensor([float(p) for p in laws[tuple(tree.tokens[1 : node + 1])]])
-            assert torch.allclose(tree.laws[node], law, atol=1e-6)
+            assert torch.allclose(tree.probs[node], law, atol=1e-6)
 
 
 # What is computed ------------------------------------------------------------------------
@@ -180,7 +180,7 @@ def test_every_layer_runs_once_for_every_drafted_token() -> None:
 
     def counted(layer: Layer) -> Any:
         def run(x: Tensor, *rest: Any) -> Tensor:
-            seen[layer.attention.place] += x.shape[1]
+            seen[layer.attention.cache_layer] += x.shape[1]
             return layer(x, *rest)
 
         return run
@@ -203,14 +203,14 @@ def test_the_adapter_reads_through_the_cache_what_it_reads_at_once(
     loop = decoder(make_model(family, layers=3), adapter=adapter, gamma=3, threshold=0)
     generate(loop, PROMPTS, 9, sampling=Sampling(1.0, seed=4))
     target = loop.target
-    assert target.exit is not None
+    assert target.early_exit is not None
     assert len(target.cache.data) == 2 * (3 + 1)
     for slot in range(len(PROMPTS)):
         length = target.cache.lengths[slot]
         ids = target.cache.ids[slot]
         tree = loop.method.draft([Row(slot, ids[: length + 1], Sampling(1.0), 1)]).trees[0]
-        law = alone(target.model, target.exit.adapter, ids[: length + 1])
-        assert torch.allclose(tree.laws[0], law, atol=1e-4)
+        law = alone(target.model, target.early_exit.adapter, ids[: length + 1])
+        assert torch.allclose(tree.probs[0], law, atol=1e-4)
 
 
 def test_a_copied_prefix_needs_no_reading_again() -> None:
@@ -231,7 +231,7 @@ def test_a_copied_prefix_needs_no_reading_again() -> None:
 def test_passes_that_end_early_are_no_passes_of_the_target() -> None:
     target = Target(make_model(layers=3), slots=1, max_len=64)
     assert target.exit_layer == -1
-    target.exit_by(Adapter.load(Path(make_adapter()), target.model))
+    target.add_early_exit(Adapter.load(Path(make_adapter()), target.model))
     row = Row(0, [3, 4], Sampling(), 0)
     tree = [Kangaroo.__mro__[1](target).draft([row]).trees[0]]  # the newest token alone
     with torch.inference_mode():
@@ -304,6 +304,6 @@ def test_methods_share_the_one_early_exit_of_a_model() -> None:
     made = generate(both, [[5, 9, 2, 7]] * 2, 12, methods=[None, "again"])
     assert made == [generate(decoder(), [[5, 9, 2, 7]], 12)[0]] * 2
     for layer in (target.exit_layer, target.exit_layer + 1):  # other weights, another place
-        other = Adapter(Shape.of(target.model.config, exit_layer=layer), 1e-6)
+        other = Adapter(AdapterShape.of(target.model.config, exit_layer=layer), 1e-6)
         with pytest.raises(ValueError, match="one early exit"):
-            target.exit_by(other)
+            target.add_early_exit(other)

@@ -44,7 +44,7 @@ from tests.workers.speculation.exact import (
 )
 from workers.model.target import Target
 from workers.model.tree import Tree
-from workers.speculation import METHODS, build, rules
+from workers.speculation import METHODS, build, rejection
 from workers.speculation.method import Method
 
 # One line per method and verification: parameters, the draft they stand for, vocabulary, depth.
@@ -98,14 +98,14 @@ def method(name: str, **options: Any) -> Method:
 @pytest.fixture(autouse=True)
 def _rational_rho(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any rho above the root keeps the law: the next fraction above the float, found once."""
-    original = rules.rho
+    original = rejection.rho
 
     @cache
     def found(target: Prefix, draft: Prefix, count: int) -> Fraction:
         root = original(np.array(target, dtype=float), np.array(draft, dtype=float), count)
         return Fraction(math.ceil(root * 2**20 + 1), 2**20) if root > 1 else Fraction(1)
 
-    monkeypatch.setattr(rules, "rho", lambda t, d, count: found(tuple(t), tuple(d), count))
+    monkeypatch.setattr(rejection, "rho", lambda t, d, count: found(tuple(t), tuple(d), count))
 
 
 def emitted(
@@ -182,7 +182,7 @@ def swapped_ratio(target: Any, draft: Any, candidates: Sequence[int], chance: An
     for token in candidates:
         if chance.accept(draft[token], draft[token] + target[token]):
             return token
-    return int(chance.draw(rules.residual(target, draft) if candidates else target))
+    return int(chance.draw(rejection.residual(target, draft) if candidates else target))
 
 
 def residual_of_the_first_law(target: Any, draft: Any, candidates: Any, chance: Any) -> int:
@@ -191,7 +191,7 @@ def residual_of_the_first_law(target: Any, draft: Any, candidates: Any, chance: 
     for token in candidates:
         if chance.accept(target[token], left[token]):
             return int(token)
-        target, left = rules.residual(target, draft), without(left, token)
+        target, left = rejection.residual(target, draft), without(left, token)
     return int(chance.draw(target))
 
 
@@ -206,18 +206,18 @@ def residual_at_the_token(target: Any, draft: Any, candidates: Any, chance: Any)
 
 def one_law_for_all(target: Any, draft: Any, candidates: Any, chance: Any) -> int:
     """Treats draws without replacement, or distinct independent ones, as independent draws."""
-    return rules.rejection(target, draft, list(dict.fromkeys(candidates)), chance)
+    return rejection.independent(target, draft, list(dict.fromkeys(candidates)), chance)
 
 
 def small_rho(target: Any, draft: Any, candidates: Any, chance: Any) -> int:
     count = len(candidates)
     if not count:
         return int(chance.draw(target))
-    scale = 1 + (rules.rho(target, draft, count) - 1) / 2
+    scale = 1 + (rejection.rho(target, draft, count) - 1) / 2
     for token in candidates:
         if chance.accept(target[token], scale * draft[token]):
             return int(token)
-    kept = rules.overlap(draft, target / scale)
+    kept = rejection.overlap(draft, target / scale)
     refused = 1 - kept.sum()
     rest = (target - kept * sum(refused**i for i in range(count))).clip(min=0)
     return int(chance.draw(rest / rest.sum() if rest.sum() else target))
@@ -227,14 +227,14 @@ def whole_residual(tree: Tree, targets: Any, chance_at: Any) -> tuple[list[int],
     """Block verification that forgets the reach of the prefix in its residual."""
     chance, reach = chance_at(0), [Fraction(1)]
     for i, token in enumerate(tree.tokens[1:]):
-        reach.append(min(Fraction(1), reach[-1] * targets[i][token] / tree.laws[i][token]))
+        reach.append(min(Fraction(1), reach[-1] * targets[i][token] / tree.probs[i][token]))
     for i in reversed(range(len(tree))):
         if i == len(tree) - 1:
             accept, rest = reach[i], targets[i]
         else:
-            left = (reach[i] * targets[i] - tree.laws[i]).clip(min=0).sum()
+            left = (reach[i] * targets[i] - tree.probs[i]).clip(min=0).sum()
             accept = left / (left + 1 - reach[i]) if left + 1 - reach[i] else 1
-            rest = rules.residual(targets[i], tree.laws[i])
+            rest = rejection.residual(targets[i], tree.probs[i])
         if i == 0 or chance.accept(accept, 1):
             return list(range(i + 1)), chance.draw(rest)
     raise AssertionError
@@ -248,7 +248,7 @@ def resorted(reference: Reference) -> Reference:
         assert tree.drawn is not None
         drawn = [
             sorted(nodes, key=lambda n, law=law: -law[tree.tokens[n]] if law is not None else 0)
-            for law, nodes in zip(tree.laws, tree.drawn, strict=True)
+            for law, nodes in zip(tree.probs, tree.drawn, strict=True)
         ]
         return replace(tree, drawn=drawn)
 
@@ -260,8 +260,10 @@ def pruned(reference: Reference, most: int) -> Reference:
 
     def draft(laws: Laws, script: Script) -> Tree:
         tree = reference(laws, script)
-        best = sorted(tree.children(0), key=lambda n: -tree.laws[0][tree.tokens[n]])[:most]
-        return Tree([0, *(tree.tokens[n] for n in sorted(best))], [-1] + [0] * len(best), tree.laws)
+        best = sorted(tree.children(0), key=lambda n: -tree.probs[0][tree.tokens[n]])[:most]
+        return Tree(
+            [0, *(tree.tokens[n] for n in sorted(best))], [-1] + [0] * len(best), tree.probs
+        )
 
     return draft
 
@@ -272,7 +274,7 @@ def softmax_of_top_k(laws: Laws, script: Script) -> Tree:
     for node in range(1, len(tree)):
         prefixes.append((*prefixes[tree.parents[node]], tree.tokens[node]))
     floor = array([Fraction(1, 100)] * len(laws[()]))  # so that no drafted token is impossible
-    return replace(tree, laws=[(laws[p] + floor) / (laws[p] + floor).sum() for p in prefixes])
+    return replace(tree, probs=[(laws[p] + floor) / (laws[p] + floor).sum() for p in prefixes])
 
 
 BROKEN: dict[str, tuple[Reference, Judge, int, int]] = {
@@ -284,28 +286,28 @@ BROKEN: dict[str, tuple[Reference, Judge, int, int]] = {
     "duplicates dropped": (independent(3, 1), node_by_node(one_law_for_all), 3, 1),
     "siblings re-sorted": (
         resorted(constant([2, 2])),
-        node_by_node(rules.without_replacement),
+        node_by_node(rejection.recursive),
         3,
         2,
     ),
-    "beam re-sorted": (resorted(beam(3, 2)), node_by_node(rules.without_replacement), 3, 2),
+    "beam re-sorted": (resorted(beam(3, 2)), node_by_node(rejection.recursive), 3, 2),
     "likeliest draws kept": (
         pruned(constant([3]), 2),
-        node_by_node(rules.without_replacement),
+        node_by_node(rejection.recursive),
         4,
         1,
     ),
     "softmax law of top-k drafts": (
         softmax_of_top_k,
-        node_by_node(rules.without_replacement),
+        node_by_node(rejection.recursive),
         3,
         2,
     ),
     "rho too small": (independent(2, 2), node_by_node(small_rho), 3, 2),
-    "distinct draws by k-seq": (constant([2, 2]), node_by_node(rules.k_seq), 3, 2),
+    "distinct draws by k-seq": (constant([2, 2]), node_by_node(rejection.k_sequential), 3, 2),
     "unlikely drafts dropped": (
         doubting(2, Fraction(1, 3), by_token=True),
-        node_by_node(rules.rejection),
+        node_by_node(rejection.independent),
         3,
         2,
     ),

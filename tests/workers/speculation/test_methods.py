@@ -283,8 +283,8 @@ def test_caches_after_every_round_equal_a_fresh_prefill(
                 length = cache.lengths[row.slot]
                 assert length == len(row.ids) - 1 or (model is not loop.target and length > 2)
                 fresh = Target(model.model, slots=1, max_len=64)
-                if model.exit is not None:
-                    fresh.exit_by(Adapter.load(Path(options["adapter"]), model.model))
+                if model.early_exit is not None:
+                    fresh.add_early_exit(Adapter.load(Path(options["adapter"]), model.model))
                 with torch.inference_mode():
                     fresh.extend(0, row.ids[:length])
                 held = cache.data[:, row.slot, :, :length]

@@ -1,4 +1,4 @@
-"""Acceptance rates of the rules against the theory, and against the best that is possible."""
+"""Acceptance rates of the rejection against the theory, and against the best that is possible."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.workers.speculation.exact import (
     traversal,
     without,
 )
-from workers.speculation import rules
+from workers.speculation import rejection
 
 SKEWED = array(["1/2", "3/10", "1/5"]), array(["1/5", "3/10", "1/2"])  # draft, target
 WIDER = array(["2/5", "3/10", "1/5", "1/10"]), array(["1/10", "1/5", "3/10", "2/5"])
@@ -43,12 +43,12 @@ RATES = [
 ]
 
 
-def rate(draft: Any, target: Any, reference: Reference, rule: rules.Rule) -> float:
+def rate(draft: Any, target: Any, reference: Reference, rule: rejection.RejectionSampler) -> float:
     """Probability that the token is one of the drafted ones."""
 
     def run(script: Script) -> bool:
         tree = reference({(): draft}, script)
-        path, _ = rules.verify_by_node(tree, [target] * len(tree), step, lambda _: script)
+        path, _ = rejection.verify_by_node(tree, [target] * len(tree), step, lambda _: script)
         return len(path) > 1
 
     def step(law: Any, drawn_from: Any, candidates: Sequence[int], chance: Any) -> int:
@@ -85,14 +85,14 @@ def best_coupling(lists: Any, mass: Sequence[float], target: Sequence[float]) ->
 @pytest.mark.parametrize("case", RATES)
 def test_rates_are_those_of_the_theory(case: Any) -> None:
     (draft, target), count, root, k_seq, with_replacement, recursive, best, best_distinct = case
-    scale = rules.rho(target.astype(float), draft.astype(float), count)
+    scale = rejection.rho(target.astype(float), draft.astype(float), count)
     assert scale == pytest.approx(root, abs=1e-6)
-    beta = float(rules.overlap(draft.astype(float), target.astype(float) / scale).sum())
+    beta = float(rejection.overlap(draft.astype(float), target.astype(float) / scale).sum())
     assert 1 - (1 - beta) ** count == pytest.approx(k_seq, abs=1e-6)
     assert 1 - (1 - beta) ** count - scale * beta <= 1e-12
     drawn = independent(count, 1)
-    assert rate(draft, target, drawn, rules.rejection) == pytest.approx(with_replacement)
-    assert rate(draft, target, constant([count]), rules.without_replacement) == pytest.approx(
+    assert rate(draft, target, drawn, rejection.independent) == pytest.approx(with_replacement)
+    assert rate(draft, target, constant([count]), rejection.recursive) == pytest.approx(
         recursive, abs=1e-6
     )
     assert transport(draft, target, count) == pytest.approx(best)
@@ -104,7 +104,7 @@ def test_k_seq_is_within_its_guarantee_of_the_best_transport(seed: int) -> None:
     rng, count = random.Random(seed), 2 + seed % 2
     target, draft = random_laws(rng, 3, 1)[()], random_laws(rng, 3, 1)[()]
     best = transport(draft, target, count)
-    ours = rate(draft, target, independent(count, 1), rules.k_seq)
+    ours = rate(draft, target, independent(count, 1), rejection.k_sequential)
     assert (1 - (1 - 1 / count) ** count) * best - 1e-6 <= ours <= best + 1e-6
 
 
@@ -116,7 +116,7 @@ def test_greedy_multi_draft_is_the_best_transport_of_its_draft(seed: int) -> Non
     rest = draft
     for token in sure:
         rest = without(rest, token)
-    ours = rate(draft, target, top_and_one([2]), rules.beside_certain)
+    ours = rate(draft, target, top_and_one([2]), rejection.greedy_multi)
     others = [token for token in range(4) if rest[token]]
     lists = [(*sure, token) for token in others] or [tuple(sure)]
     mass = [float(rest[token]) for token in others] or [1.0]
@@ -142,5 +142,5 @@ def test_block_verification_accepts_more(gamma: int, token: float, block: float)
 
         return sum(float(weight) * n for n, weight in enumerate_all(run).items())
 
-    assert accepted(node_by_node(rules.rejection)) == pytest.approx(token)
+    assert accepted(node_by_node(rejection.independent)) == pytest.approx(token)
     assert accepted(traversal) == pytest.approx(block)

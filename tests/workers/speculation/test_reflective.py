@@ -257,7 +257,7 @@ def test_no_copy_is_read_beyond_the_context() -> None:
     forward = target.forward
 
     def watched(slots: Any, trees: Any, **more: Any) -> Any:
-        reach.append(target.cache.lengths[0] + max(max(tree.kin()[0]) for tree in trees))
+        reach.append(target.cache.lengths[0] + max(max(tree.ancestor_masks()[0]) for tree in trees))
         return forward(slots, trees, **more)
 
     target.forward = watched  # type: ignore[method-assign]
@@ -295,7 +295,7 @@ def test_leaves_for_which_the_cache_has_no_place_are_judged_once() -> None:
         ({"bonus": 1}, "bonus must be true or false, not 1"),
         ({"base": "magic"}, "base must be a lossless method, not 'magic'"),
         ({"base": "reflective"}, "base must be a lossless method, not 'reflective'"),
-        ({"base": "kangaroo"}, "base kangaroo reads its drafts in a way of its own"),
+        ({"base": "kangaroo"}, "base kangaroo scores its drafts in a pass of its own"),
         ({"base": "vanilla", "draft": None, "gamma": None}, "unexpected keyword argument 'gamma'"),
         ({"gamma": 0}, "base chain drafts nothing"),
         ({"gamma": -1}, "gamma must be a whole number of at least 0, not -1"),

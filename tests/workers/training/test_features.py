@@ -14,7 +14,7 @@ import torch
 from orchestrator.errors import InvalidRequest
 from tests.workers.conftest import make_model, make_tokenizer, save
 from workers.engine.loading import load_model
-from workers.speculation.feature_head import VARIANTS, Head, Variant
+from workers.speculation.feature_head import VARIANTS, FeatureHead, Variant
 from workers.training import features, recipe
 from workers.training.batches import collate
 from workers.training.chains import document, in_turn
@@ -56,9 +56,9 @@ def test_a_head_learns_is_saved_and_goes_on(
     batch = collate([next(source) for _ in range(16)], 32, torch.float32, "cpu")
     torch.manual_seed(0)
     with torch.no_grad():
-        before, _ = losses(Head(model, variant), model, batch.tokens, batch.at, short)
+        before, _ = losses(FeatureHead(model, variant), model, batch.tokens, batch.at, short)
         after, agreed = losses(
-            Head.load(model, variant, tmp_path), model, batch.tokens, batch.at, short
+            FeatureHead.load(model, variant, tmp_path), model, batch.tokens, batch.at, short
         )
     assert after < 0.7 * before
     assert len(agreed) == short.steps
@@ -89,7 +89,7 @@ def test_only_replies_are_learnt() -> None:
 def test_the_loss_is_zero_for_the_features_themselves() -> None:
     """A head whose output is the feature itself: each step is measured against it."""
     model = make_model()
-    head = Head(model, "eagle2")
+    head = FeatureHead(model, "eagle2")
     batch = collate([document([1, 2, 3], [4, 5, 6])], 8, torch.float32, "cpu")
     truth = model.model(batch.tokens).last_hidden_state
     head.norm.forward = lambda _: truth  # type: ignore[method-assign]

@@ -1,0 +1,196 @@
+"""Rejection samplers: from target and draft probabilities and drafted candidates to one token.
+
+The token must have the target's distribution whatever the draft's is; that is the whole of
+losslessness, and `tests/workers/speculation/test_lossless.py` proves it by exact enumeration.
+Distributions are one-dimensional arrays over the vocabulary (torch or numpy in service, fractions
+in the proof); all random choices go through `rng`. A sampler decides at one node;
+`verify_by_node` and `verify_by_path` verify a tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from workers.model.tree import Tree
+
+
+class Rng(Protocol):
+    """The random choices of a sampler; `workers.model.sampling.KeyedRng` in service."""
+
+    def accept(self, target: Any, draft: Any) -> bool: ...
+
+    def draw(self, probs: Any) -> int: ...
+
+
+RejectionSampler = Callable[[Any, Any, Sequence[int], Rng], int]
+"""`sampler(target, draft, candidates, rng)` at one node: the probabilities of both models there and
+the drafted tokens, to the next token."""
+
+
+def residual(target: Any, draft: Any) -> Any:
+    """norm([target - draft]+); the target itself where nothing is left (then no rejection)."""
+    rest = (target - draft).clip(min=0)
+    mass = rest.sum()
+    return rest / mass if mass > 1e-12 else target
+
+
+def independent(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
+    """Independent candidates of one draft distribution, in order (Leviathan et al. 2211.17192).
+
+    Each is accepted with probability min(1, target/draft); a rejection replaces the target by
+    the residual, for which the next candidate is tried. With one candidate this is speculative
+    sampling, with none a draw from the target.
+    """
+    for token in candidates:
+        if rng.accept(target[token], draft[token]):
+            return token
+        target = residual(target, draft)
+    return rng.draw(target)
+
+
+def recursive(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
+    """Distinct candidates, each drawn from what the earlier ones left of the draft distribution.
+
+    Recursive rejection sampling (Jeon et al. 2402.14160): a rejection replaces the target by the
+    residual against the distribution of this candidate, and that one by the next candidate's.
+    """
+    for token in candidates:
+        if rng.accept(target[token], draft[token]):
+            return token
+        target, draft = residual(target, draft), without(draft, token)
+    return rng.draw(target)
+
+
+def without(draft: Any, token: int) -> Any:
+    """The distribution given that it is not `token`; all zeros if nothing else is left."""
+    rest = draft + 0  # a copy, of whatever kind the array is
+    rest[token] = 0
+    mass = rest.sum()
+    return rest / mass if mass > 0 else rest
+
+
+def greedy_multi(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
+    """Candidates without draft mass are the deterministic ones, the others were drawn.
+
+    Greedy multi-draft (Hu et al. 2502.18779): speculative sampling with the drawn one alone. A
+    residual draw often gives a deterministic one, and verification goes on below it.
+    """
+    return independent(target, draft, [token for token in candidates if draft[token] > 0], rng)
+
+
+def k_sequential(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
+    """K-sequential selection among independent candidates (SpecTr, Sun et al. 2310.15141).
+
+    Each is accepted with probability min(1, target / (rho draft)), at the smallest rho for which
+    the accepted mass nowhere exceeds the target; what remains of the target is the residual.
+    """
+    count = len(candidates)
+    if not count:
+        return rng.draw(target)
+    scale = rho(target, draft, count)
+    for token in candidates:
+        if rng.accept(target[token], scale * draft[token]):
+            return token
+    kept = overlap(draft, target / scale)
+    rejected = 1 - kept.sum()
+    rest = (target - kept * sum(rejected**i for i in range(count))).clip(min=0)
+    mass = rest.sum()
+    return rng.draw(rest / mass if mass > 1e-12 else target)
+
+
+def overlap(left: Any, right: Any) -> Any:
+    """The smaller of both, element by element."""
+    return left - (left - right).clip(min=0)
+
+
+def rho(target: Any, draft: Any, count: int) -> float:
+    """The root in [1, count] of f(rho) = 1 - (1 - beta)^count - rho beta, from above.
+
+    beta(rho) = sum of min(draft, target / rho) is the probability that one candidate is accepted.
+    f falls, and only where it is not positive is the residual a distribution; hence the upper end
+    of the bracket, which a secant method shrinks (Illinois: the end that stays counts half).
+    """
+
+    def excess(scale: float) -> float:
+        beta = float(overlap(draft, target / scale).sum())
+        return 1 - (1 - beta) ** count - scale * beta
+
+    low, high = 1.0, float(count)
+    above, below = excess(low), excess(high)
+    if above <= 0:
+        return low
+    best, moved = below, 0
+    for _ in range(100):
+        if not (best < -1e-12 and high - low > 1e-9):
+            break
+        middle = (low * below - high * above) / (below - above)
+        value = excess(middle)
+        if value > 0:
+            low, above = middle, value
+            below, moved = (below / 2 if moved > 0 else below), 1
+        else:
+            high, below, best = middle, value, value
+            above, moved = (above / 2 if moved < 0 else above), -1
+    return high
+
+
+def target_only(target: Any, draft: Any, candidates: Sequence[int], rng: Rng) -> int:
+    """Deterministic candidates: draw from the target; the draft goes on if it holds that token."""
+    return rng.draw(target)
+
+
+def verify_by_node(
+    tree: Tree, targets: Any, sampler: RejectionSampler, rng_at: Callable[[int], Rng]
+) -> tuple[list[int], int]:
+    """Rejection sampling along a tree: descend while the sampled token is a child.
+
+    `targets[i]` are the target's probabilities behind node i, `rng_at(d)` serves the token d
+    places after the newest committed one. Returns the accepted path from node 0, and the token
+    that ends it: *recovered* where the draft was left, *bonus* at a leaf.
+    """
+    path = [0]
+    while True:
+        node = path[-1]
+        children = tree.children(node)
+        draft = tree.probs[node] if tree.probs is not None and children else None
+        drawn = children if tree.drawn is None else tree.drawn[node]
+        candidates = [tree.tokens[child] for child in drawn]
+        token = sampler(targets[node], draft, candidates, rng_at(len(path)))
+        accepted = next((child for child in children if tree.tokens[child] == token), None)
+        if accepted is None:
+            return path, token
+        path.append(accepted)
+
+
+def verify_by_path(tree: Tree, targets: Any, rng: Rng) -> tuple[list[int], int]:
+    """Verify whole paths, the deepest first; on a chain this is block verification.
+
+    Traversal verification (Weng et al. 2505.12398); block verification (Sun et al. 2403.10444).
+    `reach` is the probability with which something at or below a node is accepted, given the
+    path to it and before any draw below it is known. Siblings are drawn without replacement from
+    the draft's distribution (equal independent ones count once, where they came first).
+
+    `rng` serves the whole block, and no other block. Returns what `verify_by_node` returns.
+    """
+
+    def visit(node: int, reach: Any) -> tuple[list[int], int] | None:
+        target, children = targets[node], tree.children(node)
+        draft: Any = tree.probs[node] if children else None
+        for child in children:
+            token = tree.tokens[child]
+            accepted = visit(child, min(1, reach * target[token] / draft[token]))
+            if accepted is not None:
+                return [node, *accepted[0]], accepted[1]
+            rest = (reach * target - draft).clip(min=0)
+            mass = rest.sum()
+            if mass > 1e-12:
+                target, reach = rest / mass, mass / (mass + (1 - reach))
+            elif reach < 1:  # else both distributions are equal and nothing is ever rejected
+                reach = 0
+            draft = without(draft, token)
+        return ([node], rng.draw(target)) if rng.accept(reach, 1) else None
+
+    accepted = visit(0, 1)
+    assert accepted is not None  # the root's reach is 1
+    return accepted
