@@ -197,6 +197,8 @@ _KINDS: dict[str, Any] = {
 _NAMES = {kind: name for name, kind in _KINDS.items()}
 _FIELDS = {"trace": "transcript", "span": "criteria", "surprise": "nll", "request": "request_id"}
 """By the name of each in the file, the field; those that are not here have one name."""
+_FORMER_FIELDS = {"Limits": {"budget"}}
+"""By the name of a kind in the file, the fields that it once had: they are read and ignored."""
 _FIELD_NAMES = {field: name for name, field in _FIELDS.items()}
 _ERRORS = {
     name: kind
@@ -287,7 +289,7 @@ class _Decoder:
         named = {
             _FIELDS.get(str(key), str(key)): self.value(item)
             for key, item in data.items()
-            if key != "$"
+            if key != "$" and key not in _FORMER_FIELDS.get(name, ())
         }
         made = _KINDS[name](**named)
         if isinstance(made, Segment):

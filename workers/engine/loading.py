@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
@@ -24,8 +24,8 @@ from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
 from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
+from workers.text import tokenizer_files
 from workers.text.tokenizer import Tokenizer
-from workers.text.tokenizer_files import load_tokenizer
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 _ROPES = ("default", "linear", "llama3", "yarn")  # those whose table does not grow with the text
@@ -147,6 +147,28 @@ def open_target(
         return load_model(folder, device=device, dtype=dtype)
 
     return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer))
+
+
+def load_tokenizer(path: str) -> Tokenizer:
+    """The checkpoint's tokenizer, converted by transformers where it has no `tokenizer.json`.
+
+    Raises:
+        ConfigError: it has none that can be used.
+    """
+    return tokenizer_files.load_tokenizer(path, convert=_convert_tokenizer)
+
+
+def _convert_tokenizer(path: str, folder: Path) -> None:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # a converter raises whatever a file of its format leads to
+        raise ConfigError(
+            f"{path} has no tokenizer.json, and transformers cannot make one from its other files: "
+            f"{_first_line(error)}"
+        ) from error
+    # Where there are no files at all, transformers makes a tokenizer of added tokens alone.
+    if tokenizer.is_fast and tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
+        tokenizer.save_pretrained(folder)
 
 
 def load_config(path: str) -> Any:

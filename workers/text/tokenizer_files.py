@@ -1,14 +1,17 @@
 """A checkpoint's tokenizer from its files alone, in a folder or on the Hugging Face hub.
 
-The files are those that transformers reads: `tokenizer.json`, which is required, and the special
-tokens and chat templates beside it. No code of a checkpoint is ever run.
+The files are those that transformers reads: `tokenizer.json` and the special tokens and chat
+templates beside it. A checkpoint with other files in its place (vocab.json and merges.txt, or a
+SentencePiece model) needs a converter, which the caller passes. No code of a checkpoint is ever
+run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from tokenizers import AddedToken
@@ -22,14 +25,28 @@ FILES = (
     "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
 )  # fmt: skip
 
+Convert = Callable[[str, Path], None]
+"""(folder or Hugging Face id, folder to write to): writes the tokenizer as `FILES`."""
 
-def load_tokenizer(model: str | Path) -> Tokenizer:
+
+def load_tokenizer(model: str | Path, convert: Convert | None = None) -> Tokenizer:
     """The tokenizer of a checkpoint: a folder, or a Hugging Face id.
+
+    Args:
+        convert: makes the files of a checkpoint that has no `tokenizer.json`; None refuses it.
 
     Raises:
         ConfigError: there is no such checkpoint, or it has no tokenizer that can be used.
     """
     folder = Path(model) if Path(model).is_dir() else _download(str(model))
+    if convert is not None and not (folder / "tokenizer.json").is_file():
+        with TemporaryDirectory() as converted:
+            convert(str(model), Path(converted))
+            return _load(Path(converted), model)
+    return _load(folder, model)
+
+
+def _load(folder: Path, model: str | Path) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ConfigError(

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers import AutoTokenizer
 
 from orchestrator.errors import (
     ConfigError,
@@ -16,9 +18,10 @@ from orchestrator.errors import (
 from orchestrator.types import (
     StopCriteria,
 )
-from tests.workers.conftest import make_model, make_tokenizer, save
+from tests.workers.conftest import CONTROLS, TEMPLATE, make_model, make_tokenizer, save
 from tests.workers.engine.local import ask, run
-from workers.engine.loading import load
+from workers.engine.loading import load, load_tokenizer
+from workers.text import tokenizer_files
 
 
 async def test_what_cannot_be_loaded_says_why(
@@ -47,6 +50,39 @@ async def test_what_cannot_be_loaded_says_why(
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match="GPT2LMHeadModel"):
         load(tmp_path)
+
+
+def test_a_tokenizer_without_tokenizer_json_is_converted(tmp_path: Path) -> None:
+    made = make_tokenizer()
+    save(tmp_path, made, make_model("qwen3", vocabulary=len(made)))
+    direct = load_tokenizer(str(tmp_path))
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):  # nothing to convert
+        load_tokenizer(str(tmp_path))
+    made.backend_tokenizer.model.save(str(tmp_path))
+    flags = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+    table = {
+        str(made.convert_tokens_to_ids(text)): {"content": text, "special": i < 3, **flags}
+        for i, text in enumerate(CONTROLS)
+    }
+    config = {
+        "tokenizer_class": "Qwen2Tokenizer",
+        "eos_token": CONTROLS[2],
+        "added_tokens_decoder": table,
+    }
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    assert {"vocab.json", "merges.txt"} <= {file.name for file in tmp_path.iterdir()}
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        tokenizer_files.load_tokenizer(tmp_path)
+    converted, theirs = load_tokenizer(str(tmp_path)), AutoTokenizer.from_pretrained(tmp_path)
+    assert converted.chat_template.source == TEMPLATE
+    assert converted.eos_id == theirs.eos_token_id == direct.eos_id
+    assert (converted.close_id, converted.controls) == (direct.close_id, direct.controls)
+    assert (converted.hash, converted.pieces) == (direct.hash, direct.pieces)
+    for text in ("", "What is 12 + 34?", "<think>x</think>", "  two  \n\n b"):
+        expected = theirs(text, add_special_tokens=False)["input_ids"]
+        assert list(converted.encode_markup(text)) == expected
+        assert converted.decode(converted.encode(text)) == text
 
 
 async def test_every_call_has_the_method_that_it_names(
