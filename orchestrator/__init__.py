@@ -5,6 +5,7 @@ Rooms and modules in reading order:
 - `types`: the types the whole system shares: messages, segments, transcripts.
 - `worker`: the port behind which models live: generate, classify, verify.
 - `errors`: everything Baton raises on purpose.
+- `validation`: what pydantic finds wrong, as errors of ours that name the place.
 - `loop`: the step loop: a policy yields actions, workers carry them out.
 - `http`: the OpenAI-compatible service.
 - `state`: what replicas share: the store, published policies, the configuration.

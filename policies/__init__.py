@@ -4,9 +4,8 @@ They know no worker, no clock and no event loop; thresholds are their parameters
 the one to read first.
 
 - `specreason`: the small model drafts a step, the large one scores it (SpecReason).
-- `steps`: what the step-level policies share: the loop over steps, falling back, repetition.
+- `steps`: what policies share: the loop over steps, falling back, repetition, the answer.
 - `judge`: a model's score of a step, from 0 to 9.
-- `answer`: write to the end of the transcript.
 - `single`: one model alone: the baselines.
 - `cascade`: the small model judges its own step, the large one if in doubt (ConfSpec).
 - `entropy_gate`: the entropy of a step's first token decides who writes it (GlimpRouter).

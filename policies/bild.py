@@ -26,8 +26,7 @@ from orchestrator.errors import Unsupported
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript, Verification
-from policies.answer import write_out
-from policies.steps import attempt, ends
+from policies.steps import attempt, ends, write_out
 
 NOTHING = Segment("small", "")
 """No token is pending: the large model only writes the next one."""

@@ -21,8 +21,8 @@ from pydantic import Field
 
 from orchestrator.loop.actions import Account, Script, Write
 from orchestrator.types import Transcript
-from policies.answer import REST
 from policies.specreason import SpecReason
+from policies.steps import REST
 
 
 @dataclass

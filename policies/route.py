@@ -21,9 +21,8 @@ from pydantic import Field
 from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Script
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Message, Segment, StopCriteria, Transcript
-from policies.answer import write_out
 from policies.judge import DIGITS, expected_score
-from policies.steps import attempt, blank, logprobs_of
+from policies.steps import attempt, blank, logprobs_of, write_out
 
 INSTRUCTION = (
     "Do not solve the question above. Could a much smaller model answer it right? Treat it as "

@@ -7,7 +7,7 @@ from typing import ClassVar
 from orchestrator.loop.actions import Script, WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Transcript
-from policies.answer import write_out
+from policies.steps import write_out
 
 
 class SmallOnly(Policy):

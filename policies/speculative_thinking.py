@@ -39,8 +39,7 @@ from pydantic import Field, StringConstraints
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, WorkerName, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
-from policies.answer import write_out
-from policies.steps import DELIMITER, attempt
+from policies.steps import DELIMITER, attempt, write_out
 
 Keywords: TypeAlias = tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True)], ...]
 Mood = Literal[-1, 0, 1]

@@ -12,12 +12,13 @@ from typing import Literal
 from pydantic import Field
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
-from orchestrator.loop.actions import A, Action, Close, Script, WorkerName
+from orchestrator.loop.actions import A, Action, Close, Script, WorkerName, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
-from policies.answer import write_out
 
 DELIMITER = "\n\n"
+REST = StopCriteria(1 << 30)
+"""No limit but the budget: the driver caps every call at the tokens that are left."""
 MAX_PERIOD = 4
 """Steps of the longest repetition that is detected; a longer one runs into the budget."""
 
@@ -57,6 +58,23 @@ class Stepwise(Policy):
         return (
             "small" if transcript.thought and transcript.thought[-1].author == "small" else "large"
         )
+
+
+def write_out(transcript: Transcript, *names: WorkerName) -> Script[Transcript]:
+    """Let the first worker write until the transcript is done; the next takes over if it fails.
+
+    It may take several calls: one ends where the thought does, and so does one whose worker fails
+    after part of its text was streamed.
+    """
+    name, *others = names
+    while not transcript.done:
+        try:
+            transcript = yield from Write(name, transcript, REST)
+        except (WorkerError, ContextLengthExceeded):
+            if not others:
+                raise
+            name, *others = others
+    return transcript
 
 
 def attempt(script: Action[A] | Script[A]) -> Script[A | None]:

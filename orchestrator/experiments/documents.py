@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.http.schemas import invalid
+from orchestrator.validation import invalid_request
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
@@ -54,7 +54,7 @@ class ExperimentDocument(BaseModel):
         try:
             return cls.model_validate_json(json.dumps(given), strict=True)
         except ValidationError as error:
-            raise invalid(error) from None
+            raise invalid_request(error) from None
 
 
 class Arm(ExperimentDocument):

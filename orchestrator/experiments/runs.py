@@ -21,10 +21,10 @@ from pydantic import ValidationError
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Arm, Experiment, ExperimentState, initial_state
-from orchestrator.http.schemas import invalid
 from orchestrator.loop.policy import Policy
 from orchestrator.state.store import PointerUpdate, Store, StoreState
 from orchestrator.state.versions import AuditInfo, PolicyVersions, build
+from orchestrator.validation import invalid_request
 from orchestrator.worker import check_method
 
 POINTER: Final = "experiment/"
@@ -204,7 +204,7 @@ class Runs:
                 number, experiment, initial_state(0.0), arms, b"", self._unavailable(experiment)
             )
         except ValidationError as error:
-            raise StoreError(f"{path} cannot be used: {invalid(error).message}") from None
+            raise StoreError(f"{path} cannot be used: {invalid_request(error).message}") from None
         except InvalidRequest as error:
             raise StoreError(f"{path} cannot be used: {error.message}") from None
 
@@ -225,7 +225,7 @@ class Runs:
         try:
             policy = build(self._policies, name, {**params, **arm.params})
         except ValidationError as error:
-            raise invalid(error, f"{place}.params") from None
+            raise invalid_request(error, f"{place}.params") from None
         return BuiltArm(name, version, policy, arm.speculation)
 
     def _unavailable(self, experiment: Experiment) -> str | None:

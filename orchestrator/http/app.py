@@ -33,8 +33,9 @@ from orchestrator.http.feedback import parse_feedback, reward
 from orchestrator.http.middleware import RequestMiddleware
 from orchestrator.http.policy_routes import add_policy_routes
 from orchestrator.http.rendering import COMPLETION, OUTCOMES, trace_name
-from orchestrator.http.schemas import json_body, parse_chat, path
+from orchestrator.http.schemas import json_body, parse_chat
 from orchestrator.http.service import Service
+from orchestrator.validation import body_path
 
 log = logging.getLogger(__name__)
 
@@ -168,5 +169,5 @@ async def _routing_error(_: Request, error: Exception) -> Response:
 async def _query_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
-    place = path(tuple(part for part in first["loc"] if part != "body")) or None
+    place = body_path(tuple(part for part in first["loc"] if part != "body")) or None
     return HttpError(400, str(first["msg"]), param=place, code="invalid_value").response()

@@ -11,7 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from orchestrator.http.schemas import invalid, parse_object
+from orchestrator.http.schemas import parse_object
+from orchestrator.validation import invalid_request
 
 
 class Feedback(BaseModel):
@@ -32,7 +33,7 @@ def parse_feedback(body: bytes) -> Feedback:
     try:
         return Feedback.model_validate(parse_object(body))
     except ValidationError as error:
-        raise invalid(error) from None
+        raise invalid_request(error) from None
 
 
 def reward(feedback: Feedback, record: dict[str, Any]) -> dict[str, Any]:

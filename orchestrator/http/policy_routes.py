@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Experiment
-from orchestrator.http.schemas import invalid, json_body, parse_object
+from orchestrator.http.schemas import json_body, parse_object
 from orchestrator.http.service import Service
 from orchestrator.state.versions import (
     AuditInfo,
@@ -35,6 +35,7 @@ from orchestrator.state.versions import (
     latest,
     previous,
 )
+from orchestrator.validation import invalid_request
 
 Json = dict[str, Any]
 LISTED: Final = 100  # versions or changes in a list, by default
@@ -171,7 +172,7 @@ async def read_body(service: Service, request: Request, kind: type[Body]) -> Bod
     try:
         return kind.model_validate(parse_object(await json_body(request, service.limits)))
     except ValidationError as error:
-        raise invalid(error) from None
+        raise invalid_request(error) from None
 
 
 async def refresh(service: Service) -> None:

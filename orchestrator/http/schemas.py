@@ -34,6 +34,7 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import RequestRefused
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.types import Message, Sampling
+from orchestrator.validation import body_path, invalid_request
 
 MAX_DEPTH: Final = 32  # levels of nesting of a body
 MAX_VALUES: Final = 20_000  # values in a body: bounds the time that validation takes
@@ -258,7 +259,7 @@ def parse_chat(body: bytes) -> ChatRequest:
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
-        raise invalid(error) from None
+        raise invalid_request(error) from None
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -277,36 +278,6 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest("the body must be a JSON object", code="invalid_json")
     _check_values(value)
     return value
-
-
-def invalid(error: ValidationError, prefix: str = "") -> InvalidRequest:
-    """The first of pydantic's errors in OpenAI's terms, its place behind `prefix`."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    kind = first["type"]
-    place = path(first["loc"], prefix)
-    match kind:
-        case "extra_forbidden":
-            code, message = "unknown_parameter", "unknown parameter"
-        case "missing":
-            code, message = "missing_required_parameter", "missing"
-        case "too_short":
-            code, message = "invalid_value", "must not be empty"
-        case "unsupported_parameter" | "invalid_value" | "invalid_type":
-            code, message = kind, first["msg"]
-        case _:
-            code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-            message = first["msg"][:1].lower() + first["msg"][1:]
-    return InvalidRequest(f"{place or 'body'}: {message}", param=place or None, code=code)
-
-
-def path(loc: tuple[int | str, ...], prefix: str = "") -> str:
-    """A place in a body as OpenAI writes it: `messages[0].content`."""
-    for part in loc:
-        if isinstance(part, int):
-            prefix += f"[{part}]"
-        else:
-            prefix += ("." if prefix else "") + part[:64]
-    return prefix
 
 
 def _too_large(limits: ServiceLimits) -> RequestRefused:
@@ -342,7 +313,7 @@ def _check_values(root: dict[str, Any]) -> None:
         value, loc = todo.pop()
         seen += 1
         if seen > MAX_VALUES or len(loc) > MAX_DEPTH:
-            place = path(loc[:1])
+            place = body_path(loc[:1])
             raise InvalidRequest(
                 f"{place}: too many values, or nested too deep", param=place, code="invalid_value"
             )
@@ -364,7 +335,7 @@ def _check_text(text: str, loc: tuple[int | str, ...]) -> None:
     except UnicodeEncodeError:
         pass
     raise InvalidRequest(
-        f"{path(loc) or 'body'}: holds a NUL or half of a surrogate pair",
-        param=path(loc) or None,
+        f"{body_path(loc) or 'body'}: holds a NUL or half of a surrogate pair",
+        param=body_path(loc) or None,
         code="invalid_value",
     )

@@ -27,7 +27,6 @@ from orchestrator.http.auth import Access
 from orchestrator.http.context import RequestContext
 from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused
 from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.schemas import invalid
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
@@ -40,6 +39,7 @@ from orchestrator.state.versions import PolicyVersions, PublishedPolicy, build
 from orchestrator.state.watcher import ConfigWatcher
 from orchestrator.telemetry.metrics import ServiceMetrics
 from orchestrator.types import Limits, Message, Sampling
+from orchestrator.validation import invalid_request
 from orchestrator.worker import Worker, check_method
 
 if TYPE_CHECKING:  # most services make no spans, and load nothing of it
@@ -270,7 +270,7 @@ class Service:
         try:
             return build(self.policies, name, values)
         except ValidationError as error:
-            raise invalid(error, "policy") from None
+            raise invalid_request(error, "policy") from None
 
     def _build_default(self, name: str) -> Policy:
         try:

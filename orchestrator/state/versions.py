@@ -23,9 +23,9 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
-from orchestrator.http.schemas import invalid
 from orchestrator.loop.policy import Policy
 from orchestrator.state.store import AUDIT, PointerUpdate, Store, StoreState
+from orchestrator.validation import invalid_request
 
 ACTIVE: Final = "policy/active"
 PREVIOUS: Final = "policy/previous"
@@ -129,7 +129,7 @@ class PolicyVersions:
             values = {**self._defaults.get(name, {}), **given.params}
             policy = build(self._policies, name, values)
         except ValidationError as error:
-            raise invalid(error, "params") from None
+            raise invalid_request(error, "params") from None
         params = policy.model_dump(mode="json")
         for _ in range(_TRIES):
             state = await self._state()
@@ -257,7 +257,7 @@ class PolicyVersions:
                 document, build(self._policies, document.policy, document.params)
             )
         except ValidationError as error:
-            raise StoreError(f"{target} cannot be used: {invalid(error).message}") from None
+            raise StoreError(f"{target} cannot be used: {invalid_request(error).message}") from None
 
     async def _state(self) -> StoreState:
         state = await self._store.state()

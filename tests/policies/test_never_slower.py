@@ -15,8 +15,8 @@ from orchestrator.loop.events import ActionCompleted, RequestCompleted, TextDelt
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
 from orchestrator.types import Cost, Limits, Message, Sampling, StopCriteria, Transcript
-from policies.answer import REST
 from policies.never_slower import NeverSlower
+from policies.steps import REST
 from tests.policies.plays import TRACE, Play, digit, draft, step
 from workers.scripted import Scripted
 

@@ -11,8 +11,8 @@ from orchestrator.loop.actions import Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Message, Transcript
 from policies import POLICIES
-from policies.answer import write_out
 from policies.single import LargeOnly, SmallOnly
+from policies.steps import write_out
 
 TRACE = Transcript((Message("user", "2+2?"),))
 CLOSED = replace(TRACE, closed=True)

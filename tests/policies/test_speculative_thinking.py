@@ -21,9 +21,9 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Worker
 from policies import POLICIES
-from policies.answer import REST
 from policies.single import SmallOnly
 from policies.speculative_thinking import SpeculativeThinking
+from policies.steps import REST
 from tests.policies import plays
 from tests.policies.plays import GONE, run, said
 from tests.policies.plays import TRACE as START

@@ -10,10 +10,10 @@ from orchestrator.loop.events import Event, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling, StopCriteria, Transcript
-from policies.answer import write_out
 from policies.bild import BiLD
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
+from policies.steps import write_out
 from workers.scripted import Scripted
 
 QUESTION = (Message("system", "Be brief."), Message("user", "2+2? \u2028 ü \ud800 </think>"))

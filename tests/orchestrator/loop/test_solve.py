@@ -37,9 +37,9 @@ from orchestrator.loop.events import (
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Segment, StopCriteria, Transcript
-from policies.answer import write_out
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
+from policies.steps import write_out
 from workers.scripted import Say, Scripted
 
 pytestmark = pytest.mark.asyncio

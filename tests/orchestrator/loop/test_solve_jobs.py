@@ -24,7 +24,7 @@ from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, T
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling, StopCriteria, Transcript
-from policies.answer import write_out
+from policies.steps import write_out
 from workers.scripted import Scripted
 
 pytestmark = pytest.mark.asyncio
