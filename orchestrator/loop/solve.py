@@ -13,7 +13,7 @@ worker drafts, who verifies and how, is the policy's business. Three objects sha
 
 Where things go: a stop condition of one generation (a delimiter, a length, low confidence) is a
 field of `StopCriteria`, which workers apply. A condition that ends the thought or the answer
-(a cap, a repetition) belongs to `Budget.commit`, which sees every accepted segment. What a policy
+(a cap, a phrase) belongs to `Budget.commit`, which sees every accepted segment. What a policy
 alone finds (its steps repeat) ends the thought by the action `Close`. A new action is a class in
 actions.py, a case in `Executor` if it needs a worker, and one in `PolicyRunner` if it changes the
 transcript.

@@ -6,8 +6,9 @@ operation for all layers. A slot belongs to at most one live row; when the row l
 keeps its entries, and a later call with a common prefix starts from there.
 
 One pass: `map_slots` says where its entries go, each layer calls `update`, and nothing counts as
-cached until `commit` names the accepted path. A rejected draft's entries lie beyond the slot's
-length and are overwritten by the next pass.
+cached until `commit` names the accepted path. From then on a rejected draft's entries lie beyond
+the slot's length (or were overwritten as a branch was gathered): no mask shows them, and later
+passes overwrite them.
 """
 
 from __future__ import annotations

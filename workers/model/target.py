@@ -37,7 +37,7 @@ class ModelOutput:
 
 
 class Target:
-    """The model that scores drafts; draft models are wrapped in one of their own.
+    """The model that scores drafts. A draft model is another `Target`, with a cache of its own.
 
     Args:
         model: `LlamaForCausalLM`, `Qwen2ForCausalLM` or `Qwen3ForCausalLM`, on its device.

@@ -292,8 +292,8 @@ class Auto(Method):
     def verify(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
         return self.current.verify(plan, result)
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
-        self.current.commit(plan, accepted, result)
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
+        self.current.commit(plan, accepted, scores)
         seconds = self.clock() - self._begun
         number, length = self.choice
         self._counts["drafted_rounds" if number else "plain_rounds"] += len(plan.rows)

@@ -1,6 +1,6 @@
 """The token loop: draft, score in one target pass, verify, commit.
 
-`Decoder.step` is one step for the rows of one method; the engine and `generate` run it once for
+`Decoder.step` is one round for the rows of one method; the engine and `generate` run it once for
 each method group, and call `join` and `leave` between iterations (continuous batching). A row
 belongs to one method. In exact arithmetic its tokens depend neither on its neighbours nor on
 their methods; half precision rounds by the shape of a batch, so there two tokens that are almost
@@ -46,16 +46,16 @@ class Decoder:
 
     @torch.inference_mode()
     def step(self, rows: list[Row]) -> list[tuple[Row, Accepted]]:
-        """*** One step for the rows of one method. *** Each gains at least one token."""
+        """*** One round for the rows of one method. *** Each gains at least one token."""
         method, cache = self.method_of(rows[0]), self.target.cache
         plan = method.draft(rows)  # a token tree for each row
         scores = method.score(self.target, plan)  # one target pass over all trees
         accepted = method.verify(plan, scores)  # rejection sampling along each tree
         for row, one in zip(plan.rows, accepted, strict=True):
-            cache.commit(row.slot, one.path)  # rejected drafts lose their cache entries
+            cache.commit(row.slot, one.path)  # rejected drafts lie beyond its length now
             row.ids.extend(one.tokens)
             row.remaining_tokens -= len(one.tokens)
-        method.commit(plan, accepted, scores)  # the drafter's cache likewise
+        method.commit(plan, accepted, scores)  # the same in the draft model's own cache
         return list(zip(plan.rows, accepted, strict=True))
 
     @torch.inference_mode()

@@ -60,8 +60,8 @@ class TreeExpander(ABC):
 class Drafter:
     """A draft model with a cache of the target's slots.
 
-    Its cache may lag behind the committed tokens (by two after a fully accepted draft); what is
-    missing runs with the next draft.
+    Its cache may lag behind the committed tokens (by two after a fully accepted draft, by
+    more where a method keeps only the root); what is missing runs with the next draft.
     """
 
     def __init__(self, model: Target) -> None:
@@ -301,7 +301,7 @@ class DrafterMethod(Method):
         depths = [max(0, min(depth, row.remaining_tokens - 1)) for row in rows]
         return Plan(rows, self.drafter.grow(rows, depths, expander))
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
         for row, one in zip(plan.rows, accepted, strict=True):
             self.drafter.commit(row, one.path)
 

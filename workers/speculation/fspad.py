@@ -72,7 +72,7 @@ class Fspad(DrafterMethod):
         self.plan(rows, self.depth, expander)
         return Plan(rows, expander.trees())
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
         """Only the root stays: accepted drafts run again, with the target's own features."""
         for row, one in zip(plan.rows, accepted, strict=True):
             self.drafter.commit(row, one.path[:1])

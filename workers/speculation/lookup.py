@@ -59,7 +59,7 @@ class Lookup(Method):
             trees.append(Tree.chain([row.ids[-1], *map(ord, drafted)]))
         return Plan(rows, trees)
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
         for row, one in zip(plan.rows, accepted, strict=True):
             self._texts[row.slot] += _text(one.tokens)
 

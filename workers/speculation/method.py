@@ -91,7 +91,11 @@ class Method:
         return rejection.verify_by_node(tree, targets, sampler, rng_at)
 
     def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
-        """The rows have taken their tokens: bring the drafter's state in line."""
+        """The rows have taken their tokens: bring what drafts them in line.
+
+        A method with a draft model drops rejected nodes from that model's cache here
+        (`Drafter.commit`).
+        """
 
     @staticmethod
     def _verify_greedy(tree: Tree, choices: list[float], tops: list[float]) -> Accepted:

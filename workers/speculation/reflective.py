@@ -149,8 +149,8 @@ class Reflective(Method):
     def verify(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
         return self.base.verify(plan, result)
 
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], result: ModelOutput) -> None:
-        self.base.commit(plan, accepted, result)
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
+        self.base.commit(plan, accepted, scores)
 
 
 def _ids(prompt: Any, target: Target) -> list[int]:
