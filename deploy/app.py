@@ -179,7 +179,7 @@ def _load(spec: WorkerSpec) -> "LocalWorker":
 
 async def _answers(worker: AnyWorker) -> bool:
     if not isinstance(worker, ReplicaWorker):
-        return await worker.answers(patience_s=2.0)
+        return await worker.is_available(timeout_s=2.0)
     try:
         await worker.status(timeout_s=2.0)
     except WorkerUnavailable:

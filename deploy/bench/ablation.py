@@ -1,6 +1,6 @@
-"""What FSPAD's additions are worth: its heads beside those of its ablation, over several seeds.
+"""What FSPAD's additions gain: its heads beside those of its ablation, over several seeds.
 
-A head is trained from chance, so one pair of heads says little: seeds are drawn in the bootstrap
+A head is trained from chance, so one pair of heads shows little: seeds are drawn in the bootstrap
 like prompts are, for both variants apart, since a seed of one has nothing to do with the other's.
 """
 
@@ -28,7 +28,7 @@ def ablations(turns: Sequence[Turns], temperature: float) -> list[Row]:
             shape = tuple(entry.parameter(name) for name in ("depth", "width", "nodes"))
             side = sides.setdefault(shape, {})
             side.setdefault(entry.parameter("variant"), []).append(one)
-    found = []
+    rows = []
     for (depth, *_), both in sides.items():
         if min(len(both.get(name, [])) for name in VARIANTS) < 2:
             continue
@@ -53,8 +53,8 @@ def ablations(turns: Sequence[Turns], temperature: float) -> list[Row]:
                     "difference_low": float(low),
                     "difference_high": float(high),
                 }
-            found.append(row)
-    return found
+            rows.append(row)
+    return rows
 
 
 def _accepted(side: Sequence[Turns]) -> float:

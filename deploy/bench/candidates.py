@@ -1,4 +1,4 @@
-"""Who decodes side by side: our methods with their parameters, and transformers' own loops."""
+"""What decodes side by side: our methods with their parameters, and transformers' own loops."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class CandidateSpec:
 
 @dataclass(frozen=True, slots=True)
 class TurnResult:
-    """What a turn made of its prompts, and what it took.
+    """The outputs of a turn, and what they cost.
 
     `emitted` tokens came from `rounds` (rows times rounds of the loop, without the pass over the
     prompt and its token): their ratio is the mean acceptance length, bonus token included.
@@ -142,7 +142,7 @@ class DecodingCandidate(Protocol):
 
     @property
     def converged(self) -> bool:
-        """Whether it has found its way of working."""
+        """Whether it has settled on its parameters, so that turns can be measured."""
 
     def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult: ...
 
@@ -153,14 +153,18 @@ class SpeculationCandidate:
     def __init__(
         self, entry: CandidateSpec, loaded: LoadedTarget, draft: str | None, max_new: int
     ) -> None:
-        self.entry, self.max_new, self.ends = entry, max_new, sorted(loaded.stop_token_ids)
+        self.entry, self.max_new, self.stop_token_ids = (
+            entry,
+            max_new,
+            sorted(loaded.stop_token_ids),
+        )
         self.dtype = _name(loaded.target.dtype)
         parameters = dict(entry.parameters)
         known = inspect.signature(METHODS[entry.method]).parameters
         if "draft" in known and draft is not None:
             parameters.setdefault("draft", draft)
         elif "draft" in known and known["draft"].default is inspect.Parameter.empty:
-            raise ValueError("needs a draft model (--draft)")
+            raise ValueError("needs a draft model: give one with --draft")
         target = loaded.target
         if entry.method in EXTENDING:
             target = Target(
@@ -170,7 +174,7 @@ class SpeculationCandidate:
         method = build(entry.method, target, loaded.load_draft, **parameters)
         self.lossless = method.lossless
         self.decoder = Decoder(target, method)
-        self.counts = _Counts(method, self.ends)
+        self.counts = _Counts(method, self.stop_token_ids)
 
     @property
     def converged(self) -> bool:
@@ -178,21 +182,21 @@ class SpeculationCandidate:
 
     def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult:
         target, counts = self.decoder.target, self.counts
-        for slot in range(target.cache.slots):  # who came before has read this prompt too
+        for slot in range(target.cache.slots):  # the candidate before has prefilled this prompt too
             target.cache.evict(slot)
         counts.reset()
         before = target.passes
         _synchronize(target.device)
-        begun = perf_counter()
+        began = perf_counter()
         outputs = generate(
             self.decoder,
             prompts,
             self.max_new,
             sampling=Sampling(temperature, seed=seed),
-            stop_token_ids=self.ends,
+            stop_token_ids=self.stop_token_ids,
         )
         _synchronize(target.device)
-        seconds = perf_counter() - begun
+        seconds = perf_counter() - began
         passes = target.passes - before
         emitted = sum(map(len, outputs)) - len(prompts)
         return TurnResult(
@@ -200,9 +204,9 @@ class SpeculationCandidate:
         )
 
     def enumerated(self, prompts: Sequence[list[int]], seed: int) -> tuple[float, int] | None:
-        """Tokens that the trees it draws at temperature 1 give, judged exactly, and the rounds.
+        """Expected tokens of the trees it draws at temperature 1, verified exactly, and the rounds.
 
-        None: it judges in a way of its own.
+        None: it verifies in a way of its own.
         """
         method = self.decoder.method
         if (type(method).verify_tree, type(method).verify) != (Method.verify_tree, Method.verify):
@@ -210,17 +214,17 @@ class SpeculationCandidate:
         self.counts.expected = []
         try:
             self.run(prompts, 1.0, seed)
-            found = self.counts.expected
+            expected = self.counts.expected
         finally:
             self.counts.expected = None
-        return (sum(found), len(found)) if found else None
+        return (sum(expected), len(expected)) if expected else None
 
 
 class _Counts:
-    """Looks at what a method's rounds drafted and accepted."""
+    """Counts what a method's rounds drafted and accepted."""
 
-    def __init__(self, method: Method, ends: Sequence[int]) -> None:
-        self.method, self.verify, self.ends = method, method.verify, ends
+    def __init__(self, method: Method, stop_token_ids: Sequence[int]) -> None:
+        self.method, self.verify, self.stop_token_ids = method, method.verify, stop_token_ids
         self.expected: list[float] | None = None  # tokens of each tree, where wanted
         self.reset()
         method.verify = self  # type: ignore[method-assign]
@@ -232,7 +236,7 @@ class _Counts:
         if self.expected is not None:
             distributions = warp(scores.logits, [row.sampling for row in plan.rows]).cpu()
             for tree, probs in zip(plan.trees, distributions, strict=True):
-                self.expected.append(of_tree(self.method, tree, probs, self.ends))
+                self.expected.append(of_tree(self.method, tree, probs, self.stop_token_ids))
         accepted = self.verify(plan, scores)
         self.rounds += len(plan.trees)
         self.drafted += sum(len(tree) - 1 for tree in plan.trees)
@@ -249,12 +253,12 @@ class TransformersCandidate:
         self,
         entry: CandidateSpec,
         model: Any,
-        ends: Sequence[int],
+        stop_token_ids: Sequence[int],
         max_new: int,
         assistant: Any = None,
     ) -> None:
         self.entry, self.model, self.max_new, self.assistant = entry, model, max_new, assistant
-        self.ends = sorted(ends)
+        self.stop_token_ids = sorted(stop_token_ids)
         self.dtype = _name(model.dtype)
         self.passes = 0
         self.model.register_forward_pre_hook(self._count)
@@ -263,7 +267,7 @@ class TransformersCandidate:
         self.passes += 1
 
     def run(self, prompts: Sequence[list[int]], temperature: float, seed: int) -> TurnResult:
-        pad, width, device = self.ends[0], max(map(len, prompts)), self.model.device
+        pad, width, device = self.stop_token_ids[0], max(map(len, prompts)), self.model.device
         ids = torch.tensor([[pad] * (width - len(p)) + p for p in prompts], device=device)
         seen = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts], device=device)
         options: dict[str, Any] = {"do_sample": False}
@@ -275,25 +279,25 @@ class TransformersCandidate:
         torch.manual_seed(seed)
         before = self.passes
         _synchronize(device)
-        begun = perf_counter()
-        made = self.model.generate(
+        began = perf_counter()
+        generated = self.model.generate(
             ids,
             attention_mask=seen,
             max_new_tokens=self.max_new,
-            eos_token_id=self.ends,
+            eos_token_id=self.stop_token_ids,
             pad_token_id=pad,
             **options,
         )
-        outputs = [_ended(row, self.ends) for row in made[:, width:].tolist()]
-        seconds = perf_counter() - begun
+        outputs = [_ended(row, self.stop_token_ids) for row in generated[:, width:].tolist()]
+        seconds = perf_counter() - began
         passes, tokens = self.passes - before, sum(map(len, outputs))
         return TurnResult(
             outputs, seconds, passes, tokens, tokens if self.assistant is None else passes
         )
 
 
-def _ended(row: list[int], ends: Sequence[int]) -> list[int]:
-    at = next((i for i, token in enumerate(row) if token in ends), len(row) - 1)
+def _ended(row: list[int], stop_token_ids: Sequence[int]) -> list[int]:
+    at = next((i for i, token in enumerate(row) if token in stop_token_ids), len(row) - 1)
     return row[: at + 1]
 
 
@@ -303,17 +307,17 @@ def _synchronize(device: torch.device) -> None:
 
 
 def stock(model: str, dtype: torch.dtype, device: str) -> Any:
-    """The network as transformers loads it, with nothing of ours."""
+    """The network as transformers loads it, unchanged."""
     loaded = AutoModelForCausalLM.from_pretrained(
         str(resolve(model)), dtype=dtype, attn_implementation="sdpa", use_safetensors=True
     )
     return loaded.to(device).eval()
 
 
-def entries(asked: Sequence[CandidateSpec] | None) -> Iterator[CandidateSpec]:
+def entries(requested: Sequence[CandidateSpec] | None) -> Iterator[CandidateSpec]:
     """What to measure, the baseline first; a name alone stands for all of its parameter sets."""
     yield CandidateSpec(BASELINE)
-    for entry in asked if asked is not None else map(CandidateSpec, (*PEERS, *METHODS)):
+    for entry in requested if requested is not None else map(CandidateSpec, (*PEERS, *METHODS)):
         if entry.method == BASELINE:
             continue
         if entry.parameters:
@@ -337,7 +341,7 @@ def enter(
     streams: int,
 ) -> tuple[list[DecodingCandidate], list[dict[str, str]]]:
     """Those that can decode this checkpoint, and why the others cannot."""
-    found: list[DecodingCandidate] = []
+    entered: list[DecodingCandidate] = []
     missing: list[dict[str, str]] = []
     stocks: dict[tuple[str, torch.dtype], Any] = {}
     own = loaded.target.dtype
@@ -347,7 +351,7 @@ def enter(
             stocks[name, dtype] = stock(name, dtype, device)
         return stocks[name, dtype]
 
-    ends = sorted(loaded.stop_token_ids)
+    stop_token_ids = sorted(loaded.stop_token_ids)
     for entry in chosen:
         try:
             if entry.method == "hf-generate":
@@ -355,20 +359,24 @@ def enter(
                     named = (
                         entry if dtype == own else CandidateSpec(f"{entry.method}-{_name(dtype)}")
                     )
-                    found.append(TransformersCandidate(named, plain(model, dtype), ends, max_new))
+                    entered.append(
+                        TransformersCandidate(named, plain(model, dtype), stop_token_ids, max_new)
+                    )
             elif entry.method == "hf-assisted":
                 if draft is None:
-                    raise ValueError("needs a draft model (--draft)")
+                    raise ValueError("needs a draft model: give one with --draft")
                 if streams > 1:
-                    raise ValueError("transformers assists one stream only")
+                    raise ValueError("assisted generation takes one stream: give --streams 1")
                 loaded.load_draft(draft)  # refuses another vocabulary
                 helper = plain(draft, own)
-                found.append(TransformersCandidate(entry, plain(model, own), ends, max_new, helper))
+                entered.append(
+                    TransformersCandidate(entry, plain(model, own), stop_token_ids, max_new, helper)
+                )
             else:
-                found.append(SpeculationCandidate(entry, loaded, draft, max_new))
+                entered.append(SpeculationCandidate(entry, loaded, draft, max_new))
         except (BatonError, TypeError, ValueError, OSError) as error:
             missing.append({"method": entry.method, "label": entry.label, "reason": _why(error)})
-    return found, missing
+    return entered, missing
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -24,7 +24,7 @@ def divergences(
     another's beginning.
     """
     plain = [output for group in base.works for output in group[0].outputs]
-    found: dict[str, Row] = {}
+    margins_by_label: dict[str, Row] = {}
     for one in turns:
         candidate = one.candidate
         if not candidate.lossless or candidate.dtype != base.candidate.dtype:
@@ -32,26 +32,28 @@ def divergences(
         margins, first = [], 0
         for group in one.works:
             for at in range(len(group[0].outputs)):
-                wanted = plain[first + at]
-                others = {tuple(work.outputs[at]) for work in group} - {tuple(wanted)}
-                margins += [_margin(target, prompts[first + at], said, wanted) for said in others]
+                expected = plain[first + at]
+                others = {tuple(work.outputs[at]) for work in group} - {tuple(expected)}
+                margins += [
+                    _margin(target, prompts[first + at], output, expected) for output in others
+                ]
             first += len(group[0].outputs)
         if margins:
             known = [margin for margin in margins if margin is not None]
             widest = max(known) if len(known) == len(margins) else None
-            found[candidate.entry.label] = {"divergence_margin": widest}
-    return found
+            margins_by_label[candidate.entry.label] = {"divergence_margin": widest}
+    return margins_by_label
 
 
 def _margin(
-    target: Target, prompt: list[int], said: Sequence[int], wanted: list[int]
+    target: Target, prompt: list[int], output: Sequence[int], expected: list[int]
 ) -> float | None:
     """Between the first two tokens that differ; None where one text is the other's beginning."""
-    pairs = enumerate(zip(said, wanted, strict=False))
+    pairs = enumerate(zip(output, expected, strict=False))
     at = next((i for i, (mine, theirs) in pairs if mine != theirs), None)
     if at is None:
         return None
-    text = prompt + wanted[:at]
+    text = prompt + expected[:at]
     target.cache.evict(0)
     logits = target.prefill(0, text).logits[0, -1].float()
-    return abs(float(logits[said[at]] - logits[wanted[at]]))
+    return abs(float(logits[output[at]] - logits[expected[at]]))

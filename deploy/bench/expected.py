@@ -28,7 +28,7 @@ Goes = Callable[[int, int], list[float]]
 """(position at which a round begins, tokens left) -> probability to go on below its l-th draft."""
 
 REJECTED = 12
-"""Of the rejected siblings before a third one, so many are told apart: the likeliest."""
+"""Of the rejected siblings before a third one, the number of likeliest that are distinguished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class DraftPosition:
     token: int
 
     def given(self, joint: float) -> float:
-        """From the chance of the token and an event to the chance of the event."""
+        """The probability of an event given the token, from their joint probability."""
         return min(1.0, joint / float(self.target[self.token]))
 
 
@@ -125,8 +125,8 @@ def distinct(position: DraftPosition, count: int) -> float:
             rejected = np.flatnonzero(excess)
             left = 1 - draft[rejected]
             seconds = draft[token] / np.where(left > 0, left, np.inf)
-            found = (excess[rejected] * np.minimum(seconds, rest[token])).sum()
-            return kept + float(found)
+            accepted = (excess[rejected] * np.minimum(seconds, rest[token])).sum()
+            return kept + float(accepted)
         likeliest = np.argsort(excess)[-REJECTED:]
         scale = float(excess.sum() / excess[likeliest].sum())
         return kept + scale * sum(
@@ -157,11 +157,11 @@ def independent(positions: Sequence[DraftPosition], count: int, gamma: int) -> G
     steps = [survivors(position, count) for position in positions]
 
     def goes(position: int, left: int) -> list[float]:
-        state, found = np.eye(count + 1)[count], []
+        state, survival = np.eye(count + 1)[count], []
         for step in steps[position : position + min(gamma, left)]:
             state = state @ step
-            found.append(1.0 - float(state[0]))
-        return found
+            survival.append(1.0 - float(state[0]))
+        return survival
 
     return goes
 
@@ -200,15 +200,18 @@ def survivors(position: DraftPosition, count: int) -> Distribution:
 # Drawn trees ------------------------------------------------------------------------------
 
 
-def of_tree(method: Method, tree: Tree, targets: Any, ends: Collection[int] = ()) -> float:
+def of_tree(
+    method: Method, tree: Tree, targets: Any, stop_token_ids: Collection[int] = ()
+) -> float:
     """Expected tokens of a round, its last one included, whose tree is drawn already.
 
-    `targets[i]` is the distribution behind node i. Nothing counts behind one of the `ends`.
+    `targets[i]` is the distribution behind node i. Tokens behind a stop token do not count.
     """
     if tree.probs is not None and method.by_path:
         judged = _outcomes(lambda one: rejection.verify_by_path(tree, targets, one)[0])
         return sum(
-            chance * _emitted([tree.tokens[i] for i in p[1:]], ends) for p, chance, _ in judged
+            chance * _emitted([tree.tokens[i] for i in p[1:]], stop_token_ids)
+            for p, chance, _ in judged
         )
     rule = rejection.target_only if tree.probs is None else method.sampler
 
@@ -226,15 +229,17 @@ def of_tree(method: Method, tree: Tree, targets: Any, ends: Collection[int] = ()
                 continue
             for child in chances:
                 chances[child] += chance * float(probs[child])
-        beyond = (c for c in children if tree.tokens[c] not in ends)
+        beyond = (c for c in children if tree.tokens[c] not in stop_token_ids)
         return 1.0 + sum(chances[tree.tokens[c]] * tokens(c) for c in beyond)
 
     return tokens(0)
 
 
-def _emitted(drafts: Sequence[int], ends: Collection[int]) -> int:
-    """Tokens of accepted drafts and the one behind them, up to the first end."""
-    return next((at for at, token in enumerate(drafts, 1) if token in ends), len(drafts) + 1)
+def _emitted(drafts: Sequence[int], stop_token_ids: Collection[int]) -> int:
+    """Tokens of accepted drafts and the one behind them, up to the first stop token."""
+    return next(
+        (at for at, token in enumerate(drafts, 1) if token in stop_token_ids), len(drafts) + 1
+    )
 
 
 class _Fixed:
@@ -258,17 +263,17 @@ class _Fixed:
 
 
 def _outcomes(decide: Callable[[_Fixed], Any]) -> list[tuple[Any, float, Any]]:
-    """All answers of a rule with their chances, and the distribution where it went on to draw.
+    """All answers of a rule with their probabilities, and the distribution it drew from, if it did.
 
-    A rule accepts once at most, so its outcomes are told apart by how often it refused before.
+    A rule accepts at most once, so its outcomes differ in how often it refused before.
     """
-    found: list[tuple[Any, float, Any]] = []
+    outcomes: list[tuple[Any, float, Any]] = []
     left = 1.0
     while left > 1e-12:
-        one = _Fixed(len(found))
+        one = _Fixed(len(outcomes))
         answer = decide(one)
-        found.append((answer, one.chance, one.probs))
+        outcomes.append((answer, one.chance, one.probs))
         if not one.accepted:
             break
         left -= one.chance
-    return found
+    return outcomes

@@ -64,18 +64,18 @@ def predictions(
             needed = along(one.entry.method, _complete(one), positions)
             if needed is not None:
                 emitted[one.entry.label].append((len(positions), needed))
-    found = pooled(emitted)
+    lengths = pooled(emitted)
     for one in ours:
         label = one.entry.label
-        if label not in found and one.entry.method != "vanilla" and temperature == 1.0:
+        if label not in lengths and one.entry.method != "vanilla" and temperature == 1.0:
             tell(label)
             value = _drawn(one, prompts)
             if value is not None:
-                found[label] = value
+                lengths[label] = value
     counted = np.array(overlaps)
     acceptance = estimate((counted[:, 0], counted[:, 1]))
     about = {"texts": len(overlaps), "places": used, **acceptance.keys("draft_acceptance")}
-    return found, about | {"told": BASIS.format(texts=len(overlaps), positions=used)}
+    return lengths, about | {"told": BASIS.format(texts=len(overlaps), positions=used)}
 
 
 def _positions(

@@ -1,4 +1,4 @@
-"""Turns on the same prompts, and what they say: tokens a second, ratios, acceptance.
+"""Turns on the same prompts, and what they measure: tokens a second, ratios, acceptance.
 
 Every candidate takes its turn on a group of prompts before the next group comes, and the order
 rotates, so that a machine that warms up or slows down treats all alike. Intervals are of 95 %, by a
@@ -24,7 +24,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """What one candidate did: `works[group][round]`."""
+    """The results of one candidate: `works[group][round]`."""
 
     candidate: DecodingCandidate
     works: list[list[TurnResult]]
@@ -59,9 +59,9 @@ def take_turns(
 ) -> list[Turns]:
     """Each candidate `rounds` times on each group, after turns to warm up.
 
-    One turn is enough, but for a method that is still finding out what is fastest here.
+    One turn is enough, but for a method that is still measuring what is fastest here.
     """
-    found = [Turns(candidate, [[] for _ in groups]) for candidate in candidates]
+    turns = [Turns(candidate, [[] for _ in groups]) for candidate in candidates]
     for candidate in candidates:
         advance(candidate.entry.label)
         for turn in range(MOST_WARM):
@@ -69,12 +69,12 @@ def take_turns(
             if candidate.converged:
                 break
     for turn in range(rounds * len(groups)):
-        at, group = turn % len(found), turn % len(groups)
-        for one in found[at:] + found[:at]:
+        first, group = turn % len(turns), turn % len(groups)
+        for one in turns[first:] + turns[:first]:
             advance(one.candidate.entry.label)
             work = one.candidate.run(groups[group], temperature, seed + 1 + turn * len(groups[0]))
             one.works[group].append(work)
-    return found
+    return turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,8 @@ def estimate(
 
 def speed(turns: Turns) -> tuple[Numbers, Numbers]:
     """Tokens and their seconds, group by group, every group counting alike."""
-    spent = turns.seconds_per_token
-    return np.ones_like(spent), spent
+    seconds = turns.seconds_per_token
+    return np.ones_like(seconds), seconds
 
 
 def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length: int) -> list[Row]:
@@ -126,7 +126,7 @@ def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length:
     if assisted:
         peers["hf_assisted"] = min(assisted, key=lambda one: float(one.seconds_per_token.sum()))
     chain = next((one for one in turns if _is_plain_chain(one, chain_length)), None)
-    found = []
+    table = []
     for one in turns:
         if one in assisted and one is not peers["hf_assisted"]:
             continue
@@ -145,8 +145,8 @@ def rows(turns: Sequence[Turns], temperature: float, streams: int, chain_length:
             row |= estimate(speed(one), speed(chain)).keys("over_chain")
             gain = estimate((one.emitted, one.rounds), (chain.emitted, chain.rounds))
             row |= gain.keys("accepted_over_chain")
-        found.append(row)
-    return found
+        table.append(row)
+    return table
 
 
 def _row(one: Turns, base: Turns, temperature: float, streams: int) -> Row:
@@ -182,7 +182,7 @@ def _row(one: Turns, base: Turns, temperature: float, streams: int) -> Row:
 
 
 def identical(one: Turns, base: Turns) -> int:
-    """Prompts on which every round said what plain decoding said."""
+    """Prompts whose outputs equal plain decoding's in every round."""
     count = 0
     for mine, theirs in zip(one.works, base.works, strict=True):
         for at, expected in enumerate(theirs[0].outputs):
@@ -198,29 +198,29 @@ def _is_plain_chain(one: Turns, length: int) -> bool:
 
 
 def right(turns: Turns, is_right: Callable[[int, list[int]], bool]) -> Estimate:
-    """The share of outputs that are; `is_right` takes a prompt's number and an output."""
-    good, made, first = [], [], 0
+    """The share of right outputs; `is_right` takes a prompt's number and an output."""
+    right_counts, totals, first = [], [], 0
     for group in turns.works:
-        found = [is_right(first + i, out) for one in group for i, out in enumerate(one.outputs)]
-        good.append(sum(found))
-        made.append(len(found))
+        grades = [is_right(first + i, out) for one in group for i, out in enumerate(one.outputs)]
+        right_counts.append(sum(grades))
+        totals.append(len(grades))
         first += len(group[0].outputs)
-    return estimate((np.array(good, float), np.array(made, float)))
+    return estimate((np.array(right_counts, float), np.array(totals, float)))
 
 
 def texts(turns: Turns) -> list[tuple[int, list[int]]]:
     """(which prompt, output) of every turn."""
-    found, first = [], 0
+    outputs, first = [], 0
     for group in turns.works:
-        found += [(first + at, out) for work in group for at, out in enumerate(work.outputs)]
+        outputs += [(first + at, out) for work in group for at, out in enumerate(work.outputs)]
         first += len(group[0].outputs)
-    return found
+    return outputs
 
 
 def pooled(pairs: Mapping[str, list[tuple[float, float]]]) -> dict[str, Estimate]:
     """Ratios of sums over texts, with intervals over texts."""
     return {
-        name: estimate((np.array(found)[:, 0], np.array(found)[:, 1]))
-        for name, found in pairs.items()
-        if found
+        name: estimate((np.array(rows)[:, 0], np.array(rows)[:, 1]))
+        for name, rows in pairs.items()
+        if rows
     }

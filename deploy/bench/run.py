@@ -1,4 +1,4 @@
-"""One run of `baton bench-decode`: load, take turns, predict, tell."""
+"""One run of `baton bench-decode`: load, take turns, predict, report."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from workers.text.prompt import PromptRenderer
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What the command line says."""
+    """The options of the command line."""
 
     model: str
     draft: str | None
@@ -42,7 +42,9 @@ class Settings:
     seed: int
 
 
-def bench(settings: Settings, asked: Sequence[CandidateSpec] | None, shown: Bar) -> dict[str, Any]:
+def bench(
+    settings: Settings, requested: Sequence[CandidateSpec] | None, shown: Bar
+) -> dict[str, Any]:
     """All rows, predictions, and what was not available."""
     loaded = open_target(
         settings.model, device=settings.device, dtype=settings.dtype, slots=max(settings.streams)
@@ -58,7 +60,7 @@ def bench(settings: Settings, asked: Sequence[CandidateSpec] | None, shown: Bar)
     def is_right(prompt: int, output: list[int]) -> bool:
         return bool(compare(loaded.tokenizer.decode(output), problems[prompt].answer))
 
-    chosen = list(entries(asked))
+    chosen = list(entries(requested))
     data: dict[str, Any] = {"rows": [], "laws": [], "ablations": [], "unavailable": []}
     fields: list[tuple[int, list[DecodingCandidate]]] = []
     for streams in settings.streams:
@@ -76,25 +78,27 @@ def bench(settings: Settings, asked: Sequence[CandidateSpec] | None, shown: Bar)
     for streams, entered in fields:
         groups = [prompts[at : at + streams] for at in range(0, len(prompts), streams)]
         for temperature in settings.temperatures:
-            done = take_turns(
+            finished = take_turns(
                 entered, groups, settings.rounds, temperature, settings.seed, shown.turn
             )
-            found = rows(done, temperature, streams, settings.length)
+            measured = rows(finished, temperature, streams, settings.length)
             if temperature > 0 and settings.draft is not None and streams == 1:
                 data["laws"].append(
-                    _predict(loaded, settings.draft, done, found, prompts, temperature, shown.tell)
+                    _predict(
+                        loaded, settings.draft, finished, measured, prompts, temperature, shown.tell
+                    )
                 )
             if temperature == 0:
-                base = next(one for one in done if one.candidate.entry.method == BASELINE)
-                parted = divergences(done, base, prompts, loaded.target)
-                for row in found:
-                    row |= parted.get(row["label"], {})
-            shares = {one.candidate.entry.label: right(one, is_right) for one in done}
-            for row in found:
+                base = next(one for one in finished if one.candidate.entry.method == BASELINE)
+                margins = divergences(finished, base, prompts, loaded.target)
+                for row in measured:
+                    row |= margins.get(row["label"], {})
+            shares = {one.candidate.entry.label: right(one, is_right) for one in finished}
+            for row in measured:
                 row |= shares[row["label"]].keys("right")
-            data["rows"] += found
+            data["rows"] += measured
             if streams == 1:
-                data["ablations"] += ablations(done, temperature)
+                data["ablations"] += ablations(finished, temperature)
     data["about"] = {
         "model": settings.model,
         "draft": settings.draft,
@@ -116,32 +120,32 @@ def rendered(
 ) -> list[list[int]]:
     """Problems as chat prompts."""
     prompts = PromptRenderer(loaded.tokenizer)
-    found = [prompts.transcript(Transcript((Message("user", one.question),))) for one in problems]
-    longest, room = max(map(len, found)), loaded.target.max_len
-    if longest + settings.max_new > room:
+    ids = [prompts.transcript(Transcript((Message("user", one.question),))) for one in problems]
+    longest, context = max(map(len, ids)), loaded.target.max_len
+    if longest + settings.max_new > context:
         raise InvalidRequest(
             f"--max-new {settings.max_new}: prompts have up to {longest} tokens, "
-            f"and {settings.model} holds {room}"
+            f"and {settings.model} holds {context}: give less"
         )
-    return found
+    return ids
 
 
 def _predict(
     loaded: LoadedTarget,
     draft: str,
     turns: Sequence[Turns],
-    found: Sequence[Row],
+    measured: Sequence[Row],
     prompts: Sequence[list[int]],
     temperature: float,
     tell: Callable[[str], None],
 ) -> Row:
-    """Put predictions into the rows; what they are made of is the answer."""
+    """Put predictions into the rows; returns what they are based on."""
     base = next(one for one in turns if one.candidate.entry.method == BASELINE)
     candidates = [one.candidate for one in turns]
     expected, about = predictions(
         candidates, loaded, draft, prompts, texts(base), temperature, tell
     )
-    for row in found:
+    for row in measured:
         if row["label"] in expected:
             row |= expected[row["label"]].keys("predicted")
     return {"temperature": temperature, "draft": draft} | about

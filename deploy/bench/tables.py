@@ -14,13 +14,13 @@ Data = dict[str, Any]
 def figure(name: str, form: str = "{:.2f}") -> Callable[[Row], str]:
     """A figure with its interval."""
 
-    def say(row: Row) -> str:
+    def text(row: Row) -> str:
         if row.get(name) is None:
             return ""
         value, low, high = (form.format(row[f"{name}{end}"]) for end in ("", "_low", "_high"))
         return f"{value} [{low}, {high}]"
 
-    return say
+    return text
 
 
 def label(row: Row) -> str:
@@ -101,8 +101,8 @@ def _longest(rows: list[Row]) -> list[Row]:
 
 
 def sections(data: Data) -> list[tuple[str, list[Column], list[Row]]]:
-    """(heading, columns, rows) of every table there is something for."""
-    about, found = data["about"], []
+    """(heading, columns, rows) of every table that has rows."""
+    about, tables = data["about"], []
     cases = dict.fromkeys((row["temperature"], row["streams"]) for row in data["rows"])
     for temperature, streams in cases:
         here = [
@@ -111,18 +111,18 @@ def sections(data: Data) -> list[tuple[str, list[Column], list[Row]]]:
             if (row["temperature"], row["streams"]) == (temperature, streams)
         ]
         where = f"temperature {temperature:g}, {streams} stream{'s' * (streams > 1)}"
-        found.append((where.capitalize(), MAIN, here))
+        tables.append((where.capitalize(), MAIN, here))
         if temperature > 0:
             length, budget = about["length"], about["budget"]
-            found.append((f"At draft length {length}, {where}", LENGTH, at_length(here, length)))
+            tables.append((f"At draft length {length}, {where}", LENGTH, at_length(here, length)))
             title = f"At {budget} target tokens a round, {where}"
-            found.append((title, BUDGET, at_budget(here, budget)))
-    found.append(("Feature drafters beside their ablation", ABLATION, data["ablations"]))
-    return [(heading, columns, rows) for heading, columns, rows in found if rows]
+            tables.append((title, BUDGET, at_budget(here, budget)))
+    tables.append(("Feature drafters beside their ablation", ABLATION, data["ablations"]))
+    return [(heading, columns, rows) for heading, columns, rows in tables if rows]
 
 
 def notes(data: Data) -> list[str]:
-    """What stands under the tables."""
+    """The notes under the tables."""
     about = data["about"]
     setting = f"{about['dtype']}, {about['threads']} threads, {about['device']}"
     lines = [

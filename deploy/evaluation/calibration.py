@@ -81,12 +81,12 @@ class Range:
                 f"no number {name!r} to calibrate; there are {', '.join(numbers) or 'none'}",
                 param="parameter",
             )
-        found: dict[str, float] = {}
+        limits: dict[str, float] = {}
         for rule in field.metadata:
             for key in ("ge", "gt", "le", "lt"):
                 if (limit := getattr(rule, key, None)) is not None:
-                    found[key] = float(limit)
-        low, high = found.get("ge", found.get("gt")), found.get("le", found.get("lt"))
+                    limits[key] = float(limit)
+        low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
         if bounds is not None:
             low, high = bounds
         if low is None or high is None or not (isfinite(low) and isfinite(high) and low < high):
@@ -95,7 +95,7 @@ class Range:
             )
         if bounds is None:  # a bound that the field itself excludes is approached, not tried
             inset = (high - low) / 2**ROUNDS
-            low, high = low + inset * ("gt" in found), high - inset * ("lt" in found)
+            low, high = low + inset * ("gt" in limits), high - inset * ("lt" in limits)
         return cls(name, low, high, kind is int)
 
     def middle(self, a: float, b: float) -> float | None:

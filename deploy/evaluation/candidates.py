@@ -64,11 +64,11 @@ def lineup(policies: Iterable[str], budgets: Sequence[int | None]) -> list[Candi
     parsed = [Candidate.parse(text) for text in policies if text.strip()]
     if not any(candidate == Candidate(BASELINE, BASELINE) for candidate in parsed):
         parsed.insert(0, Candidate(BASELINE, BASELINE))
-    found: list[Candidate] = []
+    candidates: list[Candidate] = []
     for candidate in (one.within(budget) for budget in budgets for one in parsed):
-        if candidate not in found:
-            found.append(candidate)
-    return found
+        if candidate not in candidates:
+            candidates.append(candidate)
+    return candidates
 
 
 def policy_of(args: Args, candidate: Candidate) -> Policy:

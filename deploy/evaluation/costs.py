@@ -128,10 +128,10 @@ class _Clock:
         """The cost of a call, booked to whom it belongs; a failed one costs its overhead."""
         worker = self.costs.of(action.worker)
         known = isinstance(answer, Generation | Classification | Verification)
-        spent = worker.call(answer.usage if known else Usage())
+        ms = worker.call(answer.usage if known else Usage())
         judging = isinstance(action, Classify | Verify)
-        self.work["classify" if judging else action.worker] += spent
-        return spent
+        self.work["classify" if judging else action.worker] += ms
+        return ms
 
     def wait(self, action: Any, answer: Any) -> None:
         """A call that the policy waits for."""
@@ -150,11 +150,11 @@ class _Clock:
         running = self.jobs.pop(job, None)
         if running is None:
             return
-        spent = min(self.costs.of(running.action.worker).call(usage), self.now - running.began)
+        ms = min(self.costs.of(running.action.worker).call(usage), self.now - running.began)
         judging = isinstance(running.action, Classify | Verify)
-        self.work["classify" if judging else running.action.worker] += spent
+        self.work["classify" if judging else running.action.worker] += ms
         if self.costs.shared_device:
-            self.busy = max(self.busy, running.began) + spent
+            self.busy = max(self.busy, running.began) + ms
             self.now = max(self.now, self.busy)
 
 

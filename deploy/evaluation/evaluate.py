@@ -104,16 +104,16 @@ async def run(
     for candidate in candidates:
         await _ask(problems[len(turns)], candidate, ask)
     for start in range(len(turns), len(problems), concurrency):
-        lot = problems[start : start + concurrency]
-        found: list[list[EvaluationResult]] = [[] for _ in candidates]
+        batch = problems[start : start + concurrency]
+        results: list[list[EvaluationResult]] = [[] for _ in candidates]
         for place in range(len(candidates)):
             index = (place + start // concurrency) % len(candidates)
-            found[index] = await asyncio.gather(
-                *(_ask(problem, candidates[index], ask) for problem in lot)
+            results[index] = await asyncio.gather(
+                *(_ask(problem, candidates[index], ask) for problem in batch)
             )
             progress(candidates[index])
-        for at, problem in enumerate(lot):
-            turns.append([await _graded(own[at], problem, grade) for own in found])
+        for at, problem in enumerate(batch):
+            turns.append([await _graded(own[at], problem, grade) for own in results])
             keep(start + at, turns[-1])
     return turns
 

@@ -47,14 +47,14 @@ def predicted(folder: Path, costs: Costs) -> dict[str, Any]:
     Raises:
         ConfigError: the folder holds no recordings that can be used.
     """
-    settings, found = evaluation_log.read(folder / "rows.jsonl")
+    settings, rows = evaluation_log.read(folder / "rows.jsonl")
     if settings.get("speculation") != "vanilla":
         raise ConfigError(
             f"{folder}: recorded with {settings.get('speculation')!r} in the large worker; the "
             "cost model charges a pass per token and wants recordings with vanilla"
         )
     columns: dict[tuple[str, int | None], list[tuple[dict[str, Any], Predicted]]] = {}
-    for row in found:
+    for row in rows:
         if row["error"] is None and "recording" not in row:
             raise ConfigError(f"{folder}: its rows have no recordings")
         if "recording" in row:
@@ -74,16 +74,16 @@ def predicted(folder: Path, costs: Costs) -> dict[str, Any]:
 def _rows(
     columns: dict[tuple[str, int | None], list[tuple[dict[str, Any], Predicted]]],
 ) -> list[Row]:
-    made = []
-    usual = next(found for (policy, _), found in columns.items() if policy == BASELINE)
-    for (policy, budget), found in columns.items():
+    table = []
+    usual = next(column for (policy, _), column in columns.items() if policy == BASELINE)
+    for (policy, budget), column in columns.items():
         base = {row["problem"]: (row, one) for row, one in columns.get((BASELINE, budget), usual)}
-        both = [(row, one, *base[row["problem"]]) for row, one in found if row["problem"] in base]
+        both = [(row, one, *base[row["problem"]]) for row, one in column if row["problem"] in base]
         right = [row["correct"] for row, *_ in both]
         times = [one.ms for _, one, *_ in both]
         low, high = wilson(sum(right), len(right))
         against = paired(right, [row["correct"] for *_, row, _ in both])
-        made.append(
+        table.append(
             {
                 "predicted": True,
                 "policy": policy,
@@ -109,7 +109,7 @@ def _rows(
                 "large_tokens": mean([row["metrics"]["large_tokens"] for row, *_ in both]),
             }
         )
-    return made
+    return table
 
 
 COLUMNS: list[Column] = [

@@ -37,10 +37,10 @@ def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem
         lines = Path(source).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
-    found = [_question(source, at, line) for at, line in enumerate(lines, 1) if line.strip()]
-    if not found:
+    questions = [_question(source, at, line) for at, line in enumerate(lines, 1) if line.strip()]
+    if not questions:
         raise ConfigError(f"{source}: no problems in it")
-    return found[:limit]
+    return questions[:limit]
 
 
 def _question(source: str, at: int, line: str) -> Question:

@@ -123,7 +123,7 @@ def loads(text: str) -> Recording:
     """
     decoder = _Decoder()
     request: Any = None
-    found: list[Any] = []
+    events: list[Any] = []
     numbers: list[int] = []
     for number, line in enumerate(text.split("\n"), start=1):
         if not line.strip():
@@ -132,18 +132,18 @@ def loads(text: str) -> Recording:
             data = json.loads(line)
             if request is None:
                 if data.pop("baton", None) != VERSION:
-                    raise ValueError(f"not a recording of version {VERSION}")
+                    raise ValueError(f"expected a recording of version {VERSION} (the key `baton`)")
                 request = decoder.value({"$": "Asked", **data})
             else:
-                found.append(decoder.value(data))
+                events.append(decoder.value(data))
                 numbers.append(number)
-                if not isinstance(found[-1], ActionCompleted | StepCompleted | RequestCompleted):
-                    raise ValueError("not an event")
+                if not isinstance(events[-1], ActionCompleted | StepCompleted | RequestCompleted):
+                    raise ValueError("expected an event: Called, Stepped or Ended")
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise RecordingError(f"line {number}: cannot be read: {error}") from error
     if request is None:
         raise RecordingError("empty; a recording has one JSON object a line, the request first")
-    return Recording(request, tuple(found), tuple(numbers))
+    return Recording(request, tuple(events), tuple(numbers))
 
 
 def load(path: Path) -> Recording:
@@ -291,10 +291,10 @@ class _Decoder:
             for key, item in data.items()
             if key != "$" and key not in _FORMER_FIELDS.get(name, ())
         }
-        made = _KINDS[name](**named)
-        if isinstance(made, Segment):
-            self._seen.append(made)
-        return made
+        value = _KINDS[name](**named)
+        if isinstance(value, Segment):
+            self._seen.append(value)
+        return value
 
     def _trace(self, data: dict[str, Any]) -> Transcript:
         named = {key: item for key, item in data.items() if key not in ("$", "messages", *_PHASES)}

@@ -1,4 +1,4 @@
-"""What one request takes of a running service, and what so many a minute would need.
+"""What one request costs a running service, and what a rate of requests would need.
 
 Everything is a difference between two readings of counters: those of the service's replicas at
 /metrics, and where its Redis is named those of `INFO`. What goes on without any request (health
@@ -26,9 +26,9 @@ from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import EvaluatedAnswer, Problem
 from orchestrator.errors import ConfigError, WorkerUnavailable
 
-QUIET_S: Final = 20.0  # without requests, to see what goes on anyway
+QUIET_S: Final = 20.0  # without requests, to measure the load at rest
 SETTLE_S: Final = 3.0  # until outcomes are in the store
-LOOKS: Final = 10  # at /ready, each after the look before has become old
+LOOKS: Final = 10  # at /ready, each after the cache of the one before has expired
 LOOK_S: Final = 1.1
 LOOP_FULL: Final = 0.7  # of a core, at which an event loop counts as full
 ROWS_FULL: Final = 0.8  # of a pool's rows, likewise
@@ -111,8 +111,8 @@ def measure(
         more: float = getattr(before, name) - getattr(quiet, name)
         return more / (before.at - quiet.at)
 
-    def spent(name: str) -> float:
-        """Of a counter, for each request."""
+    def per_request(name: str) -> float:
+        """The increase of a counter for each request."""
         total: float = getattr(after, name) - getattr(before, name)
         return max(0.0, total - idle(name) * (after.at - before.at)) / len(answers)
 
@@ -131,15 +131,15 @@ def measure(
         small_tokens=mean("small_tokens"),
         large_tokens=mean("large_tokens"),
         judge_calls=mean("judge_calls"),
-        small_calls=spent("small_calls"),
-        large_calls=spent("large_calls"),
+        small_calls=per_request("small_calls"),
+        large_calls=per_request("large_calls"),
         small_row_s=held("small"),
         large_row_s=held("large", "classify"),
-        cpu_s=spent("cpu_s"),
-        redis_calls=spent("redis_calls") if stored else None,
-        redis_us=spent("redis_us") if stored else None,
-        redis_bytes=spent("redis_bytes") if stored else None,
-        redis_kept=spent("redis_memory") if stored else None,
+        cpu_s=per_request("cpu_s"),
+        redis_calls=per_request("redis_calls") if stored else None,
+        redis_us=per_request("redis_us") if stored else None,
+        redis_bytes=per_request("redis_bytes") if stored else None,
+        redis_kept=per_request("redis_memory") if stored else None,
         idle_cpu=idle("cpu_s") / replicas,
         idle_redis=idle("redis_calls") / replicas if stored else None,
         http_ms=http_ms,
@@ -160,7 +160,7 @@ class ReplicaNeed:
 
 
 def needs(measured: Measured, per_minute: float) -> list[ReplicaNeed]:
-    """What a load needs, by Little's law; what is full first stands first."""
+    """What a load needs, by Little's law; what is full first comes first."""
     arrivals = per_minute / 60
     parts = [
         ("orchestrator", LOOP_FULL, measured.cpu_s, "{full:g} core / {cost:.4g} s of CPU"),

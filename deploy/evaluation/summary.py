@@ -48,7 +48,7 @@ def rows(
     table = dict(zip(((c.label, c.budget) for c in candidates), columns, strict=True))
     usual = next(own for c, own in zip(candidates, columns, strict=True) if c.label == BASELINE)
     levels = [problem.level for problem in problems[: len(turns)]]
-    made = []
+    table_rows = []
     for candidate, own in zip(candidates, columns, strict=True):
         base = table.get((BASELINE, candidate.budget), usual)
         row: Row = {
@@ -64,8 +64,8 @@ def rows(
             str(level): figures(*(_at(level, levels, column) for column in (own, base)))
             for level in sorted({one for one in levels if one is not None}, key=_order)
         }
-        made.append(row)
-    return made
+        table_rows.append(row)
+    return table_rows
 
 
 def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -> Row:
@@ -99,17 +99,17 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
 
 def _means(own: Sequence[EvaluationResult]) -> Row:
     metrics = [result.answer.metrics for result in own]
-    spent = {
+    times = {
         name: mean([one.ms.get(name, 0.0) for one in metrics])
         for name in ("small", "large", "classify")
     }
-    rest = mean([result.ms for result in own]) - sum(spent.values())
+    rest = mean([result.ms for result in own]) - sum(times.values())
     return {
         **{name: mean([getattr(one, name) for one in metrics]) for name in COUNTS},
         "output_tokens": mean([result.answer.output_tokens for result in own]),
         "accepted_steps": mean([result.answer.kept("small") for result in own]),
         "steps": mean([result.answer.kept() for result in own]),
-        "ms": {**spent, "rest": max(0.0, rest), "overlap": max(0.0, -rest)},
+        "ms": {**times, "rest": max(0.0, rest), "overlap": max(0.0, -rest)},
     }
 
 

@@ -78,11 +78,11 @@ def by_level(table: Sequence[Row]) -> list[Column]:
     levels = list(dict.fromkeys(level for row in table for level in row["levels"]))
 
     def cell(level: str) -> Callable[[Row], str]:
-        def say(row: Row) -> str:
+        def text(row: Row) -> str:
             at = row["levels"].get(level)
             return "" if at is None else f"{100 * at['accuracy']:.1f} ({at['speedup']:.2f}x)"
 
-        return say
+        return text
 
     return [("policy", label), *((f"level {level}", cell(level)) for level in levels)]
 
@@ -104,19 +104,19 @@ def show(
     table: Sequence[Row], columns: Sequence[Column], console: Console, title: str = ""
 ) -> None:
     """Print rows to a terminal."""
-    made = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left")
+    grid = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left")
     for index, (head, _) in enumerate(columns):
-        made.add_column(head, justify="right" if index else "left", no_wrap=False)
+        grid.add_column(head, justify="right" if index else "left", no_wrap=False)
     for row in table:
-        made.add_row(*(say(row) for _, say in columns))
-    console.print(made)
+        grid.add_row(*(text(row) for _, text in columns))
+    console.print(grid)
 
 
 def markdown(table: Sequence[Row], columns: Sequence[Column]) -> str:
     """Rows as a Markdown table."""
     heads = [head for head, _ in columns]
     lines = [heads, ["---", *("---:" for _ in heads[1:])]]
-    lines += [[say(row) for _, say in columns] for row in table]
+    lines += [[text(row) for _, text in columns] for row in table]
     return "".join("| " + " | ".join(escape(cell) for cell in line) + " |\n" for line in lines)
 
 

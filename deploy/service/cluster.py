@@ -20,7 +20,7 @@ from deploy.service.config import Deployment
 from orchestrator.errors import BatonError
 
 READY_S = 300.0  # a large model may take minutes to load
-PARTING_S = 5.0  # for replicas to end in good order before they are stopped
+SHUTDOWN_S = 5.0  # for replicas to shut down before they are killed
 OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
 
 
@@ -106,7 +106,7 @@ def _wait(deployment: Deployment, ready_s: float) -> None:
 
 
 def _gist(messages: list[str]) -> str:
-    """The line that says what went wrong: the last exception of the longest traceback."""
+    """The cause: the last exception of the longest traceback."""
     lines = [line.strip() for message in messages for line in message.splitlines()]
     errors = [line for line in lines if line.partition(":")[0].endswith("Error")]
     return (errors or lines or ["no reason was given"])[-1]
@@ -122,7 +122,7 @@ def _stop(before: set[int]) -> None:
         if ray.is_initialized():
             parting = threading.Thread(target=_quietly, args=(serve.shutdown,), daemon=True)
             parting.start()
-            parting.join(PARTING_S)
+            parting.join(SHUTDOWN_S)
             ours |= descendants(os.getpid()) - before
             _quietly(ray.shutdown)
     _reap(ours)
@@ -135,7 +135,7 @@ def _quietly(step: Callable[[], object]) -> None:
 
 def _reap(pids: set[int]) -> None:
     """Wait until these processes are gone; what is left after a while is killed."""
-    until = time.monotonic() + PARTING_S
+    until = time.monotonic() + SHUTDOWN_S
     while pids and time.monotonic() < until:
         pids = {pid for pid in pids if _runs(pid)}
         time.sleep(0.05)
@@ -151,12 +151,12 @@ def descendants(pid: int) -> set[int]:
         with suppress(OSError, ValueError):
             fields = entry.read_text().rpartition(")")[2].split()
             children.setdefault(int(fields[1]), []).append(int(entry.parent.name))
-    found: set[int] = set()
+    pids: set[int] = set()
     new = children.get(pid, [])
     while new:
-        found.update(new)
+        pids.update(new)
         new = [child for parent in new for child in children.get(parent, [])]
-    return found
+    return pids
 
 
 def _runs(pid: int) -> bool:

@@ -41,7 +41,7 @@ OURS = {
 
 
 LOSSY = {"reflective"}
-"""Methods of `METHODS` that change what is said; named here, since those cannot be imported
+"""Methods of `METHODS` that change the text; named here, since those cannot be imported
 without torch."""
 
 
@@ -374,23 +374,23 @@ class Args(Strict):
         return {"url": store} if isinstance(store, str) else store
 
     def api_keys(self) -> frozenset[str]:
-        """The keys that open the API; empty where everybody may ask.
+        """The keys that clients need; empty where none is needed.
 
         Raises:
-            ConfigError: keys were promised and are not there.
+            ConfigError: auth names keys, and there are none.
         """
         return self.auth.api_keys() if isinstance(self.auth, Auth) else frozenset()
 
     def admin_keys(self) -> frozenset[str]:
-        """The keys that may change what others get; empty where none is named.
+        """The keys of administrators; empty where none is named.
 
         Raises:
-            ConfigError: keys were promised and are not there.
+            ConfigError: auth names keys, and there are none.
         """
         return self.auth.admin_keys() if isinstance(self.auth, Auth) else frozenset()
 
     def check_host(self, host: str | None) -> None:
-        """Without keys, only this machine may ask.
+        """Without keys, only this machine may connect.
 
         Raises:
             ConfigError: `host` is reachable from elsewhere, and `auth` is not written at all.
@@ -490,15 +490,15 @@ def model_of(annotation: Any) -> type[BaseModel] | None:
 
 
 def _keys(variable: str | None, file: Path | None) -> frozenset[str]:
-    found: list[str] = []
+    lines: list[str] = []
     if variable is not None:
-        found += os.environ.get(variable, "").split(",")
+        lines += os.environ.get(variable, "").split(",")
     if file is not None:
         try:
-            found += file.read_text(encoding="utf-8").splitlines()
+            lines += file.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise ConfigError(f"auth: {file}: {error.strerror or error}") from None
-    keys = frozenset(key.strip() for key in found if key.strip())
+    keys = frozenset(key.strip() for key in lines if key.strip())
     if not keys:
         source = f"${variable}" if variable is not None else str(file)
         raise ConfigError(f"auth: {source} holds no key")

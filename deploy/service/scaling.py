@@ -41,6 +41,6 @@ class PoolLoad:
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
         """The number of replicas wanted, a fraction where it is one, and no state."""
         loads = (context.aggregated_metrics or {}).get("load", {})
-        if not loads:  # they are starting, and have not said anything yet
+        if not loads:  # they are starting, and have reported nothing yet
             return context.target_num_replicas, {}
         return sum(loads.values()) / self._full_at, {}

@@ -13,7 +13,7 @@ PASSWORD = "BATON_REDIS_PASSWORD"  # noqa: S105 (a name, no password)
 
 
 class StoreSpec(BaseModel):
-    """Where replicas meet; in a deployment file also its url alone."""
+    """The store that replicas share; in a deployment file also its url alone."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -42,7 +42,7 @@ class StoreSpec(BaseModel):
         return self
 
     def redis(self, password: str | None) -> RedisStore:
-        """A connection to the server; nothing is asked of it yet."""
+        """A client of the server, not connected yet."""
         try:
             return RedisStore(self.url, password=password, prefix=self.prefix)
         except ConfigError as error:
@@ -52,11 +52,14 @@ class StoreSpec(BaseModel):
         """The server's password, where the environment has one.
 
         Raises:
-            ConfigError: it is promised and not there.
+            ConfigError: `password_env` names a variable that is empty.
         """
         if self.password_env is None:
             return os.environ.get(PASSWORD)
         password = os.environ.get(self.password_env, "")
         if not password:
-            raise ConfigError(f"store: ${self.password_env} holds no password")
+            raise ConfigError(
+                f"store: password_env names ${self.password_env}, which is empty: "
+                "set it to the password"
+            )
         return password

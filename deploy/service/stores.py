@@ -20,7 +20,7 @@ WAITING: Final = 1000  # calls at once; those that wait for a change are one per
 
 
 class StoreReplica:
-    """The one replica; deployed as `Store`. Errors travel as values, lest Serve log each."""
+    """The one replica; deployed as `Store`. Errors are returned: Serve logs each that is raised."""
 
     def __init__(self) -> None:
         self._store = MemoryStore()
@@ -43,7 +43,7 @@ class ServedStore:
     async def _ask(self, verb: str, *arguments: Any, longer_s: float = 0.0, **more: Any) -> Any:
         try:
             async with asyncio.timeout(TIMEOUT_S + longer_s):
-                # Outside of the request's context, as in `workers/replica/deployment.py`: of two
+                # Outside of the request's context, as in `workers/replica/client.py`: of two
                 # calls that wait under one request's id only one would ever be sent.
                 answer = await Context().run(self._handle.ask.remote, verb, arguments, more)
         except TimeoutError:
@@ -69,8 +69,8 @@ class ServedStore:
         return state
 
     async def documents(self, names: Sequence[str]) -> list[bytes | None]:
-        found: list[bytes | None] = await self._ask("documents", names)
-        return found
+        contents: list[bytes | None] = await self._ask("documents", names)
+        return contents
 
     async def wait_for_change(self, known: str, timeout_s: float) -> None:
         await self._ask("wait_for_change", known, timeout_s, longer_s=timeout_s)
@@ -94,12 +94,12 @@ class ServedStore:
         return value
 
     async def aclose(self) -> None:
-        """The handle needs no farewell."""
+        """The handle has nothing to close."""
 
 
 def store_deployment() -> Application:
     """The embedded store: one replica, which outlives updates of everything around it."""
-    made = serve.deployment(
+    deployment = serve.deployment(
         StoreReplica,
         name="Store",
         num_replicas=1,
@@ -109,7 +109,7 @@ def store_deployment() -> Application:
         health_check_timeout_s=30,
         ray_actor_options={"num_cpus": 0},
     )
-    return made.bind()
+    return deployment.bind()
 
 
 def open_store(spec: StoreSpec, handle: Any) -> Store:

@@ -44,7 +44,7 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker:
 
 
 def connect_worker(spec: WorkerSpec) -> RemoteWorker:
-    """A worker over the server that `spec.url` names, which is not asked anything yet.
+    """A worker over the server that `spec.url` names, not connected yet.
 
     Raises:
         ConfigError: there is no such tokenizer, or the key is missing.
@@ -80,9 +80,7 @@ def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker]:
     try:
         return {"small": small, "large": open_worker(workers.large)}
     except BaseException:
-        if not isinstance(
-            small, RemoteWorker
-        ):  # a server that was not asked yet keeps nothing open
+        if not isinstance(small, RemoteWorker):  # which has no connection yet
             with suppress(Exception):
                 small.close()
         raise

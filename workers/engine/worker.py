@@ -21,11 +21,11 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta, check_method
 from workers.engine.engine import Engine
 from workers.engine.requests import ClassifyRequest, GenerateRequest, RequestHandle, VerifyRequest
-from workers.text.checks import answer_room, check_length, check_sampling, label_ids
+from workers.text.checks import answer_reserve, check_length, check_sampling, label_ids
 from workers.text.detokenizer import Detokenizer
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import CLOSE, Tokenizer
-from workers.text.verification import ENDED, ScoreOutput, endings, verification
+from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
 
 
 class LocalWorker:
@@ -45,7 +45,7 @@ class LocalWorker:
         self.engine, self.tokenizer = engine, tokenizer
         self.prompts = PromptRenderer(tokenizer)
         self.context = engine.decoder.target.max_len
-        self._reserved = answer_room(self.context)
+        self._reserved = answer_reserve(self.context)
         self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
 
     async def generate(
@@ -72,9 +72,9 @@ class LocalWorker:
                 tokenizer.encode,
                 criteria.until,
                 stops,
-                fresh=not thinking
+                begins_answer=not thinking
                 and not any(part.text.strip() for part in call.transcript.answer),
-                begun=self.prompts.unfinished(call.transcript),
+                unfinished_bytes=self.prompts.unfinished(call.transcript),
             ),
             think_end_id=tokenizer.close_id if thinking else None,
             stop_token_ids=self._stop_token_ids,
@@ -118,7 +118,9 @@ class LocalWorker:
             kept_length=len(prefix),
             labels=labels,
             num_scored=len(scored) if query.nll else None,
-            stop_token_ids=endings(self.tokenizer, self._stop_token_ids, call.transcript, last),
+            stop_token_ids=finish_token_ids(
+                self.tokenizer, self._stop_token_ids, call.transcript, last
+            ),
         )
         probabilities, outside, *nlls = await self.engine.answer(request)
         answer = Classification(
@@ -143,7 +145,9 @@ class LocalWorker:
             num_logits=len(tokens) + 1,
             sampling=sampling,
             seed=_seed(sampling),
-            stop_token_ids=endings(self.tokenizer, self._stop_token_ids, call.transcript, segment),
+            stop_token_ids=finish_token_ids(
+                self.tokenizer, self._stop_token_ids, call.transcript, segment
+            ),
         )
         output: ScoreOutput = await self.engine.answer(request)
         return verification(

@@ -1,7 +1,7 @@
 """What a server's error responses stand for, among the errors of `orchestrator.errors`.
 
-A client is only blamed for a text that is too long. Whatever else a server refuses was asked by
-this deployment, and what it says stays between the two.
+Only a text that is too long is the client's fault. Whatever else a server refuses is a fault of
+this deployment, and the server's message is not passed on to the client.
 """
 
 from __future__ import annotations
@@ -24,41 +24,44 @@ _TOO_LONG = re.compile(r"context.?(length|window)|maximum context|longer than th
 
 
 class Declined(WorkerError):
-    """The server will not do what was asked of it; it might do less."""
+    """The server refuses a request; it may accept one with fewer fields."""
 
 
 class Absent(Declined):
-    """The server has nothing at this path, or no model of this name."""
+    """The server has no such path, or no model of this name."""
 
 
 def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> BatonError:
     """An error response as the error it stands for. `body` is what its JSON was, or None."""
-    message, code = _said(body)
-    told = f"{name}: {message or 'HTTP'} ({status})"
+    message, code = _message(body)
+    description = f"{name}: {message or 'HTTP'} ({status})"
     if 300 <= status < 400:
-        return WorkerError(f"{name} answers with a redirect ({status}), which is not followed")
+        return WorkerError(
+            f"{name}: expected an answer, got a redirect ({status}), which is not followed: "
+            "give the url that it leads to"
+        )
     if status in (401, 403):
-        return WorkerError(f"{told}: is the key right?")
+        return WorkerError(f"{description}: is the key right?")
     if status in (429, 503):
-        return Overloaded(told, retry_after_s=_retry_after(headers.get("retry-after")))
+        return Overloaded(description, retry_after_s=_retry_after(headers.get("retry-after")))
     if status in (404, 405, 501):
-        return Absent(told)
+        return Absent(description)
     if status == 408 or status >= 500:
-        return WorkerUnavailable(told)
+        return WorkerUnavailable(description)
     if code == "context_length_exceeded" or _TOO_LONG.search(message):
         return ContextLengthExceeded(message, param="messages", code="context_length_exceeded")
-    return Declined(told)
+    return Declined(description)
 
 
 def stream_failure(data: Mapping[str, Any], name: str) -> BatonError:
-    """An error event inside a stream that had begun well."""
+    """An error event inside a stream whose status was 200."""
     error = data["error"]
     status = error.get("code") if isinstance(error, dict) else None
     return failure(status if isinstance(status, int) and status >= 400 else 500, {}, data, name)
 
 
-def _said(body: Any) -> tuple[str, Any]:
-    """(message, code) of the several shapes that errors come in."""
+def _message(body: Any) -> tuple[str, Any]:
+    """(message, code) of an error body, in any of the shapes that servers use."""
     if isinstance(body, dict):
         error = body.get("error", body.get("detail", body))
         if isinstance(error, dict):

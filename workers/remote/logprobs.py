@@ -13,60 +13,62 @@ from orchestrator.types import Sampling
 from workers.model.rng import uniform
 
 _FLOOR = -9999.0  # how vLLM spells minus infinity in JSON
-_ROUNDING = 1e-6  # what a sum of probabilities may be wrong by
+_ROUNDING = 1e-6  # rounding error of a sum of probabilities
 
 
 def probability(logprob: float) -> float:
     return exp(min(0.0, logprob)) if logprob > _FLOOR else 0.0
 
 
-def entropy(law: Mapping[int, float], shown: int) -> float:
-    """An estimate, in nats, of the entropy of a law of which a server shows the likeliest tokens.
+def entropy(logprobs: Mapping[int, float], shown: int) -> float:
+    """An estimate, in nats (natural log), of the entropy of the distribution at a position.
 
     All that is not among the `shown` likeliest counts as one token. So it is never above the
     entropy, and below it by at most r * ln(n), r being the probability of those n other tokens.
     """
-    likeliest = sorted(law.values(), reverse=True)[:shown]  # whatever else was drawn and told
+    likeliest = sorted(logprobs.values(), reverse=True)[:shown]  # without a less likely drawn one
     shares = [probability(logprob) for logprob in likeliest]
     shares.append(max(0.0, 1.0 - sum(shares)))
     return max(0.0, -sum(share * log(share) for share in shares if share > 0))
 
 
-def ending(law: Mapping[int, float], ends: Collection[int]) -> float:
-    """The surprise at any of `ends` under a law of which a server shows the likeliest tokens.
+def stop_nll(logprobs: Mapping[int, float], stop_token_ids: Collection[int]) -> float:
+    """The negative log-likelihood that the next token is any of `stop_token_ids`.
 
-    Of several ends those count that are shown. Where it shows none of them, this is the least
-    surprise that is possible: an end is then no likelier than the last token shown, nor than all
-    that is not shown.
+    Of several ids those count that are shown. Where none of them is, this is a lower bound: a stop
+    token is then no likelier than the last token shown, nor than all that is not shown.
     """
-    if not ends:
+    if not stop_token_ids:
         return inf
-    if shown := [law[i] for i in ends if i in law]:
+    if shown := [logprobs[i] for i in stop_token_ids if i in logprobs]:
         best = max(shown)
         return max(0.0, -best - log(sum(exp(logprob - best) for logprob in shown)))
-    shares = [probability(logprob) for logprob in law.values()]
+    shares = [probability(logprob) for logprob in logprobs.values()]
     return -log(max(_ROUNDING, min(*shares, 1.0 - sum(shares))))
 
 
-def choices(laws: Sequence[Mapping[int, float]], sampling: Sampling, first: int) -> list[int]:
-    """A choice at each of several positions, of which `first` is the first.
+def choices(positions: Sequence[Mapping[int, float]], sampling: Sampling, first: int) -> list[int]:
+    """A token at each of several positions, the first of which is number `first`.
 
-    A seed draws the same choices as a local worker would from the same probabilities.
+    A seed draws the same tokens as a local worker would from the same probabilities.
     """
     if sampling.is_greedy:
-        return [max(law, key=lambda i: law[i]) for law in laws]
+        return [max(logprobs, key=lambda i: logprobs[i]) for logprobs in positions]
     seed = randbits(63) if sampling.seed is None else sampling.seed
-    return [_draw(law, sampling, uniform(seed, at)) for at, law in enumerate(laws, first)]
+    return [
+        _draw(logprobs, sampling, uniform(seed, position))
+        for position, logprobs in enumerate(positions, first)
+    ]
 
 
-def _draw(law: Mapping[int, float], sampling: Sampling, number: float) -> int:
+def _draw(logprobs: Mapping[int, float], sampling: Sampling, number: float) -> int:
     """The token at `number` in [0, 1) of the distribution function, in the order of ids.
 
     Temperature comes first, then top-k, then top-p, the smallest set that reaches it.
     """
-    ranked = sorted(law, key=lambda i: (-law[i], i))[: sampling.top_k or None]
-    best = law[ranked[0]]
-    weights = {i: exp((law[i] - best) / sampling.temperature) for i in ranked}
+    ranked = sorted(logprobs, key=lambda i: (-logprobs[i], i))[: sampling.top_k or None]
+    best = logprobs[ranked[0]]
+    weights = {i: exp((logprobs[i] - best) / sampling.temperature) for i in ranked}
     if sampling.top_p < 1:
         total, before = sum(weights.values()), 0.0
         for rank, i in enumerate(ranked):
@@ -74,9 +76,9 @@ def _draw(law: Mapping[int, float], sampling: Sampling, number: float) -> int:
                 del weights[i]
             else:
                 before += weights[i]
-    left = number * sum(weights.values())
+    remaining = number * sum(weights.values())
     for i in sorted(weights):
-        left -= weights[i]
-        if left < 0:
+        remaining -= weights[i]
+        if remaining < 0:
             return i
     return max(i for i, weight in weights.items() if weight)  # the sum was rounded

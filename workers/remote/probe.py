@@ -1,4 +1,4 @@
-"""What a server can do, found out by asking it for one token in ever simpler ways."""
+"""Finds what a server can do, by requests for one token with fewer and fewer fields."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from workers.remote.protocol import (
     ServerCapabilities,
     Vocabulary,
     checked_answer,
-    first_law,
-    following,
-    prompt_laws,
-    read,
+    first_logprobs,
+    next_token,
+    parse_chunk,
+    prompt_logprobs,
 )
 from workers.remote.request_builder import RequestBuilder
 from workers.text.prompt import PromptRenderer
@@ -35,17 +35,17 @@ ONE = {"max_tokens": 1, "temperature": 0}
 
 
 async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> ServerCapabilities:
-    """A server's abilities; a handful of calls.
+    """A server's capabilities, by a few calls of one token.
 
     Raises:
         Unsupported: it cannot continue a text in any way that we know.
-        WorkerError: it could not be asked, or has no such model.
+        WorkerError: it cannot be reached, or has no such model.
     """
     requests, ids = RequestBuilder(prompts), prompts.transcript(TRACE)
     refused: Exception | None = None
     absent: Absent | None = None
     for form in ("ids", "text", "chat"):
-        able = ServerCapabilities(form)
+        capabilities = ServerCapabilities(form)
         try:
             prompt = requests.body(form, ids, TRACE)
         except Unsupported as error:
@@ -53,72 +53,80 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
             continue
         for wish in _wishes(form):
             try:
-                answer = await ask(able.path, {**prompt, **ONE, **wish})
-            except Absent as error:  # nothing of that kind here
+                answer = await ask(capabilities.path, {**prompt, **ONE, **wish})
+            except Absent as error:  # no such endpoint
                 absent = error
                 break
-            except Declined as error:  # perhaps it takes less
+            except Declined as error:  # it may accept fewer fields
                 refused = error
                 continue
             if form == "chat" and (answer.get("usage") or {}).get("prompt_tokens") != len(ids):
                 refused = Unsupported("it does not continue the last message of a chat")
                 break
-            piece, law = read(answer, vocabulary), first_law(answer, vocabulary)
-            told = piece is not None and piece.tokens is not None
-            able = replace(able, ids=told, top=_asked(wish) if law else 0)
-            return await _more(ask, able, ids, vocabulary)
+            chunk, logprobs = parse_chunk(answer, vocabulary), first_logprobs(answer, vocabulary)
+            capabilities = replace(
+                capabilities,
+                ids=chunk is not None and chunk.tokens is not None,
+                top=_top(wish) if logprobs else 0,
+            )
+            return await _more(ask, capabilities, ids, vocabulary)
     if refused is None and absent is not None:
         raise absent
-    why = refused if isinstance(refused, Unsupported) else "it declines all that was tried"
+    why = (
+        refused
+        if isinstance(refused, Unsupported)
+        else "it refuses every request that was tried; check its log and the model's name"
+    )
     log.error("the server cannot continue a text: %s", refused)
     raise Unsupported(f"the model's server cannot continue a text: {why}")
 
 
 def _wishes(form: str) -> list[dict[str, Any]]:
-    """Fields to ask for, from the most to the least."""
+    """Fields to request, from the most to the least."""
     if form == "chat":
-        asked: list[dict[str, Any]] = [{"logprobs": True, "top_logprobs": top} for top in TOP]
+        requests: list[dict[str, Any]] = [{"logprobs": True, "top_logprobs": top} for top in TOP]
     else:
-        asked = [{"logprobs": top} for top in TOP]
-    return [*(wish | EXTRAS for wish in asked), EXTRAS, *asked, {}]
+        requests = [{"logprobs": top} for top in TOP]
+    return [*(wish | EXTRAS for wish in requests), EXTRAS, *requests, {}]
 
 
-def _asked(wish: Mapping[str, Any]) -> int:
+def _top(wish: Mapping[str, Any]) -> int:
+    """The log-probabilities a position that the fields request."""
     return int(wish.get("top_logprobs", wish.get("logprobs", 0)))
 
 
 async def _more(
-    ask: Ask, able: ServerCapabilities, ids: list[int], vocabulary: Vocabulary
+    ask: Ask, capabilities: ServerCapabilities, ids: list[int], vocabulary: Vocabulary
 ) -> ServerCapabilities:
     """What builds on log-probabilities: those of named tokens, and those of the prompt."""
-    if not able.top or able.prompt != "ids":
-        return able
-    body = {"prompt": ids, **ONE, **(EXTRAS if able.ids else {}), "logprobs": 1}
+    if not capabilities.top or capabilities.prompt != "ids":
+        return capabilities
+    body = {"prompt": ids, **ONE, **(EXTRAS if capabilities.ids else {}), "logprobs": 1}
     named = [0, len(ids), 2 * len(ids)]  # three tokens that are hardly all among the likeliest
-    answer = await _tried(ask, able, {**body, "logprob_token_ids": named})
-    if answer is not None and set(named) <= first_law(answer, vocabulary).keys():
-        able = replace(able, labels=True)
-    answer = await _tried(ask, able, {**body, "prompt_logprobs": 1})
+    answer = await _tried(ask, capabilities, {**body, "logprob_token_ids": named})
+    if answer is not None and set(named) <= first_logprobs(answer, vocabulary).keys():
+        capabilities = replace(capabilities, labels=True)
+    answer = await _tried(ask, capabilities, {**body, "prompt_logprobs": 1})
     if answer is not None and _verifies(answer, ids, vocabulary):
-        return replace(able, prompt_logprobs="prompt_logprobs")
-    answer = await _tried(ask, able, {**body, "echo": True})
+        return replace(capabilities, prompt_logprobs="prompt_logprobs")
+    answer = await _tried(ask, capabilities, {**body, "echo": True})
     if answer is not None and _verifies(answer, ids, vocabulary):
-        return replace(able, prompt_logprobs="echo")
-    return able
+        return replace(capabilities, prompt_logprobs="echo")
+    return capabilities
 
 
 def _verifies(answer: Mapping[str, Any], ids: list[int], vocabulary: Vocabulary) -> bool:
-    """Whether it holds the laws of a prompt and the one behind it."""
+    """Whether it holds the log-probabilities of a prompt and of the token behind it."""
     with suppress(WorkerUnavailable), checked_answer("the server"):
-        told = prompt_laws(answer, ids, 1, vocabulary)
-        return told is not None and following(answer, len(ids), vocabulary) is not None
+        scored = prompt_logprobs(answer, ids, 1, vocabulary)
+        return scored is not None and next_token(answer, len(ids), vocabulary) is not None
     return False
 
 
 async def _tried(
-    ask: Ask, able: ServerCapabilities, body: dict[str, Any]
+    ask: Ask, capabilities: ServerCapabilities, body: dict[str, Any]
 ) -> Mapping[str, Any] | None:
     try:
-        return await ask(able.path, body)
+        return await ask(capabilities.path, body)
     except Declined:
         return None

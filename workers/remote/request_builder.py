@@ -1,7 +1,7 @@
 """From a transcript to the prompt of a request: token ids, a text, or chat messages.
 
-Ids say exactly what is meant. Text and messages are tokenized by the server, which reads what a
-control token is spelt like as that token: contents that spell one are refused there.
+Ids are unambiguous. Text and messages are tokenized by the server, which would turn the spelling of
+a control token into that token: such contents are refused here.
 """
 
 from __future__ import annotations
@@ -63,12 +63,18 @@ class RequestBuilder:
         written = self._tokenizer.decode(self._prompts.transcript(transcript))
         if not written.startswith(before):
             raise Unsupported("this model's chat template cannot go on with an assistant's message")
-        told = [*transcript.messages, Message("assistant", written.removeprefix(before)), *turns]
+        messages = [
+            *transcript.messages,
+            Message("assistant", written.removeprefix(before)),
+            *turns,
+        ]
         going_on = not turns or bool(lead_in)
         if turns and lead_in:
-            told.append(Message("assistant", lead_in))
+            messages.append(Message("assistant", lead_in))
         return {
-            "messages": [{"role": message.role, "content": message.content} for message in told],
+            "messages": [
+                {"role": message.role, "content": message.content} for message in messages
+            ],
             "continue_final_message": going_on,
             "add_generation_prompt": not going_on,
         }

@@ -1,7 +1,7 @@
 """From the chunks of a server's stream to text, tokens, and why they end.
 
-Where the server tells ids, they alone count: its text is what is left after it has cut stop
-strings and control tokens. Where it tells none, its text is encoded again.
+Where the server returns ids, they alone count: its text is what is left after it has cut stop
+strings and control tokens. Where it returns none, its text is encoded again.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from orchestrator.errors import WorkerError
 from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
 from orchestrator.worker import Delta
 from workers.remote.logprobs import entropy, probability
-from workers.remote.protocol import Piece, ServerCapabilities, Token
-from workers.text.checks import answer_room
+from workers.remote.protocol import Chunk, ServerCapabilities, Token
+from workers.text.checks import answer_reserve
 from workers.text.detokenizer import Detokenizer, Stop
 from workers.text.retokenizer import Retokenizer
 from workers.text.tokenizer import CLOSE, Tokenizer
@@ -23,17 +23,19 @@ from workers.text.tokenizer import CLOSE, Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class ParserOptions:
-    """What a generation was asked for.
+    """What a generation is to be.
 
-    `room`: tokens that fit the span and the context; `fresh`: whether it begins an answer;
-    `ends`: ids of control tokens, all of which end it.
+    remaining_tokens: most tokens that the criteria and the context allow.
+    thinking: whether it continues the thought, not the answer.
+    begins_answer: whether it begins an answer.
+    stop_token_ids: ids of control tokens, all of which end it.
     """
 
     criteria: StopCriteria
-    room: int
+    remaining_tokens: int
     thinking: bool
-    fresh: bool
-    ends: Collection[int]
+    begins_answer: bool
+    stop_token_ids: Collection[int]
 
     @classmethod
     def of(
@@ -42,25 +44,29 @@ class ParserOptions:
         length: int,
         criteria: StopCriteria,
         context: int | None,
-        ends: Collection[int],
+        stop_token_ids: Collection[int],
     ) -> ParserOptions:
         """`length` is that of the rendered transcript, `context` the model's where it is known."""
-        thinking, room = not transcript.closed, criteria.max_tokens
+        thinking, remaining_tokens = not transcript.closed, criteria.max_tokens
         if context is not None:
-            room = min(room, context - length - thinking * answer_room(context))
-        fresh = not thinking and not any(part.text.strip() for part in transcript.answer)
-        return cls(criteria, room, thinking, fresh, ends)
+            remaining_tokens = min(
+                remaining_tokens, context - length - thinking * answer_reserve(context)
+            )
+        begins_answer = not thinking and not any(part.text.strip() for part in transcript.answer)
+        return cls(criteria, remaining_tokens, thinking, begins_answer, stop_token_ids)
 
-    def stops(self, tokenizer: Tokenizer, able: ServerCapabilities) -> dict[str, object]:
+    def stop_fields(
+        self, tokenizer: Tokenizer, capabilities: ServerCapabilities
+    ) -> dict[str, object]:
         """The request fields that let the server stop by itself.
 
         Without ids only at the end of the thought, which may be invisible in the text: a server
-        would cut any other stop string off and not say which it was. Those are found here.
+        cuts any other stop string off without returning which it was. Those are searched for here.
         """
-        if not able.ids:
+        if not capabilities.ids:
             return {"stop": [CLOSE]} if self.thinking else {}
         texts = [*self.criteria.until, *self.criteria.stop]
-        if self.fresh:  # none is looked for in the white space before an answer
+        if self.begins_answer:  # none is looked for in the white space before an answer
             texts = [text for text in texts if text == text.lstrip()]
         fields: dict[str, object] = {}
         if self.thinking and tokenizer.close_id is None:
@@ -73,55 +79,59 @@ class ParserOptions:
 class ResponseParser:
     """One generation as it comes in.
 
-    `begun` are the bytes of a character that the transcript left unfinished.
+    `unfinished_bytes` are the bytes of a character that the transcript left unfinished.
 
     Attributes:
-        entropy: an estimate of that of the first token's law where the span asks, see
-            `workers.remote.logprobs.entropy`.
+        entropy: an estimate of that of the first token's distribution (see
+            `workers.remote.logprobs.entropy`) where the criteria limit it.
         withheld: whether that is too high, and so nothing is written.
-        made: tokens that the server is known to have made; those of control and those that were
-            cut are among them.
+        made: tokens that the server is known to have made, with control tokens and those that were
+            cut.
     """
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        able: ServerCapabilities,
-        asked: ParserOptions,
-        begun: bytes = b"",
+        capabilities: ServerCapabilities,
+        options: ParserOptions,
+        unfinished_bytes: bytes = b"",
     ) -> None:
-        self._tokenizer, self._able, self._asked = tokenizer, able, asked
+        self._tokenizer, self._capabilities, self._options = tokenizer, capabilities, options
         criteria, close = (
-            asked.criteria,
-            asked.thinking and (tokenizer.close_id is None or not able.ids),
+            options.criteria,
+            options.thinking and (tokenizer.close_id is None or not capabilities.ids),
         )
         stops: list[Stop] = [(stop, "stop") for stop in criteria.stop]
         if close:
             stops.append((CLOSE, "think_end"))
-        self._writer = Detokenizer(
+        self._detokenizer = Detokenizer(
             tokenizer.pieces,
             tokenizer.encode,
             criteria.until,
             stops,
-            fresh=asked.fresh,
-            begun=begun,
+            begins_answer=options.begins_answer,
+            unfinished_bytes=unfinished_bytes,
         )
-        self._text = Retokenizer(tokenizer.encode, criteria.until, stops, fresh=asked.fresh)
-        self._source: Detokenizer | Retokenizer = self._writer if able.ids else self._text
+        self._retokenizer = Retokenizer(
+            tokenizer.encode, criteria.until, stops, begins_answer=options.begins_answer
+        )
+        self._source: Detokenizer | Retokenizer = (
+            self._detokenizer if capabilities.ids else self._retokenizer
+        )
         self.made = 0
         self.entropy: float | None = None
         self.withheld = False
 
-    def push(self, piece: Piece) -> Finish | None:
-        """Take a chunk; says why the generation ends with it, if it does."""
-        if self._able.ids:
-            for token in piece.tokens or ():
+    def push(self, chunk: Chunk) -> Finish | None:
+        """Append a chunk; returns why the generation ends with it, if it does."""
+        if self._capabilities.ids:
+            for token in chunk.tokens or ():
                 self.made += 1
                 if finish := self._token(token):
                     return finish
-        elif finish := self._text.push(piece.text):
+        elif finish := self._retokenizer.push(chunk.text):
             return finish
-        return self._server_finish(piece)
+        return self._server_finish(chunk)
 
     def take(self) -> Delta | None:
         """What has become final since the last time, if anything."""
@@ -132,55 +142,62 @@ class ResponseParser:
         return self._bare(self._source.end())
 
     def segment(self, author: str, finish: Finish) -> Segment:
-        """All of it, signed; no log-probabilities where the server tells none."""
-        source, told = self._source, self._able.top and self._able.ids
+        """All of it, signed; no log-probabilities where the server returns none."""
+        source = self._source
+        has_logprobs = self._capabilities.top and self._capabilities.ids
         return Segment(
             author=cast("Author", author),
             text=source.text,
             tokens=tuple(source.tokens),
-            logprobs=tuple(self._writer.logprobs) if told else (),
+            logprobs=tuple(self._detokenizer.logprobs) if has_logprobs else (),
             tokenizer=self._tokenizer.hash,
             finish=finish,
         )
 
     def _token(self, token: Token) -> Finish | None:
-        asked = self._asked
+        options = self._options
         if not 0 <= token.id < len(self._tokenizer.pieces):
-            raise WorkerError(f"the server made token {token.id}, which our tokenizer lacks")
-        if asked.criteria.max_entropy is not None and self.entropy is None:
+            raise WorkerError(
+                f"the server returned token {token.id}, which the tokenizer of "
+                f"{len(self._tokenizer.pieces)} tokens lacks: check that it is the served model's"
+            )
+        if options.criteria.max_entropy is not None and self.entropy is None:
             if not token.top:
-                raise WorkerError("the server left out the first token's log-probabilities")
-            self.entropy = entropy(token.top, self._able.top)
-            self.withheld = self.entropy > asked.criteria.max_entropy
+                raise WorkerError(
+                    "expected log-probabilities of the first token, as in the probe, got none; "
+                    "restart this service if the server was replaced"
+                )
+            self.entropy = entropy(token.top, self._capabilities.top)
+            self.withheld = self.entropy > options.criteria.max_entropy
             if self.withheld:
                 return "doubt"
-        if asked.criteria.min_confidence > 0:
+        if options.criteria.min_confidence > 0:
             best = max((*token.top.values(), token.logprob or -1e9))
-            if probability(best) < asked.criteria.min_confidence:
+            if probability(best) < options.criteria.min_confidence:
                 return "doubt"
-        if token.id in asked.ends:
-            closing = asked.thinking and token.id == self._tokenizer.close_id
+        if token.id in options.stop_token_ids:
+            closing = options.thinking and token.id == self._tokenizer.close_id
             return "think_end" if closing else "eos"
-        finish = self._writer.push(token.id, token.logprob or 0.0)
-        return finish or ("length" if self.made >= asked.room else None)
+        finish = self._detokenizer.push(token.id, token.logprob or 0.0)
+        return finish or ("length" if self.made >= options.remaining_tokens else None)
 
-    def _server_finish(self, piece: Piece) -> Finish | None:
+    def _server_finish(self, chunk: Chunk) -> Finish | None:
         """Why the server ended it where nothing that we saw did."""
-        if piece.finish == "length":
+        if chunk.finish == "length":
             return "length"
-        if piece.finish != "stop":
+        if chunk.finish != "stop":
             return None
-        if isinstance(piece.stop, str) and self._able.ids:
-            if piece.stop in self._asked.criteria.until:
+        if isinstance(chunk.stop, str) and self._capabilities.ids:
+            if chunk.stop in self._options.criteria.until:
                 return "until"
-            return "think_end" if piece.stop == CLOSE else "stop"
+            return "think_end" if chunk.stop == CLOSE else "stop"
         # A thought that ends with no sign in its text was closed by its (invisible) marker.
-        return "think_end" if self._asked.thinking and self._closed(piece) else "eos"
+        return "think_end" if self._options.thinking and self._closed(chunk) else "eos"
 
-    def _closed(self, piece: Piece) -> bool:
-        return not self._able.ids or piece.stop == self._tokenizer.close_id
+    def _closed(self, chunk: Chunk) -> bool:
+        return not self._capabilities.ids or chunk.stop == self._tokenizer.close_id
 
     def _bare(self, delta: Delta | None) -> Delta | None:
-        if delta is None or self._able.top:
+        if delta is None or self._capabilities.top:
             return delta
         return Delta(delta.text, delta.tokens)

@@ -1,7 +1,6 @@
 """The connection to one OpenAI-compatible server: requests, streams, errors, retries.
 
-What comes back is JSON, and errors are those of `orchestrator.errors`; what it means is read by
-`workers.remote.protocol`.
+It returns JSON, which `workers.remote.protocol` parses, and raises errors of `orchestrator.errors`.
 """
 
 from __future__ import annotations
@@ -25,16 +24,16 @@ from workers.remote import protocol
 from workers.remote.address import base
 from workers.retry import CircuitBreaker, CountedRetry
 
-FAREWELL_S = 1.0  # for a server to end a stream whose last word was said
+END_TIMEOUT_S = 1.0  # for a server to close a stream after `[DONE]`
 
 
 class Server:
-    """One server: connections that are kept, errors in our words, retries, a circuit breaker.
+    """One server: kept connections, errors, retries, a circuit breaker.
 
     Args:
-        url: its base (`http://host:8000/v1`); ConfigError if it is none.
+        url: its base (`http://host:8000/v1`); ConfigError if it is not one.
         key: sent as the bearer's token.
-        connect_s: seconds for a connection to come about.
+        connect_s: seconds for a connection to open.
         silence_s: seconds of silence after which a call counts as lost.
         retries: tries of a call after the first.
     """
@@ -79,9 +78,9 @@ class Server:
         """The tries that one call has."""
         return CountedRetry(self._retries, self.breaker)
 
-    async def get(self, path: str, *, patience_s: float | None = None) -> Any:
+    async def get(self, path: str, *, timeout_s: float | None = None) -> Any:
         """A page's JSON, tried once."""
-        timeout = self._timeout if patience_s is None else httpx.Timeout(patience_s)
+        timeout = self._timeout if timeout_s is None else httpx.Timeout(timeout_s)
         with self._errors():
             response = await self._http.get(self.name + path, timeout=timeout)
             return self._json(response)
@@ -111,12 +110,12 @@ class Server:
                 if stream.response.status_code != 200:
                     await stream.response.aread()
                     self._json(stream.response)
-                self.breaker.record_success()  # it answers; what comes of the stream is seen later
+                self.breaker.record_success()  # it answers; errors of the stream come later
                 lines = stream.aiter_sse()
                 async for event in lines:
-                    if event.data == "[DONE]":  # read to the end: the connection is used again
+                    if event.data == "[DONE]":  # read on, so that the connection can be reused
                         with suppress(TimeoutError, httpx.HTTPError):
-                            await asyncio.wait_for(anext(lines, None), FAREWELL_S)
+                            await asyncio.wait_for(anext(lines, None), END_TIMEOUT_S)
                         return
                     yield self._answer(json.loads(event.data))
 
@@ -130,15 +129,16 @@ class Server:
             raise failures.stream_failure(data, self.name)
         if not isinstance(data, dict) or not isinstance(data.get("choices"), list):
             raise WorkerUnavailable(
-                f"{self.name}: expected a completion of OpenAI's API, with choices"
+                f"{self.name}: expected a completion of OpenAI's API, got JSON without "
+                "`choices`; check that the url is that of an OpenAI-compatible server"
             )
         return data
 
     def _json(self, response: httpx.Response) -> Any:
-        """The body of a response that is all right.
+        """The body of a response whose status is 200.
 
         Raises:
-            BatonError: what its status stands for.
+            BatonError: the error that its status stands for.
         """
         if response.status_code == 200:
             return response.json()
@@ -150,7 +150,7 @@ class Server:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        """Errors on the way in our words, and what they mean to the breaker."""
+        """Errors of the connection as `orchestrator.errors`, recorded by the breaker."""
         self.breaker.before_call()
         try:
             yield
@@ -158,7 +158,7 @@ class Server:
             self.breaker.record_failure()
             raise
         except BatonError:
-            self.breaker.record_success()  # it is there, and says no
+            self.breaker.record_success()  # it is reachable, and refuses
             raise
         except (httpx.HTTPError, httpx.StreamError, SSEError) as error:
             self.breaker.record_failure()

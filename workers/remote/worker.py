@@ -3,19 +3,19 @@
 A transcript is rendered by the worker's own tokenizer and continued at `/completions`, by token ids
 where the server takes them; where there is no such endpoint, by a chat whose last message is
 continued, if the server is seen to do that. What a server can do is probed once, with a few calls
-of one token; what it cannot do is refused by name (`Unsupported`).
+of one token; what it cannot do is refused (`Unsupported`, which names it).
 
 A call is made again after a failure, up to `retries` times; a generation goes on where its stream
 broke off. Closing an iterator closes its HTTP stream, by which servers stop working on it.
 
 Differences from a local worker, all of them the servers':
 
-- log-probabilities are those of the model's own law, whatever the temperature;
+- log-probabilities are those at temperature 1, whatever the request's;
 - choices drawn at a temperature (`verify`) come from the likeliest tokens that the server shows;
 - an entropy (`StopCriteria.max_entropy`) and the likelihood of an end are estimated from those, as
-  bounds where tokens that are not shown have a part in them (see `logprobs`);
-- reading a prompt (a span of no tokens) makes it generate one, which is dropped;
-- a server that tells no ids must show the end of the thought in its text, or stop at it.
+  bounds where tokens that are not shown count (see `logprobs`);
+- prefill (a generation of no tokens) makes it generate one, which is dropped;
+- a server that returns no ids must show the end of the thought in its text, or stop at it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from workers.streams import merge_deltas, resume_generation
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
-from workers.text.verification import endings, verification
+from workers.text.verification import finish_token_ids, verification
 
 log = logging.getLogger(__name__)
 
@@ -78,8 +78,8 @@ class RemoteWorker:
         self.context = context
         self._requests = RequestBuilder(self.prompts)
         self._eos = tokenizer.eos_id
-        self._ends = tokenizer.controls | (set() if self._eos is None else {self._eos})
-        self._able: ServerCapabilities | None = None
+        self._stop_token_ids = tokenizer.controls | (set() if self._eos is None else {self._eos})
+        self._capabilities: ServerCapabilities | None = None
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 
     async def generate(
@@ -115,81 +115,89 @@ class RemoteWorker:
         """
         labels, nll = query.labels, query.nll
         began = perf_counter()
-        chosen, able = label_ids(self.tokenizer, labels), await self.abilities()
-        if not able.top and not query.likeliest:
-            raise self._lacks("log-probabilities, which a law over labels needs")
+        chosen, capabilities = label_ids(self.tokenizer, labels), await self.capabilities()
+        if not capabilities.top and not query.likeliest:
+            raise self._lacks("log-probabilities, which a distribution over labels needs")
         judged = call.transcript.last if nll else None
         verified = self.prompts.verified(judged)
         prefix = self.prompts.transcript(call.transcript)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
-        body = self._requests.body(able.prompt, ids, call.transcript, query)
-        body |= protocol.wanted(self.model, Sampling(), able, 1, top=protocol.TOP[0])
-        if able.labels:
+        body = self._requests.body(capabilities.prompt, ids, call.transcript, query)
+        body |= protocol.request_fields(
+            self.model, Sampling(), capabilities, 1, top=protocol.TOP[0]
+        )
+        if capabilities.labels:
             body["logprob_token_ids"] = list(chosen)
         if nll:
-            ends = endings(self.tokenizer, self._ends, call.transcript, judged)
-            body |= self._prompt_laws(able, able.top if ends else 1)
-        answer = await self.server.ask(able.path, body, call.request)
+            stop_token_ids = finish_token_ids(
+                self.tokenizer, self._stop_token_ids, call.transcript, judged
+            )
+            body |= self._prompt_logprobs(capabilities, capabilities.top if stop_token_ids else 1)
+        answer = await self.server.ask(capabilities.path, body, call.request)
         usage = protocol.usage(answer, len(ids), 1)
-        if able.prompt == "chat" and usage.prompt != len(ids):
-            raise self._lacks("a chat template that shows a judge the thought")
+        if capabilities.prompt == "chat" and usage.prompt != len(ids):
+            raise self._lacks("a chat template that includes the thought in a judge's prompt")
         named = dict(zip(labels, chosen, strict=True))
-        echoed = len(ids) if nll and able.prompt_logprobs == "echo" else 0
+        echoed = len(ids) if nll and capabilities.prompt_logprobs == "echo" else 0
         with checked_answer(self.server.name):
-            law = protocol.classification(
+            classification = protocol.classification(
                 answer, named, self.vocabulary, usage, _ms_since(began), echoed
             )
             if not nll:
-                return law
+                return classification
             part = slice(len(prefix) - len(verified), len(prefix))
-            told, ending = protocol.surprises(answer, ids, part, ends, self.vocabulary)
-            return replace(law, nll=told, ending=ending if ends else None)
+            values, ending = protocol.prompt_nll(answer, ids, part, stop_token_ids, self.vocabulary)
+            return replace(classification, nll=values, ending=ending if stop_token_ids else None)
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
-        """The surprise at each token of a segment, and k + 1 choices of this model's own."""
+        """The negative log-likelihood of each of k tokens, and k + 1 choices of this model."""
         began = perf_counter()
         check_sampling(sampling)
-        tokens, able = self.prompts.verified(segment), await self.abilities()
+        tokens, capabilities = self.prompts.verified(segment), await self.capabilities()
         ids = self.prompts.transcript(call.transcript) + list(tokens)
         check_length(len(ids) + 1, self.context)
-        ends = endings(self.tokenizer, self._ends, call.transcript, segment)
-        top = 1 if sampling.is_greedy else able.top
+        stop_token_ids = finish_token_ids(
+            self.tokenizer, self._stop_token_ids, call.transcript, segment
+        )
+        top = 1 if sampling.is_greedy else capabilities.top
         body: dict[str, Any] = {"prompt": ids}
-        body |= protocol.wanted(self.model, sampling, able, 1, top=able.top if ends else top)
-        body |= self._prompt_laws(able, top)
-        if able.labels and ends:  # as many as it would show of the likeliest; the end of turn first
-            named = sorted(ends, key=lambda i: (i != self._eos, i))
-            body["logprob_token_ids"] = named[: able.top]
-        answer = await self.server.ask(able.path, body, call.request)
+        body |= protocol.request_fields(
+            self.model, sampling, capabilities, 1, top=capabilities.top if stop_token_ids else top
+        )
+        body |= self._prompt_logprobs(capabilities, top)
+        if capabilities.labels and stop_token_ids:  # the end of the turn first
+            named = sorted(stop_token_ids, key=lambda i: (i != self._eos, i))
+            body["logprob_token_ids"] = named[: capabilities.top]
+        answer = await self.server.ask(capabilities.path, body, call.request)
         with checked_answer(self.server.name):
             output = protocol.score_output(
-                answer, ids, len(tokens), sampling, ends, self.vocabulary
+                answer, ids, len(tokens), sampling, stop_token_ids, self.vocabulary
             )
             usage = protocol.usage(answer, len(ids), 1)
             return verification(
-                output, call, segment, self.prompts, self._ends, usage, _ms_since(began)
+                output, call, segment, self.prompts, self._stop_token_ids, usage, _ms_since(began)
             )
 
-    async def abilities(self) -> ServerCapabilities:
+    async def capabilities(self) -> ServerCapabilities:
         """What the server can do; probed at the first call and kept.
 
         Raises:
             Unsupported: it cannot continue a text.
-            WorkerError: it could not be asked, or has no such model.
+            WorkerError: it cannot be reached, or has no such model.
         """
-        if self._able is None:
+        if self._capabilities is None:
             home, probing = asyncio.get_running_loop(), self._probing
             if probing is None or probing.done() or probing.get_loop() is not home:
                 probing = self._probing = asyncio.create_task(self._probe())
             # Many wait for one probe; one of them that is cancelled does not cancel it.
-            self._able = await asyncio.shield(probing)
-        return self._able
+            self._capabilities = await asyncio.shield(probing)
+        return self._capabilities
 
-    async def answers(self, patience_s: float = 2.0) -> bool:
-        """Whether the server is there, within so many seconds."""
+    async def is_available(self, timeout_s: float = 2.0) -> bool:
+        """Whether the server answers within `timeout_s` seconds."""
         try:
-            await self.server.get("/models", patience_s=patience_s)
+            await self.server.get("/models", timeout_s=timeout_s)
         except WorkerError:
             return False
         return True
@@ -203,71 +211,76 @@ class RemoteWorker:
             return self.server.ask(path, {"model": self.model, **body})
 
         with checked_answer(self.server.name):
-            able = await probe(ask, self.prompts, self.vocabulary)
+            capabilities = await probe(ask, self.prompts, self.vocabulary)
         if self.context is None:
             with suppress(WorkerError):
                 self.context = protocol.context(await self.server.get("/models"), self.model)
-        log.info("%s, %s: %s, context %s", self.server.name, self.model, able, self.context)
-        return able
+        log.info("%s, %s: %s, context %s", self.server.name, self.model, capabilities, self.context)
+        return capabilities
 
     async def _once(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """One try at a generation, streamed in any case: so its silence can be told from work."""
-        began, able = perf_counter(), await self.abilities()
-        for gate, asks in (
+        """One attempt, always streamed: a server that sends nothing for long counts as lost."""
+        began, capabilities = perf_counter(), await self.capabilities()
+        for name, limited in (
             ("min_confidence", criteria.min_confidence > 0),
             ("max_entropy", criteria.max_entropy is not None),
         ):
-            if asks and not (able.ids and able.top):
-                raise self._lacks(f"log-probabilities of tokens, which {gate} needs")
+            if limited and not (capabilities.ids and capabilities.top):
+                raise self._lacks(f"log-probabilities of tokens, which {name} needs")
         ids = self.prompts.transcript(call.transcript)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
-        asked = ParserOptions.of(call.transcript, len(ids), criteria, self.context, self._ends)
-        body = self._requests.body(able.prompt, ids, call.transcript)
-        top = 1 if criteria.max_entropy is None else able.top
-        body |= protocol.wanted(self.model, sampling, able, asked.room, top=top)
-        begun, finish = self.prompts.unfinished(call.transcript), None
-        parser = ResponseParser(self.tokenizer, able, asked, begun)
+        options = ParserOptions.of(
+            call.transcript, len(ids), criteria, self.context, self._stop_token_ids
+        )
+        body = self._requests.body(capabilities.prompt, ids, call.transcript)
+        top = 1 if criteria.max_entropy is None else capabilities.top
+        body |= protocol.request_fields(
+            self.model, sampling, capabilities, options.remaining_tokens, top=top
+        )
+        unfinished_bytes, finish = self.prompts.unfinished(call.transcript), None
+        parser = ResponseParser(self.tokenizer, capabilities, options, unfinished_bytes)
         spent: Mapping[str, Any] = {}
-        if asked.room > 0:
-            body |= asked.stops(self.tokenizer, able)
+        if options.remaining_tokens > 0:
+            body |= options.stop_fields(self.tokenizer, capabilities)
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-            events = self.server.events(able.path, body, call.request)
+            events = self.server.events(capabilities.path, body, call.request)
             async with aclosing(events):
                 async for data in events:
                     spent = data if data.get("usage") else spent
                     with checked_answer(self.server.name):
-                        piece = protocol.read(data, self.vocabulary)
-                    if piece is None or finish is not None:
+                        chunk = protocol.parse_chunk(data, self.vocabulary)
+                    if chunk is None or finish is not None:
                         continue
-                    finish = parser.push(piece)
-                    if finish is None and piece.finish is not None:
-                        raise WorkerUnavailable(f"{self.server.name} ended by {piece.finish!r}")
+                    finish = parser.push(chunk)
+                    if finish is None and chunk.finish is not None:
+                        raise WorkerUnavailable(f"{self.server.name} ended by {chunk.finish!r}")
                     if finish is None and (delta := parser.take()):
                         yield delta
-                    if finish is not None and piece.finish is None:
-                        break  # we hang up; where the server ended too, its usage is to come
+                    if finish is not None and chunk.finish is None:
+                        break  # where the server ended by itself, a chunk of usage follows
             if finish is None:
                 raise WorkerUnavailable(f"{self.server.name}: the stream broke off")
         elif criteria.max_tokens == 0 and (self.context is None or len(ids) < self.context):
-            spent = await self.server.ask(able.path, body, call.request)
+            spent = await self.server.ask(capabilities.path, body, call.request)
         if delta := parser.end():
             yield delta
         segment = parser.segment(call.author, finish or "length")
         made = parser.made or len(segment.tokens)
         if finish == "length":
-            made = max(made, asked.room)  # our count of a text's tokens may fall short
+            made = max(made, options.remaining_tokens)  # a text encoded again may have fewer tokens
         usage = protocol.usage(spent, len(ids), made)
-        if asked.room <= 0 or parser.withheld:
-            usage = replace(usage, generated=0)  # it only read, or did not even do that
+        if options.remaining_tokens <= 0 or parser.withheld:
+            usage = replace(usage, generated=0)  # it only prefilled, or not even that
         yield Generation(segment, usage, _ms_since(began), parser.entropy)
 
-    def _prompt_laws(self, able: ServerCapabilities, top: int) -> dict[str, Any]:
-        """The field that asks for the laws of the prompt, `top` tokens of each."""
-        if able.prompt_logprobs is None:
+    def _prompt_logprobs(self, capabilities: ServerCapabilities, top: int) -> dict[str, Any]:
+        """The field that requests `top` log-probabilities at each position of the prompt."""
+        if capabilities.prompt_logprobs is None:
             raise self._lacks("log-probabilities of the prompt, which verifying needs")
-        return {able.prompt_logprobs: top if able.prompt_logprobs == "prompt_logprobs" else True}
+        field = capabilities.prompt_logprobs
+        return {field: top if field == "prompt_logprobs" else True}
 
     def _lacks(self, what: str) -> Unsupported:
         log.error("%s does not give %s", self.server.name, what)

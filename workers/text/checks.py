@@ -1,4 +1,4 @@
-"""What every worker checks of a call, whatever is behind it: errors name the parameter."""
+"""What every worker checks of a call. Errors name the parameter."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from workers.text.tokenizer import Tokenizer
 
 
 def check_sampling(sampling: Sampling) -> None:
-    """Raises InvalidRequest where no law could be drawn from."""
-    for name, good in (
-        ("temperature", 0 <= sampling.temperature < 1e6),
-        ("top_p", 0 < sampling.top_p <= 1),
-        ("top_k", sampling.top_k >= 0),
+    """Raises InvalidRequest where a parameter is outside its range."""
+    for name, valid, expected in (
+        ("temperature", 0 <= sampling.temperature < 1e6, "from 0 to below 1000000"),
+        ("top_p", 0 < sampling.top_p <= 1, "above 0, at most 1"),
+        ("top_k", sampling.top_k >= 0, "at least 0"),
     ):
-        if not good:
+        if not valid:
             value = getattr(sampling, name)
-            raise InvalidRequest(f"{name} cannot be {value}", param=name)
+            raise InvalidRequest(f"{name} must be {expected}, not {value}", param=name)
 
 
 def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> tuple[int, ...]:
@@ -30,14 +30,17 @@ def label_ids(tokenizer: Tokenizer, labels: Sequence[str]) -> tuple[int, ...]:
     encoded = [tokenizer.encode(label) for label in labels]
     for label, ids in zip(labels, encoded, strict=True):
         if len(ids) != 1:
-            raise InvalidRequest(f"the label {label!r} is not one token", param="labels")
+            raise InvalidRequest(
+                f"the label {label!r} is {len(ids)} tokens of this model, and must be one",
+                param="labels",
+            )
     if not labels or len(set(encoded)) < len(labels):
         raise InvalidRequest("labels must be different tokens, at least one", param="labels")
     return tuple(ids[0] for ids in encoded)
 
 
-def answer_room(context: int) -> int:
-    """Tokens of a context that a thought leaves for the answer."""
+def answer_reserve(context: int) -> int:
+    """Tokens of a context that are reserved for the answer while a thought is generated."""
     return min(64, context // 8)
 
 

@@ -1,8 +1,8 @@
 """From tokens to text as they are made: whole characters, delimiters, stop strings.
 
 Tokens of byte-level vocabularies may end in the middle of a character, and delimiters and stop
-strings may lie across tokens. What leaves here is always a whole number of tokens and of
-characters, and never text that a stop string may still take back.
+strings may lie across tokens. A delta always holds a whole number of tokens and of
+characters, and no text that a stop string may still cut off.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ class Detokenizer:
     Args:
         pieces: bytes of each token id.
         encode: ids of a plain text, for what is left of a token that a stop string cuts.
-        until: delimiters that end the span and stay.
+        until: delimiters that end the text and are kept.
         stops: strings that end it and are cut off, each with the reason to report.
-        fresh: whether the text begins an answer: the white space before it is never shown, so no
-            stop string is looked for there.
-        begun: bytes of a character that the text before this one left unfinished.
+        begins_answer: whether the text begins an answer: the white space before it is never shown,
+            so no stop string is looked for there.
+        unfinished_bytes: bytes of a character that the text before this one left unfinished.
     """
 
     def __init__(
@@ -48,24 +48,27 @@ class Detokenizer:
         until: Sequence[str] = (),
         stops: Sequence[Stop] = (),
         *,
-        fresh: bool = False,
-        begun: bytes = b"",
+        begins_answer: bool = False,
+        unfinished_bytes: bytes = b"",
     ) -> None:
         self._pieces, self._encode = pieces, encode
         self._until = tuple(filter(None, until))
         self._stops = tuple(stop for stop in stops if stop[0])
         self._longest = max(map(len, (*self._until, *(stop for stop, _ in self._stops))), default=0)
-        self._decoder = _decoder(begun)
+        self._decoder = _decoder(unfinished_bytes)
         self._borders = [(0, 0)]  # (tokens, characters) where both are whole
         self._sent = (0, 0)
-        self._blank, self._begin = fresh, 0  # is it white space so far, and where does it end?
+        self._blank, self._begin = (
+            begins_answer,
+            0,
+        )  # is it white space so far, and where does it end?
         self._ending = False  # a delimiter was seen, its token still lacks a byte
         self.text = ""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
 
     def push(self, token: int, logprob: float) -> Finish | None:
-        """Take one token; says why the text ends with it, if it does."""
+        """Append a token; returns why the text ends with it, if it does."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         new = self._decoder.decode(self._pieces[token])
@@ -78,13 +81,13 @@ class Detokenizer:
             shown = self.text.lstrip()
             self._blank, self._begin = not shown, len(self.text) - len(shown)
         if new and self._longest:
-            found = [
+            matches = [
                 (at, finish)
                 for stop, finish in self._stops
                 if (at := self.text.find(stop, max(start, self._begin))) >= 0
             ]
-            if found:
-                at, finish = min(found)
+            if matches:
+                at, finish = min(matches)
                 self._cut(at)
                 return finish
             self._ending |= any(self.text.find(mark, start) >= 0 for mark in self._until)
@@ -126,14 +129,17 @@ class Detokenizer:
             self._borders.append((len(self.tokens), at))
 
 
-def cuts(
-    pieces: Sequence[bytes], tokens: Sequence[int], choices: Sequence[int], begun: bytes = b""
+def token_texts(
+    pieces: Sequence[bytes],
+    tokens: Sequence[int],
+    choices: Sequence[int],
+    unfinished_bytes: bytes = b"",
 ) -> tuple[list[str], list[str]]:
     """What each of k tokens adds to a text, and what each of k + 1 choices adds in its place.
 
-    `begun` are the bytes of an unfinished character before them.
+    `unfinished_bytes` are the bytes of an unfinished character before them.
     """
-    decoder = _decoder(begun)
+    decoder = _decoder(unfinished_bytes)
     added, instead = [], []
     for place, choice in enumerate(choices):
         state = decoder.getstate()
@@ -149,7 +155,7 @@ def unfinished(data: bytes) -> bytes:
     return _decoder(data[-3:]).getstate()[0]
 
 
-def _decoder(begun: bytes) -> codecs.IncrementalDecoder:
+def _decoder(unfinished_bytes: bytes) -> codecs.IncrementalDecoder:
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
-    decoder.decode(begun)
+    decoder.decode(unfinished_bytes)
     return decoder

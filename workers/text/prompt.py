@@ -1,11 +1,11 @@
-"""From a transcript to token ids: the chat template, with contents that stay contents.
+"""From a transcript to token ids: the chat template, with contents that never become markup.
 
 The template is rendered once per sequence of roles with placeholders in place of the contents;
-what it wrote around them is encoded as markup, the contents as plain text. So a template sees no
-content that it could act upon, and rendering costs nothing after the first call.
+what it wrote around them is encoded as markup, the contents as plain text. So no content
+can influence the template, and rendering costs nothing after the first call.
 
-Law: the ids of a transcript are a prefix of the ids of that transcript with one more segment. It
-holds because nothing is ever encoded across the border of a segment.
+Invariant: the ids of a transcript are a prefix of the ids of that transcript with one more segment.
+It holds because nothing is ever encoded across the border of a segment.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class PromptRenderer:
         return self.tokenizer.encode(segment.text)
 
     def verified(self, segment: Segment | None) -> tuple[int, ...]:
-        """The ids of a segment that a model is to be asked about; none of no segment.
+        """The ids of a segment to score; none where there is no segment.
 
         Raises:
             Unsupported: they belong to another vocabulary.

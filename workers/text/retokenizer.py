@@ -15,7 +15,7 @@ from orchestrator.worker import Delta
 from workers.text.detokenizer import Stop, held_back
 
 # A word, the space before it and the newlines behind it (tokenizers take those together with
-# punctuation), once something follows; or so long a word that nobody waits for its end.
+# punctuation), once something follows; or a word too long to wait for its end.
 _WORD = re.compile(r"\s*(?:\S{64}|\S++(?:\s*[\r\n])?+(?=[^\S\r\n]*\S))")
 
 
@@ -24,10 +24,10 @@ class Retokenizer:
 
     Args:
         encode: ids of a plain text.
-        until: delimiters that end the span and stay.
+        until: delimiters that end the text and are kept.
         stops: strings that end it and are cut off, each with the reason to report.
-        fresh: whether the text begins an answer: no stop string is looked for in the white space
-            before it.
+        begins_answer: whether the text begins an answer: no stop string is looked for in the white
+            space before it.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class Retokenizer:
         until: Sequence[str] = (),
         stops: Sequence[Stop] = (),
         *,
-        fresh: bool = False,
+        begins_answer: bool = False,
     ) -> None:
-        self._encode, self._fresh = encode, fresh
+        self._encode, self._begins_answer = encode, begins_answer
         self._until = tuple(filter(None, until))
         self._stops = tuple(stop for stop in stops if stop[0])
         self._done = 0  # characters that were encoded
@@ -46,9 +46,9 @@ class Retokenizer:
         self.tokens: list[int] = []
 
     def push(self, text: str) -> Finish | None:
-        """Take more text; says why it ends within it, if it does."""
+        """Append text; returns why it ends within it, if it does."""
         self.text += text
-        begin = len(self.text) - len(self.text.lstrip()) if self._fresh else 0
+        begin = len(self.text) - len(self.text.lstrip()) if self._begins_answer else 0
         ends: list[tuple[int, int, Finish]] = []  # (where seen, where to cut, why)
         for stop, finish in self._stops:
             if (at := self.text.find(stop, max(begin, self._done - len(stop)))) >= 0:

@@ -133,12 +133,14 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if files:
         default = files.get("default")
         return None if default is None else default.read_text(encoding="utf-8")
-    found = config.get("chat_template") or _read(folder / "chat_template.json").get("chat_template")
-    if isinstance(found, list):
-        found = {entry["name"]: entry["template"] for entry in found}
-    if isinstance(found, dict):
-        found = found.get("default")
-    return found if isinstance(found, str) else None
+    template = config.get("chat_template") or _read(folder / "chat_template.json").get(
+        "chat_template"
+    )
+    if isinstance(template, list):
+        template = {entry["name"]: entry["template"] for entry in template}
+    if isinstance(template, dict):
+        template = template.get("default")
+    return template if isinstance(template, str) else None
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,4 +1,4 @@
-"""From what a model thinks of ids to a `Verification`: what the ids mean as text and as ends."""
+"""From a model's scores of ids to a `Verification`: the ids as text, and as ends of the text."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import cast
 
 from orchestrator.types import Author, Finish, Segment, Transcript, Usage, Verification
 from orchestrator.worker import Call
-from workers.text.detokenizer import cuts
+from workers.text.detokenizer import token_texts
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 
 ENDED: tuple[Finish, ...] = ("think_end", "eos")
-"""The finishes by which a model itself ends a text."""
+"""The finishes by which a model itself stop_token_ids a text."""
 
 
 @dataclass(eq=False, slots=True)
 class ScoreOutput:
-    """What a pass says of k ids: surprise at each, k + 1 choices and their log-probabilities.
+    """A pass over k ids: the negative log-likelihood of each, k + 1 choices with log-probabilities.
 
-    `ending` is the surprise at any of the ids that end the text behind them.
+    `ending` is the negative log-likelihood of the ids, taken together, that end the text there.
     """
 
     nll: list[float]
@@ -29,18 +29,23 @@ class ScoreOutput:
     ending: float
 
 
-def endings(
-    tokenizer: Tokenizer, ends: Collection[int], transcript: Transcript, segment: Segment | None
+def finish_token_ids(
+    tokenizer: Tokenizer,
+    stop_token_ids: Collection[int],
+    transcript: Transcript,
+    segment: Segment | None,
 ) -> frozenset[int]:
-    """Those of `ends`, a model's ids that are never text, by which `segment` claims to end.
+    """Those of a model's `stop_token_ids` that stand for the finish of `segment`.
 
-    None where it claims no end, or where there is no segment.
+    Empty where a model did not end it, or where there is no segment.
     """
     closes = set() if transcript.closed else {tokenizer.close_id}
     finish = None if segment is None else segment.finish
     if finish == "think_end":
-        return frozenset(i for i in ends if i in closes)
-    return frozenset(i for i in ends if i not in closes) if finish == "eos" else frozenset()
+        return frozenset(i for i in stop_token_ids if i in closes)
+    return (
+        frozenset(i for i in stop_token_ids if i not in closes) if finish == "eos" else frozenset()
+    )
 
 
 def verification(
@@ -48,28 +53,28 @@ def verification(
     call: Call,
     segment: Segment,
     prompts: PromptRenderer,
-    ends: Collection[int],
+    stop_token_ids: Collection[int],
     usage: Usage,
     ms: float,
 ) -> Verification:
     """The scores on `segment` behind the transcript of `call`, with its texts.
 
-    `ends` are the ids that a model may choose and that are never text.
+    `stop_token_ids` are the ids that a model may choose and that are never text.
     """
     thinking, tokenizer = not call.transcript.closed, prompts.tokenizer
     pieces: list[str] = []
     options: list[Segment] = []
-    # Where the end of a thought is spelled in plain tokens, no single choice can be told
-    # from the beginning of one: then there are ids, and no text to commit.
+    # Where the end of a thought is spelled in plain tokens, a choice may be the
+    # beginning of one: then there are ids, and no text to commit.
     if not thinking or tokenizer.close_id is not None:
-        begun = prompts.unfinished(call.transcript)
+        unfinished_bytes = prompts.unfinished(call.transcript)
         tokens = prompts.segment(segment)
-        pieces, texts = cuts(tokenizer.pieces, tokens, output.choices, begun)
+        pieces, texts = token_texts(tokenizer.pieces, tokens, output.choices, unfinished_bytes)
         for token, text, logprob in zip(output.choices, texts, output.logprobs, strict=True):
             option = Segment(
                 cast("Author", call.author), text, (token,), (logprob,), tokenizer.hash
             )
-            if token in ends:
+            if token in stop_token_ids:
                 closes = thinking and token == tokenizer.close_id
                 finish: Finish = "think_end" if closes else "eos"
                 option = Segment(option.author, "", tokenizer=tokenizer.hash, finish=finish)

@@ -8,7 +8,7 @@ Generated problems, whose words lie in `words/*.yaml`:
 - `calculations`: the families arithmetic, chain, remainder, sum and operate.
 - `stories`: the people, things and sentences of a word problem.
 - `unknowns`: the families of equations.
-- `word_problems`: the families told as stories.
+- `word_problems`: the families in the form of stories.
 - `problems`: all families; streams of problems, and the part each belongs to.
 
 Training documents:

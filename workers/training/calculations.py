@@ -99,10 +99,10 @@ def chain(sketch: Sketch) -> GeneratedProblem | None:
 def _any_chain(sketch: Sketch) -> GeneratedProblem | None:
     """Any expression of three to five numbers, worked out in the usual order."""
     count = sketch.between((3, 3), (3, 3), (3, 4), (3, 4), (4, 5))
-    made = _expression(sketch, count)
-    if made is None:
+    parts = _expression(sketch, count)
+    if parts is None:
         return None
-    expression, _, _ = made
+    expression, _, _ = parts
     if sketch.level < 3 and "(" in expression:
         return None
     question = sketch.words(w.EXPRESSION).format(e=_spell(sketch, expression))

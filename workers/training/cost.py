@@ -41,16 +41,16 @@ async def _measure(folder: Path, rounds: int, tokens: int) -> dict[str, float]:
 
 async def _per_token(worker: LocalWorker, tokens: int, seed: int) -> float:
     """Cost of the tokens after the first, over generations that may end early."""
-    spent, made, attempt = 0.0, 0, 0
-    while made < tokens:
+    total_ms, generated, attempt = 0.0, 0, 0
+    while generated < tokens:
         attempt += 1
         sampling = Sampling(temperature=1.5, seed=1000 * seed + attempt)
         call = Call(f"cost-{seed}-{attempt}", Transcript((Message("user", PROMPT),)))
         one = await _generate(worker, call, StopCriteria(1), sampling)
         many = await _generate(worker, call, StopCriteria(tokens), sampling)
-        spent += many.ms - one.ms
-        made += many.usage.generated - one.usage.generated
-    return spent / made
+        total_ms += many.ms - one.ms
+        generated += many.usage.generated - one.usage.generated
+    return total_ms / generated
 
 
 async def _generate(

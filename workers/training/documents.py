@@ -298,7 +298,7 @@ class DocumentWriter:
         builder.close_branch()
 
     def _verdict(self, builder: _Builder, digit: str, rng: random.Random, share: float) -> None:
-        """The judge's turn on what the main chain just said, for a share of the steps."""
+        """The judge's turn on the main chain's last step, for a share of the steps."""
         if self.judge and rng.random() < share:
             builder.open_branch()
             self._judge_turn(builder, digit)

@@ -1,4 +1,4 @@
-"""The families told as stories: totals, what is left, and equal shares."""
+"""The families in the form of stories: totals, what is left, and equal shares."""
 
 from __future__ import annotations
 

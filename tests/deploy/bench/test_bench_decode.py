@@ -36,8 +36,8 @@ def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
         monkeypatch.setattr(sys, "argv", ["baton", "bench-decode", *args])
         with pytest.raises(SystemExit) as info:
             cli.main()
-        told = capsys.readouterr()
-        return int(info.value.code or 0), told.out, told.err
+        output = capsys.readouterr()
+        return int(info.value.code or 0), output.out, output.err
 
     return run
 
@@ -80,7 +80,7 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
     assert chain["predicted_low"] <= chain["predicted"] <= chain["predicted_high"]
     assert chain["over_chain"] == 1
     ((assisted),) = [u for u in data["unavailable"] if u["label"] == "hf-assisted drafts 3"]
-    assert assisted["reason"] == "transformers assists one stream only"
+    assert assisted["reason"] == "assisted generation takes one stream: give --streams 1"
     text = page.read_text()
     assert "At draft length 4, temperature 1, 1 stream" in said
     assert "## At draft length 4, temperature 1, 1 stream" in text
@@ -183,7 +183,7 @@ def test_an_entry_knows_its_size(
 
 
 class Scripted:
-    """A candidate whose turns are told."""
+    """A candidate whose turns are given."""
 
     dtype, lossless = "float32", True
 
@@ -309,8 +309,8 @@ def test_predictions_are_what_is_measured(tmp_path: Path) -> None:
     ours = [SpeculationCandidate(entry, opened, draft, 40) for entry in chosen]
     prompts = [[5 + i, 9, 2, 7] for i in range(20)]
     works = {one.entry.label: one.run(prompts, 1.0, 100) for one in ours}
-    told = [(i, out) for i, out in enumerate(works["vanilla"].outputs)]
-    found, about = predictions(ours, opened, draft, prompts, told, 1.0, lambda _: None)
+    texts = [(i, out) for i, out in enumerate(works["vanilla"].outputs)]
+    found, about = predictions(ours, opened, draft, prompts, texts, 1.0, lambda _: None)
     assert 0.2 < about["draft_acceptance"] < 0.95
     for one in ours[1:]:
         work = works[one.entry.label]

@@ -59,8 +59,8 @@ CASES: list[tuple[str, dict[str, Any], Reference, Judge, int]] = [
 IDS = [f"{name} {options}" for name, options, *_ in CASES]
 
 
-def floats(laws: dict[Any, Any]) -> dict[Any, Any]:
-    return {prefix: law.astype(float) for prefix, law in laws.items()}
+def floats(distributions: dict[Any, Any]) -> dict[Any, Any]:
+    return {prefix: probs.astype(float) for prefix, probs in distributions.items()}
 
 
 def needed(case: Any, target: Any, draft: Any, start: tuple[int, ...] = ()) -> float:
@@ -70,7 +70,7 @@ def needed(case: Any, target: Any, draft: Any, start: tuple[int, ...] = ()) -> f
         return 0.0
 
     def one(script: Script) -> tuple[int, ...]:
-        cut = {p[len(start) :]: law for p, law in draft.items() if p[: len(start)] == start}
+        cut = {p[len(start) :]: probs for p, probs in draft.items() if p[: len(start)] == start}
         tree = reference(cut, script)
         prefixes: list[tuple[int, ...]] = [()]
         for node in range(1, len(tree)):
@@ -79,11 +79,11 @@ def needed(case: Any, target: Any, draft: Any, start: tuple[int, ...] = ()) -> f
         path, ending = judge(tree, targets, lambda _: script)
         return (*prefixes[path[-1]], ending)
 
-    law: Counter[Any] = enumerate_all(one)
+    outputs: Counter[Any] = enumerate_all(one)
     assert depth
     return 1.0 + sum(
-        float(weight) * needed(case, target, draft, (start + told)[:COUNT])
-        for told, weight in law.items()
+        float(weight) * needed(case, target, draft, (start + output)[:COUNT])
+        for output, weight in outputs.items()
     )
 
 
@@ -105,8 +105,8 @@ def test_rounds_along_texts_are_those_of_all_drafts(case: Any, seed: int) -> Non
 
 
 def test_a_perfect_draft_needs_the_fewest_rounds() -> None:
-    law = np.array([0.5, 0.5])
-    positions = [DraftPosition(law, law, 1)] * 10
+    probs = np.array([0.5, 0.5])
+    positions = [DraftPosition(probs, probs, 1)] * 10
     assert along("chain", {"gamma": 4}, positions) == pytest.approx(2)
     assert along("spectr", {"count": 4, "gamma": 4}, positions) == pytest.approx(2)
     assert along("recursive-s", {"width": 4, "gamma": 4}, positions) is None
@@ -142,12 +142,12 @@ def test_a_drawn_tree_is_judged_exactly(seed: int, by_path: bool) -> None:
             prefixes.append((*prefixes[tree.parents[node]], tree.tokens[node]))
         targets = [target[prefix] for prefix in prefixes]
 
-        def told(script: Script, tree: Any = tree, targets: Any = targets) -> int:
+        def emitted(script: Script, tree: Any = tree, targets: Any = targets) -> int:
             tokens = [tree.tokens[i] for i in judge(tree, targets, lambda _: script)[0][1:]]
             return tokens.index(2) + 1 if 2 in tokens else len(tokens) + 1
 
-        exact = sum(float(weight) * n for n, weight in enumerate_all(told).items())
-        assert of_tree(method, tree, targets, ends=(2,)) == pytest.approx(exact)
+        exact = sum(float(weight) * n for n, weight in enumerate_all(emitted).items())
+        assert of_tree(method, tree, targets, stop_token_ids=(2,)) == pytest.approx(exact)
 
 
 class _Judging:

@@ -244,7 +244,7 @@ def test_a_store_by_its_url_or_with_more(tmp_path: Path, monkeypatch: pytest.Mon
     assert plain.password() == "common"
     given = {"url": "redis://h", "password_env": "OWN", "prefix": "staging:", "trace_ttl_s": 60}
     more = load(write(tmp_path, {f"{ARGS}.store": given})).args.store
-    with pytest.raises(ConfigError, match=r"\$OWN holds no password"):
+    with pytest.raises(ConfigError, match=r"password_env names \$OWN, which is empty"):
         more.password()
     monkeypatch.setenv("OWN", "secret")
     assert more.password() == "secret"

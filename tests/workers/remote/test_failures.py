@@ -99,7 +99,7 @@ async def hangs(reader: asyncio.StreamReader, *_: Any) -> None:
 
 
 class Odd:
-    """A server that gives the replies it is told, one a request, the last for ever."""
+    """A server that gives the listed replies, one a request, the last for ever."""
 
     def __init__(self, *replies: Reply) -> None:
         self.replies = list(replies)
@@ -132,7 +132,7 @@ async def odd(*replies: Reply, **options: Any) -> AsyncIterator[tuple[Odd, Remot
     listening = await asyncio.start_server(behind.serve, "127.0.0.1", 0)
     behind.port = listening.sockets[0].getsockname()[1]
     worker = RemoteWorker(Server(f"http://127.0.0.1:{behind.port}", **options), "m", TOKENIZER)
-    worker._able = ServerCapabilities("ids", ids=True, top=20)
+    worker._capabilities = ServerCapabilities("ids", ids=True, top=20)
     well.start = len(worker.prompts.transcript(QUESTION.transcript))  # type: ignore[attr-defined]
     try:
         yield behind, worker
@@ -172,8 +172,8 @@ async def test_too_busy_and_told_when(status: int) -> None:
             await write(worker)
         assert caught.value.retry_after_s == 77
         assert len(behind.bodies) == 1  # longer than anybody waits
-        told = http_error(caught.value)
-        assert (told.status, told.headers["retry-after"]) == (503, "77")
+        error = http_error(caught.value)
+        assert (error.status, error.headers["retry-after"]) == (503, "77")
 
 
 @pytest.mark.parametrize("header", ["soon", "Thu, 01 Jan 1970 00:00:00 GMT", "nan", "-5"])
@@ -251,7 +251,7 @@ async def test_nobody_listens() -> None:
     worker = RemoteWorker(Server("http://127.0.0.1:9", retries=1), "m", TOKENIZER)
     with pytest.raises(WorkerUnavailable, match=r"127.0.0.1:9"):
         await write(worker)
-    assert not await worker.answers()
+    assert not await worker.is_available()
     await worker.aclose()
 
 
@@ -297,10 +297,10 @@ async def test_a_token_that_our_tokenizer_lacks() -> None:
 async def test_nonsense_instead_of_a_law(body: str) -> None:
     async with odd(http(200, body), retries=0) as (_, worker):
         if body.endswith("[{}]}"):  # no token at all: none of the labels
-            law = await worker.classify(
+            classification = await worker.classify(
                 QUESTION, LabelQuery((Message("user", "?"),), "", ("1", "2"))
             )
-            assert law.outside == 1.0
+            assert classification.outside == 1.0
             return
         with pytest.raises(WorkerUnavailable):
             await worker.classify(QUESTION, LabelQuery((Message("user", "?"),), "", ("1", "2")))
@@ -332,7 +332,7 @@ async def test_line_separators_inside_a_text_do_not_end_a_line() -> None:
         {"choices": [{"text": odd_text, "finish_reason": "stop"}]}, ensure_ascii=False
     )
     async with odd(events(f"data: {data}\n\n", "data: [DONE]\n\n")) as (_, worker):
-        worker._able = ServerCapabilities("ids")
+        worker._capabilities = ServerCapabilities("ids")
         assert whole(await write(worker)).segment.text == odd_text
 
 
@@ -395,11 +395,11 @@ async def test_refusals_do_not_open_the_breaker() -> None:
 
 async def test_a_probe_that_failed_is_made_again() -> None:
     async with odd(refusal(500, "starting"), retries=0) as (behind, worker):
-        worker._able = None
+        worker._capabilities = None
         with pytest.raises(WorkerUnavailable):
             await write(worker)
         behind.replies = [http(200, '{"choices": [{"text": "x", "finish_reason": "length"}]}')]
-        assert await worker.abilities() == ServerCapabilities("ids")
+        assert await worker.capabilities() == ServerCapabilities("ids")
 
 
 @pytest.mark.parametrize(

@@ -83,7 +83,7 @@ def served(addresses: dict[str, str]) -> dict[Any, RemoteWorker]:
 
 async def test_it_generates_as_in_process(served: dict[Any, RemoteWorker]) -> None:
     small = served["small"]
-    assert await small.abilities() == ServerCapabilities("text")
+    assert await small.capabilities() == ServerCapabilities("text")
     here = load("embedded:small")
     try:
         for question in QUESTIONS[:2]:
@@ -122,7 +122,9 @@ async def test_greedy_specreason_as_in_process(served: dict[Any, RemoteWorker]) 
 
 async def test_what_it_lacks_is_refused_by_name(served: dict[Any, RemoteWorker]) -> None:
     transcript = Transcript((Message("user", "1+1?"),))
-    with pytest.raises(Unsupported, match="log-probabilities, which a law over labels needs"):
+    with pytest.raises(
+        Unsupported, match="log-probabilities, which a distribution over labels needs"
+    ):
         await served["large"].classify(call(transcript), LabelQuery(JUDGE, "", ("1", "2")))
     drafted = (await write(served["small"], transcript, StopCriteria(8))).segment
     with pytest.raises(Unsupported, match="log-probabilities of the prompt"):

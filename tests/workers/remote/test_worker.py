@@ -36,8 +36,8 @@ from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serv
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.remote.errors import Absent
-from workers.remote.logprobs import ending, entropy
-from workers.remote.protocol import Piece, ServerCapabilities, Token
+from workers.remote.logprobs import entropy, stop_nll
+from workers.remote.protocol import Chunk, ServerCapabilities, Token
 from workers.remote.response_parser import ParserOptions, ResponseParser
 from workers.remote.server import Server
 from workers.remote.worker import RemoteWorker
@@ -163,7 +163,7 @@ async def test_what_a_server_can_do_is_seen(
     way: tuple[dict[Any, RemoteWorker], ServerCapabilities],
 ) -> None:
     workers, able = way
-    assert await workers["small"].abilities() == able
+    assert await workers["small"].capabilities() == able
 
 
 async def test_texts_are_those_of_the_model(
@@ -245,14 +245,14 @@ async def test_verification_is_that_of_the_model(
         assert again.choices == drawn.choices
 
 
-async def test_an_end_is_as_surprising_as_to_the_model(
+async def test_the_likelihood_of_an_end_is_that_of_the_model(
     way: tuple[dict[Any, RemoteWorker], ServerCapabilities], pair: dict[Any, LocalWorker]
 ) -> None:
     """Exactly where the server shows the end; where it does not, it is unlikely by both."""
     workers, able = way
     if able.prompt_logprobs is None:
         return
-    told: set[bool] = set()
+    exact_cases: set[bool] = set()
     for question in QUESTIONS:
         transcript = ask(question)
         whole = (await write(pair["small"], transcript, StopCriteria(200))).segment
@@ -268,11 +268,14 @@ async def test_an_end_is_as_surprising_as_to_the_model(
             assert ours is not None
             assert theirs is not None
             exact = theirs == pytest.approx(ours, abs=1e-3)
-            told.add(exact)
+            exact_cases.add(exact)
             assert exact or min(ours, theirs) > 5  # so unlikely that no rule would keep it
         silent = await workers["large"].verify(call(transcript, "large"), step, GREEDY)
         assert silent.ending is None
-    assert told == {True} if able.labels and able.top >= 20 else True in told
+    if able.labels and able.top >= 20:
+        assert exact_cases == {True}
+    else:
+        assert True in exact_cases
 
 
 async def test_entropy_is_that_of_the_model(
@@ -301,23 +304,28 @@ async def test_entropy_is_that_of_the_model(
 @pytest.mark.parametrize("shown", [1, 5, 20])
 @pytest.mark.parametrize("sharpness", [0.0, 1.0, 5.0])
 def test_an_entropy_of_what_is_shown_is_bounded(shown: int, sharpness: float) -> None:
-    """Law: H - r ln(n) <= estimate <= H, where n tokens that are not shown weigh r together."""
+    """Bound: H - r ln(n) <= estimate <= H, where n tokens that are not shown weigh r together."""
     noise = torch.Generator().manual_seed(shown)
-    law = (sharpness * torch.randn(200, generator=noise, dtype=torch.float64)).log_softmax(0)
-    best = law.topk(shown)
-    told = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
-    whole, rest = float(torch.special.entr(law.exp()).sum()), 1 - float(best.values.exp().sum())
-    estimate = entropy(told, shown)
+    logprobs = (sharpness * torch.randn(200, generator=noise, dtype=torch.float64)).log_softmax(0)
+    best = logprobs.topk(shown)
+    shown_logprobs = dict(zip(best.indices.tolist(), best.values.tolist(), strict=True))
+    whole, rest = (
+        float(torch.special.entr(logprobs.exp()).sum()),
+        1 - float(best.values.exp().sum()),
+    )
+    estimate = entropy(shown_logprobs, shown)
     assert whole - rest * log(200 - shown) - 1e-9 <= estimate <= whole + 1e-9
-    unlikely = int(law.argmin())  # drawn, and told because of that
-    assert entropy(told | {unlikely: float(law[unlikely])}, shown) == pytest.approx(estimate)
-    known = {i: float(p) for i, p in enumerate(law)}
+    unlikely = int(logprobs.argmin())  # shown because it was drawn
+    assert entropy(shown_logprobs | {unlikely: float(logprobs[unlikely])}, shown) == pytest.approx(
+        estimate
+    )
+    known = {i: float(p) for i, p in enumerate(logprobs)}
     assert entropy(known, len(known)) == pytest.approx(whole)
-    ends = [unlikely, int(law.argmax())]
-    both = float(law[ends].logsumexp(0))
-    assert ending(known, ends) == pytest.approx(-both)
-    assert ending(told, ends[:1]) <= -float(law[unlikely]) + 1e-9
-    assert ending(told, ()) == inf
+    stop_token_ids = [unlikely, int(logprobs.argmax())]
+    both = float(logprobs[stop_token_ids].logsumexp(0))
+    assert stop_nll(known, stop_token_ids) == pytest.approx(-both)
+    assert stop_nll(shown_logprobs, stop_token_ids[:1]) <= -float(logprobs[unlikely]) + 1e-9
+    assert stop_nll(shown_logprobs, ()) == inf
 
 
 def test_a_character_that_the_trace_began_is_completed(prompts: PromptRenderer) -> None:
@@ -327,7 +335,7 @@ def test_a_character_that_the_trace_began_is_completed(prompts: PromptRenderer) 
     transcript, criteria = ask("Où?").extend(begun), StopCriteria(1)
     asked = ParserOptions.of(transcript, 9, criteria, None, tokenizer.controls)
     parser = ResponseParser(tokenizer, VLLM, asked, prompts.unfinished(transcript))
-    assert parser.push(Piece("", (Token(second, -0.5, {}),), None, None)) == "length"
+    assert parser.push(Chunk("", (Token(second, -0.5, {}),), None, None)) == "length"
     parser.end()
     segment = parser.segment("large", "length")
     assert (segment.text, segment.tokens, segment.logprobs) == ("é", (second,), (-0.5,))
@@ -349,9 +357,14 @@ async def test_greedy_specreason_needs_no_more_than_text(
         ]
 
 
-async def test_scoring_that_needs_a_law_is_refused_by_name(pair: dict[Any, LocalWorker]) -> None:
+async def test_scoring_that_needs_a_distribution_is_refused_by_name(
+    pair: dict[Any, LocalWorker],
+) -> None:
     with Servers(pair, PLAIN) as workers:
-        for scoring, lacks in (("expected", "a law over labels"), ("likelihood", "verifying")):
+        for scoring, lacks in (
+            ("expected", "a distribution over labels"),
+            ("likelihood", "verifying"),
+        ):
             with pytest.raises(Unsupported, match=lacks):
                 await answer(SpecReason(scoring=scoring, judge="short"), workers, QUESTIONS[0])
 
@@ -458,7 +471,7 @@ async def test_a_prompt_that_is_too_long(pair: dict[Any, LocalWorker]) -> None:
 async def test_a_thought_leaves_room_for_the_answer(pair: dict[Any, LocalWorker]) -> None:
     with Servers(pair, ServerBehavior()) as workers:
         small = workers["small"]
-        await small.abilities()
+        await small.capabilities()
         transcript = ask("1+1?")
         small.context = len(small.prompts.transcript(transcript)) + 10
         reserve = min(64, small.context // 8)
@@ -469,7 +482,7 @@ async def test_a_thought_leaves_room_for_the_answer(pair: dict[Any, LocalWorker]
         assert (nothing.segment.text, nothing.segment.finish) == ("", "length")
 
 
-async def test_a_key_is_sent_and_a_wrong_one_told(pair: dict[Any, LocalWorker]) -> None:
+async def test_a_key_is_sent_and_a_wrong_one_reported(pair: dict[Any, LocalWorker]) -> None:
     with Servers(pair, ServerBehavior(key="k1"), key="k1") as workers:
         assert (await write(workers["small"], ask("1+1?"), StopCriteria(4))).segment.text
     with (

@@ -3,7 +3,7 @@
 Requests and answers have vLLM's fields, shapes and refusals: prompts as ids or text,
 `return_token_ids`, `return_tokens_as_token_ids`, `logprobs`, `logprob_token_ids`,
 `prompt_logprobs`, `stop`, `stop_token_ids`, `echo`, `continue_final_message`, streams that end in
-a chunk of usage and `[DONE]`. `ServerBehavior` takes abilities away, for servers that lack them.
+a chunk of usage and `[DONE]`. `ServerBehavior` switches features off, for servers that lack them.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class ServerBehavior:
 
     completions: bool = True
     prompt_ids: bool = True  # takes token ids as a prompt
-    token_ids: bool = True  # tells ids in fields of their own
-    named_ids: bool = True  # tells ids inside its log-probabilities
+    token_ids: bool = True  # returns ids in fields of their own
+    named_ids: bool = True  # returns ids inside its log-probabilities
     max_logprobs: int = 20
     labels: bool = True  # knows logprob_token_ids
     prompt_logprobs: bool = True
@@ -171,17 +171,17 @@ class VllmLike:
         if body.get("stream"):
             chunks = self.streamed(body, prompt, chat)
             return StreamingResponse(chunks, media_type="text/event-stream")
-        laws: list[Any] = []
+        positions: list[Any] = []
         usage: dict[str, Any] = {}
         made = Made([])
         async with aclosing(self.generated(body, prompt, usage)) as steps:
             async for step in steps:
                 made = step[0]
-                laws.append(step[1])
-        choice = self.choice(body, made.ids, laws, made.text, chat, "message")
+                positions.append(step[1])
+        choice = self.choice(body, made.ids, positions, made.text, chat, "message")
         choice |= {"finish_reason": made.finish, "stop_reason": made.stop}
         if self.behavior.prompt_logprobs and (top := body.get("prompt_logprobs")):
-            choice["prompt_logprobs"] = await self.prompt_laws(prompt, top)
+            choice["prompt_logprobs"] = await self.prompt_logprobs(prompt, top)
         if body.get("echo"):
             await self.echo(body, choice, prompt)
         kind = "chat.completion" if chat else "text_completion"
@@ -198,10 +198,10 @@ class VllmLike:
         self.live += 1
         try:
             async with aclosing(self.generated(body, prompt, usage)) as steps:
-                async for made, law in steps:
+                async for made, logprobs in steps:
                     text = made.text[shown:]
                     shown = len(made.text)
-                    choice = self.choice(body, made.ids[-1:], [law], text, chat, "delta")
+                    choice = self.choice(body, made.ids[-1:], [logprobs], text, chat, "delta")
                     choice |= {"finish_reason": made.finish, "stop_reason": made.stop}
                     yield _sse({"id": "x", "object": kind, "choices": [choice]})
             if (body.get("stream_options") or {}).get("include_usage"):
@@ -213,7 +213,7 @@ class VllmLike:
     async def generated(
         self, body: dict[str, Any], prompt: list[int], usage: dict[str, Any]
     ) -> AsyncGenerator[tuple[Made, Any], None]:
-        """Tokens one by one, each with the law it was drawn from; `usage` is filled at the end."""
+        """Tokens one by one, each with its log-probabilities; `usage` is filled at the end."""
         sampling = Sampling(
             body.get("temperature", 1.0),
             body.get("top_p", 1.0),
@@ -224,9 +224,9 @@ class VllmLike:
         stops = body.get("stop") or []
         while made.finish is None:
             request = LogProbsRequest(RequestHandle(self.worker.engine.lease_s), prompt + made.ids)
-            law = (await self.worker.engine.answer(request))[-1]
+            logprobs = (await self.worker.engine.answer(request))[-1]
             cached = request.cached if cached is None else cached
-            made.ids.append(choose(law, sampling, len(prompt) + len(made.ids)))
+            made.ids.append(choose(logprobs, sampling, len(prompt) + len(made.ids)))
             self.end(made, body, [stops] if isinstance(stops, str) else stops, hf)
             if made.finish is not None:
                 usage |= {
@@ -235,7 +235,7 @@ class VllmLike:
                     "total_tokens": len(prompt) + len(made.ids),
                     "prompt_tokens_details": {"cached_tokens": cached},
                 }
-            yield made, law
+            yield made, logprobs
 
     def end(self, made: Made, body: dict[str, Any], stops: Sequence[str], hf: Any) -> None:
         last = made.ids[-1]
@@ -264,7 +264,7 @@ class VllmLike:
         self,
         body: dict[str, Any],
         ids: list[int],
-        laws: list[Any],
+        positions: list[Any],
         text: str,
         chat: bool,
         part: str,
@@ -277,7 +277,10 @@ class VllmLike:
             choice["text"] = text
         choice["logprobs"] = None
         if asked is not None and self.behavior.max_logprobs:
-            tops = [self.top(body, law, i, asked) for law, i in zip(laws, ids, strict=True)]
+            tops = [
+                self.top(body, logprobs, i, asked)
+                for logprobs, i in zip(positions, ids, strict=True)
+            ]
             name = self.namer(body)
             if chat:
                 choice["logprobs"] = {
@@ -305,35 +308,35 @@ class VllmLike:
             choice["token_ids"] = ids
         return choice
 
-    def top(self, body: dict[str, Any], law: Any, chosen: int, count: int) -> dict[int, float]:
+    def top(self, body: dict[str, Any], logprobs: Any, chosen: int, count: int) -> dict[int, float]:
         """Log-probabilities by id: the token's own first, as vLLM has it."""
         wanted = body.get("logprob_token_ids") if self.behavior.labels else None
         if wanted is None:
-            wanted = law.topk(min(count, len(law))).indices.tolist()
-        return {i: max(float(law[i]), -9999.0) for i in [chosen, *wanted]}
+            wanted = logprobs.topk(min(count, len(logprobs))).indices.tolist()
+        return {i: max(float(logprobs[i]), -9999.0) for i in [chosen, *wanted]}
 
     def namer(self, body: dict[str, Any]) -> Any:
         if self.behavior.named_ids and body.get("return_tokens_as_token_ids"):
             return lambda i: f"token_id:{i}"
         return lambda i: self.hf.decode([i])
 
-    async def laws(self, prompt: list[int]) -> Any:
+    async def prompt_rows(self, prompt: list[int]) -> Any:
         return await self.worker.engine.answer(
             LogProbsRequest(
                 RequestHandle(self.worker.engine.lease_s), prompt, num_logits=len(prompt)
             )
         )
 
-    async def prompt_laws(self, prompt: list[int], count: int) -> list[Any]:
-        laws = await self.laws(prompt)
+    async def prompt_logprobs(self, prompt: list[int], count: int) -> list[Any]:
+        positions = await self.prompt_rows(prompt)
         rows: list[Any] = [None]
-        for law, chosen in zip(laws, prompt[1:], strict=False):
-            ranked = law.topk(count).indices.tolist()
-            rank = {i: int((law > law[i]).sum()) + 1 for i in [chosen, *ranked]}
+        for logprobs, chosen in zip(positions, prompt[1:], strict=False):
+            ranked = logprobs.topk(count).indices.tolist()
+            rank = {i: int((logprobs > logprobs[i]).sum()) + 1 for i in [chosen, *ranked]}
             rows.append(
                 {
                     str(i): {
-                        "logprob": max(float(law[i]), -9999.0),
+                        "logprob": max(float(logprobs[i]), -9999.0),
                         "rank": rank[i],
                         "decoded_token": self.hf.decode([i]),
                     }
@@ -346,27 +349,31 @@ class VllmLike:
         choice["text"] = self.hf.decode(prompt) + choice["text"]
         if choice["logprobs"] is None or not self.behavior.echo_logprobs:
             return
-        name, laws, told = self.namer(body), await self.laws(prompt), choice["logprobs"]
+        name, positions, shown = (
+            self.namer(body),
+            await self.prompt_rows(prompt),
+            choice["logprobs"],
+        )
         tops = [
-            self.top(body, law, chosen, body["logprobs"])
-            for law, chosen in zip(laws, prompt[1:], strict=False)
+            self.top(body, logprobs, chosen, body["logprobs"])
+            for logprobs, chosen in zip(positions, prompt[1:], strict=False)
         ]
-        told["tokens"] = [*map(name, prompt), *told["tokens"]]
-        told["token_logprobs"] = [
+        shown["tokens"] = [*map(name, prompt), *shown["tokens"]]
+        shown["token_logprobs"] = [
             None,
             *(top[i] for top, i in zip(tops, prompt[1:], strict=True)),
-            *told["token_logprobs"],
+            *shown["token_logprobs"],
         ]
         named = [{name(i): p for i, p in top.items()} for top in tops]
-        told["top_logprobs"] = [None, *named, *told["top_logprobs"]]
+        shown["top_logprobs"] = [None, *named, *shown["top_logprobs"]]
 
 
-def choose(law: Any, sampling: Sampling, position: int) -> int:
+def choose(logprobs: Any, sampling: Sampling, position: int) -> int:
     if sampling.temperature < 1e-5:
-        return int(law.argmax())
+        return int(logprobs.argmax())
     seed = torch.seed() if sampling.seed is None else sampling.seed
     number = torch.tensor([uniform(seed, position)], dtype=torch.float64)
-    return int(draw(warp(law[None, None], [sampling])[0], number))
+    return int(draw(warp(logprobs[None, None], [sampling])[0], number))
 
 
 def _sse(data: dict[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.types import Finish
-from workers.text.detokenizer import Detokenizer, cuts, unfinished
+from workers.text.detokenizer import Detokenizer, token_texts, unfinished
 
 BYTES = [bytes([b]) for b in range(256)]
 
@@ -90,7 +90,7 @@ def test_a_stop_wins_over_a_delimiter() -> None:
 
 
 def test_white_space_before_an_answer_holds_no_stop_string() -> None:
-    writer = Detokenizer(BYTES, encode, (), [("\n", "stop")], fresh=True)
+    writer = Detokenizer(BYTES, encode, (), [("\n", "stop")], begins_answer=True)
     ends = [writer.push(byte, -1.0) for byte in b"\n\nso 4\n"]
     assert ends == [None] * 6 + ["stop"]
     writer.end()
@@ -101,14 +101,16 @@ def test_white_space_before_an_answer_holds_no_stop_string() -> None:
 @pytest.mark.parametrize("text", ["aé€😀b", "plain", "", "\N{ZERO WIDTH JOINER}😀😀"])
 def test_a_text_can_be_cut_at_any_token_and_go_on_anywhere(text: str) -> None:
     data = text.encode()
-    added, instead = cuts(BYTES, data, [*data, ord("!")])
+    added, instead = token_texts(BYTES, data, [*data, ord("!")])
     assert "".join(added) == text
     for at in range(len(data) + 1):
-        kept, begun = "".join(added[:at]), unfinished(data[:at])
-        assert kept.encode() + begun == data[:at]
+        kept, unfinished_bytes = "".join(added[:at]), unfinished(data[:at])
+        assert kept.encode() + unfinished_bytes == data[:at]
         # The same choice completes what the cut left open, or shows that it never was.
-        assert cuts(BYTES, b"", [*data, ord("!")][at : at + 1], begun)[1] == [instead[at]]
-        following = Detokenizer(BYTES, encode, begun=begun)
+        assert token_texts(BYTES, b"", [*data, ord("!")][at : at + 1], unfinished_bytes)[1] == [
+            instead[at]
+        ]
+        following = Detokenizer(BYTES, encode, unfinished_bytes=unfinished_bytes)
         for byte in data[at:]:
             following.push(byte, -1.0)
         assert kept + following.text == text
@@ -117,7 +119,7 @@ def test_a_text_can_be_cut_at_any_token_and_go_on_anywhere(text: str) -> None:
 
 def test_a_choice_that_leaves_a_character_unfinished_for_good() -> None:
     euro = "€".encode()
-    added, instead = cuts(BYTES, euro, [ord("a"), euro[0], ord("b"), ord("c")])
+    added, instead = token_texts(BYTES, euro, [ord("a"), euro[0], ord("b"), ord("c")])
     assert added == ["", "", "€"]
     assert instead == ["a", "�", "�b", "c"]  # a second first byte begins a character anew
     assert (euro[:2] + b"b").decode("utf-8", "replace") == "�b"

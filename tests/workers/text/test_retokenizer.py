@@ -57,5 +57,5 @@ def test_delimiters_stay_and_stops_go(seed: int) -> None:
     assert (made.text, finish) == ("14*3=42", "stop")
     made, finish = run(TEXTS[0] + "</think>", cuts, stops=[("</think>", "think_end")])
     assert (made.text, finish) == (TEXTS[0], "think_end")
-    made, finish = run(" \n a b", cuts, stops=[(" ", "stop")], fresh=True)
+    made, finish = run(" \n a b", cuts, stops=[(" ", "stop")], begins_answer=True)
     assert (made.text, finish) == (" \n a", "stop")
