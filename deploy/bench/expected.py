@@ -213,7 +213,7 @@ def of_tree(
             chance * _emitted([tree.tokens[i] for i in p[1:]], stop_token_ids)
             for p, chance, _ in judged
         )
-    rule = rejection.target_only if tree.probs is None else method.sampler
+    sampler = rejection.target_only if tree.probs is None else method.sampler
 
     def tokens(node: int) -> float:
         children = tree.children(node)
@@ -223,7 +223,7 @@ def of_tree(
         drawn = [tree.tokens[c] for c in (tree.drawn[node] if tree.drawn else children)]
         target = targets[node]
         chances = dict.fromkeys((tree.tokens[child] for child in children), 0.0)
-        for token, chance, probs in _outcomes(lambda one: rule(target, draft, drawn, one)):
+        for token, chance, probs in _outcomes(lambda one: sampler(target, draft, drawn, one)):
             if probs is None:
                 chances[token] += chance
                 continue

@@ -151,9 +151,9 @@ def test_a_drawn_tree_is_judged_exactly(seed: int, by_path: bool) -> None:
 
 
 class _Judging:
-    """Of a method, what its trees are judged by."""
+    """The part of a method that verifies its trees."""
 
-    rule = staticmethod(rejection.recursive)
+    sampler = staticmethod(rejection.recursive)
 
     def __init__(self, by_path: bool) -> None:
         self.by_path = by_path

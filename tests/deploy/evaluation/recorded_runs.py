@@ -36,7 +36,7 @@ class Race(Policy):
 async def record(
     policy: Policy, scores: Any = (9,), limits: Limits | None = None, **small: Any
 ) -> tuple[Recording, list[Event]]:
-    asked = RecordedRequest(
+    request = RecordedRequest(
         "r1",
         "specreason",
         QUESTION,
@@ -48,16 +48,16 @@ async def record(
         "small": Scripted(story=SMALL, **small),
         "large": Scripted(story=LARGE, scores=scores, delay=0.0005),
     }
-    heard = solve(
+    stream = solve(
         policy,
-        asked.messages,
+        request.messages,
         workers,  # type: ignore[arg-type]
-        request=asked.request_id,
-        sampling=asked.sampling,
-        limits=asked.limits,
+        request=request.request_id,
+        sampling=request.sampling,
+        limits=request.limits,
     )
-    events = [event async for event in heard]
-    return Recording(asked, tuple(e for e in events if not isinstance(e, TextDelta))), events
+    events = [event async for event in stream]
+    return Recording(request, tuple(e for e in events if not isinstance(e, TextDelta))), events
 
 
 def first_good(transcript: Transcript) -> float:

@@ -98,7 +98,9 @@ async def test_only_what_a_changed_decision_leads_to_is_asked() -> None:
     await events(SpecReason(threshold=5), remembered)
     before = len(workers["small"].calls)
     await events(SpecReason(threshold=6), remembered)  # the second draft falls
-    asked = [heard.call.transcript.text for heard in workers["small"].calls[before:]]
+    asked = [
+        recorded_call.call.transcript.text for recorded_call in workers["small"].calls[before:]
+    ]
     assert asked == ["First, 2+2=4.\n\nFour is even.\n\n"]  # the third step, after another second
 
 

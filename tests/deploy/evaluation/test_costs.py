@@ -80,16 +80,16 @@ def jobs() -> tuple[ActionCompleted, ...]:
     """The small model drafts on while the large one judges, and one draft is cancelled."""
     judge = Classify("large", TRACE, (), "", ("0",))
     draft = Generate("small", TRACE, StopCriteria(9))
-    law = Classification(("0",), (1.0,), 0.0, Usage(40, 30, 0, 1))  # 33 ms
+    classification = Classification(("0",), (1.0,), 0.0, Usage(40, 30, 0, 1))  # 33 ms
     wrote = Generation(Segment("small", "a"), Usage(20, 19, 5))  # 43.5 ms
     return (
         ActionCompleted(Start(judge), Job(0), 0.0),
         ActionCompleted(Start(draft), Job(1), 0.0),
-        ActionCompleted(First((Job(0),)), (Job(0), law), 1.0),
+        ActionCompleted(First((Job(0),)), (Job(0), classification), 1.0),
         ActionCompleted(First((Job(1),)), (Job(1), wrote), 1.0),
         ActionCompleted(Start(draft), Job(2), 0.0),
         ActionCompleted(Start(judge), Job(3), 0.0),
-        ActionCompleted(First((Job(3),)), (Job(3), law), 1.0),
+        ActionCompleted(First((Job(3),)), (Job(3), classification), 1.0),
         ActionCompleted(Cancel(Job(2)), Usage(20, 19, 3), 0.0),
     )
 

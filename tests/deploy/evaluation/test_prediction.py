@@ -62,22 +62,22 @@ def recorded(folder: Path, **more: Any) -> Path:
 
 
 def test_predicted_rows(tmp_path: Path) -> None:
-    told = predicted(recorded(tmp_path), COSTS)
-    assert told["predicted"] is True
-    large, small = told["rows"]
+    data = predicted(recorded(tmp_path), COSTS)
+    assert data["predicted"] is True
+    large, small = data["rows"]
     assert large["predicted"] is small["predicted"] is True
     # 5 + 1 tokens read, then ten tokens and twenty after the first
     assert (large["policy"], large["n"], large["total_ms"]) == ("large-only", 2, 106 + 206)
     assert (small["total_ms"], small["p50_ms"]) == (32, 16)
     assert (small["speedup"], small["measured_speedup"]) == (312 / 32, 2.0)
     assert (small["accuracy"], small["difference"]) == (0.5, -0.5)
-    assert told["assumptions"] == [*ASSUMPTIONS, "Desks do not sleep."]
-    page = report(told)
+    assert data["assumptions"] == [*ASSUMPTIONS, "Desks do not sleep."]
+    page = report(data)
     assert page.startswith("# PREDICTION, not a measurement: toy")
     assert "predicted speedup" in page
     assert "- Desks do not sleep." in page
     assert "a desk" in page
-    json.dumps(told)
+    json.dumps(data)
 
 
 def test_recordings_that_cannot_be_used(tmp_path: Path) -> None:

@@ -34,12 +34,12 @@ pytestmark = pytest.mark.asyncio
 @pytest.mark.parametrize(("policy", "run"), RUNS)
 async def test_a_replay_gives_the_same_events(policy: Policy, run: dict[str, Any]) -> None:
     recording, live = await record(policy, **run)
-    heard = list(replay(loads(dumps(recording)), policy))
-    assert [e for e in heard if not isinstance(e, TextDelta)] == list(recording.events)
+    replayed = list(replay(loads(dumps(recording)), policy))
+    assert [e for e in replayed if not isinstance(e, TextDelta)] == list(recording.events)
     for phase in ("thought", "answer"):
         texts = [
             "".join(e.text for e in events if isinstance(e, TextDelta) and e.phase == phase)
-            for events in (live, heard)
+            for events in (live, replayed)
         ]
         assert texts[0] == texts[1]
 
@@ -50,8 +50,8 @@ async def test_failures_are_recorded_and_replayed() -> None:
     again = loads(dumps(recording))
     errors = [e.answer for e in again.events if isinstance(e, ActionCompleted)]
     assert [str(e) for e in errors if isinstance(e, Exception)] == ["gone", "full"]
-    heard = list(replay(again, SpecReason()))
-    assert heard[-1] == recording.ended
+    replayed = list(replay(again, SpecReason()))
+    assert replayed[-1] == recording.ended
 
 
 async def test_another_policys_recording_is_refused_by_line() -> None:
@@ -82,10 +82,10 @@ async def test_another_threshold_replays_as_far_as_answers_go() -> None:
     ]
     assert isinstance(same[-1], RequestCompleted)
     further = replay_other_policy(recording, SpecReason(threshold=1))
-    heard: list[Event] = []
+    replayed: list[Event] = []
     with pytest.raises(AnswerMissing, match="Generate"):
-        heard.extend(further)
-    accepted = [e.step.text for e in heard if isinstance(e, StepCompleted)]
+        replayed.extend(further)
+    accepted = [e.step.text for e in replayed if isinstance(e, StepCompleted)]
     assert accepted == ["2+2 is 5.\n\n", "and 2 more is 7.\n\n"]
     with pytest.raises(AnswerMissing, match="Write"):
         list(replay_other_policy(recording, SpecReason(threshold=9.5)))

@@ -112,7 +112,7 @@ def test_the_page_names_every_policy_and_every_broken_claim() -> None:
             why="The pair is small.",
         )
     }
-    told = page(
+    text = page(
         [
             {"rows": measured(), **ABOUT},
             {"rows": measured("chain"), **ABOUT, "speculation": "chain"},
@@ -122,15 +122,15 @@ def test_the_page_names_every_policy_and_every_broken_claim() -> None:
         [*POLICIES, "to-come"],
         "results.png",
     )
-    assert "![Accuracy against latency and against large-model tokens](results.png)" in told
-    assert "| so | 2.00x | `specreason`, vanilla, in-process, n=8, -25.0" in told
-    assert "holds |" in told
-    assert "-25.00 points" in told
-    assert "**does not hold**" in told
-    assert "Why not here: The pair is small." in told
-    assert "### to-come\n\nNo paper's claim is on record for it. Not measured." in told
-    assert "## Also measured: in-process, chain" in told
-    assert "Predictions" not in told
+    assert "![Accuracy against latency and against large-model tokens](results.png)" in text
+    assert "| so | 2.00x | `specreason`, vanilla, in-process, n=8, -25.0" in text
+    assert "holds |" in text
+    assert "-25.00 points" in text
+    assert "**does not hold**" in text
+    assert "Why not here: The pair is small." in text
+    assert "### to-come\n\nNo paper's claim is on record for it. Not measured." in text
+    assert "## Also measured: in-process, chain" in text
+    assert "Predictions" not in text
 
 
 def test_why_is_kept_for_claims_that_do_not_hold() -> None:
@@ -139,8 +139,8 @@ def test_why_is_kept_for_claims_that_do_not_hold() -> None:
             paper="A paper", claims=(claim(measure="speedup", **{"from": 1.4}),), why="No reason."
         )
     }
-    told = page([{"rows": measured(), **ABOUT}], [], claims, POLICIES, "x.png")
-    assert "Why not here" not in told
+    text = page([{"rows": measured(), **ABOUT}], [], claims, POLICIES, "x.png")
+    assert "Why not here" not in text
 
 
 def test_tables_in_markdown() -> None:

@@ -68,12 +68,14 @@ def test_the_guides_example_is_its_own_formula() -> None:
     guide = (ROOT / "docs" / "operations.md").read_text()
     found = re.findall(r"^\| ([a-z ]+) \| (Qwen\S+) \| (\w+) \| ([\d,]+) \| (.*) \|$", guide, re.M)
     assert len(found) == 6
-    for pool, model, gpu, max_len, told in found:
+    for pool, model, gpu, max_len, values in found:
         (weights, token), (memory, bandwidth) = models[model], gpus[gpu]
         row = 2 * (int(max_len.replace(",", "")) + 128) * token / 1e9
         rows = int((memory - weights - 1) / row)
         seconds = (weights + rows * 1000 * token / 1e9) / bandwidth
         held = passes[pool] * seconds
         need = math.ceil(10_000 / 60 * held / (0.8 * rows))
-        said = f"{rows} | {1000 * seconds:.1f} ms | {held:.2f} s | {0.8 * rows / held:.2f} | {need}"
-        assert told == said
+        expected = (
+            f"{rows} | {1000 * seconds:.1f} ms | {held:.2f} s | {0.8 * rows / held:.2f} | {need}"
+        )
+        assert values == expected

@@ -1,4 +1,4 @@
-"""Several Ray nodes on this machine, in a process of their own that does as it is told.
+"""Several Ray nodes on this machine, in a process of their own that follows commands.
 
 A process of its own, because Ray reads its environment (HAProxy or not, tokens, intervals) when it
 is imported. One JSON command a line comes in, one answer goes out:
@@ -69,8 +69,8 @@ def main(temp_dir: str, dashboard_port: int) -> None:
         print(json.dumps(cluster.address), file=answers)
         for line in sys.stdin:
             for command, argument in json.loads(line).items():
-                told = {"add": add, "find": find, "kill": kill}[command](argument)
-                print(json.dumps(told), file=answers)
+                result = {"add": add, "find": find, "kill": kill}[command](argument)
+                print(json.dumps(result), file=answers)
     finally:
         pids = descendants(os.getpid())
         for pid in pids:

@@ -57,8 +57,8 @@ def test_a_lossy_method_is_marked(tmp_path: Path) -> None:
     lossy = {name for name, made in METHODS.items() if not made.lossless}  # type: ignore[attr-defined]
     assert lossy == LOSSY
     change = {f"{ARGS}.workers.large.speculation": {"method": "reflective", "params": {}}}
-    told = load(write(tmp_path, change)).args.workers.speculation()
-    assert told == {"small": "vanilla", "large": "reflective (lossy)"}
+    labels = load(write(tmp_path, change)).args.workers.speculation()
+    assert labels == {"small": "vanilla", "large": "reflective (lossy)"}
     server = Workers.model_validate(
         {"small": {"model": "embedded:small"}, "large": {"model": "m", "url": "http://h/v1"}}
     )
@@ -71,8 +71,8 @@ def test_what_a_request_may_ask_of_the_large_worker(tmp_path: Path) -> None:
     change = {f"{ARGS}.workers.large.speculation": {"method": "vanilla", "also": also}}
     workers = load(write(tmp_path, change)).args.workers
     assert workers.speculation() == {"small": "vanilla", "large": "vanilla"}
-    told = {"vanilla": "vanilla", "lookup": "lookup", "reflective": "reflective (lossy)"}
-    assert workers.methods() == told
+    labels = {"vanilla": "vanilla", "lookup": "lookup", "reflective": "reflective (lossy)"}
+    assert workers.methods() == labels
 
 
 def test_the_port_can_be_replaced() -> None:
@@ -171,7 +171,7 @@ def test_a_worker_may_be_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     assert workers.large.url == "http://127.0.0.1:8001/v1"
     assert (workers.large.model, workers.large.key()) == ("Qwen/Qwen3-32B", None)
     spec = WorkerSpec(url="http://x", model="m", tokenizer="embedded:large", api_key_env="K")
-    assert spec.folder() == MODELS / "large"  # how it judges is said beside its tokenizer
+    assert spec.folder() == MODELS / "large"  # its judge file lies beside its tokenizer
     with pytest.raises(ConfigError, match=r"\$K holds no key"):
         spec.key()
     monkeypatch.setenv("K", " secret ")
@@ -182,8 +182,8 @@ def test_a_worker_may_be_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_replicas_are_a_number_or_a_range() -> None:
     workers = load(DEFAULT_FILE).args.workers
     assert workers.large.replicas.scaling(8) == {"num_replicas": 1}
-    told = Replicas.model_validate({"min": 1, "max": 4, "full_at": 0.5}).scaling(8)
-    config = AutoscalingConfig(**told["autoscaling_config"])
+    options = Replicas.model_validate({"min": 1, "max": 4, "full_at": 0.5}).scaling(8)
+    config = AutoscalingConfig(**options["autoscaling_config"])
     assert (config.min_replicas, config.max_replicas) == (1, 4)
     assert config.target_ongoing_requests == 4
     assert Replicas.model_validate({"min": 2, "max": 2}).scaling(8) == {"num_replicas": 2}

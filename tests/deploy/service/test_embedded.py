@@ -34,8 +34,8 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 
 @dataclass(slots=True)
-class Heard:
-    """What one client heard of one stream."""
+class Received:
+    """What one client received of one stream."""
 
     thought: str = ""
     content: str = ""
@@ -43,33 +43,33 @@ class Heard:
     baton: dict[str, Any] = field(default_factory=dict)
 
 
-async def listen(served: Served, question: str, model: str = "specreason", **more: Any) -> Heard:
-    heard = Heard()
+async def listen(served: Served, question: str, model: str = "specreason", **more: Any) -> Received:
+    received = Received()
     chunks = await served.client.chat.completions.create(
         model=model, messages=[{"role": "user", "content": question}], stream=True, **more
     )
     async for chunk in chunks:
         choice = chunk.choices[0]
-        heard.thought += getattr(choice.delta, "reasoning", None) or ""
-        heard.content += choice.delta.content or ""
+        received.thought += getattr(choice.delta, "reasoning", None) or ""
+        received.content += choice.delta.content or ""
         if choice.finish_reason:
-            assert heard.finish is None, "a stream ends once"
-            heard.finish = choice.finish_reason
-            heard.baton = (chunk.model_extra or {})["baton"]
-    return heard
+            assert received.finish is None, "a stream ends once"
+            received.finish = choice.finish_reason
+            received.baton = (chunk.model_extra or {})["baton"]
+    return received
 
 
 def test_most_answers_are_right(shipped: Served) -> None:
-    async def answers() -> list[Heard]:
+    async def answers() -> list[Received]:
         return [await listen(shipped, problem.question) for problem in PROBLEMS[:20]]
 
-    heard = asyncio.run(answers())
+    received = asyncio.run(answers())
     right = [
         f"{{{problem.answer}}}" in one.content
-        for problem, one in zip(PROBLEMS, heard, strict=False)
+        for problem, one in zip(PROBLEMS, received, strict=False)
     ]
     assert sum(right) >= 14
-    steps = [step for one in heard for step in one.baton["steps"]]
+    steps = [step for one in received for step in one.baton["steps"]]
     assert {step["author"] for step in steps} == {"small", "large"}
     assert all(step["score"] is not None for step in steps if step["author"] == "small")
 
@@ -86,9 +86,9 @@ async def test_fifty_streams_at_once_say_what_one_at_a_time_says(shipped: Served
 async def test_every_policy_is_served(shipped: Served, model: str) -> None:
     """With the file's parameters, those with several calls at once among them."""
     async with asyncio.timeout(60):
-        heard = await listen(shipped, "What is 37*6+12?", model=model)
-    assert heard.finish == "stop"
-    assert "boxed" in heard.content
+        received = await listen(shipped, "What is 37*6+12?", model=model)
+    assert received.finish == "stop"
+    assert "boxed" in received.content
 
 
 async def test_the_only_large_replica_dies_under_twenty_streams(shipped: Served) -> None:

@@ -58,9 +58,10 @@ async def answers(args: Args) -> list[Any]:
     pair = load_pair(args.workers)
     try:
         client = LocalClient(args, pair)
-        told = [await ask(client, question, LABEL) for question in QUESTIONS]
+        answers = [await ask(client, question, LABEL) for question in QUESTIONS]
         return [
-            (answer.text, [(s.author, s.text, s.accepted) for s in answer.steps]) for answer in told
+            (answer.text, [(s.author, s.text, s.accepted) for s in answer.steps])
+            for answer in answers
         ]
     finally:
         await close(pair.values())

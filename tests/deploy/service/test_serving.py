@@ -62,9 +62,9 @@ async def test_chat_through_the_openai_client(served: Served) -> None:
         messages=QUESTION,  # type: ignore[arg-type]
         max_tokens=60,
     )
-    told: Any = answer.model_extra
-    assert told["baton"]["policy"] == "specreason"
-    assert {step["author"] for step in told["baton"]["steps"]} >= {"large"}
+    extra: Any = answer.model_extra
+    assert extra["baton"]["policy"] == "specreason"
+    assert {step["author"] for step in extra["baton"]["steps"]} >= {"large"}
     assert answer.usage is not None
     assert answer.usage.completion_tokens > 0
     models = [model.id async for model in served.client.models.list()]
@@ -115,11 +115,11 @@ async def test_the_arms_of_an_experiment_may_differ_by_method_alone(served: Serv
         finally:
             await http.post("/v1/experiments/methods/stop", json={})
     assert len({text for text, _ in answers}) == 1
-    told = {
+    methods = {
         (baton["arm"], baton["speculation"]["large"])
         for baton in (last.model_extra["baton"] for _, last in answers)
     }
-    assert told == {("plain", "vanilla"), ("drafted", "chain")}
+    assert methods == {("plain", "vanilla"), ("drafted", "chain")}
 
 
 @pytest.mark.parametrize("model", ["large-only", "specreason"])

@@ -63,7 +63,7 @@ def two(
 
 
 async def everybody(served: Served, count: int = 24) -> list[dict[str, Any]]:
-    """What many say who are asked at once; each replica gets some of them."""
+    """The `baton` fields of many concurrent answers; each replica gives some of them."""
     async with httpx.AsyncClient(timeout=60) as client:
         url = f"{served.url}/v1/chat/completions"
         asked = (client.post(url, json={"model": "baton", **QUESTION}) for _ in range(count))
@@ -106,15 +106,15 @@ async def test_a_change_reaches_all_replicas(two: Two) -> None:
     made = httpx.post(url, json={"policy": "small-only", "params": {"budget": 9}})
     assert made.status_code == 201
     until = time.monotonic() + 10
-    while {told["version"] for told in await everybody(served)} != {1}:
+    while {one["version"] for one in await everybody(served)} != {1}:
         assert time.monotonic() < until, "a replica goes by the old version"
-    told = await everybody(served)
-    assert {one["policy"] for one in told} == {"small-only"}
+    extras = await everybody(served)
+    assert {one["policy"] for one in extras} == {"small-only"}
     # Whichever replica is asked finds every trace.
     async with httpx.AsyncClient(timeout=60) as client:
         await asyncio.sleep(1)
         found = await asyncio.gather(
-            *(client.get(f"{served.url}/v1/traces/{one['trace_id']}") for one in told)
+            *(client.get(f"{served.url}/v1/traces/{one['trace_id']}") for one in extras)
         )
         assert {reply.status_code for reply in found} == {200}
     lose()
@@ -122,10 +122,10 @@ async def test_a_change_reaches_all_replicas(two: Two) -> None:
     while not httpx.get(f"{served.url}/ready").json()["degraded"]:
         assert time.monotonic() < until, "nobody noticed"
         time.sleep(0.1)
-    assert {told["version"] for told in await everybody(served)} == {1}
+    assert {one["version"] for one in await everybody(served)} == {1}
     until = time.monotonic() + 60
     while httpx.post(url, json={"policy": "large-only"}).status_code != 201:
         assert time.monotonic() < until, "the store did not come back"
         time.sleep(0.5)
-    while {told["policy"] for told in await everybody(served)} != {"large-only"}:
+    while {one["policy"] for one in await everybody(served)} != {"large-only"}:
         assert time.monotonic() < until, "a replica does not follow any more"

@@ -225,23 +225,23 @@ async def test_verification_is_that_of_the_model(
     workers, able = way
     for question in QUESTIONS:
         drafted = await write(pair["small"], ask(question), StopCriteria(200, until=("\n\n",)))
-        asked = (call(ask(question), "large"), drafted.segment)
+        verify_call = (call(ask(question), "large"), drafted.segment)
         if able.prompt_logprobs is None:
             with pytest.raises(Unsupported, match="log-probabilities of the prompt"):
-                await workers["large"].verify(*asked, GREEDY)
+                await workers["large"].verify(*verify_call, GREEDY)
             continue
-        ours = await pair["large"].verify(*asked, GREEDY)
-        theirs = await workers["large"].verify(*asked, GREEDY)
+        ours = await pair["large"].verify(*verify_call, GREEDY)
+        theirs = await workers["large"].verify(*verify_call, GREEDY)
         assert theirs.nll == pytest.approx(ours.nll, abs=1e-3)
         assert theirs.choices == ours.choices
         assert theirs.pieces == ours.pieces
         for one, other in zip(ours.options, theirs.options, strict=True):
             assert replace(other, logprobs=()) == replace(one, logprobs=())
             assert other.logprobs == pytest.approx(one.logprobs, abs=1e-3)
-        drawn = await workers["large"].verify(*asked, Sampling(0.7, seed=5))
+        drawn = await workers["large"].verify(*verify_call, Sampling(0.7, seed=5))
         assert drawn.nll == theirs.nll
         assert len(drawn.options) == len(drawn.choices) == len(theirs.choices)
-        again = await workers["large"].verify(*asked, Sampling(0.7, seed=5))
+        again = await workers["large"].verify(*verify_call, Sampling(0.7, seed=5))
         assert again.choices == drawn.choices
 
 
@@ -263,8 +263,8 @@ async def test_the_likelihood_of_an_end_is_that_of_the_model(
         cases = [(transcript, whole), (answered, spoken)]
         cases += [(transcript, replace(step, finish=finish)) for finish in ("think_end", "eos")]
         for where, draft in cases:
-            asked = (call(where, "large"), draft, GREEDY)
-            ours, theirs = [(await w["large"].verify(*asked)).ending for w in (pair, workers)]
+            verify_call = (call(where, "large"), draft, GREEDY)
+            ours, theirs = [(await w["large"].verify(*verify_call)).ending for w in (pair, workers)]
             assert ours is not None
             assert theirs is not None
             exact = theirs == pytest.approx(ours, abs=1e-3)
@@ -333,8 +333,8 @@ def test_a_character_that_the_trace_began_is_completed(prompts: PromptRenderer) 
     first, second = (tokenizer.pieces.index(bytes([byte])) for byte in "é".encode())
     begun = Segment("large", "", (first,), (0.0,), tokenizer.hash)
     transcript, criteria = ask("Où?").extend(begun), StopCriteria(1)
-    asked = ParserOptions.of(transcript, 9, criteria, None, tokenizer.controls)
-    parser = ResponseParser(tokenizer, VLLM, asked, prompts.unfinished(transcript))
+    options = ParserOptions.of(transcript, 9, criteria, None, tokenizer.controls)
+    parser = ResponseParser(tokenizer, VLLM, options, prompts.unfinished(transcript))
     assert parser.push(Chunk("", (Token(second, -0.5, {}),), None, None)) == "length"
     parser.end()
     segment = parser.segment("large", "length")
