@@ -370,7 +370,7 @@ def plain(checkpoint: Path) -> Any:
         worker = load(checkpoint, rows=2, slots=3, max_len=200)
         whole = await answers(worker)
         end = whole[0][0][1][11]
-        worker._ends |= {end}
+        worker._stop_token_ids |= {end}
         ended = await answers(worker)
         worker.close()
         return end, [whole, ended]
@@ -394,7 +394,7 @@ async def test_spans_end_where_they_end_without_speculation(
     speculation = {"method": method, **options}
     worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
     made = [await answers(worker)]
-    worker._ends |= {end}
+    worker._stop_token_ids |= {end}
     made.append(await answers(worker))
     worker.close()
     assert made == expected
@@ -418,18 +418,18 @@ async def test_nan_logits_are_an_error_and_poison_nobody(
 
     good = await tokens(Sampling())
     loop = worker.engine.decoder
-    verify = loop.method.verify
+    score = loop.method.score
 
     def broken(target: Target, plan: Any) -> Any:
-        result = verify(target, plan)
+        result = score(target, plan)
         result.logits.fill_(torch.nan)
         return result
 
-    loop.method.verify = broken  # type: ignore[method-assign]
+    loop.method.score = broken  # type: ignore[method-assign]
     for sampling in (Sampling(), Sampling(0.8, seed=1)):
         with pytest.raises(WorkerError, match="NaN"):
             await tokens(sampling)
-    loop.method.verify = verify  # type: ignore[method-assign]
+    loop.method.score = score  # type: ignore[method-assign]
     assert await tokens(Sampling()) == good
     worker.close()
 
