@@ -84,7 +84,7 @@ async def ask(client: Client, question: str, candidate: Candidate) -> EvaluatedA
         async for item in items:
             if isinstance(item, CompletedAnswer):
                 return item.answer
-    raise WorkerUnavailable("the answer broke off")
+    raise WorkerUnavailable("expected the end of the answer, but the stream broke off; try again")
 
 
 class LocalClient:
@@ -199,7 +199,9 @@ class HttpClient:
                     text += content
                     yield TextDelta("policy", "answer", content)
         if finished is None:
-            raise WorkerUnavailable(f"{self._url}: the answer broke off")
+            raise WorkerUnavailable(
+                f"{self._url}: expected the end of the answer, but the stream broke off; try again"
+            )
         metrics, steps = (
             finished["metrics"],
             [*finished["steps"], *finished.get("answer_steps", ())],

@@ -51,7 +51,7 @@ def predicted(folder: Path, costs: Costs) -> dict[str, Any]:
     if settings.get("speculation") != "vanilla":
         raise ConfigError(
             f"{folder}: recorded with {settings.get('speculation')!r} in the large worker; the "
-            "cost model charges a pass per token and wants recordings with vanilla"
+            "cost model charges a pass per token: record with vanilla"
         )
     columns: dict[tuple[str, int | None], list[tuple[dict[str, Any], Predicted]]] = {}
     for row in rows:

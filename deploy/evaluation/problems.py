@@ -39,7 +39,7 @@ def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem
         raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
     questions = [_question(source, at, line) for at, line in enumerate(lines, 1) if line.strip()]
     if not questions:
-        raise ConfigError(f"{source}: no problems in it")
+        raise ConfigError(f"{source}: no problems in it; write one JSON object a line")
     return questions[:limit]
 
 
@@ -48,7 +48,9 @@ def _question(source: str, at: int, line: str) -> Question:
         data = json.loads(line)
         question, answer = data["question"], data["answer"]
     except (ValueError, TypeError, KeyError):
-        raise ConfigError(f"{source}:{at}: want an object with question and answer") from None
+        raise ConfigError(
+            f"{source}:{at}: expected a JSON object with question and answer"
+        ) from None
     if not isinstance(question, str) or not isinstance(answer, str | int | float):
         raise ConfigError(f"{source}:{at}: question must be text, answer text or a number")
     level = data.get("level")

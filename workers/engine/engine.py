@@ -54,7 +54,9 @@ class Engine:
     ) -> None:
         self.decoder, self.cache = decoder, decoder.target.cache
         if not 0 < rows <= self.cache.slots:
-            raise ValueError(f"{rows} rows: from 1 to {self.cache.slots} (the slots) are possible")
+            raise ValueError(
+                f"rows must be from 1 to {self.cache.slots} (the cache's slots), not {rows}"
+            )
         self.rows, self.queue, self.lease_s, self._threads = rows, queue, lease_s, threads
         self._prefixes = PrefixCache(decoder)
         self._waiting: deque[EngineRequest] = deque()  # first in, first out; callers append

@@ -75,7 +75,7 @@ def load(
         if method not in METHODS:
             raise ConfigError(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
         if method in named:
-            raise ConfigError(f"speculation {method}: named twice")
+            raise ConfigError(f"speculation {method}: named twice; name each method once")
         try:
             named[method] = build(method, loaded.target, loaded.load_draft, **options)
         except (TypeError, ValueError, torch.OutOfMemoryError) as error:
@@ -143,7 +143,9 @@ def open_target(
     def load_draft(name: str) -> Any:
         folder = str(resolve(name))
         if load_tokenizer(folder).hash != tokenizer.hash:
-            raise ConfigError(f"the draft model {name} has another vocabulary than {model}")
+            raise ConfigError(
+                f"the draft model {name} has another vocabulary than {model}: give another"
+            )
         return load_model(folder, device=device, dtype=dtype)
 
     return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer))

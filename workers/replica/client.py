@@ -104,7 +104,7 @@ class ReplicaWorker:
                         return item
         except _ReplicaLost as lost:
             raise WorkerUnavailable(str(lost)) from None
-        raise WorkerUnavailable("no answer")
+        raise WorkerUnavailable("the replica's stream ended without a status")
 
     def _retry(self) -> TimedRetry:
         """The retries that a call to the pool may make.

@@ -92,7 +92,7 @@ class Chains:
     def __call__(self, rank: int, world: int, seed: int) -> Iterator[TrainingDocument]:
         documents = read_chains(self.path)[self.skip :]
         if not documents:
-            raise ValueError(f"{self.path} holds no chains")
+            raise ValueError(f"{self.path} holds no chains after the first {self.skip}: write more")
         rng = random.Random(f"chains/{seed * world + rank}")
         while True:
             yield from rng.sample(documents, len(documents))
