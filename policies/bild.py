@@ -48,8 +48,8 @@ class BiLD(Policy):
     )
     rollback: Annotated[float, Field(ge=0)] | None = Field(
         default=5.0,
-        description="a token is taken back at more than this many nats of the large model's "
-        "surprise; null: never",
+        description="a token is taken back where its negative log-likelihood (natural log) under "
+        "the large model is above this; null: never",
     )
     window: int = Field(
         default=10, ge=1, le=512, description="most tokens that the small model writes in a row"
@@ -70,8 +70,8 @@ class BiLD(Policy):
 
     @field_validator("rollback")
     @classmethod
-    def _never(cls, nats: float | None) -> float | None:
-        return None if nats == inf else nats
+    def _never(cls, nll: float | None) -> float | None:
+        return None if nll == inf else nll
 
     def solve(self, transcript: Transcript) -> Script[None]:
         drafting = not self.large_first

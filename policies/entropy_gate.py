@@ -29,7 +29,7 @@ class EntropyGate(Stepwise):
         default=1.0,
         ge=0,
         le=20,
-        description="entropy of a step's first token, in nats, up to which the small model "
+        description="entropy (natural log) of a step's first token up to which the small model "
         "writes it",
     )
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")

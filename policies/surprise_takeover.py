@@ -45,7 +45,7 @@ class SurpriseTakeover(Stepwise):
         default=5.0,
         ge=0,
         le=50,
-        description="nats at one token above which the large model takes over",
+        description="negative log-likelihood (natural log) of a token above which large takes over",
     )
     window: int = Field(
         default=4,

@@ -12,8 +12,9 @@ each with the label `replica`. What a replica counted that has ended is not in i
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from workers.replica.client import ReplicaWorker
     from workers.replica.server import ReplicaStatus
+
+log = logging.getLogger(__name__)
 
 COUNTERS: Final = {
     "prompt_tokens": "Tokens of the prefixes that calls to this pool carried, found cached or not.",
@@ -96,7 +99,16 @@ class RayExporter:
         self._exported: dict[tuple[str, ...], float] = {}
 
     def export(self, families: Iterable[Metric]) -> None:
-        """Bring Ray's metrics up to `families`; neither blocks nor leaves the process."""
+        """Bring Ray's metrics up to `families`; neither blocks nor leaves the process.
+
+        A failure is logged and nothing more: a replica that cannot export its metrics serves on.
+        """
+        try:
+            self._export(families)
+        except Exception:
+            log.exception("the metrics of this replica could not be exported")
+
+    def _export(self, families: Iterable[Metric]) -> None:
         for family in families:
             if not family.samples:
                 continue
@@ -162,18 +174,30 @@ async def scrape(replicas: DeploymentHandle, pools: Mapping[WorkerName, ReplicaW
     found = [one for one in series if not isinstance(one, BaseException)]
     for worker, pool in zip(pools, statuses, strict=True):
         found += [(one.replica, worker_families(worker, one.stats)) for one in pool]
-    return metrics_text(found)
+    return metrics_text(
+        found, {worker for worker, pool in zip(pools, statuses, strict=True) if pool}
+    )
 
 
-def metrics_text(replicas: Iterable[tuple[str, Iterable[Metric]]]) -> bytes:
-    """Prometheus text of several replicas' series, each with the label `replica`."""
+def metrics_text(
+    replicas: Iterable[tuple[str, Iterable[Metric]]], answering: Collection[str] = ()
+) -> bytes:
+    """Prometheus text of several replicas' series, each with the label `replica`.
+
+    The zero by which an empty pool is seen is left out for the pools that are `answering`.
+    """
     merged: dict[str, Metric] = {}
     for replica, families in replicas:
         for family in families:
             if family.name not in merged:
                 merged[family.name] = Metric(family.name, family.documentation, family.type)
             for sample in family.samples:
-                if not sample.name.endswith("_created"):
+                is_placeholder = (
+                    sample.name == "baton_worker_replicas"
+                    and sample.value == 0
+                    and sample.labels["worker"] in answering
+                )
+                if not sample.name.endswith("_created") and not is_placeholder:
                     labels = {**sample.labels, "replica": replica}
                     merged[family.name].add_sample(sample.name, labels, sample.value)
     return generate_latest(_Families(merged.values()))

@@ -184,8 +184,8 @@ class Service:
                 value; or a speculation method that is not offered.
             StoreError: a pinned version cannot be read.
         """
+        await self._choose_policy(context)  # a request that can never be answered gets no 429
         with self.place():
-            await self._choose_policy(context)
             yield
 
     def default(self, name: str) -> Policy:

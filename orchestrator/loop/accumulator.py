@@ -2,12 +2,14 @@
 
 Every event is folded in once, by the policy runner, as it happens. So the totals can be read at
 any time: by a policy (`Account`), while the answer is streamed, and after a request broke off.
+Events themselves are not kept, since each holds a transcript: memory grows with the text.
 """
 
 from __future__ import annotations
 
 import asyncio
-from time import perf_counter, time_ns
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Literal, TypeVar
 
 from orchestrator.errors import DeadlineExceeded, InvalidRequest, Overloaded, WorkerError
@@ -42,14 +44,12 @@ E = TypeVar("E", bound=Event)
 class ResponseAccumulator:
     """One request's response so far: its text, its steps, its totals and its times.
 
-    `timeline` holds the completed actions and steps, each with the moment of its end (nanoseconds
-    since 1970), from which spans are made.
+    `observers` are called with every event as it happens, after it has been folded in.
     """
 
     def __init__(self) -> None:
-        self.began_ns = time_ns()
         self.steps: list[Step] = []
-        self.timeline: list[tuple[int, StepCompleted | ActionCompleted]] = []
+        self.observers: list[Callable[[Event], object]] = []
         self.completed: RequestCompleted | None = None
         self.first_text_s: float | None = None  # until the first accepted text
         self.first_step_ms: float | None = None  # until the first accepted step
@@ -74,15 +74,19 @@ class ResponseAccumulator:
                     self.first_text_s = self.elapsed_s
             case StepCompleted(step):
                 self.steps.append(step)
-                self.timeline.append((time_ns(), event))
                 if step.accepted and self.first_step_ms is None:
                     self.first_step_ms = self.elapsed_s * 1000
             case ActionCompleted():
-                self.timeline.append((time_ns(), event))
                 self._add_action(event)
             case RequestCompleted():
                 self.completed = event
+        for observe in self.observers:
+            observe(event)
         return event
+
+    def start(self) -> None:
+        """The policy starts now: times are counted from here."""
+        self._began = perf_counter()
 
     @property
     def thought(self) -> str:

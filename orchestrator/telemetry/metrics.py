@@ -1,4 +1,4 @@
-"""The process's Prometheus series: what requests came to, counted when they end."""
+"""The process's Prometheus series: steps as they happen, the rest when a request has ended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from orchestrator.loop.accumulator import WORKERS, ResponseAccumulator
+from orchestrator.loop.events import Event, StepCompleted, TextDelta
 
 
 class _Processor(Collector):
@@ -113,6 +114,18 @@ class ServiceMetrics:
         Requests that are cut short are counted too: their tokens were made all the same.
         """
         error: BaseException | None = None
+
+        def observe(event: Event) -> None:
+            if isinstance(event, StepCompleted):
+                accepted = "true" if event.step.accepted else "false"
+                self.steps.labels(event.step.author, accepted).inc()
+            elif isinstance(event, TextDelta) and not seen:
+                seen.append(event.phase)
+                self.first_text.labels(policy).observe(response.elapsed_s)
+
+        seen: list[str] = []
+        response.start()
+        response.observers.append(observe)
         self.live.inc()
         try:
             yield
@@ -126,10 +139,6 @@ class ServiceMetrics:
     def _count(self, policy: str, response: ResponseAccumulator, outcome: str) -> None:
         self.requests.labels(policy, outcome).inc()
         self.latency.labels(policy).observe(response.elapsed_s)
-        if response.first_text_s is not None:
-            self.first_text.labels(policy).observe(response.first_text_s)
-        for step in response.steps:
-            self.steps.labels(step.author, "true" if step.accepted else "false").inc()
         metrics = response.metrics
         self.tokens.labels("small").inc(metrics.small_tokens)
         self.tokens.labels("large").inc(metrics.large_tokens)

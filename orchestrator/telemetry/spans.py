@@ -1,7 +1,7 @@
 """OpenTelemetry spans of a request, its steps, and the calls each step took.
 
     request                     policy, outcome, tokens
-    ├── generate                the prompt being read, once per worker
+    ├── generate                the prompt's prefill, once per worker
     └── step                    author, accepted, score, tokens
         ├── generate            worker, tokens, passes
         └── classify | verify
@@ -12,8 +12,9 @@ W3C `traceparent`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from time import time_ns
 from typing import Any, Final
 
 from opentelemetry.context import Context
@@ -32,7 +33,7 @@ from orchestrator.loop.actions import (
     Verify,
     Write,
 )
-from orchestrator.loop.events import ActionCompleted, StepCompleted
+from orchestrator.loop.events import ActionCompleted, Event, StepCompleted
 from orchestrator.types import Classification, Generation, Step, Usage, Verification
 
 VERBS: Final = {Generate: "generate", Write: "generate", Classify: "classify", Verify: "verify"}
@@ -54,18 +55,20 @@ class Spans:
     ) -> Iterator[None]:
         """A span around a request, which goes on in the client's trace where `headers` name one.
 
-        The spans of its steps and calls are made when the block ends, from `response.timeline`.
+        The spans of its steps and calls are made as they happen.
         """
         named = {f"baton.{name}": value for name, value in attributes.items()}
         span = self._tracer.start_span("request", _W3C.extract(headers), SpanKind.SERVER, named)
         error: BaseException | None = None
+        inside = _Inside(self._tracer, span)
+        response.observers.append(inside.add)
         try:
             yield
         except BaseException as caught:
             error = caught
             raise
         finally:
-            _Inside(self._tracer, span).add_all(response.timeline)
+            inside.end()
             span.set_attribute("baton.outcome", response.outcome(error))
             if response.completed is not None:
                 metrics = response.metrics
@@ -87,18 +90,22 @@ class _Inside:
     def __init__(self, tracer: Tracer, request: Span) -> None:
         self._tracer, self._request = tracer, set_span_in_context(request)
         self._step: Span | None = None
+        self._completed: Step | None = None
         self._jobs: dict[Job, tuple[Action[Any], int]] = {}
 
-    def add_all(self, timeline: Iterable[tuple[int, StepCompleted | ActionCompleted]]) -> None:
-        completed: Step | None = None
-        for now, event in timeline:
-            if isinstance(event, StepCompleted):
-                completed = event.step  # the call that completed it comes next
-                continue
+    def add(self, event: Event) -> None:
+        """Make the spans that end with this event."""
+        now = time_ns()
+        if isinstance(event, StepCompleted):
+            self._completed = event.step  # the call that completed it comes next
+        elif isinstance(event, ActionCompleted):
             self._add_action(event, now)
-            if completed is not None:
-                self._end_step(completed, now)
-                completed = None
+            if self._completed is not None:
+                self._end_step(self._completed, now)
+                self._completed = None
+
+    def end(self) -> None:
+        """End a step that the request's end left open."""
         if self._step is not None:
             self._step.end()
 
@@ -138,10 +145,10 @@ class _Inside:
         span.end(now)
 
     def _context(self, action: Any, began: int) -> Context:
-        """Where a call belongs: to the step at hand; reading the prompt, to the request."""
+        """Where a call belongs: to the step at hand; the prompt's prefill, to the request."""
         if self._step is None:
-            is_reading = isinstance(action, Generate) and not action.criteria.max_tokens
-            if is_reading:
+            is_prefill = isinstance(action, Generate) and not action.criteria.max_tokens
+            if is_prefill:
                 return self._request
             self._step = self._tracer.start_span("step", self._request, start_time=began)
         return set_span_in_context(self._step)

@@ -58,10 +58,8 @@ class Detokenizer:
         self._decoder = _decoder(unfinished_bytes)
         self._borders = [(0, 0)]  # (tokens, characters) where both are whole
         self._sent = (0, 0)
-        self._blank, self._begin = (
-            begins_answer,
-            0,
-        )  # is it white space so far, and where does it end?
+        self._blank = begins_answer  # whether it is white space so far,
+        self._begin = 0  # and where that ends
         self._ending = False  # a delimiter was seen, its token still lacks a byte
         self.text = ""
         self.tokens: list[int] = []

@@ -157,3 +157,14 @@ def test_replicas_are_counted_and_an_empty_pool_is_zero() -> None:
     assert small == [0, 1]
     assert text["baton_worker_replicas{'replica': 'http', 'worker': 'large'}"] == 0
     assert not any("'replica': 's', 'worker': 'large'" in name for name in text)
+
+
+def test_a_pool_that_answers_has_no_zero_beside_its_replicas() -> None:
+    registry = CollectorRegistry()
+    count_replicas(registry, ("small", "large"))
+    replicas = [("http", registry.collect()), ("s", worker_families("small", {}))]
+    text = parsed(metrics_text(replicas, {"small"}))
+    assert {name: value for name, value in text.items() if "worker_replicas" in name} == {
+        "baton_worker_replicas{'replica': 's', 'worker': 'small'}": 1,
+        "baton_worker_replicas{'replica': 'http', 'worker': 'large'}": 0,
+    }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -18,6 +19,7 @@ from orchestrator.errors import (
     Overloaded,
     WorkerUnavailable,
 )
+from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import (
     Accept,
     Close,
@@ -60,6 +62,7 @@ def start(
     *,
     limits: Limits | None = None,
     sampling: Sampling | None = None,
+    response: ResponseAccumulator | None = None,
 ) -> Any:
     return solve(
         policy,
@@ -68,6 +71,7 @@ def start(
         request="r",
         sampling=sampling or Sampling(),
         limits=limits or Limits(),
+        response=response,
     )
 
 
@@ -195,6 +199,22 @@ async def test_the_order_of_events() -> None:
     assert kinds[:2] == ["Generate", "Generate"]  # both workers read the prompt
     assert kinds[2:7] == ["TextDelta", "TextDelta", "TextDelta", "StepCompleted", "Write"]
     assert kinds[7:12] == ["Generate", "Classify", "TextDelta", "StepCompleted", "Accept"]
+
+
+async def test_an_accumulator_keeps_no_events_and_shows_them_to_observers() -> None:
+    response, seen = ResponseAccumulator(), list[type]()
+    response.observers.append(lambda event: seen.append(type(event)))
+    kept = actions_alive()
+    events = [type(event) async for event in start(SpecReason(), pair(), response=response)]
+    assert seen == events
+    assert {TextDelta, StepCompleted, ActionCompleted, RequestCompleted} == set(seen)
+    assert actions_alive() == kept  # each would hold a whole transcript
+    assert response.completed is not None
+
+
+def actions_alive() -> int:
+    gc.collect()
+    return sum(type(one) is ActionCompleted for one in gc.get_objects())
 
 
 @pytest.mark.parametrize("budget", [1, 3, 7])
