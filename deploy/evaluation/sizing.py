@@ -37,9 +37,13 @@ _OURS: Final = ("info", "hello", "auth", "client|setinfo", "select")  # of whoev
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The counters of one moment; Redis's are zero where none is named."""
+    """The counters of one moment, summed over the replicas that answered.
+
+    Redis's are zero where none is named.
+    """
 
     at: float
+    replicas: frozenset[str]
     cpu_s: float
     small_calls: float
     large_calls: float
@@ -47,6 +51,23 @@ class Reading:
     redis_us: float = 0.0
     redis_bytes: float = 0.0
     redis_memory: float = 0.0
+
+
+def check_same_replicas(*readings: Reading) -> None:
+    """Refuse readings whose sums are over different replicas: their differences mean nothing.
+
+    Raises:
+        WorkerUnavailable: a replica came, went, or did not answer in time.
+    """
+    changed = frozenset.union(*(one.replicas for one in readings)) - frozenset.intersection(
+        *(one.replicas for one in readings)
+    )
+    if changed:
+        raise WorkerUnavailable(
+            "expected the same replicas at /metrics before and after the requests, but these were "
+            f"not always there: {', '.join(sorted(changed))}; measure again, on a service with a "
+            "fixed number of replicas"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +126,7 @@ def measure(
         answers = asyncio.run(_ask(client, problems, candidate, concurrency))
         time.sleep(SETTLE_S)
         after, _ = _read(http, redis)
+    check_same_replicas(quiet, before, after)
     replicas = scraped["baton_orchestrator_replicas", ""]
 
     def idle(name: str) -> float:
@@ -217,13 +239,16 @@ def _waits(http: httpx.Client) -> tuple[float, float]:
 def _read(http: httpx.Client, redis: Redis | None) -> tuple[Reading, dict[tuple[str, str], float]]:
     """The counters of now, and every sample of /metrics by its name and worker, summed."""
     scraped: dict[tuple[str, str], float] = {}
+    replicas = set[str]()
     for family in text_string_to_metric_families(_get(http, "/metrics").text):
         for sample in family.samples:
+            replicas.add(sample.labels.get("replica", ""))
             key = sample.name, sample.labels.get("worker", "")
             scraped[key] = scraped.get(key, 0.0) + sample.value
     calls = (scraped.get(("baton_worker_calls_total", name), 0.0) for name in ("small", "large"))
     cpu_s = scraped.get(("baton_orchestrator_cpu_seconds_total", ""), 0.0)
-    return Reading(time.monotonic(), cpu_s, *calls, *_redis(redis)), scraped
+    reading = Reading(time.monotonic(), frozenset(replicas), cpu_s, *calls, *_redis(redis))
+    return reading, scraped
 
 
 def _rows(scraped: Mapping[tuple[str, str], float], worker: str) -> float | None:

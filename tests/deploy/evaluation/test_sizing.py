@@ -8,7 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from deploy.evaluation.sizing import Measured, needs
+from deploy.evaluation.sizing import Measured, Reading, check_same_replicas, needs
+from orchestrator.errors import WorkerUnavailable
 from tests.deploy.conftest import ROOT
 
 MEASURED = Measured(
@@ -33,6 +34,13 @@ MEASURED = Measured(
     small_rows=10,
     large_rows=4,
 )
+
+
+def test_sums_over_other_replicas_are_refused() -> None:
+    both, one = (Reading(0.0, frozenset(names), 1.0, 1.0, 1.0) for names in ("ab", "a"))
+    check_same_replicas(both, both)
+    with pytest.raises(WorkerUnavailable, match="not always there: b; measure again"):
+        check_same_replicas(both, both, one)
 
 
 def test_needs_by_littles_law() -> None:
