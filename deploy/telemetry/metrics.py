@@ -127,8 +127,10 @@ class RayExporter:
         for sample in family.samples:
             if sample.name.endswith("_total"):
                 is_new, more = self._increase(sample)
-                if more > 0 or is_new:  # Ray takes no 0, but a series must begin there: `increase`
-                    metric.inc(max(more, LEAST), sample.labels)  # does not see the first value
+                # Ray takes no 0. A counter whose labels are known is exported before it counts,
+                # so that `increase` sees its first value.
+                if more > 0 or is_new:
+                    metric.inc(max(more, LEAST), sample.labels)
 
     def _observe(self, metric: Any, family: Metric) -> None:
         """Repeat new observations, each by the bound of its bucket.

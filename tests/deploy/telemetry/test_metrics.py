@@ -89,7 +89,7 @@ def parsed(text: bytes) -> dict[str, float]:
     }
 
 
-def test_a_counter_begins_at_zero_and_grows_by_what_was_added(ray: Ray) -> None:
+def test_a_counter_grows_by_what_was_added_and_one_at_zero_is_exported_too(ray: Ray) -> None:
     exporter, registry = RayExporter(), process(2, [], 1)
     exporter.export(registry.collect())
     exporter.export(registry.collect())
