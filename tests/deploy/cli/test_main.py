@@ -151,7 +151,11 @@ def test_errors_are_one_line(baton: Any, args: tuple[str, ...], status: int, sai
 
 @pytest.mark.parametrize(
     ("line", "said"),
-    [("{", ":1: expected"), ('{"question": "x"}', ":1: expected"), ('{"question": 1, "answer": 2}', ":1:")],
+    [
+        ("{", ":1: expected"),
+        ('{"question": "x"}', ":1: expected"),
+        ('{"question": 1, "answer": 2}', ":1:"),
+    ],
 )
 def test_problem_files_are_checked(baton: Any, tmp_path: Path, line: str, said: str) -> None:
     file = tmp_path / "problems.jsonl"
