@@ -11,7 +11,7 @@ from prometheus_client.core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from orchestrator.loop.accumulator import WORKERS, ResponseAccumulator
-from orchestrator.loop.events import Event, StepCompleted, TextDelta
+from orchestrator.loop.events import Event, StepCompleted
 
 
 class _Processor(Collector):
@@ -114,16 +114,17 @@ class ServiceMetrics:
         Requests that are cut short are counted too: their tokens were made all the same.
         """
         error: BaseException | None = None
+        waiting = True  # for the first text
 
         def observe(event: Event) -> None:
+            nonlocal waiting
             if isinstance(event, StepCompleted):
                 accepted = "true" if event.step.accepted else "false"
                 self.steps.labels(event.step.author, accepted).inc()
-            elif isinstance(event, TextDelta) and not seen:
-                seen.append(event.phase)
-                self.first_text.labels(policy).observe(response.elapsed_s)
+            elif waiting and response.first_text_s is not None:
+                waiting = False
+                self.first_text.labels(policy).observe(response.first_text_s)
 
-        seen: list[str] = []
         response.start()
         response.observers.append(observe)
         self.live.inc()
