@@ -4,6 +4,7 @@
 - `target`: a transformers model behind a cache: passes over trees, and prefill.
 - `cache`: the preallocated key/value cache and its slots.
 - `layer`: the decoder layer of Llama and Qwen in few operations.
+- `linear`: how a weight lies in memory and is multiplied.
 - `early_exit`: an early-exit head behind a shallow layer.
 - `rng`: random numbers as a function of seed and position.
 - `sampling`: next-token distributions, and sampling from them.

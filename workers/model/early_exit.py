@@ -25,15 +25,8 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from workers.model.cache import KVCache
-from workers.model.layer import (
-    Attention,
-    FeedForward,
-    FusedLinear,
-    RMSNorm,
-    Rotary,
-    attend,
-    rotate,
-)
+from workers.model.layer import Attention, FeedForward, RMSNorm, Rotary, attend, rotate
+from workers.model.linear import FusedLinear
 
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
 

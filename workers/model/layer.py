@@ -3,20 +3,20 @@
 In a pass over one token the launches of operations cost more than the arithmetic: transformers'
 layer makes about fifty. Here projections with the same input are one matrix product, queries and
 keys are rotated together, the residual is added in the kernel of the product, and a norm is four
-operations or one. The weights are those of transformers' layer: fused ones become one tensor, and
-that layer's own parameters views of it (strided, to be made contiguous before they are saved).
+operations or one. How weights lie in memory and are multiplied is `linear`'s business.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from workers.model.cache import KVCache
+from workers.model.linear import FusedLinear, full_precision_cpu
 
 Rotary = tuple[Tensor, Tensor]
 """Cosines and sines [1 or rows, 1, n, head size] for `rotate`: the sines' first half is negated."""
@@ -138,7 +138,7 @@ class RMSNorm:
         self.weight, self.epsilon = weight.detach(), epsilon
         self.shape = tuple(weight.shape[-1:])
         # Torch's is one operation on a GPU and eight on a CPU, where these are four.
-        self.on_cpu = _full_precision_cpu(weight)
+        self.on_cpu = full_precision_cpu(weight)
         if self.on_cpu:
             (width,) = self.shape
             self.scaled_weight = self.weight * width**0.5
@@ -156,26 +156,6 @@ class RMSNorm:
         if self.weight.dim() == 1:
             return F.rms_norm(x, self.shape, self.weight, self.epsilon)
         return F.rms_norm(x, self.shape, None, self.epsilon) * self.weight
-
-
-class FusedLinear:
-    """One or several linear layers of transformers with the same input, as one matrix product."""
-
-    def __init__(self, *parts: nn.Linear) -> None:
-        self.weight = fuse(parts, "weight").t()
-        biased = getattr(parts[0], "bias", None) is not None
-        self.bias: Tensor | None = fuse(parts, "bias") if biased else None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """[tokens, inputs] to [tokens, outputs], the outputs of the parts concatenated."""
-        if self.bias is None:
-            return torch.mm(x, self.weight)
-        return torch.addmm(self.bias, x, self.weight)
-
-    def add_to(self, stream: Tensor, x: Tensor) -> Tensor:
-        """The same, added to a residual stream [tokens, outputs]."""
-        stream = torch.addmm(stream, x, self.weight)
-        return stream if self.bias is None else stream + self.bias
 
 
 def half_split(cosines: Tensor, sines: Tensor) -> Rotary:
@@ -208,43 +188,3 @@ def attend(
         mask = mask.repeat(1, 1, groups, 1)
     mixed = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
     return mixed.reshape(rows, heads, n, size)  # a view where the kernel's layout allows one
-
-
-def fuse(parts: Sequence[nn.Linear], name: str) -> Tensor:
-    """Concatenate the parts' parameters of that name; they become views of the result.
-
-    On a CPU in full precision a weight is laid out by inputs: a product with one vector then reads
-    memory from end to end, in four fifths of the time where the weights exceed the second-level
-    cache. The kernels for half precision are slower with that layout.
-    """
-    parameters = [getattr(part, name).detach() for part in parts]
-    fused = _fused_before(parameters)
-    if fused is None:
-        fused = torch.cat(parameters) if len(parameters) > 1 else parameters[0]
-        if fused.dim() == 2 and _full_precision_cpu(fused):
-            fused = fused.t().contiguous().t()
-        for part, view in zip(parts, fused.split([*map(len, parameters)]), strict=True):
-            setattr(part, name, nn.Parameter(view, requires_grad=False))
-    return fused
-
-
-def _full_precision_cpu(weight: Tensor) -> bool:
-    """Whether it lies on a CPU in full precision, where torch's own kernels are not the fastest."""
-    return weight.device.type == "cpu" and weight.dtype.itemsize >= 4
-
-
-def _fused_before(parts: Sequence[Tensor]) -> Tensor | None:
-    """The tensor that these parts are views of, if they were fused before (for another target)."""
-    first, step = parts[0], parts[0].stride(0)
-    size = sum(map(len, parts))
-    if first.dim() == 2 and _full_precision_cpu(first) and first.stride() != (1, size):
-        return None
-    at = first.storage_offset()
-    for part in parts:
-        storage = part.untyped_storage().data_ptr()
-        if storage != first.untyped_storage().data_ptr() or part.stride() != first.stride():
-            return None
-        if part.storage_offset() != at:
-            return None
-        at += len(part) * step
-    return torch.as_strided(first, (size, *first.shape[1:]), first.stride())

@@ -21,7 +21,8 @@ from torch.nn.functional import embedding
 
 from workers.model.cache import KVCache
 from workers.model.early_exit import Adapter, EarlyExitHead
-from workers.model.layer import FusedLinear, Layer, RMSNorm, Rotary, half_split
+from workers.model.layer import Layer, RMSNorm, Rotary, half_split
+from workers.model.linear import FusedLinear
 from workers.model.tree import Tree
 
 CHUNK = 512  # most tokens of one row in one pass

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
-from workers.model.layer import fuse
+from workers.model.linear import fuse
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Tree
 
