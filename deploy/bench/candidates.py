@@ -16,6 +16,7 @@ from deploy.bench.expected import of_tree
 from orchestrator.errors import BatonError
 from orchestrator.types import Sampling
 from workers.embedded.checkpoints import resolve
+from workers.engine.gguf_checkpoint import read_network
 from workers.engine.loading import LoadedTarget
 from workers.model.sampling import warp
 from workers.model.target import ModelOutput, Target
@@ -24,6 +25,7 @@ from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
 from workers.speculation.feature_head import VARIANTS
 from workers.speculation.method import Method
+from workers.text.gguf_tokenizer import is_gguf
 
 BASELINE: Final = "vanilla"
 PEERS: Final = ("hf-generate", "hf-assisted")
@@ -308,9 +310,13 @@ def _synchronize(device: torch.device) -> None:
 
 def stock(model: str, dtype: torch.dtype, device: str) -> Any:
     """The network as transformers loads it, unchanged."""
-    loaded = AutoModelForCausalLM.from_pretrained(
-        str(resolve(model)), dtype=dtype, attn_implementation="sdpa", use_safetensors=True
-    )
+    path = str(resolve(model))
+    if is_gguf(path):
+        loaded = read_network(path, dtype)
+    else:
+        loaded = AutoModelForCausalLM.from_pretrained(
+            path, dtype=dtype, attn_implementation="sdpa", use_safetensors=True
+        )
     return loaded.to(device).eval()
 
 

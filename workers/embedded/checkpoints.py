@@ -1,10 +1,11 @@
-"""Where a checkpoint lies: in a folder, on the Hugging Face hub, or beside this file."""
+"""Where a checkpoint lies: a folder, a GGUF file, the Hugging Face hub, or beside this file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from orchestrator.errors import ConfigError
+from workers.text.gguf_tokenizer import is_gguf
 
 MODELS = Path(__file__).parent
 EMBEDDED = "embedded:"
@@ -15,10 +16,11 @@ JUDGE_FILE = "judge.json"
 
 
 def resolve(model: str | Path) -> Path | str:
-    """The folder a name stands for, or the Hugging Face id it is.
+    """The folder or GGUF file a name stands for, or the Hugging Face id it is.
 
     Raises:
-        ConfigError: a folder that holds no checkpoint, an embedded model that does not exist.
+        ConfigError: a folder that holds no checkpoint, a file or an embedded model that does not
+            exist.
     """
     name = str(model)
     if name.startswith(EMBEDDED):
@@ -28,6 +30,11 @@ def resolve(model: str | Path) -> Path | str:
         if folder.parent != MODELS or not (folder / "config.json").is_file():
             raise ConfigError(f"there is no embedded model {name!r} in {MODELS}")
         return folder
+    if is_gguf(name):
+        file = Path(name).expanduser()
+        if not file.is_file():
+            raise ConfigError(f"there is no file {file}; a GGUF file is named by its path")
+        return file
     if name.startswith((".", "/", "~")):
         folder = Path(name).expanduser()
         if not (folder / "config.json").is_file():
@@ -42,4 +49,4 @@ def folder_of(model: str | None) -> Path | None:
         place = resolve(model or "")
     except ConfigError:
         return None  # who loads it says what is wrong
-    return place if isinstance(place, Path) else None
+    return place if isinstance(place, Path) and place.is_dir() else None

@@ -6,5 +6,6 @@
   (`workers/speculation/decode.py`) once an iteration.
 - `prefix_cache`: which slot of the cache a request gets, and how much of its prompt is there.
 - `loading`: from the name of a checkpoint to a worker.
+- `gguf_checkpoint`: the config and weights of a GGUF file.
 - `memory`: what a checkpoint takes of a GPU, and the share that a process keeps to.
 """

@@ -1,6 +1,6 @@
 """From the name of a checkpoint to a worker.
 
-Only safetensors are read and no code of a checkpoint is ever run.
+Only safetensors and GGUF files are read and no code of a checkpoint is ever run.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
+from workers.engine import gguf_checkpoint
 from workers.engine.engine import Engine
 from workers.engine.memory import memory_need, reserve
 from workers.engine.worker import LocalWorker
@@ -25,6 +26,7 @@ from workers.speculation.decode import Decoder
 from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
 from workers.text import tokenizer_files
+from workers.text.gguf_tokenizer import is_gguf
 from workers.text.tokenizer import Tokenizer
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -50,7 +52,7 @@ def load(
     """A worker over a checkpoint, its engine running; `worker.close()` stops it.
 
     Args:
-        model: a folder, a Hugging Face id, or `embedded:NAME`.
+        model: a folder, a Hugging Face id, a GGUF file, or `embedded:NAME`.
         device: a torch device.
         dtype: of the computation; None is float32 on the CPU whatever is stored, else bfloat16.
         speculation: `{"method": NAME, **parameters}` of `METHODS`; None is plain decoding.
@@ -180,7 +182,11 @@ def load_config(path: str) -> Any:
         ConfigError: there is none, or of an architecture that is not supported.
     """
     try:
-        config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+        config = (
+            gguf_checkpoint.read_config(path)
+            if is_gguf(path)
+            else AutoConfig.from_pretrained(path, trust_remote_code=False)
+        )
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the model {path}: {_first_line(error)}") from error
     names = config.architectures or ["an unnamed architecture"]
@@ -210,13 +216,17 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
     """The network in eval mode on its device."""
     config, chosen = load_config(path), choose_dtype(device, dtype)
     try:
-        network = AutoModelForCausalLM.from_pretrained(
-            path,
-            config=config,
-            dtype=chosen,
-            attn_implementation="sdpa",
-            use_safetensors=True,
-            trust_remote_code=False,
+        network = (
+            gguf_checkpoint.read_network(path, chosen)
+            if is_gguf(path)
+            else AutoModelForCausalLM.from_pretrained(
+                path,
+                config=config,
+                dtype=chosen,
+                attn_implementation="sdpa",
+                use_safetensors=True,
+                trust_remote_code=False,
+            )
         )
         network = network.to(device).eval().requires_grad_(False)
     except (OSError, ValueError, RuntimeError) as error:

@@ -1,6 +1,7 @@
 """Between text and token ids: what every worker shares, whatever runs its model. It needs no torch.
 
 - `tokenizer_files`: a checkpoint's tokenizer from its files, in a folder or on the hub.
+- `gguf_tokenizer`: the tokenizer of a GGUF file, written as such files.
 - `tokenizer`: text to ids and back, with control tokens out of reach of any text.
 - `chat_template`: Jinja chat templates, rendered as transformers renders them.
 - `prompt`: a transcript or a side conversation as token ids.

@@ -98,7 +98,10 @@ class Tokenizer:
 
 def _hash(model: dict[str, Any], added: dict[int, str]) -> str:
     vocabulary = model["vocab"]
-    rows = sorted(vocabulary.items()) if isinstance(vocabulary, dict) else vocabulary
+    if isinstance(vocabulary, dict):  # some files list added tokens here too, others do not
+        rows = sorted((text, token) for text, token in vocabulary.items() if token not in added)
+    else:
+        rows = vocabulary
     parts = [model.get("type"), rows, model.get("merges"), sorted(added.items())]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 

@@ -1,4 +1,4 @@
-"""A checkpoint's tokenizer from its files alone, in a folder or on the Hugging Face hub.
+"""A checkpoint's tokenizer from its files: in a folder, on the Hugging Face hub, or in a GGUF file.
 
 The files are those that transformers reads: `tokenizer.json` and the special tokens and chat
 templates beside it. A checkpoint with other files in its place (vocab.json and merges.txt, or a
@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from orchestrator.errors import ConfigError
+from workers.text.gguf_tokenizer import is_gguf, write_tokenizer
 from workers.text.tokenizer import Tokenizer
 
 FILES = (
@@ -30,7 +31,7 @@ Convert = Callable[[str, Path], None]
 
 
 def load_tokenizer(model: str | Path, convert: Convert | None = None) -> Tokenizer:
-    """The tokenizer of a checkpoint: a folder, or a Hugging Face id.
+    """The tokenizer of a checkpoint: a folder, a Hugging Face id, or a GGUF file.
 
     Args:
         convert: makes the files of a checkpoint that has no `tokenizer.json`; None refuses it.
@@ -38,6 +39,10 @@ def load_tokenizer(model: str | Path, convert: Convert | None = None) -> Tokeniz
     Raises:
         ConfigError: there is no such checkpoint, or it has no tokenizer that can be used.
     """
+    if is_gguf(model):
+        with TemporaryDirectory() as converted:
+            write_tokenizer(model, Path(converted))
+            return _load(Path(converted), model)
     folder = Path(model) if Path(model).is_dir() else _download(str(model))
     if convert is not None and not (folder / "tokenizer.json").is_file():
         with TemporaryDirectory() as converted:

@@ -1,0 +1,248 @@
+"""A GGUF file is a model: the one that was written comes back, and what is not known is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.errors import ConfigError
+from orchestrator.types import StopCriteria
+from tests.workers.conftest import TEMPLATE, make_model, make_tokenizer, save
+from tests.workers.engine.local import ask, run
+from workers.embedded.checkpoints import resolve
+from workers.engine.gguf_checkpoint import read_config, read_network
+from workers.engine.loading import load, load_model, load_tokenizer
+
+NAMES = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+F32 = gguf.GGMLQuantizationType.F32
+
+
+def write(
+    path: Path,
+    model: Any,
+    tokenizer: Any,
+    kind: gguf.GGMLQuantizationType = F32,
+    set_keys: dict[str, Any] | None = None,
+    drop: str = "",
+    tensors: dict[str, np.ndarray] | None = None,
+) -> Path:
+    """What llama.cpp's converter writes of a model; `set_keys` and `tensors` beside or instead."""
+    config = model.config
+    name = config.model_type
+    writer = gguf.GGUFWriter(path, name)
+    keys: dict[str, Any] = {
+        f"{name}.context_length": config.max_position_embeddings,
+        f"{name}.block_count": config.num_hidden_layers,
+        f"{name}.embedding_length": config.hidden_size,
+        f"{name}.feed_forward_length": config.intermediate_size,
+        f"{name}.attention.head_count": config.num_attention_heads,
+        f"{name}.attention.head_count_kv": config.num_key_value_heads,
+        f"{name}.attention.key_length": config.head_dim,
+        f"{name}.attention.value_length": config.head_dim,
+        f"{name}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        f"{name}.rope.freq_base": config.rope_parameters["rope_theta"],
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.eos_token_id": tokenizer.eos_token_id,
+        "tokenizer.chat_template": TEMPLATE,
+        **(set_keys or {}),
+    }
+    for key, value in keys.items():
+        if key == drop:
+            continue
+        if isinstance(value, str):
+            writer.add_string(key, value)
+        elif isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, float):
+            writer.add_float32(key, value)
+        else:
+            writer.add_uint32(key, value)
+    described = json.loads(tokenizer.backend_tokenizer.to_str())
+    pieces = described["model"]["vocab"] | {
+        one["content"]: one["id"] for one in described["added_tokens"]
+    }
+    special = {one["id"]: 3 if one["special"] else 4 for one in described["added_tokens"]}
+    texts = sorted(pieces, key=pieces.__getitem__)
+    padded = texts + [f"[PAD{at}]" for at in range(len(texts), config.vocab_size)]
+    writer.add_token_list(padded)
+    writer.add_token_types(
+        [special.get(at, 1 if at < len(texts) else 5) for at in range(len(padded))]
+    )
+    writer.add_token_merges([" ".join(pair) for pair in described["model"]["merges"]])
+    for there, values in (_weights(model) | (tensors or {})).items():
+        if there == drop:
+            continue
+        if kind == F32 or values.ndim == 1:
+            writer.add_tensor(there, values)
+        else:
+            packed = gguf.quantize(values, kind)
+            writer.add_tensor(there, packed, raw_shape=packed.shape, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _weights(model: Any) -> dict[str, np.ndarray]:
+    made = {}
+    for name, tensor in model.state_dict().items():
+        values = tensor.float().numpy()
+        if name == "model.embed_tokens.weight":
+            there = "token_embd.weight"
+        elif name == "model.norm.weight":
+            there = "output_norm.weight"
+        elif name == "lm_head.weight":
+            there = "output.weight"
+        else:
+            _, _, layer, rest = name.split(".", 3)
+            module, _, which = rest.rpartition(".")
+            there = f"blk.{layer}.{NAMES[module]}.{which}"
+            heads = {
+                "attn_q": model.config.num_attention_heads,
+                "attn_k": model.config.num_key_value_heads,
+            }.get(NAMES[module])
+            if heads and model.config.model_type == "llama":
+                halves = values.reshape(heads, 2, -1, *values.shape[1:])
+                values = halves.swapaxes(1, 2).reshape(values.shape)
+        made[there] = values
+    if model.config.tie_word_embeddings:
+        del made["output.weight"]
+    return made
+
+
+def made(family: str, **options: Any) -> tuple[Any, Any]:
+    tokenizer = make_tokenizer()
+    return make_model(family, vocabulary=len(tokenizer) + 3, **options), tokenizer
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_the_network_that_was_written_comes_back(family: str, tmp_path: Path) -> None:
+    model, tokenizer = made(family)
+    file = write(tmp_path / "model.gguf", model, tokenizer)
+    network = load_model(str(file), dtype="float32")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(network.state_dict()[name], tensor), name
+    ids = torch.tensor([tokenizer("What is 12 + 34? Let me think.")["input_ids"]])
+    assert torch.equal(network(ids).logits, model(ids).logits)
+    assert network.generation_config.eos_token_id == tokenizer.eos_token_id
+
+
+def test_its_tokenizer_is_the_one_that_was_written(tmp_path: Path) -> None:
+    model, tokenizer = made("qwen3")
+    file = write(tmp_path / "model.gguf", model, tokenizer)
+    folder = tmp_path / "folder"
+    save(folder, tokenizer, model)
+    ours, theirs = load_tokenizer(str(file)), load_tokenizer(str(folder))
+    assert (ours.hash, ours.pieces) == (theirs.hash, theirs.pieces)  # not the padding of the head
+    assert (ours.eos_id, ours.chat_template.source) == (theirs.eos_id, TEMPLATE)
+    for text in ("", "What is 12 + 34?", "<think>x</think>", "  two  \n\n b", "naïve 数学 🙂"):
+        assert ours.encode_markup(text) == theirs.encode_markup(text)
+        assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_1", "F16", "BF16"])
+def test_packed_weights_are_unpacked(kind: str, tmp_path: Path) -> None:
+    model, tokenizer = made("llama")
+    chosen = gguf.GGMLQuantizationType[kind]
+    network = read_network(write(tmp_path / "m.gguf", model, tokenizer, chosen), torch.float32)
+    values = model.model.layers[1].mlp.up_proj.weight
+    expected = gguf.dequantize(gguf.quantize(values.numpy(), chosen), chosen)
+    ours = network.model.layers[1].mlp.up_proj.weight
+    assert torch.equal(ours, torch.from_numpy(np.array(expected, dtype=np.float32)))
+    assert not torch.equal(ours, values)
+
+
+async def test_it_answers_as_the_folder_does(tmp_path: Path) -> None:
+    model, tokenizer = made("qwen2")
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    folder = save(tmp_path / "folder", tokenizer, model)
+    file = write(tmp_path / "model.gguf", model, tokenizer)
+    assert read_config(file).tie_word_embeddings
+    texts = []
+    for place in (folder, file):
+        worker = load(place, rows=1, max_len=200)
+        try:
+            texts.append((await run(worker, ask(), StopCriteria(20))).segment)
+        finally:
+            worker.close()
+    assert texts[0] == texts[1]
+
+
+def test_llama3_positions_come_from_their_factors(tmp_path: Path) -> None:
+    model, tokenizer = made("llama", width=128)
+    rope = {
+        "rope_type": "llama3", "rope_theta": 10_000.0, "factor": 32.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    plain = model.model.rotary_emb.inv_freq.numpy()
+    model.config.rope_parameters = rope
+    scaled = type(model.model.rotary_emb)(model.config).inv_freq.numpy()
+    divisors = {"rope_freqs.weight": plain / scaled}
+    assert len({round(float(one), 3) for one in divisors["rope_freqs.weight"]}) > 2
+    file = write(tmp_path / "m.gguf", model, tokenizer, tensors=divisors)
+    assert read_config(file).rope_parameters == rope
+    strange = {"rope_freqs.weight": plain / scaled + np.float32(0.5)}
+    with pytest.raises(ConfigError, match="otherwise than Llama 3"):
+        read_config(write(tmp_path / "other.gguf", model, tokenizer, tensors=strange))
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"set_keys": {"general.architecture": "gemma3"}}, "GGUF file of gemma3; supported: llama"),
+        ({"set_keys": {"qwen3.attention.sliding_window": 64}}, r"qwen3\.attention\.sliding_window"),
+        ({"set_keys": {"qwen3.attention.head_count_kv": [2, 1]}}, "head_count_kv .as a list"),
+        ({"set_keys": {"qwen3.rope.dimension_count": 4}}, "rope.dimension_count to 4"),
+        ({"set_keys": {"qwen3.rope.scaling.type": "yarn"}}, "rope.scaling.type to yarn"),
+        ({"set_keys": {"split.count": 3}}, "one of 3 parts"),
+        ({"set_keys": {"tokenizer.ggml.pre": "deepseek-v3"}}, "pre is deepseek-v3"),
+        ({"set_keys": {"tokenizer.ggml.model": "bert"}}, "tokenizer .*bert"),
+        ({"drop": "qwen3.block_count"}, "does not set qwen3.block_count"),
+        ({"drop": "blk.1.ffn_up.weight"}, "lacks model.layers.1.mlp.up_proj.weight"),
+        ({"tensors": {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}}, "attn_sinks"),
+        ({"tensors": {"blk.0.attn_q.bias": np.ones(32, np.float32)}}, "q_proj.bias, which a Qwen3"),
+        ({"tensors": {"output_norm.weight": np.ones(9, np.float32)}}, r"norm.weight is \(9,\)"),
+    ],
+)
+def test_what_is_not_known_is_refused_by_name(
+    change: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    model, tokenizer = made("qwen3")
+    file = write(tmp_path / "model.gguf", model, tokenizer, **change)
+    with pytest.raises(ConfigError, match=reason):
+        load(file, rows=1)
+
+
+def test_what_is_no_gguf_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="there is no file"):
+        resolve(tmp_path / "absent.gguf")
+    (tmp_path / "text.gguf").write_text("not a model" * 10)
+    with pytest.raises(ConfigError, match=r"text\.gguf"):
+        load(tmp_path / "text.gguf")
+    model, tokenizer = made("qwen3")
+    whole = write(tmp_path / "whole.gguf", model, tokenizer).read_bytes()
+    for share in (0.01, 0.3, 0.9):
+        (tmp_path / "cut.gguf").write_bytes(whole[: int(share * len(whole))])
+        with pytest.raises(ConfigError, match=r"cut\.gguf"):
+            read_config(tmp_path / "cut.gguf")
