@@ -21,7 +21,7 @@ from orchestrator.errors import WorkerError, WorkerUnavailable
 from orchestrator.types import Finish, Sampling, StopCriteria, Usage
 from orchestrator.worker import Delta
 from workers.model.rng import uniform
-from workers.model.sampling import draw, warp
+from workers.model.sampling import draw, nan_logits, warp
 from workers.model.target import ModelOutput
 from workers.model.tree import Accepted, Row
 from workers.text.detokenizer import Detokenizer
@@ -265,12 +265,6 @@ def stop_nll(log_probs: Tensor, stop_token_ids: Collection[int]) -> float:
     """
     known = [token for token in stop_token_ids if token < len(log_probs)]
     return -float(log_probs[known].logsumexp(0)) if known else math.inf
-
-
-def nan_logits() -> WorkerError:
-    return WorkerError(
-        "the model's logits are NaN where numbers are expected: check its weights, dtype and device"
-    )
 
 
 def lease_expired() -> WorkerError:

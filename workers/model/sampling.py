@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from orchestrator.errors import WorkerError
 from orchestrator.types import Sampling
 from workers.model.rng import ACCEPT, FIRST, SECOND, STEP, uniform
 
@@ -27,6 +29,18 @@ def gumbels(keys: Sequence[int], size: int, device: torch.device | str = "cpu") 
     # 52 bits and a half: neither 0 nor 1, so that both logarithms are finite.
     unit = ((x >> 12) & ((1 << 52) - 1)).double().add_(0.5).mul_(2.0**-52)
     return unit.log_().neg_().log_().neg_()
+
+
+def is_nan(logits: Tensor) -> bool:
+    """Whether a logit is NaN; one transfer."""
+    return math.isnan(float(logits.sum()))
+
+
+def nan_logits(whose: str = "the model's") -> WorkerError:
+    """The error where logits are NaN."""
+    return WorkerError(
+        f"{whose} logits are NaN where numbers are expected: check its weights, dtype and device"
+    )
 
 
 def warp(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:

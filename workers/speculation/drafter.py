@@ -16,7 +16,7 @@ from torch import Tensor
 
 from orchestrator.types import Sampling
 from workers.model.rng import DRAFT, key, uniform
-from workers.model.sampling import draw, gumbels, warp
+from workers.model.sampling import draw, gumbels, is_nan, nan_logits, warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method
@@ -81,6 +81,9 @@ class Drafter:
         """One tree per row, `depths[row]` levels below its newest token.
 
         Trees of sampled rows carry the distributions their nodes were drawn from.
+
+        Raises:
+            WorkerError: the draft model's logits are NaN.
         """
         self._cached = {}
         if max(depths) == 0:
@@ -96,12 +99,17 @@ class Drafter:
                 roots = torch.tensor([one.before for one in growing], device=logits.device)
                 logits = logits[every, roots, None]
             skip = [len(tree) for tree in grown]
-            children, probs = expander(level, logits.float(), parent_index)
+            logits = logits.float()
+            if is_nan(logits):
+                for slot in slots:  # its memory may hold NaNs
+                    self.cache.reset(slot)
+                raise nan_logits("the draft's")
+            children, probs = expander(level, logits, parent_index)
             parent_index = [
                 one.add(children[i], None if probs is None or rows[i].greedy else probs[i])
                 for i, one in enumerate(growing)
             ]
-            if expander.ended() or not any(parent_index):  # NaN logits give no children
+            if expander.ended() or not any(parent_index):  # no mass is left
                 break
         self._cached = {
             slot: (one.before, run) for slot, one, run in zip(slots, growing, skip, strict=True)

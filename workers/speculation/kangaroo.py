@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from workers.model.early_exit import Adapter
+from workers.model.sampling import is_nan, nan_logits
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation.drafter import IndependentExpander, confidences
@@ -77,6 +78,8 @@ class Kangaroo(Method):
             if not drafting:
                 break
             logits = result.logits.float()
+            if is_nan(logits):
+                raise nan_logits("the adapter's")
             if len(drafting) < len(running):
                 logits = logits[[running.index(i) for i in drafting]]
             chosen = [rows[i] for i in drafting]

@@ -28,6 +28,7 @@ from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder, generate
+from workers.speculation.drafter import DrafterMethod
 from workers.text.tokenizer_files import load_tokenizer
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
@@ -47,6 +48,13 @@ OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("fspad", {"depth": 3, "width": 2, "nodes": 5}),
     ("fspad", {"depth": 3, "width": 2, "nodes": 5, "variant": "eagle2"}),
 ]
+
+
+DRAFTING = [
+    *(case for case in OPTIONS if case[0] not in ("vanilla", "lookup")),
+    ("reflective", {"draft": "other", "gamma": 3}),
+]
+"""Those whose drafts come from a model; `auto` has them from these."""
 
 
 def case_id(case: tuple[str, dict[str, Any]]) -> str:
@@ -431,6 +439,58 @@ async def test_nan_logits_are_an_error_and_poison_nobody(
             await tokens(sampling)
     loop.method.score = score  # type: ignore[method-assign]
     assert await tokens(Sampling()) == good
+    worker.close()
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=1)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(("method", "options"), DRAFTING, ids=[case_id(case) for case in DRAFTING])
+async def test_a_draft_of_nan_is_an_error_and_no_later_call_meets_it(
+    method: str,
+    options: dict[str, Any],
+    sampling: Sampling,
+    checkpoint: Path,
+    draft_checkpoint: Path,
+    tmp_path: Path,
+) -> None:
+    """Also behind a first level that is sound, where a threshold must not take it for certainty."""
+    if "draft" in options:
+        options = {**options, "draft": str(draft_checkpoint)}
+    if method == "fspad":
+        save_head(tmp_path, load_model(str(checkpoint)), options.get("variant", "fspad"))
+        options = {**options, "head": str(tmp_path)}
+    worker = load(checkpoint, speculation={"method": method, **options}, rows=2, max_len=200)
+    call = Call("r", Transcript((Message("user", "What?"),)))
+
+    async def tokens() -> Any:
+        stream = worker.generate(call, StopCriteria(9), sampling, stream=False)
+        return [item.segment.tokens async for item in stream if isinstance(item, Generation)]
+
+    good = await tokens()
+    model = worker.engine.decoder.method
+    model = getattr(model, "base", model)
+    model = model.drafter.model if isinstance(model, DrafterMethod) else model.target
+    name = "_early_logits" if method == "kangaroo" else "forward"
+    whole = getattr(model, name)
+    for sound in (0, 1):
+        left = [None] * sound
+
+        def broken(*args: Any, left: list[None] = left, **more: Any) -> Any:
+            result = whole(*args, **more)
+            logits = result if isinstance(result, torch.Tensor) else result.logits
+            if left:
+                left.pop()
+            elif logits.shape[1]:
+                model.cache.data[:] = torch.nan
+                logits[..., -1] = torch.nan
+            return result
+
+        setattr(model, name, broken)
+        with pytest.raises(WorkerError, match=r"(draft|adapter)'s logits are NaN"):
+            await tokens()
+        setattr(model, name, whole)
+        if method == "kangaroo":  # the engine resets the slots of failed calls, not of others
+            model.cache.data.nan_to_num_()
+        assert await tokens() == good
     worker.close()
 
 
