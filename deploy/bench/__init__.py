@@ -5,6 +5,7 @@ In reading order:
 - `run`: one run: load, take turns, predict, report.
 - `candidates`: our methods with their parameters, and transformers' own loops.
 - `rounds`: turns on the same prompts; speeds, ratios and acceptance with intervals.
+- `turn_log`: the turns in a file; a run that stopped goes on from there.
 - `expected`: how many drafts a method should accept, from both models' distributions alone.
 - `predict`: those expectations along the texts of a run.
 - `divergence`: where greedy texts part from plain decoding's, and by which margin.

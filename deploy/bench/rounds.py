@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from deploy.bench.candidates import BASELINE, DecodingCandidate, TurnResult
+from deploy.bench.turn_log import TurnLog
 
 RESAMPLES: Final = 2000
 MOST_WARM: Final = 40
@@ -56,24 +57,38 @@ def take_turns(
     temperature: float,
     seed: int,
     advance: Callable[[str], None],
+    log: TurnLog | None = None,
 ) -> list[Turns]:
     """Each candidate `rounds` times on each group, after turns to warm up.
 
-    One turn is enough, but for a method that is still measuring what is fastest here.
+    One turn is enough, but for a method that is still measuring what is fastest here. Turns that
+    the log has are not taken again.
     """
+    log = log or TurnLog(None, {})
+    case = (len(groups[0]), temperature)
     turns = [Turns(candidate, [[] for _ in groups]) for candidate in candidates]
+    finished = [log.results(case, turn) for turn in range(rounds * len(groups))]
     for candidate in candidates:
-        advance(candidate.entry.label)
-        for turn in range(MOST_WARM):
+        advance(f"{candidate.entry.label}, warming up")
+        for turn in range(MOST_WARM if None in finished else 0):
             candidate.run(groups[-1 - turn % len(groups)], temperature, seed)
             if candidate.converged:
                 break
-    for turn in range(rounds * len(groups)):
+    for turn, results in enumerate(finished):
         first, group = turn % len(turns), turn % len(groups)
+        where = f"prompts {group + 1} of {len(groups)}, round {turn // len(groups) + 1} of {rounds}"
+        results = results or {}
+        missing = not results
         for one in turns[first:] + turns[:first]:
-            advance(one.candidate.entry.label)
-            work = one.candidate.run(groups[group], temperature, seed + 1 + turn * len(groups[0]))
-            one.works[group].append(work)
+            label = one.candidate.entry.label
+            advance(f"{label}, {where}")
+            if missing:
+                results[label] = one.candidate.run(
+                    groups[group], temperature, seed + 1 + turn * len(groups[0])
+                )
+            one.works[group].append(results[label])
+        if missing:
+            log.add(case, turn, results)
     return turns
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,12 +14,15 @@ from deploy.bench.candidates import BASELINE, CandidateSpec, DecodingCandidate, 
 from deploy.bench.divergence import divergences
 from deploy.bench.predict import predictions
 from deploy.bench.rounds import Row, Turns, right, rows, take_turns, texts
+from deploy.bench.turn_log import TurnLog
 from deploy.cli.common import Bar
 from deploy.evaluation.evaluate import Problem
+from deploy.evaluation.evaluation_log import fingerprint
 from deploy.evaluation.problems import load_problems
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.answer_equality import compare
 from orchestrator.types import Message, Transcript
+from workers.embedded.checkpoints import folder_of
 from workers.engine.loading import LoadedTarget, open_target
 from workers.text.prompt import PromptRenderer
 
@@ -43,9 +47,18 @@ class Settings:
 
 
 def bench(
-    settings: Settings, requested: Sequence[CandidateSpec] | None, shown: Bar
+    settings: Settings,
+    requested: Sequence[CandidateSpec] | None,
+    shown: Bar,
+    rows_file: Path | None = None,
 ) -> dict[str, Any]:
-    """All rows, predictions, and what was not available."""
+    """All rows, predictions, and what was not available.
+
+    Raises:
+        ConfigError: `rows_file` is of another run.
+    """
+    chosen = list(entries(requested))
+    log = TurnLog(rows_file, _shared(settings, chosen))
     loaded = open_target(
         settings.model, device=settings.device, dtype=settings.dtype, slots=max(settings.streams)
     )
@@ -60,7 +73,6 @@ def bench(
     def is_right(prompt: int, output: list[int]) -> bool:
         return bool(compare(loaded.tokenizer.decode(output), problems[prompt].answer))
 
-    chosen = list(entries(requested))
     data: dict[str, Any] = {"rows": [], "laws": [], "ablations": [], "unavailable": []}
     fields: list[tuple[int, list[DecodingCandidate]]] = []
     for streams in settings.streams:
@@ -79,7 +91,7 @@ def bench(
         groups = [prompts[at : at + streams] for at in range(0, len(prompts), streams)]
         for temperature in settings.temperatures:
             finished = take_turns(
-                entered, groups, settings.rounds, temperature, settings.seed, shown.turn
+                entered, groups, settings.rounds, temperature, settings.seed, shown.turn, log
             )
             measured = rows(finished, temperature, streams, settings.length)
             if temperature > 0 and settings.draft is not None and streams == 1:
@@ -113,6 +125,16 @@ def bench(
         "seed": settings.seed,
     }
     return data
+
+
+def _shared(settings: Settings, chosen: Sequence[CandidateSpec]) -> dict[str, Any]:
+    """What two runs must share for their turns to be of one."""
+    models = {
+        name: fingerprint(folder_of(model), model)
+        for name, model in (("model", settings.model), ("draft", settings.draft))
+        if model is not None
+    }
+    return asdict(settings) | models | {"methods": [one.label for one in chosen]}
 
 
 def rendered(

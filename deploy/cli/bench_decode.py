@@ -45,6 +45,10 @@ def bench_decode(
         int | None, typer.Option(min=1, help="CPU threads, for all; None: as a worker takes.")
     ] = None,
     seed: Annotated[int, typer.Option(help="Which problems, and the draws.")] = 0,
+    rows: Annotated[
+        Path | None,
+        typer.Option(help="A JSON line per turn; a run that was broken off goes on from there."),
+    ] = None,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write rows and settings to this file.")
     ] = None,
@@ -68,6 +72,8 @@ def bench_decode(
       baton bench-decode --methods chain,spectr,recursive-s --draft embedded:draft --temperature 1
 
       baton bench-decode --methods chain:gamma=3,hf-assisted --streams 1,4 --json build/decode.json
+
+      baton bench-decode --model runs/large --draft runs/small --rows build/decode.jsonl
     """
     chosen = None if methods is None else _methods(methods)
     warmths = _numbers("--temperature", temperature, float, 0.0)
@@ -94,7 +100,7 @@ def bench_decode(
     before = torch.get_num_threads()
     try:
         with bar(Console(stderr=True)) as shown:
-            data = bench(settings, chosen, shown)
+            data = bench(settings, chosen, shown, rows)
     finally:
         torch.set_num_threads(before)
     if as_json is not None:
@@ -102,8 +108,8 @@ def bench_decode(
     if as_markdown is not None:
         write(as_markdown, report(data))
     console = wide_console()
-    for heading, columns, rows in sections(data):
-        show(rows, columns, console, heading)
+    for heading, columns, table in sections(data):
+        show(table, columns, console, heading)
     for line in notes(data):
         console.print(f"- {line}", style="dim", markup=False)
     if plot is not None:

@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from inspect import signature
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from deploy.evaluation.clients import Client, RequestOptions
     from deploy.service.config import WorkerSpec
 
+LINE_EVERY_S = 10.0  # of progress, where it is written to a file
 COLOURS = {"small": "cyan", "large": "magenta", "policy": "yellow"}
 
 Url = Annotated[
@@ -115,37 +117,47 @@ def _draft(method: str, small: WorkerSpec) -> dict[str, Any]:
 
 
 class Bar:
-    """A bar of so many turns, with what is being done beside it."""
+    """A bar of so many turns, with what is being done beside it.
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress, self._task = progress, progress.add_task("", total=None)
+    Where the console is no terminal, a line now and then instead.
+    """
 
-    def total(self, turns: int) -> None:
-        self._progress.update(self._task, total=turns)
+    def __init__(self, shown: Progress) -> None:
+        self._shown, self._task = shown, shown.add_task("", total=None)
+        self._told = -LINE_EVERY_S
+
+    def total(self, turns: int, done: int = 0) -> None:
+        """How many turns there are, and how many of them an earlier run has taken."""
+        self._shown.update(self._task, total=turns, completed=done)
 
     def turn(self, label: str) -> None:
         """The next turn begins."""
-        self._progress.update(self._task, advance=1, description=label)
+        self._shown.update(self._task, advance=1)
+        self.tell(label)
 
     def tell(self, label: str) -> None:
-        self._progress.update(self._task, description=label)
+        """What is being done."""
+        self._shown.update(self._task, description=label)
+        now = monotonic()
+        if self._shown.console.is_terminal or now - self._told < LINE_EVERY_S:
+            return
+        self._told, task = now, self._shown.tasks[0]
+        minutes, seconds = divmod(round(task.elapsed or 0), 60)
+        of = "" if task.total is None else f"{task.completed:.0f} of {task.total:.0f}, "
+        print(f"{of}{minutes}:{seconds:02d}: {label}", file=self._shown.console.file, flush=True)
 
 
-def progress(console: Console) -> Progress:
-    return Progress(
+@contextmanager
+def bar(console: Console) -> Iterator[Bar]:
+    """A progress bar that goes when the work is done."""
+    with Progress(
         BarColumn(),
         MofNCompleteColumn(),
         TimeRemainingColumn(),
         TextColumn("{task.description}", style="dim"),
         console=console,
         transient=True,
-    )
-
-
-@contextmanager
-def bar(console: Console) -> Iterator[Bar]:
-    """A progress bar that goes when the work is done."""
-    with progress(console) as shown:
+    ) as shown:
         yield Bar(shown)
 
 

@@ -17,8 +17,8 @@ from deploy.cli.common import (
     Problems,
     Seed,
     Url,
+    bar,
     open_client,
-    progress,
     wide_console,
     write,
 )
@@ -214,8 +214,8 @@ async def _run(
             )
         )
 
-        shown = stack.enter_context(progress(Console(stderr=True, highlight=False)))
-        task = shown.add_task("", total=lots, completed=past)
+        shown = stack.enter_context(bar(Console(stderr=True, highlight=False)))
+        shown.total(lots, past)
         unsent: list[EvaluationResult] = []  # whose feedback the service does not have yet
 
         def keep(index: int, turn: Sequence[EvaluationResult]) -> None:
@@ -246,7 +246,7 @@ async def _run(
             concurrency=about["concurrency"],
             done=done,
             keep=keep,
-            progress=lambda candidate: shown.update(task, advance=1, description=candidate.label),
+            progress=lambda candidate: shown.turn(candidate.label),
         )
         if unsent:
             await send_feedback()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,35 @@ def test_methods_side_by_side(baton: Any, tiny: Path, tmp_path: Path) -> None:
     assert "At draft length 4, temperature 1, 1 stream" in said
     assert "## At draft length 4, temperature 1, 1 stream" in text
     assert "A token" in text or "a token of the draft model is accepted" in text
+
+
+def test_a_run_that_was_broken_off_goes_on(
+    baton: Any, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, out = tmp_path / "rows" / "decode.jsonl", tmp_path / "decode.json"
+    args = (
+        "--model", str(tiny / "large"), "--draft", "none", "--methods", "lookup", "--prompts", "2",
+        "--rounds", "2", "--max-new", "6", "--temperature", "0", "--rows", str(kept),
+        "--json", str(out),
+    )  # fmt: skip
+    status, _, err = baton(*args)
+    assert status == 0, err
+    assert re.search(r"1 of 10, 0:\d\d: vanilla, warming up\n", err)  # where there is no terminal
+    head, *turns = kept.read_text().splitlines()
+    assert len(turns) == 4
+    kept.write_text("\n".join((head, *turns[:2], turns[2][:50])))  # as where it is killed
+    assert baton(*args)[0] == 0
+    again = kept.read_text().splitlines()
+    assert again[:3] == [head, *turns[:2]]
+    assert [json.loads(line)["turn"] for line in again[1:]] == [0, 1, 2, 3]
+    assert json.loads(out.read_text())["rows"][1]["label"] == "lookup gamma 10"
+    monkeypatch.setattr(SpeculationCandidate, "run", None)  # nothing runs where all is there
+    assert baton(*args)[0] == 0
+    status, _, err = baton(*args[:-4], "--seed", "1", "--rows", str(kept))
+    assert (status, "of another run: its seed is 0, now 1; choose another file" in err) == (1, True)
+    kept.write_text("something else\n")
+    status, _, err = baton(*args)
+    assert (status, "not the rows of a run" in err) == (1, True)
 
 
 def test_what_is_missing_is_told(
