@@ -4,6 +4,9 @@ A *transcript* is the chain of thought so far: the question, the accepted *segme
 whether the thought is closed, and the segments of the answer. It never holds drafts. Control
 tokens (chat markup, the opening and closing of the thought) are structure here, never text: only
 a worker turns them into token ids, so no text that a user or a model writes can imitate them.
+
+Where no model of the pair has a thought of its own, the transcript has none either: it is closed
+from the start, and the answer is what the models write together.
 """
 
 from __future__ import annotations
@@ -49,7 +52,8 @@ class Sampling:
 class StopCriteria:
     """How far one generation goes.
 
-    `until`: delimiters that end it and stay in the text (matched on text, whole tokens are kept).
+    `until`: delimiters that end it and stay in the text (matched on text, whole tokens are kept);
+    one inside a code block, a formula or a table, or behind a colon, does not count.
     `stop`: strings that end it and are cut off. `min_confidence`: end before the first token whose
     top probability is below it (finish "doubt"). `max_entropy`: end before anything is written
     if the entropy of the first token's distribution is above it (natural log, at temperature 1;
@@ -83,20 +87,39 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A question and the chain of thought accepted so far."""
+    """A question and the chain of thought accepted so far.
+
+    `chain` is what models share: the thought, or the answer of models that have no thought.
+    """
 
     messages: tuple[Message, ...]
     thought: tuple[Segment, ...] = ()
     answer: tuple[Segment, ...] = ()
+    thinking: bool = True  # there is a thought; without one the transcript is closed from the start
     closed: bool = False  # the thought has ended; what follows is the answer
     forced: bool = False  # the thought was closed by a budget or a loop, not by a model
     done: bool = False  # the answer has ended
     finish: Literal["stop", "length"] = "stop"  # why it ended, in OpenAI's words
 
     @property
+    def chain(self) -> tuple[Segment, ...]:
+        """The accepted segments of what models share."""
+        return self.thought if self.thinking else self.answer
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the chain still grows."""
+        return not (self.closed if self.thinking else self.done)
+
+    @property
     def text(self) -> str:
-        """The accepted thought, as one string."""
-        return "".join(segment.text for segment in self.thought)
+        """The accepted chain, as one string."""
+        return "".join(segment.text for segment in self.chain)
+
+    @property
+    def chain_tokens(self) -> int:
+        """Accepted tokens of the chain (each author's own count)."""
+        return sum(len(segment.tokens) for segment in self.chain)
 
     @property
     def thought_tokens(self) -> int:
@@ -106,6 +129,10 @@ class Transcript:
     @property
     def answer_tokens(self) -> int:
         return sum(len(segment.tokens) for segment in self.answer)
+
+    def without_thought(self) -> Transcript:
+        """The beginning of an answer by models that have no thought."""
+        return replace(self, thinking=False, closed=True)
 
     @property
     def last(self) -> Segment | None:
@@ -136,20 +163,21 @@ class Generation:
 
     `entropy` is that of the first token's distribution (natural log, at temperature 1), where the
     criteria have a `max_entropy`; None also where a stream broke off after its first token and was
-    resumed.
+    resumed. `thinks`: whether the worker's model marks a thought of its own.
     """
 
     segment: Segment
     usage: Usage = Usage()
     ms: float = 0.0
     entropy: float | None = None
+    thinks: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class LabelQuery:
     """A side conversation after a transcript, and single-token labels that compete for a position.
 
-    The model reads the transcript with its thought left open, then `turns`, then begins its reply
+    The model reads the transcript with its chain left open, then `turns`, then begins its reply
     with `lead_in`; the labels compete for the next position. `likeliest`: only which token is
     the likeliest counts, so a worker that knows no probabilities may answer with a point mass.
     `nll`: the same pass also gives the negative log-likelihood of the transcript's last segment
@@ -190,10 +218,11 @@ class Verification:
 
     A worker that writes text also says what the ids mean, for a policy that knows no tokenizer:
     `pieces[i]` is what token i adds to the text, `options[i]` is choice i as a segment of one
-    token (of none, with the finish "think_end" or "eos", where the choice ends the phase). A
-    character that lies across tokens, or across segments, belongs to the one that completes it:
-    accepted texts add up to the text of the accepted ids wherever a segment is cut. `ending` is
-    the negative log-likelihood of the end that the segment claims; None where it claims none.
+    token (of none, with the finish "think_end" or "eos", where the choice ends the phase, and with
+    "doubt" where it may begin a marker of several tokens: only a generation shows). A character
+    that lies across tokens, or across segments, belongs to the one that completes it: accepted
+    texts add up to the text of the accepted ids wherever a segment is cut. `ending` is the negative
+    log-likelihood of the end that the segment claims; None where it claims none.
     """
 
     nll: tuple[float, ...]

@@ -74,7 +74,7 @@ class BestOfK(Stepwise):
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step. Where a worker fails, the large model writes it."""
-        if len(transcript.thought) >= self.first_n:
+        if len(transcript.chain) >= self.first_n:
             drafts = yield from self._drafts(transcript)
             scores = yield from self._scores(transcript, drafts)
             kept = self._kept(scores)

@@ -23,13 +23,15 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from orchestrator.errors import Unsupported
-from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify
+from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript, Verification
 from policies.steps import attempt, ends, write_out
 
 NOTHING = Segment("small", "")
 """No token is pending: the large model only writes the next one."""
+MARKER = StopCriteria(8)
+"""As many tokens as a spelled marker of a thought's end may have."""
 
 Turn = Script[tuple[Transcript, bool]]
 
@@ -75,7 +77,7 @@ class BiLD(Policy):
 
     def solve(self, transcript: Transcript) -> Script[None]:
         drafting = not self.large_first
-        while not transcript.closed:
+        while transcript.is_open:
             transcript, drafting = yield from self._turn(transcript, drafting)
         if self.answer_by == "small":
             yield from write_out(transcript, "small", "large")
@@ -102,8 +104,12 @@ class BiLD(Policy):
             transcript = yield from Accept(transcript, kept)
         if dropped.tokens:
             yield from Reject(dropped)
-        if not transcript.closed:  # not by the draft's own end, nor by the budget
-            transcript = yield from Accept(transcript, verification.options[len(kept.tokens)])
+        if transcript.is_open:  # not by the draft's own end, nor by the budget
+            option = verification.options[len(kept.tokens)]
+            if option.finish == "doubt":  # perhaps the end of the thought: writing on shows it
+                transcript = yield from Write("large", transcript, MARKER)
+            else:
+                transcript = yield from Accept(transcript, option)
         return transcript, place is None or self.after_rollback == "small"
 
     def _draft(self, transcript: Transcript) -> Script[Segment | None]:
@@ -135,7 +141,7 @@ class BiLD(Policy):
         for place, nll in enumerate(verification.nll):
             if nll > self.rollback and verification.choices[place] != draft.tokens[place]:
                 return place
-        if ends(draft) and verification.options[-1].finish != draft.finish:
+        if draft.finish in ("think_end", "eos") and verification.options[-1].finish != draft.finish:
             nll = inf if verification.ending is None else verification.ending
             return len(draft.tokens) if nll > self.rollback else None
         return None

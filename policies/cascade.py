@@ -55,7 +55,7 @@ class Cascade(Judging):
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step: accepted by either judge, or the large model's."""
-        if len(transcript.thought) >= self.first_n:
+        if len(transcript.chain) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
                 score, kept = yield from self.verdict(transcript, draft.segment)

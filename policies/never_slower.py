@@ -79,10 +79,10 @@ class NeverSlower(SpecReason):
         spent = (yield from Account()) - before
         account.large_ms += spent.large_ms
         account.large_tokens += spent.large_tokens
-        if len(transcript.thought) >= self.first_n:
+        if len(transcript.chain) >= self.first_n:
             account.shared_steps += 1
             account.shared_ms += spent.ms
-            account.shared_tokens += after.thought_tokens - transcript.thought_tokens
+            account.shared_tokens += after.chain_tokens - transcript.chain_tokens
             account.losing = account.losing + 1 if self._too_slow(account) else 0
             account.alone = account.losing >= self.patience
         return after

@@ -26,7 +26,7 @@ class SpecReason(Judging):
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step. Where a worker fails, the large model writes it."""
-        if len(transcript.thought) >= self.first_n:
+        if len(transcript.chain) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
                 score = yield from self.score(transcript, draft.segment)

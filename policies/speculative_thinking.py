@@ -39,7 +39,7 @@ from pydantic import Field, StringConstraints
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, WorkerName, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
-from policies.steps import DELIMITER, attempt, write_out
+from policies.steps import DELIMITER, Delimiters, attempt, write_out
 
 Keywords: TypeAlias = tuple[Annotated[str, StringConstraints(pattern=r"\S", to_lower=True)], ...]
 Mood = Literal[-1, 0, 1]
@@ -93,6 +93,7 @@ class SpeculativeThinking(Policy):
     step_tokens: int = Field(
         default=1024, ge=1, description="cap on what the small model writes in one go"
     )
+    delimiters: Delimiters = Field(default=(DELIMITER,), description="what a paragraph ends with")
     answer_by: Literal["active", "small", "large"] = Field(
         default="active", description="who writes the answer; active: whoever ended the thought"
     )
@@ -101,8 +102,8 @@ class SpeculativeThinking(Policy):
         reflections, patience, n3 = 0, self.patience, self.n3
         if self.begin:
             transcript = yield from self._take_over(transcript, self.begin)
-        while not transcript.closed:
-            if not _at_delimiter(transcript):
+        while transcript.is_open:
+            if not self._at_delimiter(transcript):
                 transcript = yield from self._paragraph(transcript)
             elif patience is not None and reflections >= patience:
                 transcript = yield from Accept(transcript, Segment("policy", self.check))
@@ -121,7 +122,7 @@ class SpeculativeThinking(Policy):
             after = yield from self._take_over(transcript, self.n1)  # whatever a probe would say
         else:
             probe = yield from self._draft(
-                "small", transcript, StopCriteria(self.n1, until=(DELIMITER,))
+                "small", transcript, StopCriteria(self.n1, until=self.delimiters)
             )
             if probe is None:
                 return (yield from self._paragraph(transcript)), 0
@@ -134,7 +135,7 @@ class SpeculativeThinking(Policy):
             else:
                 after = yield from self._choose(transcript, probe, mood)
         kept = after.text[len(transcript.text) :]
-        if self.n2 and not after.closed and _count(kept, self.verification):
+        if self.n2 and after.is_open and _count(kept, self.verification):
             after = yield from self._take_over(after, self.n2)
         return after, self._mood(kept)
 
@@ -155,9 +156,14 @@ class SpeculativeThinking(Policy):
 
     def _paragraph(self, transcript: Transcript) -> Script[Transcript]:
         """The small model writes up to the next delimiter; where it cannot, the large one does."""
-        criteria = StopCriteria(self.step_tokens, until=(DELIMITER,))
+        criteria = StopCriteria(self.step_tokens, until=self.delimiters)
         after = yield from attempt(Write("small", transcript, criteria))
         return (yield from Write("large", transcript, criteria)) if after is None else after
+
+    def _at_delimiter(self, transcript: Transcript) -> bool:
+        """Whether a paragraph has just ended; spaces may share a token with its delimiter."""
+        end = "".join(segment.text for segment in transcript.chain[-2:])
+        return end.endswith(self.delimiters) or end.rstrip(" ").endswith(self.delimiters)
 
     def _take_over(self, transcript: Transcript, tokens: int) -> Script[Transcript]:
         """The large model writes so many tokens; where it cannot, the small one goes on."""
@@ -187,18 +193,8 @@ class SpeculativeThinking(Policy):
         """Who answers, and who does where that fails."""
         by = self.answer_by
         if by == "active":
-            by = (
-                "large"
-                if transcript.thought and transcript.thought[-1].author != "small"
-                else "small"
-            )
+            by = "large" if transcript.chain and transcript.chain[-1].author != "small" else "small"
         return ("small", "large") if by == "small" else ("large", "small")
-
-
-def _at_delimiter(transcript: Transcript) -> bool:
-    """Whether a paragraph has just ended; spaces may share a token with its delimiter."""
-    end = "".join(segment.text for segment in transcript.thought[-2:])
-    return end.rstrip(" ").endswith(DELIMITER)
 
 
 def _count(text: str, keywords: Iterable[str]) -> int:

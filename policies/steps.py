@@ -1,21 +1,26 @@
-"""What the step-level policies share: a thought made step by step, then the answer.
+"""What the step-level policies share: a chain made step by step, then the answer.
 
 A step ends at a blank line, as in SpecReason (arXiv 2504.07891) and its successors. Where a worker
-fails the large model writes the step; where that fails too, so does the request.
+fails the large model writes the step; where that fails too, so does the request. The chain is the
+thought; of models that have none it is the answer itself, and nothing is left to write behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal
+from typing import Annotated, Literal, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
 from orchestrator.loop.actions import A, Action, Close, Script, WorkerName, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
 
+Delimiters: TypeAlias = Annotated[
+    tuple[Annotated[str, StringConstraints(min_length=1, max_length=64)], ...],
+    Field(min_length=1, max_length=8),
+]
 DELIMITER = "\n\n"
 REST = StopCriteria(1 << 30)
 """No limit but the budget: the driver caps every call at the tokens that are left."""
@@ -27,6 +32,11 @@ class Stepwise(Policy):
     """Base of the policies that think step by step: `think`, then `answer`."""
 
     step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
+    delimiters: Delimiters = Field(
+        default=(DELIMITER,),
+        description="what a step ends with, but not inside a code block, a formula or a table, "
+        "nor behind a colon",
+    )
     answer_by: Literal["large", "small", "active"] = Field(
         default="large", description="who writes the answer; active: the author of the last step"
     )
@@ -34,15 +44,15 @@ class Stepwise(Policy):
     @property
     def criteria(self) -> StopCriteria:
         """When a step ends."""
-        return StopCriteria(self.step_tokens, until=(DELIMITER,))
+        return StopCriteria(self.step_tokens, until=self.delimiters)
 
     def think(
         self, transcript: Transcript, step: Callable[[Transcript], Script[Transcript]]
     ) -> Script[Transcript]:
-        """Step after step until the thought ends; one that repeats itself is closed."""
-        while not transcript.closed:
+        """Step after step until the chain ends; one that repeats itself is closed."""
+        while transcript.is_open:
             transcript = yield from step(transcript)
-            if not transcript.closed and repeats(transcript):
+            if transcript.is_open and repeats(transcript):
                 transcript = yield from Close(transcript, forced=True)
         return transcript
 
@@ -55,9 +65,7 @@ class Stepwise(Policy):
     def _answerer(self, transcript: Transcript) -> WorkerName:
         if self.answer_by != "active":
             return self.answer_by
-        return (
-            "small" if transcript.thought and transcript.thought[-1].author == "small" else "large"
-        )
+        return "small" if transcript.chain and transcript.chain[-1].author == "small" else "large"
 
 
 def write_out(transcript: Transcript, *names: WorkerName) -> Script[Transcript]:
@@ -92,12 +100,12 @@ def attempt(script: Action[A] | Script[A]) -> Script[A | None]:
 
 
 def ends(segment: Segment) -> bool:
-    """Whether the thought ends with this segment."""
-    return segment.finish in ("think_end", "eos")
+    """Whether the chain ends with this segment."""
+    return segment.finish in ("think_end", "eos", "stop")
 
 
 def blank(segment: Segment) -> bool:
-    """Whether a step has no text and does not end the thought."""
+    """Whether a step has no text and does not end the chain."""
     return not segment.text.strip() and not ends(segment)
 
 

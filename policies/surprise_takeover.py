@@ -75,11 +75,11 @@ class SurpriseTakeover(Stepwise):
             # Shown beside a step, on the judges' scale: the probability of its least likely token.
             score = None if peak is None else 9 * exp(-peak)
             accepted = accepted and peak is not None and peak <= self.surprise
-            if accepted and not transcript.closed:
+            if accepted and transcript.is_open:
                 transcript = yield from Accept(transcript, draft, score)
             else:
                 yield from Reject(draft, score)
-        if not accepted and not transcript.closed:
+        if not accepted and transcript.is_open:
             transcript = yield from Write("large", transcript, StopCriteria(self.takeover))
         return transcript
 

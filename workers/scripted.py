@@ -97,6 +97,7 @@ class Scripted:
     failures: Mapping[int, BaseException] = field(default_factory=dict)
     deaths: Mapping[int, int] = field(default_factory=dict)
     context: int | None = None
+    thinks: bool = True  # whether its model marks a thought
     down: BaseException | None = None  # raised by every call, preflight included
     calls: list[RecordedCall] = field(default_factory=list)
     prompts: int = 0  # preflights: generations of no tokens
@@ -111,7 +112,8 @@ class Scripted:
             prompt = self._prompt_length(call.transcript)
             if criteria.max_tokens == 0:
                 self.prompts += 1
-                yield Generation(Segment(call.author, "", finish="length"), Usage(prompt))  # type: ignore[arg-type]
+                empty = Segment(call.author, "", finish="length")  # type: ignore[arg-type]
+                yield Generation(empty, Usage(prompt), thinks=self.thinks)
                 return
             number = self._record("generate", call, criteria, sampling)
             line = self._next_line(call.transcript, criteria)

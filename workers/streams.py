@@ -14,6 +14,7 @@ from typing import Any, Protocol, cast
 
 from orchestrator.types import Author, Finish, Generation, Sampling, Segment, StopCriteria, Usage
 from orchestrator.worker import Call, Delta
+from workers.text.boundaries import StepEnd, begun
 
 HEARTBEAT_S = 1.0  # longest silence of a stream whose worker is alive
 BATCH_S = 0.02  # deltas closer together than this are sent as one: less work beside the engine
@@ -59,8 +60,9 @@ async def resume_generation(
         return
     empty = Segment(cast("Author", call.author), "", tokenizer=tokenizer)
     max_tokens = criteria.max_tokens - len(received.tokens)
-    if _has_delimiter(criteria, received.text) or not max_tokens:  # only its end was lost
-        finish: Finish = "until" if _has_delimiter(criteria, received.text) else "length"
+    step = StepEnd(criteria.until, begun(call.transcript, criteria.until))
+    if step.find(received.text) is not None or not max_tokens:  # only its end was lost
+        finish: Finish = "length" if step.find(received.text) is None else "until"
         yield whole(replace(empty, finish=finish), Usage(prompt=len(received.tokens)))
         return
     call = replace(call, transcript=call.transcript.extend(whole(empty).segment))
@@ -74,7 +76,7 @@ async def resume_generation(
                 return
             yield item
             rest = merge_deltas((rest, item))
-            if _has_delimiter(criteria, received.text + rest.text):  # it broke off inside one
+            if step.find(received.text + rest.text) is not None:  # it broke off inside one
                 segment = replace(empty, text=rest.text, tokens=rest.tokens, logprobs=rest.logprobs)
                 yield whole(segment, Usage(prompt=len(received.tokens)))
                 return
@@ -86,10 +88,6 @@ def _start(
     """The worker's iterator as what it is, a generator: closing it cancels the call."""
     items = generate(call, criteria, sampling, stream=stream)
     return cast("AsyncGenerator[Delta | Generation, None]", items)
-
-
-def _has_delimiter(criteria: StopCriteria, text: str) -> bool:
-    return any(delimiter in text for delimiter in criteria.until)
 
 
 async def batch_stream(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:

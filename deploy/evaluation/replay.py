@@ -144,8 +144,7 @@ def _drive(
     runner = PolicyRunner(policy, recording.request.messages, recording.request.limits)
     open_jobs: dict[Job, None] = {}
     try:
-        for call in runner.prefills():
-            yield runner.note(next_answer(call))
+        yield from runner.begin([next_answer(call) for call in runner.prefills()])
         while (action := runner.next_action()) is not None:
             called = next_answer(action)
             match action, called.answer:

@@ -27,6 +27,7 @@ from policies import POLICIES
 from policies.judge import Judging
 from workers.embedded.checkpoints import JUDGE_FILE, folder_of
 from workers.remote.address import base
+from workers.text.thinking import parse_thinking
 
 HERE = Path(__file__).parents[1]
 DEFAULT_FILE = HERE / "local.yaml"
@@ -172,6 +173,11 @@ class WorkerSpec(Strict):
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     rows: int = Field(default=8, ge=1, description="live sequences per replica")
+    thinking: str | dict[str, str] = Field(
+        default="auto",
+        description="how the model marks its thought: auto, none, a family's name, or "
+        "{open, close, answer, end}",
+    )
     max_len: int | None = Field(
         default=None, ge=16, description="tokens of context; None: the model's"
     )
@@ -194,6 +200,15 @@ class WorkerSpec(Strict):
             except ConfigError as error:
                 raise ValueError(str(error)) from None
         return self
+
+    @field_validator("thinking")
+    @classmethod
+    def _known_family(cls, value: str | dict[str, str]) -> str | dict[str, str]:
+        try:
+            parse_thinking(value)
+        except ConfigError as error:
+            raise ValueError(str(error).removeprefix("thinking: ")) from None
+        return value
 
     def key(self) -> str | None:
         """The key of the server.

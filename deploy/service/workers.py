@@ -26,6 +26,7 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker:
     from transformers.utils.logging import disable_progress_bar
 
     from workers.engine.loading import load
+    from workers.text.thinking import parse_thinking
 
     disable_progress_bar()
     assert spec.model is not None
@@ -40,6 +41,7 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker:
         max_len=spec.max_len,
         threads=spec.threads,
         share=spec.gpu if share is None else share,
+        thinking=parse_thinking(spec.thinking),
     )
 
 
@@ -52,6 +54,7 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
     from workers.embedded.checkpoints import resolve
     from workers.remote.server import Server
     from workers.remote.worker import RemoteWorker
+    from workers.text.thinking import parse_thinking
     from workers.text.tokenizer_files import load_tokenizer
 
     assert spec.url is not None
@@ -63,7 +66,8 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
         silence_s=spec.silence_s,
         retries=spec.retries,
     )
-    tokenizer = load_tokenizer(resolve(spec.tokenizer or spec.model))
+    name = resolve(spec.tokenizer or spec.model)
+    tokenizer = load_tokenizer(name, thinking=parse_thinking(spec.thinking))
     return RemoteWorker(server, spec.model, tokenizer, context=spec.max_len)
 
 

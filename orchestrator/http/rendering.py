@@ -101,8 +101,9 @@ def usage(response: ResponseAccumulator) -> Json | None:
 
 
 def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
-    """The extra object: `steps` are the thought's, rejected drafts among them."""
+    """The extra object: `steps` are the chain's, rejected drafts among them."""
     completed = response.completed
+    shared = "thought" if response.thinking else "answer"
     return {
         "trace_id": context.trace_id,
         "policy": context.policy_name,
@@ -111,8 +112,8 @@ def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
         "arm": context.arm,
         "speculation": dict(context.decoding),
         "forced": completed is not None and completed.transcript.forced,
-        "steps": [asdict(step) for step in response.steps if step.phase == "thought"],
-        "answer_steps": [asdict(step) for step in response.steps if step.phase == "answer"],
+        "steps": [asdict(step) for step in response.steps if step.phase == shared],
+        "answer_steps": [asdict(step) for step in response.steps if step.phase != shared],
         "metrics": asdict(response.metrics),
     }
 

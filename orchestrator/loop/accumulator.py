@@ -51,6 +51,7 @@ class ResponseAccumulator:
         self.steps: list[Step] = []
         self.observers: list[Callable[[Event], object]] = []
         self.completed: RequestCompleted | None = None
+        self.thinking = True  # whether there is a thought; without one the steps are the answer's
         self.first_text_s: float | None = None  # until the first accepted text
         self.first_step_ms: float | None = None  # until the first accepted step
         self._began = perf_counter()

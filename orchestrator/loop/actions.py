@@ -109,7 +109,7 @@ class Reject(Action[None]):
 
 @dataclass(frozen=True, slots=True)
 class Close(Action[Transcript]):
-    """End the thought; `forced` when a loop or a budget did it rather than a model."""
+    """End the chain; `forced` when a loop or a budget did it rather than a model."""
 
     transcript: Transcript
     forced: bool = False

@@ -1,9 +1,10 @@
 """What a request may spend, and how an accepted segment ends a phase.
 
 Two caps: the request's `max_tokens` bounds thought and answer together, the policy's `budget` the
-accepted thought. A few tokens of `max_tokens` are kept back for the answer, so that a thought cut
-short still leads to one (SpecReason 5.1 counts accuracy under a token budget the same way). Drafts
-and judge calls are never charged here: they are counted in `metrics`.
+accepted thought (where there is none, it bounds nothing). A few tokens of `max_tokens` are kept
+back for the answer, so that a thought cut short still leads to one (SpecReason 5.1 counts accuracy
+under a token budget the same way). Drafts and judge calls are never charged here: they are counted
+in `metrics`.
 
 Everything is a pure function of the transcript, so a replay ends every phase where the live run
 did.
@@ -82,10 +83,12 @@ class Budget:
         return after
 
     def close(self, transcript: Transcript, forced: bool = False) -> Transcript:
-        """The transcript with its thought ended; done at once where no token is left to answer
-        with."""
-        if transcript.closed:
+        """The transcript with its chain ended: what follows is the answer, or nothing where there
+        is no thought; done at once where no token is left to answer with."""
+        if transcript.done or (transcript.closed and transcript.thinking):
             return transcript
+        if not transcript.thinking:
+            return replace(transcript, forced=forced, done=True, finish="length")
         closed = replace(transcript, closed=True, forced=forced)
         return closed if self.left(closed) else self.cut(closed)
 

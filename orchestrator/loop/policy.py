@@ -41,7 +41,7 @@ class Policy(BaseModel):
 
             def solve(self, transcript: Transcript) -> Script[None]:
                 step = StopCriteria(512, until=("\\n\\n",))
-                while not transcript.closed:
+                while transcript.is_open:
                     try:
                         # A draft: the client sees nothing of it.
                         draft = yield from Generate("small", transcript, step)
@@ -58,7 +58,7 @@ class Policy(BaseModel):
                     else:
                         # Generation that is accepted as it is made: the client sees each token.
                         transcript = yield from Write("large", transcript, step)
-                while not transcript.done:  # the thought is closed; what follows is the answer
+                while not transcript.done:  # the chain has ended; what follows is the answer
                     transcript = yield from Write("large", transcript, StopCriteria(2048))
 
         What comes back is said by the type of each action: a `Generation` for `Generate`, a
@@ -66,8 +66,9 @@ class Policy(BaseModel):
         `Start` begins an action without waiting and gives a `Job`, `First` waits for the first of
         several jobs, `Cancel` stops one.
 
-        The driver decides when a phase is over: the transcript that comes back is `closed` when the
-        model ended its thought or the budget was used up, and `done` when the answer has ended. A
+        The driver decides when a phase is over: the transcript that comes back is no longer
+        `is_open` when the model ended its thought or the budget was used up, and `done` when the
+        answer has ended (both at once, where the models of the pair have no thought). A
         generation is cut at what the budget leaves, so criteria may ask for more.
 
         A worker's failure is raised where the action was yielded: a `WorkerError`, or one of its

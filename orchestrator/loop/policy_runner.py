@@ -66,6 +66,15 @@ class PolicyRunner:
             Generate(name, self.transcript, StopCriteria(0)) for name in sorted(self.policy.workers)
         ]
 
+    def begin(self, prefilled: Sequence[ActionCompleted]) -> Iterator[ActionCompleted]:
+        """Count the prefills, and start the policy: on an answer where no model has a thought."""
+        answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
+        if answers and not any(answer.thinks for answer in answers):
+            self.transcript = self.transcript.without_thought()
+            self._script = self.policy.solve(self.transcript)
+        self.response.thinking = self.transcript.thinking
+        yield from map(self.response.add, prefilled)
+
     def next_action(self) -> Action[Any] | None:
         """What the policy yields, given the last result; None when it has returned.
 
@@ -104,7 +113,7 @@ class PolicyRunner:
         yield self.response.add(item)
 
     def note(self, result: ActionCompleted) -> ActionCompleted:
-        """Count what happened outside the script: a prefill, a job that it left running."""
+        """Count what happened outside the script: a job that it left running."""
         return self.response.add(result)
 
     def complete(self, total_ms: float) -> RequestCompleted:

@@ -11,6 +11,9 @@ worker drafts, who verifies and how, is the policy's business. Three objects sha
 - `Executor` (executor.py) carries actions out: it alone talks to workers, streams what a `Write`
   makes, owns the jobs, and keeps the deadline.
 
+A transcript is a thought and an answer. Where no model of the policy marks a thought of its own
+(`Generation.thinks` of the prefills), it is an answer alone, and the steps make up that.
+
 Where things go: a stop condition of one generation (a delimiter, a length, low confidence) is a
 field of `StopCriteria`, which workers apply. A condition that ends the thought or the answer
 (a cap, a phrase) belongs to `Budget.commit`, which sees every accepted segment. What a policy
@@ -72,8 +75,8 @@ async def solve(
         prefilled = await executor.prefill(runner.prefills())
         if policy.one_vocabulary:
             _check_vocabularies(policy, prefilled)
-        for result in prefilled:
-            yield runner.note(result)
+        for result in runner.begin(prefilled):
+            yield result
         # *** The policy yields an action, the executor carries it out, the policy gets the result.
         while (action := runner.next_action()) is not None:
             async with aclosing(executor.perform(action)) as items:

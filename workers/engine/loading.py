@@ -27,6 +27,7 @@ from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
 from workers.text import tokenizer_files
 from workers.text.gguf_tokenizer import is_gguf
+from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
 
 ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
@@ -48,6 +49,7 @@ def load(
     lease_s: float = 10.0,
     threads: int | None = None,
     share: float = 1.0,
+    thinking: ThinkingFormat | str = AUTO,
 ) -> LocalWorker:
     """A worker over a checkpoint, its engine running; `worker.close()` stops it.
 
@@ -61,6 +63,7 @@ def load(
         max_len: longest sequence (None: the checkpoint's own, but at most 4096).
         queue, lease_s, threads: see `Engine`.
         share: of the GPU's memory, which this process keeps to from here on.
+        thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
 
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
@@ -68,7 +71,13 @@ def load(
     if rows < 1 or (slots is not None and slots < rows):
         raise ConfigError(f"rows must be at least 1, and slots at least rows: {rows=}, {slots=}")
     loaded = open_target(
-        model, device=device, dtype=dtype, slots=slots or 2 * rows, max_len=max_len, share=share
+        model,
+        device=device,
+        dtype=dtype,
+        slots=slots or 2 * rows,
+        max_len=max_len,
+        share=share,
+        thinking=thinking,
     )
     named: dict[str, Method] = {}
     for one in (speculation or {}, *also):
@@ -113,6 +122,7 @@ def open_target(
     slots: int,
     max_len: int | None = None,
     share: float = 1.0,
+    thinking: ThinkingFormat | str = AUTO,
 ) -> LoadedTarget:
     """A checkpoint ready for a speculation method; see `load` for the arguments.
 
@@ -120,7 +130,7 @@ def open_target(
         ConfigError: the checkpoint or a parameter cannot be used.
     """
     path = str(resolve(model))
-    tokenizer = load_tokenizer(path)
+    tokenizer = load_tokenizer(path, thinking)
     config, chosen = load_config(path), choose_dtype(device, dtype)
     longest = config.max_position_embeddings
     length = max_len or min(4096, longest)
@@ -153,13 +163,13 @@ def open_target(
     return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer))
 
 
-def load_tokenizer(path: str) -> Tokenizer:
+def load_tokenizer(path: str, thinking: ThinkingFormat | str = AUTO) -> Tokenizer:
     """The checkpoint's tokenizer, converted by transformers where it has no `tokenizer.json`.
 
     Raises:
         ConfigError: it has none that can be used.
     """
-    return tokenizer_files.load_tokenizer(path, convert=_convert_tokenizer)
+    return tokenizer_files.load_tokenizer(path, _convert_tokenizer, thinking)
 
 
 def _convert_tokenizer(path: str, folder: Path) -> None:

@@ -10,7 +10,6 @@ from typing import cast
 from orchestrator.types import (
     Author,
     Classification,
-    Finish,
     Generation,
     LabelQuery,
     Sampling,
@@ -21,10 +20,11 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta, check_method
 from workers.engine.engine import Engine
 from workers.engine.requests import ClassifyRequest, GenerateRequest, RequestHandle, VerifyRequest
+from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve, check_length, check_sampling, label_ids
-from workers.text.detokenizer import Detokenizer
+from workers.text.detokenizer import Detokenizer, Stop
 from workers.text.prompt import PromptRenderer
-from workers.text.tokenizer import CLOSE, Tokenizer
+from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
 
 
@@ -57,9 +57,7 @@ class LocalWorker:
         check_method(call.speculation, self.engine.decoder.named)
         ids = self.prompts.transcript(call.transcript)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
-        stops: list[tuple[str, Finish]] = [(stop, "stop") for stop in criteria.stop]
-        if thinking and tokenizer.close_id is None:
-            stops.append((CLOSE, "think_end"))
+        stops: list[Stop] = [(stop, "stop") for stop in criteria.stop]
         request = GenerateRequest(
             RequestHandle(self.engine.lease_s, stream=stream),
             ids,
@@ -70,8 +68,8 @@ class LocalWorker:
             detokenizer=Detokenizer(
                 tokenizer.pieces,
                 tokenizer.encode,
-                criteria.until,
-                stops,
+                StepEnd(criteria.until, begun(call.transcript, criteria.until)),
+                stops + tokenizer.stops(thinking),
                 begins_answer=not thinking
                 and not any(part.text.strip() for part in call.transcript.answer),
                 unfinished_bytes=self.prompts.unfinished(call.transcript),
@@ -98,7 +96,9 @@ class LocalWorker:
                     tokenizer.hash,
                     finish,
                 )
-                yield Generation(segment, request.usage, request.ms, request.entropy)
+                yield Generation(
+                    segment, request.usage, request.ms, request.entropy, tokenizer.thinks
+                )
         finally:
             await items.aclose()  # type: ignore[attr-defined]
 

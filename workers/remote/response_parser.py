@@ -15,10 +15,11 @@ from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
 from orchestrator.worker import Delta
 from workers.remote.logprobs import entropy, probability
 from workers.remote.protocol import Chunk, ServerCapabilities, Token
+from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve
 from workers.text.detokenizer import Detokenizer, Stop
 from workers.text.retokenizer import Retokenizer
-from workers.text.tokenizer import CLOSE, Tokenizer
+from workers.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,7 @@ class ParserOptions:
     remaining_tokens: most tokens that the criteria and the context allow.
     thinking: whether it continues the thought, not the answer.
     begins_answer: whether it begins an answer.
+    begun: the text of the unfinished step before it.
     stop_token_ids: ids of control tokens, all of which end it.
     """
 
@@ -35,6 +37,7 @@ class ParserOptions:
     remaining_tokens: int
     thinking: bool
     begins_answer: bool
+    begun: str
     stop_token_ids: Collection[int]
 
     @classmethod
@@ -53,7 +56,8 @@ class ParserOptions:
                 remaining_tokens, context - length - thinking * answer_reserve(context)
             )
         begins_answer = not thinking and not any(part.text.strip() for part in transcript.answer)
-        return cls(criteria, remaining_tokens, thinking, begins_answer, stop_token_ids)
+        step = begun(transcript, criteria.until)
+        return cls(criteria, remaining_tokens, thinking, begins_answer, step, stop_token_ids)
 
     def stop_fields(
         self, tokenizer: Tokenizer, capabilities: ServerCapabilities
@@ -63,17 +67,25 @@ class ParserOptions:
         Without ids only at the end of the thought, which may be invisible in the text: a server
         cuts any other stop string off without returning which it was. Those are searched for here.
         """
+        closing = closing_marker(tokenizer, self.thinking)
         if not capabilities.ids:
-            return {"stop": [CLOSE]} if self.thinking else {}
+            return {"stop": [closing]} if closing else {}
         texts = [*self.criteria.until, *self.criteria.stop]
         if self.begins_answer:  # none is looked for in the white space before an answer
             texts = [text for text in texts if text == text.lstrip()]
         fields: dict[str, object] = {}
-        if self.thinking and tokenizer.close_id is None:
-            texts.append(CLOSE)
-        elif self.thinking:
+        if closing and tokenizer.close_id is not None:
             fields["stop_token_ids"] = [tokenizer.close_id]
+        else:
+            texts += [text for text, _ in tokenizer.stops(self.thinking)]
         return fields | ({"stop": texts} if texts else {})
+
+
+def closing_marker(tokenizer: Tokenizer, thinking: bool) -> str:
+    """The text that ends a thought; empty in an answer, and where the model marks no thought."""
+    if not thinking or not tokenizer.thinks or tokenizer.format is None:
+        return ""
+    return tokenizer.format.close.strip()
 
 
 class ResponseParser:
@@ -97,23 +109,22 @@ class ResponseParser:
         unfinished_bytes: bytes = b"",
     ) -> None:
         self._tokenizer, self._capabilities, self._options = tokenizer, capabilities, options
-        criteria, close = (
-            options.criteria,
-            options.thinking and (tokenizer.close_id is None or not capabilities.ids),
-        )
+        criteria, self._closing = options.criteria, closing_marker(tokenizer, options.thinking)
         stops: list[Stop] = [(stop, "stop") for stop in criteria.stop]
-        if close:
-            stops.append((CLOSE, "think_end"))
+        stops += tokenizer.stops(options.thinking)
+        if self._closing and tokenizer.close_id is not None and not capabilities.ids:
+            stops.append((self._closing, "think_end"))
+        until = StepEnd(criteria.until, options.begun)
         self._detokenizer = Detokenizer(
             tokenizer.pieces,
             tokenizer.encode,
-            criteria.until,
+            until,
             stops,
             begins_answer=options.begins_answer,
             unfinished_bytes=unfinished_bytes,
         )
         self._retokenizer = Retokenizer(
-            tokenizer.encode, criteria.until, stops, begins_answer=options.begins_answer
+            tokenizer.encode, until, stops, begins_answer=options.begins_answer
         )
         self._source: Detokenizer | Retokenizer = (
             self._detokenizer if capabilities.ids else self._retokenizer
@@ -190,9 +201,9 @@ class ResponseParser:
         if isinstance(chunk.stop, str) and self._capabilities.ids:
             if chunk.stop in self._options.criteria.until:
                 return "until"
-            return "think_end" if chunk.stop == CLOSE else "stop"
+            return "think_end" if chunk.stop == self._closing else "stop"
         # A thought that ends with no sign in its text was closed by its (invisible) marker.
-        return "think_end" if self._options.thinking and self._closed(chunk) else "eos"
+        return "think_end" if self._closing and self._closed(chunk) else "eos"
 
     def _closed(self, chunk: Chunk) -> bool:
         return not self._capabilities.ids or chunk.stop == self._tokenizer.close_id

@@ -51,6 +51,7 @@ from workers.remote.request_builder import RequestBuilder
 from workers.remote.response_parser import ParserOptions, ResponseParser
 from workers.remote.server import Server
 from workers.streams import merge_deltas, resume_generation
+from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
@@ -89,6 +90,7 @@ class RemoteWorker:
         check_sampling(sampling)
         check_method(call.speculation, ())
         made, retries = Delta("", ()), self.server.tries()
+        step = StepEnd(criteria.until, begun(call.transcript, criteria.until))
         while True:
             rest = resume_generation(
                 self._once, self.tokenizer.hash, made, call, criteria, sampling, True
@@ -97,13 +99,19 @@ class RemoteWorker:
                 async with aclosing(rest) as items:
                     async for item in items:
                         if isinstance(item, Generation):
+                            whole = item.segment
+                            if whole.finish == "until" and step.find(whole.text) is None:
+                                # The server stops at any delimiter, also inside a code block.
+                                made = Delta(whole.text, whole.tokens, whole.logprobs)
+                                break
                             yield item
                             return
                         made = merge_deltas((made, item))
                         retries.reset()
                         if stream:
                             yield item
-                raise WorkerUnavailable(f"{self.server.name}: the stream broke off")
+                    else:
+                        raise WorkerUnavailable(f"{self.server.name}: the stream broke off")
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
 
@@ -273,7 +281,7 @@ class RemoteWorker:
         usage = protocol.usage(spent, len(ids), made)
         if options.remaining_tokens <= 0 or parser.withheld:
             usage = replace(usage, generated=0)  # it only prefilled, or not even that
-        yield Generation(segment, usage, _ms_since(began), parser.entropy)
+        yield Generation(segment, usage, _ms_since(began), parser.entropy, self.tokenizer.thinks)
 
     def _prompt_logprobs(self, capabilities: ServerCapabilities, top: int) -> dict[str, Any]:
         """The field that requests `top` log-probabilities at each position of the prompt."""

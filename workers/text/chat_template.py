@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from datetime import datetime
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
@@ -47,19 +48,20 @@ class ChatTemplate:
             raise ConfigError(f"the chat template is not valid Jinja: {error}") from error
 
     def render(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The text of a conversation, and of the beginning of a reply.
+
+        `variables` are the template's own, such as the switch of a thought.
 
         Raises:
             jinja2.TemplateError, TypeError, ValueError: the template cannot render these messages.
         """
+        names = {"tools": None, "documents": None, "add_generation_prompt": True}
         return self._template.render(
-            messages=messages,
-            tools=None,
-            documents=None,
-            add_generation_prompt=add_generation_prompt,
-            **self._special_tokens,
+            messages=messages, **(names | self._special_tokens | dict(variables))
         )
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
+from workers.text.boundaries import StepEnd
 
 Stop = tuple[str, Finish]
 """A string that ends a text and is cut off, and the reason to report."""
@@ -34,7 +35,7 @@ class Detokenizer:
     Args:
         pieces: bytes of each token id.
         encode: ids of a plain text, for what is left of a token that a stop string cuts.
-        until: delimiters that end the text and are kept.
+        until: finds the delimiter that ends the text and is kept.
         stops: strings that end it and are cut off, each with the reason to report.
         begins_answer: whether the text begins an answer: the white space before it is never shown,
             so no stop string is looked for there.
@@ -45,16 +46,16 @@ class Detokenizer:
         self,
         pieces: Sequence[bytes],
         encode: Callable[[str], tuple[int, ...]],
-        until: Sequence[str] = (),
+        until: StepEnd | None = None,
         stops: Sequence[Stop] = (),
         *,
         begins_answer: bool = False,
         unfinished_bytes: bytes = b"",
     ) -> None:
         self._pieces, self._encode = pieces, encode
-        self._until = tuple(filter(None, until))
+        self._until = until or StepEnd(())
         self._stops = tuple(stop for stop in stops if stop[0])
-        self._longest = max(map(len, (*self._until, *(stop for stop, _ in self._stops))), default=0)
+        self._longest = max((self._until.longest, *(len(stop) for stop, _ in self._stops)))
         self._decoder = _decoder(unfinished_bytes)
         self._borders = [(0, 0)]  # (tokens, characters) where both are whole
         self._sent = (0, 0)
@@ -88,7 +89,7 @@ class Detokenizer:
                 at, finish = min(matches)
                 self._cut(at)
                 return finish
-            self._ending |= any(self.text.find(mark, start) >= 0 for mark in self._until)
+            self._ending = self._ending or self._until.find(self.text, start) is not None
         return "until" if self._ending and whole else None
 
     def take(self) -> Delta | None:

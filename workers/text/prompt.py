@@ -20,8 +20,12 @@ from jinja2 import TemplateError
 from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
 from orchestrator.types import Message, Segment, Transcript
 from workers.text.detokenizer import unfinished
-from workers.text.tokenizer import CLOSE, OPEN, Tokenizer
+from workers.text.thinking import Variables
+from workers.text.tokenizer import Tokenizer
 
+FINAL_ANSWER = "\n\n**Final Answer**\n\n"
+"""Between a thought of somebody else's and the answer of a model that marks none: without it the
+model takes the thought for its answer, and has nothing to add."""
 _PLACEHOLDER = re.compile(r"BATON(\d{4})SLOT")
 Part = int | tuple[int, ...]
 """The index of a content, or ids of markup."""
@@ -34,19 +38,28 @@ class PromptRenderer:
         self.tokenizer = tokenizer
         self._opening = lru_cache(maxsize=256)(self._render_opening)
         self._side = lru_cache(maxsize=256)(self._render_side)
+        closing = (
+            tokenizer.encode_markup(tokenizer.format.closing)
+            if tokenizer.format is not None and tokenizer.thinks
+            else tokenizer.encode(FINAL_ANSWER)
+        )
+        self._closing = closing
         try:
-            self._opening(("user",))
+            for thinking in (True, False):
+                self._opening(("user",), thinking)
             self._side(("user",))
         except InvalidRequest as error:
             raise ConfigError(f"the chat template cannot render a question: {error}") from error
 
     def transcript(self, transcript: Transcript) -> list[int]:
         """Ids of everything accepted so far; the next token continues thought or answer."""
-        parts = self._opening(tuple(message.role for message in transcript.messages))
+        roles = tuple(message.role for message in transcript.messages)
+        parts = self._opening(roles, transcript.thinking and self.tokenizer.thinks)
         ids = self._fill(parts, transcript.messages)
         ids.extend(chain.from_iterable(map(self.segment, transcript.thought)))
         if transcript.closed:
-            ids.extend(self.tokenizer.close)
+            if transcript.thinking:
+                ids.extend(self._closing)
             ids.extend(chain.from_iterable(map(self.segment, transcript.answer)))
         if max(ids) >= len(self.tokenizer.pieces) or min(ids) < 0:
             raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
@@ -87,7 +100,8 @@ class PromptRenderer:
 
     def before_assistant(self, messages: Sequence[Message]) -> str:
         """The text that the template writes between a conversation and the reply's content."""
-        texts = self._render((*(message.role for message in messages), "assistant"))
+        roles = (*(message.role for message in messages), "assistant")
+        texts = self._render(roles, self.tokenizer.thinks)
         if len(messages) not in texts:
             raise InvalidRequest("this model's chat template ignores assistant messages")
         texts = texts[: texts.index(len(messages))]
@@ -98,32 +112,59 @@ class PromptRenderer:
         pieces = (encode(messages[p].content) if isinstance(p, int) else p for p in parts)
         return list(chain.from_iterable(pieces))
 
-    def _render_opening(self, roles: tuple[str, ...]) -> tuple[Part, ...]:
-        """Parts of the conversation up to and including the opening of the thought."""
-        texts = self._render(roles)
+    def _render_opening(self, roles: tuple[str, ...], thinking: bool) -> tuple[Part, ...]:
+        """Parts of the conversation up to where the thought begins, or an answer without one."""
+        texts = self._render(roles, thinking)
         missing = set(range(len(roles))) - {text for text in texts if isinstance(text, int)}
         if missing:
             role = roles[min(missing)]
             raise InvalidRequest(f"this model's chat template ignores {role} messages here")
-        parts = self._encode(texts)
-        return parts if _opens(texts[-1]) else (*parts, self.tokenizer.open)
+        return self._encode([*texts, self._after_prompt(roles, texts, thinking)])
+
+    def _after_prompt(
+        self, roles: tuple[str, ...], texts: Sequence[int | str], thinking: bool
+    ) -> str:
+        """The markup that the template leaves to the model, between a prompt and the reply."""
+        family, tail = self.tokenizer.format, texts[-1] if isinstance(texts[-1], str) else ""
+        if family is None:
+            return ""
+        if thinking:
+            return "" if family.opens(tail) else family.open
+        if family.opens(tail):
+            return family.closing
+        if family.closes(tail) or self._has_switch(roles):
+            return ""
+        return family.without
+
+    def _has_switch(self, roles: tuple[str, ...]) -> bool:
+        """Whether the template itself can be told that there is to be no thought."""
+        return self._render(roles, True) != self._render(roles, False)
 
     def _render_side(self, roles: tuple[str, ...]) -> tuple[Part, ...]:
         """Parts after the assistant's turn of [user, assistant, *turns]."""
-        texts = self._render(("user", "assistant", *roles))
+        texts = self._render(("user", "assistant", *roles), thinking=False)
         if 1 not in texts:
             raise InvalidRequest("this model's chat template ignores assistant messages")
         texts = texts[texts.index(1) + 1 :]
         if missing := set(range(len(roles))) - {t - 2 for t in texts if isinstance(t, int)}:
             raise InvalidRequest(f"this model's chat template ignores turn {min(missing)}")
-        parts = self._encode([t - 2 if isinstance(t, int) else t for t in texts])
-        return (*parts, self.tokenizer.close) if _opens(texts[-1]) else parts
+        family, tail = self.tokenizer.format, texts[-1] if isinstance(texts[-1], str) else ""
+        ended = ""
+        if family is not None and family.opens(tail):
+            ended = family.closing
+        elif family is not None and family.direct and not self._has_switch(("user",)):
+            ended = family.direct
+        return self._encode([*(t - 2 if isinstance(t, int) else t for t in texts), ended])
 
-    def _render(self, roles: tuple[str, ...]) -> list[int | str]:
+    def _render(self, roles: tuple[str, ...], thinking: bool) -> list[int | str]:
         """What the template writes: text, and indices where it wrote a message's content."""
+        family = self.tokenizer.format
+        variables: Variables = {}
+        if family is not None:
+            variables = family.on if thinking else family.off
         messages = [{"role": role, "content": f"BATON{i:04d}SLOT"} for i, role in enumerate(roles)]
         try:
-            text = self.tokenizer.chat_template.render(messages)
+            text = self.tokenizer.chat_template.render(messages, variables)
         except (TemplateError, TypeError, ValueError) as error:
             raise InvalidRequest(
                 f"this model's chat template refuses the roles {', '.join(roles)}: {error}",
@@ -133,9 +174,5 @@ class PromptRenderer:
         return [int(p) if i % 2 else p for i, p in enumerate(pieces) if p]
 
     def _encode(self, texts: Sequence[int | str]) -> tuple[Part, ...]:
-        return tuple(t if isinstance(t, int) else self.tokenizer.encode_markup(t) for t in texts)
-
-
-def _opens(text: int | str) -> bool:
-    """Whether the generation prompt leaves a thought open."""
-    return isinstance(text, str) and text.rfind(OPEN) > text.rfind(CLOSE)
+        encode = self.tokenizer.encode_markup
+        return tuple(t if isinstance(t, int) else encode(t) for t in texts if t != "")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 
 from orchestrator.types import Finish
 from orchestrator.worker import Delta
+from workers.text.boundaries import StepEnd
 from workers.text.detokenizer import Stop, held_back
 
 # A word, the space before it and the newlines behind it (tokenizers take those together with
@@ -24,7 +25,7 @@ class Retokenizer:
 
     Args:
         encode: ids of a plain text.
-        until: delimiters that end the text and are kept.
+        until: finds the delimiter that ends the text and is kept.
         stops: strings that end it and are cut off, each with the reason to report.
         begins_answer: whether the text begins an answer: no stop string is looked for in the white
             space before it.
@@ -33,13 +34,13 @@ class Retokenizer:
     def __init__(
         self,
         encode: Callable[[str], tuple[int, ...]],
-        until: Sequence[str] = (),
+        until: StepEnd | None = None,
         stops: Sequence[Stop] = (),
         *,
         begins_answer: bool = False,
     ) -> None:
         self._encode, self._begins_answer = encode, begins_answer
-        self._until = tuple(filter(None, until))
+        self._until = until or StepEnd(())
         self._stops = tuple(stop for stop in stops if stop[0])
         self._done = 0  # characters that were encoded
         self.text = ""
@@ -53,9 +54,9 @@ class Retokenizer:
         for stop, finish in self._stops:
             if (at := self.text.find(stop, max(begin, self._done - len(stop)))) >= 0:
                 ends.append((at + len(stop), at, finish))
-        for mark in self._until:
-            if (at := self.text.find(mark, max(0, self._done - len(mark)))) >= 0:
-                ends += [(at + len(mark), at + len(mark), "until")]
+        end = self._until.find(self.text, max(0, self._done - self._until.longest))
+        if end is not None:
+            ends.append((end, end, "until"))
         if not ends:
             return None
         _, cut, finish = min(ends)

@@ -14,14 +14,16 @@ import re
 from collections.abc import Mapping
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from tokenizers import Tokenizer as Backend
 
 from orchestrator.errors import ConfigError
+from orchestrator.types import Finish
 from workers.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
+from workers.text.detokenizer import Stop
+from workers.text.thinking import AUTO, NONE, ThinkingFormat, find_format
 
-OPEN, CLOSE = "<think>", "</think>"
 _SHORT = 8192  # characters of a text that is worth remembering; bounds what that may take
 
 
@@ -32,6 +34,8 @@ class Tokenizer:
         backend: of the library `tokenizers`, with all added tokens; it is changed here.
         special_tokens: texts of the named ones ("bos_token", "eos_token", ...).
         chat_template: Jinja's source; None is `PLAIN_TEMPLATE`.
+        thinking: how the model marks its thought; `AUTO` finds it out, `NONE` means that it has
+            none, or that it is switched off.
 
     Raises:
         ConfigError: a plain text would be read as a control token, or the vocabulary is of a kind
@@ -40,8 +44,9 @@ class Tokenizer:
     Attributes:
         pieces: bytes of each id.
         hash: equal for equal vocabularies, so that ids may travel between workers.
-        open, close: ids of the thought markers (several where the vocabulary lacks them).
-        close_id: the closing marker where it is one token, else None.
+        format: how the model marks a thought; None: in no way.
+        thinks: whether it is to think.
+        close_id: the token by which it ends its thought, None where text does.
         controls: ids that a model may emit but that are never text.
         eos_id: the end of a turn, if the checkpoint names one.
         begin: ids that servers put before any text.
@@ -53,6 +58,7 @@ class Tokenizer:
         backend: Backend,
         special_tokens: Mapping[str, str] = MappingProxyType({}),
         chat_template: str | None = None,
+        thinking: ThinkingFormat | str = AUTO,
     ) -> None:
         self.chat_template = ChatTemplate(chat_template or PLAIN_TEMPLATE, special_tokens)
         eos = special_tokens.get("eos_token")
@@ -67,15 +73,22 @@ class Tokenizer:
         self._markup = Backend.from_str(json.dumps(spec))
         self._plain = Backend.from_str(json.dumps(_without_added(spec, added)))
         self.pieces = _pieces(self._markup, spec, added)
-        markers = [i for i, content in added.items() if content in (OPEN, CLOSE)]
+        if isinstance(thinking, ThinkingFormat):
+            self.format: ThinkingFormat | None = thinking
+        else:
+            template = self.chat_template if chat_template else None
+            self.format = find_format(template, added.values())
+        self.thinks = self.format is not None and thinking != NONE
+        markup = "" if self.format is None else self.format.open + self.format.closing
+        markers = [i for i, content in added.items() if len(content) > 2 and content in markup]
         special = [token["id"] for token in spec["added_tokens"] if token["special"]]
         self.controls = frozenset(special + markers)
         self._encode_short = lru_cache(maxsize=2048)(self._encode)
         for content in added.values():
             if self.controls.intersection(self.encode(content)):
                 raise ConfigError(f"the tokenizer reads the plain text {content!r} as a control")
-        self.open, self.close = self._marker(OPEN), self._marker(CLOSE)
-        self.close_id = self.close[0] if self.close[0] in self.controls else None
+        closing = () if self.format is None else self.encode_markup(self.format.close)
+        self.close_id = closing[0] if closing and closing[0] in self.controls else None
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, of which none is a control. Short texts are remembered."""
@@ -91,9 +104,17 @@ class Tokenizer:
     def decode(self, ids: Any) -> str:
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 
-    def _marker(self, text: str) -> tuple[int, ...]:
-        ids = self.encode_markup(text)
-        return ids if len(ids) == 1 else self.encode(text)
+    def stops(self, thinking: bool) -> list[Stop]:
+        """Texts by which the model ends a thought, or an answer, where no token does."""
+        if self.format is None or not self.thinks:
+            return []
+        if thinking:
+            text, finish = ("" if self.close_id is not None else self.format.close), "think_end"
+        else:
+            text, finish = self.format.end, "eos"
+            if self.controls.intersection(self.encode_markup(text)):
+                text = ""
+        return [(text.strip(), cast("Finish", finish))] if text.strip() else []
 
 
 def _hash(model: dict[str, Any], added: dict[int, str]) -> str:

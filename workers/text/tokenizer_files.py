@@ -19,6 +19,7 @@ from tokenizers import Tokenizer as Backend
 
 from orchestrator.errors import ConfigError
 from workers.text.gguf_tokenizer import is_gguf, write_tokenizer
+from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
 
 FILES = (
@@ -30,11 +31,14 @@ Convert = Callable[[str, Path], None]
 """(folder or Hugging Face id, folder to write to): writes the tokenizer as `FILES`."""
 
 
-def load_tokenizer(model: str | Path, convert: Convert | None = None) -> Tokenizer:
+def load_tokenizer(
+    model: str | Path, convert: Convert | None = None, thinking: ThinkingFormat | str = AUTO
+) -> Tokenizer:
     """The tokenizer of a checkpoint: a folder, a Hugging Face id, or a GGUF file.
 
     Args:
         convert: makes the files of a checkpoint that has no `tokenizer.json`; None refuses it.
+        thinking: see `Tokenizer`.
 
     Raises:
         ConfigError: there is no such checkpoint, or it has no tokenizer that can be used.
@@ -42,16 +46,16 @@ def load_tokenizer(model: str | Path, convert: Convert | None = None) -> Tokeniz
     if is_gguf(model):
         with TemporaryDirectory() as converted:
             write_tokenizer(model, Path(converted))
-            return _load(Path(converted), model)
+            return _load(Path(converted), model, thinking)
     folder = Path(model) if Path(model).is_dir() else _download(str(model))
     if convert is not None and not (folder / "tokenizer.json").is_file():
         with TemporaryDirectory() as converted:
             convert(str(model), Path(converted))
-            return _load(Path(converted), model)
-    return _load(folder, model)
+            return _load(Path(converted), model, thinking)
+    return _load(folder, model, thinking)
 
 
-def _load(folder: Path, model: str | Path) -> Tokenizer:
+def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> Tokenizer:
     file = folder / "tokenizer.json"
     if not file.is_file():
         raise ConfigError(
@@ -70,7 +74,7 @@ def _load(folder: Path, model: str | Path) -> Tokenizer:
         named = config if "added_tokens_decoder" in config else config | special_map
         special_tokens = _special_tokens(named)
         _add_tokens(backend, named, special_tokens)
-        return Tokenizer(backend, special_tokens, _chat_template(folder, config))
+        return Tokenizer(backend, special_tokens, _chat_template(folder, config), thinking)
     except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
         raise ConfigError(f"the tokenizer of {model}: {_first_line(error)}") from error
 

@@ -8,12 +8,12 @@ from typing import cast
 
 from orchestrator.types import Author, Finish, Segment, Transcript, Usage, Verification
 from orchestrator.worker import Call
-from workers.text.detokenizer import token_texts
+from workers.text.detokenizer import held_back, token_texts
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 
 ENDED: tuple[Finish, ...] = ("think_end", "eos")
-"""The finishes by which a model itself stop_token_ids a text."""
+"""The finishes by which a model itself ends a text."""
 
 
 @dataclass(eq=False, slots=True)
@@ -39,7 +39,7 @@ def finish_token_ids(
 
     Empty where a model did not end it, or where there is no segment.
     """
-    closes = set() if transcript.closed else {tokenizer.close_id}
+    closes = set() if transcript.closed else {tokenizer.close_id} - {None}
     finish = None if segment is None else segment.finish
     if finish == "think_end":
         return frozenset(i for i in stop_token_ids if i in closes)
@@ -62,23 +62,21 @@ def verification(
     `stop_token_ids` are the ids that a model may choose and that are never text.
     """
     thinking, tokenizer = not call.transcript.closed, prompts.tokenizer
-    pieces: list[str] = []
+    author, stops = cast("Author", call.author), tokenizer.stops(thinking)
     options: list[Segment] = []
-    # Where the end of a thought is spelled in plain tokens, a choice may be the
-    # beginning of one: then there are ids, and no text to commit.
-    if not thinking or tokenizer.close_id is not None:
-        unfinished_bytes = prompts.unfinished(call.transcript)
-        tokens = prompts.segment(segment)
-        pieces, texts = token_texts(tokenizer.pieces, tokens, output.choices, unfinished_bytes)
-        for token, text, logprob in zip(output.choices, texts, output.logprobs, strict=True):
-            option = Segment(
-                cast("Author", call.author), text, (token,), (logprob,), tokenizer.hash
-            )
-            if token in stop_token_ids:
-                closes = thinking and token == tokenizer.close_id
-                finish: Finish = "think_end" if closes else "eos"
-                option = Segment(option.author, "", tokenizer=tokenizer.hash, finish=finish)
-            options.append(option)
+    unfinished_bytes = prompts.unfinished(call.transcript)
+    tokens = prompts.segment(segment)
+    pieces, texts = token_texts(tokenizer.pieces, tokens, output.choices, unfinished_bytes)
+    for token, text, logprob in zip(output.choices, texts, output.logprobs, strict=True):
+        option = Segment(author, text, (token,), (logprob,), tokenizer.hash)
+        if token in stop_token_ids:
+            closes = thinking and token == tokenizer.close_id
+            finish: Finish = "think_end" if closes else "eos"
+            option = Segment(author, "", tokenizer=tokenizer.hash, finish=finish)
+        elif held_back(text, stops) or any(stop in text for stop, _ in stops):
+            # It may begin the marker of several tokens that ends the phase: no text to commit.
+            option = Segment(author, "", tokenizer=tokenizer.hash, finish="doubt")
+        options.append(option)
     return Verification(
         tuple(output.nll),
         tuple(output.choices),

@@ -77,7 +77,7 @@ def test_idioms_of_public_templates(source: str) -> None:
     template = ChatTemplate(source, SPECIAL)
     for messages in (CHAT, CHAT[:2], CHAT[1:2], CHAT[1:]):
         for prompt in (True, False):
-            ours = template.render(messages, add_generation_prompt=prompt)
+            ours = template.render(messages, {"add_generation_prompt": prompt})
             assert ours == theirs(source, messages, prompt)
 
 

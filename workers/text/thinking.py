@@ -1,0 +1,239 @@
+"""How families of models mark their thought, as a table: `<think>`, `[THINK]`, channels, none.
+
+Names are those of vLLM's reasoning parsers, where it has one. A family is found from what the chat
+template writes and mentions and from the vocabulary; where neither shows it (a template that never
+speaks of a thought the model was trained to write), the deployment file names it.
+
+What a later turn keeps of an earlier thought is decided by the template. Messages reach it without
+their thought, as OpenAI's clients send them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from jinja2 import TemplateError
+
+from orchestrator.errors import ConfigError
+from workers.text.chat_template import ChatTemplate
+
+Variables = Mapping[str, Any]
+"""Variables of a chat template."""
+
+AUTO, NONE = "auto", "none"
+_SWITCH = MappingProxyType({"enable_thinking": (True, False), "thinking": (True, False)})
+"""Variables by which templates switch a thought on or off, and their two values."""
+
+
+@dataclass(frozen=True, slots=True)
+class ThinkingFormat:
+    """One family: the markup around a thought.
+
+    names: vLLM's, the first one is shown. open, close: what begins and ends the thought. answer:
+    markup between `close` and the answer. end: text by which the model ends its answer, where that
+    is no control token. direct: what begins a reply without a thought where the template does not
+    see to it. mark: what a template must hold besides for it to be this family. switch: variables
+    by which the template switches a thought on or off, beside those that most templates know.
+    """
+
+    names: tuple[str, ...]
+    open: str
+    close: str
+    answer: str = ""
+    end: str = ""
+    direct: str = ""
+    mark: str = ""
+    switch: Mapping[str, tuple[Any, Any]] = field(default_factory=dict, hash=False)
+
+    @property
+    def name(self) -> str:
+        return self.names[0]
+
+    @property
+    def on(self) -> Variables:
+        """The template's variables where the model is to think."""
+        return {name: on for name, (on, _) in (_SWITCH | dict(self.switch)).items()}
+
+    @property
+    def off(self) -> Variables:
+        """The template's variables where it is not."""
+        return {name: off for name, (_, off) in (_SWITCH | dict(self.switch)).items()}
+
+    @property
+    def closing(self) -> str:
+        """All markup between the thought and the answer."""
+        return self.close + self.answer
+
+    @property
+    def without(self) -> str:
+        """All markup before an answer without a thought, where the template writes none of it."""
+        return self.direct or self.open + self.closing
+
+    def opens(self, text: str) -> bool:
+        """Whether a generation prompt that ends like this leaves a thought open."""
+        return text.rfind(self.open.strip()) > text.rfind(self.close.strip())
+
+    def closes(self, text: str) -> bool:
+        """Whether a generation prompt that ends like this has a thought ended already."""
+        opened = self.open.strip() in text or not self.direct  # else it ends any turn
+        return opened and self.close.strip() in text and not self.opens(text)
+
+
+FORMATS = (
+    ThinkingFormat(("gemma4",), "<|channel>thought\n", "<channel|>"),
+    ThinkingFormat(
+        ("openai_gptoss", "gpt_oss", "harmony"),
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        "<|start|>assistant<|channel|>final<|message|>",
+        direct="<|channel|>final<|message|>",
+    ),
+    ThinkingFormat(
+        ("muse_glimmer",),
+        " to=self<|message|>",
+        "<|eom|>",
+        "<|start|>assistant to=user<|message|>",
+        direct=" to=user<|message|>",
+    ),
+    ThinkingFormat(
+        ("solar_open", "solar_open2"),
+        "<|think|>",
+        "<|end|>",
+        "<|begin|>assistant<|content|>",
+        direct="<|content|>",
+        mark="<|think|>",
+    ),
+    ThinkingFormat(
+        ("kimi_k3",),
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        "<|open|>response<|sep|>",
+        "<|close|>",
+    ),
+    ThinkingFormat(
+        ("cohere_command4", "cohere2_moe"),
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        "<|START_TEXT|>",
+        mark="<|START_TEXT|>",
+        switch={"reasoning": (True, False)},
+    ),
+    ThinkingFormat(
+        ("cohere_command3", "cohere"),
+        "<|START_THINKING|>",
+        "<|END_THINKING|>",
+        "<|START_RESPONSE|>",
+        mark="<|START_RESPONSE|>",
+        switch={"reasoning": (True, False)},
+    ),
+    ThinkingFormat(("apertus",), "<|inner_prefix|>", "<|inner_suffix|>"),
+    ThinkingFormat(("mistral",), "[THINK]", "[/THINK]"),
+    ThinkingFormat(("seed_oss", "seedoss"), "<seed:think>", "</seed:think>"),
+    ThinkingFormat(
+        ("minimax_m3",),
+        "<mm:think>",
+        "</mm:think>",
+        switch={"thinking_mode": ("enabled", "disabled")},
+    ),
+    ThinkingFormat(
+        ("hy_v3",),
+        "<think:opensource>",
+        "</think:opensource>",
+        switch={"reasoning_effort": ("high", "no_think")},
+    ),
+    ThinkingFormat(("kimi_vl",), "◁think▷", "◁/think▷"),
+    ThinkingFormat(("exaone_deep",), "<thought>", "</thought>"),
+    ThinkingFormat(
+        ("apriel",),
+        "Here are my reasoning steps:\n",
+        "[BEGIN FINAL RESPONSE]",
+        "\n",
+        "[END FINAL RESPONSE]",
+        mark="[BEGIN FINAL RESPONSE]",
+    ),
+    ThinkingFormat(("granite",), "Here is my thought process:", "Here is my response:"),
+    ThinkingFormat(
+        ("hunyuan_a13b",), "<think>\n", "\n</think>", "\n<answer>\n", "\n</answer>", mark="<answer>"
+    ),
+    ThinkingFormat(
+        ("granite_thinking",), "<think>", "</think>", "<response>", "</response>",
+        mark="<response></response>",
+    ),
+    ThinkingFormat(
+        (
+            "deepseek_r1", "qwen3", "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47",
+            "kimi_k2", "minimax_m1", "minimax_m2", "nemotron_v3", "olmo3", "ernie45", "step3",
+            "step3p5", "holo2", "mimo", "intern_s1", "hunyuan", "exaone4", "longcat", "ling3",
+            "smollm3", "phi4_reasoning",
+        ),
+        "<think>",
+        "</think>",
+    ),
+)  # fmt: skip
+"""In the order in which they are looked for: a special case before what it is a case of."""
+
+BY_NAME = {name: one for one in FORMATS for name in one.names}
+_KEYS = ("open", "close", "answer", "end")
+
+
+def parse_thinking(setting: str | Mapping[str, Any]) -> ThinkingFormat | str:
+    """A deployment file's `thinking`: a format by its name or by its markup, or `AUTO` or `NONE`.
+
+    Raises:
+        ConfigError: it is none of these.
+    """
+    if isinstance(setting, str):
+        if setting in (AUTO, NONE):
+            return setting
+        if (known := BY_NAME.get(setting)) is not None:
+            return known
+        raise ConfigError(
+            f"thinking: {setting!r} is not known; give auto, none, how a thought opens and closes "
+            f"({{open: ..., close: ...}}), or one of {', '.join(sorted(BY_NAME))}"
+        )
+    texts = {key: value for key, value in setting.items() if isinstance(value, str)}
+    if not {"open", "close"} <= texts.keys() <= set(_KEYS) or len(texts) < len(setting):
+        raise ConfigError(
+            f"thinking: expected the texts open and close, and perhaps answer and end, "
+            f"not {', '.join(map(str, setting)) or 'nothing'}"
+        )
+    if not texts["close"].strip():
+        raise ConfigError("thinking: close is empty; give the text that ends a thought")
+    return ThinkingFormat(
+        ("custom",), texts["open"], texts["close"], texts.get("answer", ""), texts.get("end", "")
+    )
+
+
+def find_format(template: ChatTemplate | None, added: Collection[str]) -> ThinkingFormat | None:
+    """The family of a checkpoint; None where nothing shows one.
+
+    A family shows in what the template says and writes, or, where the template only ends thoughts
+    or is missing, in markers that the vocabulary (whose added tokens are `added`) has as tokens.
+    """
+    for one in FORMATS:
+        opening, closing = one.open.strip(), one.close.strip()
+        as_tokens = {opening, closing} <= set(added)
+        if template is None:
+            if as_tokens and not one.mark:
+                return one
+            continue
+        prompt = _prompt(template, one.on)
+        said = template.source + prompt + _prompt(template, one.off)
+        if one.mark not in said:
+            continue
+        if closing in said and (opening in said or as_tokens or one.mark):
+            return one
+        if opening in said and one.opens(prompt):
+            return one
+    return None
+
+
+def _prompt(template: ChatTemplate, variables: Variables) -> str:
+    """What a template writes for a question; nothing where it refuses."""
+    try:
+        return template.render([{"role": "user", "content": "?"}], variables)
+    except (TemplateError, TypeError, ValueError):
+        return ""
