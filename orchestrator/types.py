@@ -11,6 +11,7 @@ from the start, and the answer is what the models write together.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -287,6 +288,11 @@ class Step:
     ms: float
     score: float | None = None
     phase: Literal["thought", "answer"] = "thought"
+
+
+def chain_steps(steps: Sequence[Step]) -> list[Step]:
+    """Those of the thought; all of them, which are the answer's, where there is no thought."""
+    return [step for step in steps if step.phase == "thought"] or list(steps)
 
 
 @dataclass(frozen=True, slots=True)

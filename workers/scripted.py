@@ -266,8 +266,9 @@ class Scripted:
 
 def _rest_of(story: tuple[str, str], transcript: Transcript) -> str:
     thought, answer = story
-    if transcript.closed:
+    if transcript.closed and transcript.thinking:
         return answer.removeprefix("".join(segment.text for segment in transcript.answer))
-    if thought.startswith(transcript.text):
-        return thought[len(transcript.text) :]
-    return DELIMITER.join(thought.split(DELIMITER)[transcript.text.count(DELIMITER) :])
+    chain, written = thought if transcript.thinking else answer, transcript.text
+    if chain.startswith(written):
+        return chain[len(written) :]
+    return DELIMITER.join(chain.split(DELIMITER)[written.count(DELIMITER) :])

@@ -68,18 +68,24 @@ async def _ask(
 
     console = Console(highlight=False, quiet=as_json, soft_wrap=True)
     # A service names the authors of steps at the end; until then the text itself is shown.
-    draft = Styled(style="dim")
+    draft, shown = Styled(style="dim"), "answer"  # the phase whose steps are shared, so far
     with Live(draft, console=console, transient=True) as live:
         async with (
             open_client(url, config, options, [candidate]) as client,
             aclosing(client.stream(question, candidate)) as items,
         ):
             async for item in items:
-                if isinstance(item, StepCompleted) and item.step.phase == "thought":
+                if isinstance(item, StepCompleted | TextDelta):
+                    phase = item.step.phase if isinstance(item, StepCompleted) else item.phase
+                    shown = "thought" if phase == "thought" else shown
+                    if phase != shown:
+                        continue
+                if isinstance(item, StepCompleted):
                     draft.truncate(0)
                     live.console.print(line_of(item.step))
-                elif isinstance(item, TextDelta) and item.phase == "thought" and url is not None:
-                    draft.append(item.text)
+                elif isinstance(item, TextDelta):
+                    if url is not None:
+                        draft.append(item.text)
                 elif isinstance(item, CompletedAnswer):
                     completed = item
     if as_json:

@@ -186,12 +186,13 @@ def lossy(speculation: Mapping[str, str]) -> list[str]:
 
 
 def line_of(step: Step) -> Styled:
-    """A step in one paragraph: author, score, whether it stayed, text."""
+    """A step: author, score, whether it stayed, and beside that its text, line by line."""
     colour = COLOURS[step.author]
     mark = "✓" if step.accepted else "✗"
     score = "" if step.score is None else f" {step.score:.1f}"
     line = Styled(f"{step.author:>6} {mark}{score:>5} ", style=f"bold {colour}")
-    text = " ".join(step.text.split()) or "(nothing)"
+    margin = "\n" + " " * line.cell_len
+    text = margin.join(step.text.strip("\n").rstrip().splitlines()) or "(nothing)"
     return line.append(text, style="" if step.accepted else "dim strike")
 
 

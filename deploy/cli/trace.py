@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from deploy.cli.common import DEFAULT_URL, ServiceUrl, line_of, lossy
-from orchestrator.types import Step
+from orchestrator.types import Step, chain_steps
 
 trace = typer.Typer(help="Look at what happened to a request, and replay it.")
 
@@ -39,9 +39,8 @@ def show(
 
     console = Console(highlight=False, soft_wrap=True)
     console.print(record.get("question", ""), style="bold", markup=False)
-    for step in record.get("steps", []):
-        if step.get("phase", "thought") == "thought":
-            console.print(line_of(from_json(Step, step)))
+    for step in chain_steps([from_json(Step, step) for step in record.get("steps", [])]):
+        console.print(line_of(step))
     console.print()
     console.print(record.get("answer") or "(no answer)", style="bold", markup=False)
     console.print()

@@ -17,7 +17,7 @@ from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.recording import Recording
 from orchestrator.errors import BatonError, InvalidRequest
 from orchestrator.loop.events import Metrics
-from orchestrator.types import Step
+from orchestrator.types import Step, chain_steps
 
 
 class Problem(Protocol):
@@ -56,10 +56,9 @@ class EvaluatedAnswer:
     trace_id: str = ""
 
     def kept(self, author: str | None = None) -> int:
-        """Thinking steps that stayed, of one author or of all."""
+        """Steps of the chain that stayed, of one author or of all."""
         return sum(
-            step.accepted and step.phase == "thought" and author in (None, step.author)
-            for step in self.steps
+            step.accepted and author in (None, step.author) for step in chain_steps(self.steps)
         )
 
 

@@ -2,6 +2,8 @@
 
 - `tokenizer_files`: a checkpoint's tokenizer from its files, in a folder or on the hub.
 - `gguf_tokenizer`: the tokenizer of a GGUF file, written as such files.
+- `thinking`: how families of models mark their thought, as a table.
+- `boundaries`: where a step ends.
 - `tokenizer`: text to ids and back, with control tokens out of reach of any text.
 - `chat_template`: Jinja chat templates, rendered as transformers renders them.
 - `prompt`: a transcript or a side conversation as token ids.

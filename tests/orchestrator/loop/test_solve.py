@@ -42,7 +42,7 @@ from orchestrator.types import Limits, Message, Sampling, Segment, StopCriteria,
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
 from policies.steps import write_out
-from workers.scripted import Say, Scripted
+from workers.scripted import Say, Scripted, words
 
 pytestmark = pytest.mark.asyncio
 
@@ -425,3 +425,89 @@ async def test_a_stream_that_breaks_off_counts_as_a_dead_worker() -> None:
 
     _, ended = await run(SpecReason(), {"small": Mute(), "large": Scripted(story=LARGE)})
     assert (ended.transcript.text, answer(ended)) == LARGE
+
+
+# --- models without a thought ---------------------------------------------------------------------
+
+PLAIN = ("", "2+2 is 4.\n\nand 2 more is 6.\n\nIt is six.")
+WRONG = ("", "2+2 is 5.\n\nand 2 more is 7.\n\nIt is seven.")
+
+
+def plain_pair(**large: Any) -> dict[WorkerName, Scripted]:
+    return {
+        "small": Scripted(story=WRONG, thinks=False),
+        "large": Scripted(story=PLAIN, thinks=False, **large),
+    }
+
+
+async def test_without_a_thought_the_steps_are_the_answer() -> None:
+    def scores(transcript: Transcript) -> float:
+        return 9.0 if len(transcript.answer) > 1 else 2.0
+
+    events, ended = await run(SpecReason(), plain_pair(scores=scores))
+    transcript = ended.transcript
+    assert not transcript.thinking
+    assert transcript.thought == ()
+    assert transcript.text == "2+2 is 4.\n\nand 2 more is 7.\n\nIt is seven."
+    assert (transcript.finish, transcript.forced, transcript.done) == ("stop", False, True)
+    texts = [event for event in events if isinstance(event, TextDelta)]
+    assert {text.phase for text in texts} == {"answer"}
+    assert "".join(text.text for text in texts) == transcript.text
+    assert [(step.author, step.accepted) for step in ended.steps] == [
+        ("small", False),
+        ("large", True),
+        ("small", True),
+        ("small", True),
+    ]
+
+
+@pytest.mark.parametrize("policy", [SmallOnly(), LargeOnly()])
+async def test_one_model_without_a_thought_writes_one_answer(policy: Policy) -> None:
+    _, ended = await run(policy, plain_pair())
+    assert ended.transcript.answer_tokens == len(words(ended.transcript.text))
+    assert ended.transcript.thought == ()
+
+
+async def test_one_thinking_model_is_enough_for_a_thought() -> None:
+    workers = pair()
+    workers["small"].thinks = False
+    _, ended = await run(SpecReason(), workers)
+    assert ended.transcript.thinking
+    assert ended.transcript.answer[-1].text == "It is six."
+    _, ended = await run(SmallOnly(), plain_pair() | {"large": Scripted(story=LARGE)})
+    assert not ended.transcript.thinking
+
+
+async def test_a_turn_that_ends_inside_the_thought_is_answered_all_the_same() -> None:
+    large = Scripted([Say("So it is 4.", "eos"), "Four."])
+    _, ended = await run(LargeOnly(), {"large": large})
+    assert (ended.transcript.text, ended.transcript.answer[-1].text) == ("So it is 4.", "Four.")
+    assert (ended.transcript.finish, ended.transcript.forced) == ("stop", False)
+
+
+async def test_an_empty_turn_is_an_empty_answer() -> None:
+    _, ended = await run(LargeOnly(), {"large": Scripted([Say("", "eos")], thinks=False)})
+    assert (ended.transcript.answer, ended.transcript.finish) == ((), "stop")
+
+
+async def test_a_loop_without_a_thought_is_cut_and_says_length() -> None:
+    same = Scripted(lambda transcript, criteria: Say("Again.\n\n", "until"), thinks=False)
+    _, ended = await run(SpecReason(), {"small": same, "large": Scripted(thinks=False)})
+    transcript = ended.transcript
+    assert transcript.text == "Again.\n\n" * 2
+    assert (transcript.finish, transcript.forced, transcript.done) == ("length", True, True)
+
+
+@pytest.mark.parametrize("spare", [0, 1])
+async def test_a_cap_that_an_answer_without_a_thought_fits_in_changes_nothing(spare: int) -> None:
+    size = len(words(PLAIN[1]))
+    _, ended = await run(LargeOnly(), plain_pair(), limits=Limits(size + spare))
+    assert (ended.transcript.text, ended.transcript.finish) == (PLAIN[1], "stop")
+    _, ended = await run(LargeOnly(budget=2), plain_pair(), limits=Limits(size - 1))
+    assert (ended.transcript.answer_tokens, ended.transcript.finish) == (size - 1, "length")
+
+
+async def test_a_stop_string_ends_an_answer_made_of_steps() -> None:
+    _, ended = await run(SpecReason(), plain_pair(), limits=Limits(stop=("more",)))
+    assert ended.transcript.text == "2+2 is 5.\n\nand 2 "
+    assert ended.transcript.finish == "stop"

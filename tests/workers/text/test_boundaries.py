@@ -1,0 +1,103 @@
+"""A step is never cut where a judge would see half of something."""
+
+from __future__ import annotations
+
+import pytest
+
+from orchestrator.types import Message, Segment, Transcript
+from workers.text.boundaries import StepEnd, begun
+from workers.text.detokenizer import Detokenizer
+
+BLANK = ("\n\n",)
+STEP = "So it is 4.\n\n"
+
+
+def steps(text: str, delimiters: tuple[str, ...] = BLANK) -> list[str]:
+    """The steps of a whole text, found one after another."""
+    found, rest = [], text
+    while (end := StepEnd(delimiters).find(rest)) is not None:
+        found.append(rest[:end])
+        rest = rest[end:]
+    return [*found, rest] if rest else found
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        "```python\nx = 1\n\nprint(x)\n```",
+        "~~~\na\n\n```\n\nb\n~~~",
+        "````md\n```\n\n```\n\nstill\n````",
+        "   ```\nindented\n\nfence\n   ```",
+        "$$\nx = 1\n\n+ y\n$$",
+        "\\[\nx\n\n= 2\n\\]",
+        "\\begin{align*}\nx &= 1\n\n\\\\ y &= 2\n\\end{align*}",
+        "\\begin{aligned}\\begin{cases}1\n\n2\\end{cases}\n\n3\\end{aligned}",
+        "We compute:\n\n2 + 2 = 4.",
+        "计算：\n\n2 + 2 = 4。",
+        "Here is the code:\n\n```python\nx = 1\n\nprint(x)\n```",
+    ],
+)
+def test_a_block_stays_whole(block: str) -> None:
+    assert steps(f"{STEP}{block}\n\nNext.\n\n") == [STEP, f"{block}\n\n", "Next.\n\n"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use `x` and ```y``` in a line.\n\n",
+        "It costs \\$\\$5.\n\n",
+        "a \\\\[2pt] b\n\n",
+        "\\end{align} alone\n\n",
+        "漢字です。\n\n",
+        "שלום\n\n",
+        "🙂\n\n",
+        "| a | b |\n| - | - |\n| 1 | 2 |\n\n",
+    ],
+)
+def test_what_is_no_open_block_ends_as_ever(text: str) -> None:
+    assert steps(text + "b\n\n") == [text, "b\n\n"]
+
+
+def test_a_table_is_one_step_also_line_by_line() -> None:
+    table = "| a | b |\n| - | - |\n| 1 | 2 |\n\n"
+    assert steps(f"first\n{table}last\n", ("\n",)) == ["first\n", table, "last\n"]
+
+
+def test_a_block_that_never_closes_ends_nothing() -> None:
+    assert steps("```\na\n\nb\n\n") == ["```\na\n\nb\n\n"]
+
+
+def test_several_delimiters_the_first_wins() -> None:
+    assert steps("one. two\n\nthree. ", (". ", "\n\n")) == ["one. ", "two\n\n", "three. "]
+    assert StepEnd(()).find("a\n\nb") is None
+    assert StepEnd(("",)).find("a\n\nb") is None
+
+
+def test_white_space_alone_is_no_step() -> None:
+    assert StepEnd(BLANK).find("\n\n") is None
+    assert steps("\n\n\n\na\n\n") == ["\n\n\n\na\n\n"]
+
+
+def test_a_step_is_begun_by_what_was_written_before() -> None:
+    question = (Message("user", "?"),)
+    code = Segment("large", "```\nx\n\n", finish="length")
+    thought = (Segment("small", STEP), code)
+    for transcript in (
+        Transcript(question, thought),
+        Transcript(question, answer=thought).without_thought(),
+    ):
+        assert begun(transcript, BLANK) == code.text
+        assert StepEnd(BLANK, begun(transcript, BLANK)).find("y\n\n```\n\nz") == len("y\n\n```\n\n")
+        assert begun(transcript, ()) == ""
+    assert begun(Transcript(question, (code, Segment("small", STEP))), BLANK) == ""
+
+
+def test_token_by_token_it_is_the_same() -> None:
+    text = "Code:\n\n```\na\n\nb\n```\n\nNext"
+    writer = Detokenizer(
+        [bytes([b]) for b in range(256)], lambda t: tuple(t.encode()), StepEnd(BLANK)
+    )
+    for byte in text.encode():
+        if writer.push(byte, -1.0):
+            break
+    assert writer.text == "Code:\n\n```\na\n\nb\n```\n\n"
