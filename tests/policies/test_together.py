@@ -130,3 +130,28 @@ async def test_a_budget_of_one_token(workers: Any, name: str) -> None:
     assert ended.transcript.thought_tokens <= 1
     assert ended.transcript.done
     assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[dict[str, LocalWorker]]:
+    """One engine on both sides, whose model is not to think."""
+    spec = ARGS.workers.large.model_copy(update={"thinking": "none"})
+    worker = load_worker(spec)
+    yield {"small": worker, "large": worker}
+    worker.close()
+
+
+@pytest.mark.parametrize("name", POLICIES)
+async def test_without_a_thought_every_policy_writes_the_answer(name: str, plain: Any) -> None:
+    _, expected = await run(made("large-only"), plain, PROBLEMS[0].question, max_tokens=60)
+    events, ended = await run(made(name), plain, PROBLEMS[0].question, max_tokens=60)
+    transcript = ended.transcript
+    assert (transcript.thought, transcript.thinking, transcript.done) == ((), False, True)
+    assert transcript.text == expected.transcript.text != ""
+    assert transcript.finish == expected.transcript.finish
+    assert {event.phase for event in events if isinstance(event, TextDelta)} == {"answer"}
+    request = RecordedRequest("r", name, (Message("user", PROBLEMS[0].question),))
+    recording = loads(dumps(Recording(request, tuple(events))))
+    *_, again = replay(recording, made(name))
+    assert isinstance(again, RequestCompleted)
+    assert again.transcript == transcript

@@ -23,6 +23,7 @@ from tests.orchestrator.serving import (
     serving,
     until,
 )
+from workers.scripted import Scripted, words
 
 ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
 
@@ -309,3 +310,27 @@ def test_deployment_defaults() -> None:
     for wrong in mistakes:
         with pytest.raises(ConfigError):
             service(**wrong)
+
+
+PLAIN = "First, 2+2 is 4.\n\nSo twice that is 8."
+
+
+@pytest.mark.parametrize("model", ["specreason", "large-only"])
+def test_without_a_thought_the_steps_are_the_content(model: str) -> None:
+    pair = [Scripted(story=("", PLAIN), thinks=False) for _ in range(2)]
+    with serving(service(*pair)) as url, client(url) as api:
+        reply: Any = api.chat.completions.create(model=model, messages=ASKED)
+        message, extra = reply.choices[0].message, reply.model_extra["baton"]
+        assert (message.content, message.reasoning_content, message.reasoning) == (PLAIN, "", "")
+        assert (reply.choices[0].finish_reason, extra["forced"]) == ("stop", False)
+        assert reply.usage.completion_tokens_details.reasoning_tokens == 0
+        assert reply.usage.completion_tokens == len(words(PLAIN))
+        assert "".join(step["text"] for step in extra["steps"]) == PLAIN
+        assert extra["answer_steps"] == []
+        chunks = list(api.chat.completions.create(model=model, messages=ASKED, stream=True))
+        deltas = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        assert "".join(delta.content or "" for delta in deltas) == PLAIN
+        assert len([delta for delta in deltas if delta.content]) > 1
+        assert not any(getattr(delta, "reasoning_content", None) for delta in deltas)
+        kept = HTTP.get(f"{url}/v1/traces/{extra['trace_id']}").json()
+        assert (kept["answer"], kept["reasoning_content"]) == (PLAIN, "")
