@@ -18,6 +18,9 @@ from deploy.checking.located_yaml import Finding, Items, Mapping, at, finding, r
 from deploy.checking.schema import unknown
 from deploy.service.config import Args, Deployment, MethodSpec, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
+from workers.embedded.checkpoints import MODELS
+from workers.text.thinking import parse_thinking
+from workers.text.tokenizer_files import load_tokenizer
 
 BUILDER = "deploy.app:build"
 NAMES = {
@@ -119,12 +122,28 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
         yield finding(data, ("http_options", "request_timeout_s"), message)
     yield from _overrides(data, serve)
     for name, spec in args.workers.by_name().items():
+        yield from _thinking(data, (*ARGS, "workers", name), spec)
+    for name, spec in args.workers.by_name().items():
         if spec.url is None:
             path = (*ARGS, "workers", name, "speculation")
             yield from _method(data, path, spec.speculation)
             for index, also in enumerate(spec.speculation.also):
                 yield from _method(data, (*path, "also", index), also)
     yield from _shares(data, args)
+
+
+def _thinking(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[Finding]:
+    """How a user's own model marks its thought, where its tokenizer lies on this machine."""
+    folder = spec.folder()
+    if folder is None or folder.parent == MODELS or not (folder / "tokenizer.json").is_file():
+        return
+    try:
+        tokenizer = load_tokenizer(folder, thinking=parse_thinking(spec.thinking))
+    except ConfigError as error:
+        yield finding(data, (*path, "model"), str(error))
+        return
+    where = "thinking" if "thinking" in spec.model_fields_set else "model"
+    yield finding(data, (*path, where), f"thinking: {tokenizer.family}", "note")
 
 
 def _overrides(data: Any, serve: ServeDeploySchema) -> Iterator[Finding]:

@@ -194,6 +194,31 @@ def test_the_command_says_what_is_right_and_what_is_wrong(tmp_path: Path) -> Non
     assert bad.read_text().splitlines()[row["line"] - 1].strip().startswith("prt:")
 
 
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [
+        ("", "note: applications.0.args.workers.large.model: thinking: deepseek_r1, '<think>' to"),
+        ("thinking: none, ", "large.thinking: thinking: switched off (deepseek_r1, '<think>' to"),
+        ("thinking: mistral, ", "large.thinking: thinking: mistral, '[THINK]' to '[/THINK]'"),
+        ("thinking: {open: Plan, close: Do}, ", "thinking: custom, 'Plan' to 'Do'"),
+        ("thinking: qwen, ", "workers.large.thinking: 'qwen' is not known; give auto, none"),
+        ("thinking: {open: Plan}, ", "large.thinking: expected the texts open and close"),
+    ],
+)
+def test_how_a_model_thinks_is_said(setting: str, said: str, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    shutil.copytree(ROOT / "workers" / "embedded" / "small", model)
+    file = tmp_path / "own.yaml"
+    file.write_text(
+        "http_options: {host: 127.0.0.1}\napplications:\n- name: baton\n  route_prefix: /\n  import_path: deploy.app:build\n"
+        "  args:\n    store: memory\n    workers:\n      small: {model: 'embedded:small'}\n"
+        f"      large: {{{setting}model: '{model}'}}\n"
+    )
+    report = check(str(file))
+    assert said in "\n".join(map(str, report.findings))
+    assert report.ok == ("qwen" not in setting and "Plan}" not in setting)
+
+
 def test_stdin_and_what_is_no_file(tmp_path: Path) -> None:
     text = (ROOT / "deploy" / "local.yaml").read_text()
     assert baton("-", text=text).stdout == "<stdin>: ok (deployment file)\n"
