@@ -8,6 +8,7 @@ In reading order:
 - `executor`: carries actions out: the calls to workers, the jobs, the deadline.
 - `policy_runner`: runs a policy without I/O: its generator, the transcript, the events.
 - `budget`: what a request may spend, and how an accepted segment ends a phase.
+- `stop_strings`: a caller's stop strings in an answer of several segments.
 - `events`: what a running request reports to whoever watches it.
 - `accumulator`: what the events amount to: text, steps, totals; read by all who report.
 """

@@ -18,6 +18,8 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.types import Limits, Segment, StopCriteria, Transcript
 
 ANSWER_RESERVE = 64
+NUDGE = Segment("policy", "Answer: ")
+"""The beginning of an answer where a model ends its turn with a thought and no answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +73,8 @@ class Budget:
         after = transcript.extend(segment) if segment.text or size else transcript
         if transcript.closed:
             if segment.finish in ("eos", "stop", "think_end"):
+                if self._lacks_answer(after, segment):
+                    return replace(after, answer=(*after.answer, NUDGE), forced=True)
                 return replace(after, done=True, finish="stop")
             if exhausted or self.left(after) == 0:
                 return replace(after, done=True, finish="length")
@@ -81,6 +85,16 @@ class Budget:
         if exhausted or self.left(after) == 0:
             return self.close(after, forced=True)
         return after
+
+    def _lacks_answer(self, transcript: Transcript, segment: Segment) -> bool:
+        """Whether a model has thought, and ends its turn before it has answered anything."""
+        return (
+            transcript.thinking
+            and segment.finish != "stop"
+            and bool(transcript.text.strip())
+            and not any(part.text.strip() for part in transcript.answer)
+            and self.left(transcript) > 0
+        )
 
     def close(self, transcript: Transcript, forced: bool = False) -> Transcript:
         """The transcript with its chain ended: what follows is the answer, or nothing where there

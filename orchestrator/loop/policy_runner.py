@@ -8,6 +8,7 @@ recording says they answered; what follows from an answer is the same in both.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from orchestrator.errors import BatonError, ContextLengthExceeded
@@ -23,7 +24,7 @@ from orchestrator.loop.actions import (
     Reject,
     Write,
 )
-from orchestrator.loop.budget import Budget
+from orchestrator.loop.budget import NUDGE, Budget
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
@@ -32,6 +33,7 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.stop_strings import StopStrings
 from orchestrator.types import Generation, Limits, Message, Segment, Step, StopCriteria, Transcript
 
 MAX_IDLE = 256
@@ -56,6 +58,7 @@ class PolicyRunner:
         self.transcript = Transcript(tuple(messages))
         self.response = ResponseAccumulator() if response is None else response
         self._script = policy.solve(self.transcript)
+        self._stops = StopStrings(limits.stop)
         self._reply: Any = None
         self._draft_ms: dict[Segment, float] = {}
         self._idle = 0
@@ -107,9 +110,13 @@ class PolicyRunner:
         Raises:
             BatonError: the policy broke a rule of the protocol, or makes no progress.
         """
-        if isinstance(item, ActionCompleted):
-            for event in self._apply(item):
-                yield self.response.add(event)
+        if isinstance(item, TextDelta):
+            yield from map(self.response.add, self._shown(item))
+            return
+        done = self.transcript.done
+        yield from map(self.response.add, self._apply(item))
+        if self.transcript.done and not done:
+            yield from map(self.response.add, self._end_of_text())
         yield self.response.add(item)
 
     def note(self, result: ActionCompleted) -> ActionCompleted:
@@ -130,6 +137,30 @@ class PolicyRunner:
     def phase(self) -> Literal["thought", "answer"]:
         return "answer" if self.transcript.closed else "thought"
 
+    def _shown(self, delta: TextDelta) -> Iterator[TextDelta]:
+        """As much of a text as the client may see, up to a stop string."""
+        if delta.phase == "thought":
+            yield delta
+        elif text := self._stops.feed(delta.text):
+            yield replace(delta, text=text)
+
+    def _end_of_text(self) -> Iterator[TextDelta]:
+        last = self.transcript.last
+        if last is not None and (rest := self._stops.end()):
+            yield TextDelta(last.author, self.phase, rest)
+
+    def _commit(
+        self, segment: Segment, allowed: int | None = None
+    ) -> Iterator[TextDelta | StepCompleted]:
+        """Accept a segment; what the budget puts behind it is shown too."""
+        after = self.budget.commit(self.transcript, segment, allowed)
+        if self._stops.found:
+            after = replace(after, done=True, finish="stop")
+        self.transcript = self._reply = after
+        if not after.done and after.last is NUDGE:
+            yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text))
+            yield self._step(NUDGE, 0.0, accepted=True)
+
     def _apply(self, result: ActionCompleted) -> Iterator[TextDelta | StepCompleted]:
         """Change the transcript as the result says, and prepare the policy's reply."""
         action, answer, before = result.action, result.answer, self.transcript
@@ -146,17 +177,15 @@ class PolicyRunner:
             short = answer.usage.generated < allowed
             if segment.text or segment.tokens:
                 yield self._step(segment, result.ms, accepted=True)
-            self.transcript = self._reply = self.budget.commit(
-                self.transcript, segment, allowed if short else None
-            )
+            yield from self._commit(segment, allowed if short else None)
         elif isinstance(action, Accept):
             self._check_extends(action.transcript)
             segment = action.segment
             if segment.text:
-                yield TextDelta(segment.author, self.phase, segment.text)
+                yield from self._shown(TextDelta(segment.author, self.phase, segment.text))
             ms = self._draft_ms.get(segment, 0.0)
             yield self._step(segment, ms, accepted=True, score=action.score)
-            self.transcript = self._reply = self.budget.commit(self.transcript, segment)
+            yield from self._commit(segment)
         elif isinstance(action, Reject):
             ms = self._draft_ms.get(action.segment, 0.0)
             yield self._step(action.segment, ms, accepted=False, score=action.score)

@@ -210,7 +210,8 @@ def test_how_a_model_thinks_is_said(setting: str, said: str, tmp_path: Path) -> 
     shutil.copytree(ROOT / "workers" / "embedded" / "small", model)
     file = tmp_path / "own.yaml"
     file.write_text(
-        "http_options: {host: 127.0.0.1}\napplications:\n- name: baton\n  route_prefix: /\n  import_path: deploy.app:build\n"
+        "http_options: {host: 127.0.0.1}\n"
+        "applications:\n- name: baton\n  route_prefix: /\n  import_path: deploy.app:build\n"
         "  args:\n    store: memory\n    workers:\n      small: {model: 'embedded:small'}\n"
         f"      large: {{{setting}model: '{model}'}}\n"
     )

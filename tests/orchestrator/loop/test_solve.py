@@ -511,3 +511,45 @@ async def test_a_stop_string_ends_an_answer_made_of_steps() -> None:
     _, ended = await run(SpecReason(), plain_pair(), limits=Limits(stop=("more",)))
     assert ended.transcript.text == "2+2 is 5.\n\nand 2 "
     assert ended.transcript.finish == "stop"
+
+
+async def test_a_thought_without_an_answer_is_asked_for_one() -> None:
+    lines = [Say("It is 4.", "think_end"), Say("", "eos"), Say("four.", "eos")]
+    events, ended = await run(LargeOnly(), {"large": Scripted(lines)})
+    answer = "".join(segment.text for segment in ended.transcript.answer)
+    assert (answer, ended.transcript.forced) == ("Answer: four.", True)
+    shown = [event for event in events if isinstance(event, TextDelta)]
+    assert "".join(text.text for text in shown if text.phase == "answer") == answer
+    assert [step.author for step in ended.steps] == ["large", "policy", "large"]
+    again = [Say("It is 4.", "think_end"), Say("", "eos"), Say("", "eos")]
+    _, ended = await run(LargeOnly(), {"large": Scripted(again)})
+    assert (ended.transcript.finish, ended.transcript.done) == ("stop", True)
+
+
+@pytest.mark.parametrize(
+    ("stop", "left"),
+    [
+        ("\n\nand", "2+2 is 4."),  # begins in a step, ends in the next
+        ("6.\n\nIt", "2+2 is 4.\n\nand 2 more is "),
+        ("2+2", ""),
+        ("nowhere", PLAIN[1]),
+    ],
+)
+async def test_a_stop_string_across_steps_is_never_shown(stop: str, left: str) -> None:
+    def next_step(transcript: Transcript, criteria: StopCriteria) -> Say:
+        rest = PLAIN[1][len(transcript.text) :]
+        step, blank, _ = rest.partition("\n\n")
+        return Say(step + blank, "until" if blank else "eos")
+
+    both = Scripted(next_step, thinks=False)
+    events = [
+        event
+        async for event in start(
+            SpecReason(), {"small": both, "large": both}, limits=Limits(stop=(stop,))
+        )
+    ]
+    shown = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert shown.rstrip() == left.rstrip()
+    *_, ended = events
+    assert isinstance(ended, RequestCompleted)
+    assert (ended.transcript.finish, ended.transcript.done) == ("stop", True)

@@ -1,0 +1,55 @@
+"""A caller's stop strings in an answer that is made of several segments.
+
+A worker looks for them within one generation. Where the answer is shared, a string may begin in one
+segment and end in the next, by another author: what may be the beginning of one is held back here
+until the text goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStrings:
+    """Passes an answer's text on, up to the first stop string.
+
+    Attributes:
+        found: whether there was one; nothing is passed on after it.
+    """
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        self._stops = tuple(filter(None, stops))
+        self._held, self._begun = "", False
+        self.found = False
+
+    def feed(self, text: str) -> str:
+        """The text that is certain, with this piece."""
+        if self.found or not self._stops:
+            return "" if self.found else text
+        text = self._held + text
+        if not self._begun:  # the white space before an answer is never shown
+            self._begun = bool(text.strip())
+            if not self._begun:
+                self._held = text
+                return ""
+            text = text.lstrip()
+        places = [at for stop in self._stops if (at := text.find(stop)) >= 0]
+        self.found = bool(places)
+        certain = min(places) if places else len(text) - self._beginning(text)
+        self._held = "" if self.found else text[certain:]
+        return text[:certain]
+
+    def end(self) -> str:
+        """What was held back, once the answer has ended."""
+        rest, self._held = self._held, ""
+        return rest
+
+    def _beginning(self, text: str) -> int:
+        """The length of the longest end of a text that begins a stop string."""
+        sizes = (
+            size
+            for stop in self._stops
+            for size in range(min(len(stop) - 1, len(text)), 0, -1)
+            if text.endswith(stop[:size])
+        )
+        return max(sizes, default=0)
