@@ -7,6 +7,7 @@ the one to read first.
 - `steps`: what policies share: the loop over steps, falling back, repetition, the answer.
 - `judge`: a model's score of a step, from 0 to 9.
 - `single`: one model alone: the baselines.
+- `coin`: each step by either model at random: the baseline of those below.
 - `cascade`: the small model judges its own step, the large one if in doubt (ConfSpec).
 - `entropy_gate`: the entropy of a step's first token decides who writes it (GlimpRouter).
 - `best_of_k`: several drafts of a step, one choice (SpecCoT).
@@ -25,6 +26,7 @@ from orchestrator.loop.policy import Policy
 from policies.best_of_k import BestOfK
 from policies.bild import BiLD
 from policies.cascade import Cascade
+from policies.coin import Coin
 from policies.entropy_gate import EntropyGate
 from policies.lookahead import Lookahead
 from policies.never_slower import NeverSlower
@@ -37,6 +39,7 @@ from policies.surprise_takeover import SurpriseTakeover
 POLICIES: dict[str, type[Policy]] = {
     "small-only": SmallOnly,
     "large-only": LargeOnly,
+    "coin": Coin,
     "specreason": SpecReason,
     "entropy-gate": EntropyGate,
     "cascade": Cascade,

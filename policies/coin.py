@@ -1,0 +1,48 @@
+"""Each step by one model or the other at random: the baseline of policies that share a thought.
+
+A policy that is no better than this at the same share of large tokens has learnt nothing of where
+the large model is needed.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+from typing import ClassVar
+
+from pydantic import Field
+
+from orchestrator.loop.actions import Script, Write
+from orchestrator.types import Message, Transcript
+from policies.steps import Stepwise, attempt
+
+
+class Coin(Stepwise):
+    """Each step by the large model with one probability, else by the small one."""
+
+    calibrated: ClassVar[str | None] = "large_probability"
+
+    large_probability: float = Field(
+        default=0.5, ge=0, le=1, description="how often a step is the large model's"
+    )
+    seed: int = Field(default=0, description="another number, other steps of the same question")
+
+    def solve(self, transcript: Transcript) -> Script[None]:
+        thrown = 0
+
+        def step(transcript: Transcript) -> Script[Transcript]:
+            nonlocal thrown
+            thrown += 1
+            if throw(self.seed, transcript.messages, thrown) >= self.large_probability:
+                written = yield from attempt(Write("small", transcript, self.criteria))
+                if written is not None:
+                    return written
+            return (yield from Write("large", transcript, self.criteria))
+
+        transcript = yield from self.think(transcript, step)
+        yield from self.answer(transcript)
+
+
+def throw(seed: int, messages: tuple[Message, ...], step: int) -> float:
+    """A number from 0 to below 1, the same for the same conversation and step: a replay agrees."""
+    digest = blake2b(repr((seed, step, messages)).encode(), digest_size=8)
+    return int.from_bytes(digest.digest(), "big") / 2**64

@@ -1,0 +1,64 @@
+"""The coin: who writes a step hangs on nothing but the conversation, the step and the seed."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.loop.actions import Write
+from orchestrator.types import Message
+from policies.coin import Coin, throw
+from tests.policies.plays import GONE, TRACE, Play, step
+
+QUESTION = TRACE.messages
+
+
+def authors(policy: Coin, steps: int) -> str:
+    play, transcript, written = Play(policy), TRACE, ""
+    for number in range(steps):
+        asked = play.asked
+        assert isinstance(asked, Write)
+        assert asked.transcript == transcript
+        assert asked.criteria == policy.criteria
+        written += asked.worker[0]
+        transcript = transcript.extend(step(asked.worker, f"step {number}\n\n"))
+        play(transcript)
+    return written
+
+
+def test_throws_are_even_and_independent() -> None:
+    thrown = [
+        throw(seed, (Message("user", f"{number} + 1?"),), place)
+        for seed in range(4)
+        for number in range(50)
+        for place in range(1, 11)
+    ]
+    assert all(0 <= one < 1 for one in thrown)
+    assert len(set(thrown)) == len(thrown)
+    for share in (0.1, 0.5, 0.9):
+        below = sum(one < share for one in thrown) / len(thrown)
+        assert below == pytest.approx(share, abs=0.04)  # 4 standard deviations
+    both = sum(a < 0.5 and b < 0.5 for a, b in pairwise(thrown)) / len(thrown)
+    assert both == pytest.approx(0.25, abs=0.04)
+
+
+def test_the_same_request_is_thrown_alike_and_another_seed_is_not() -> None:
+    assert authors(Coin(), 12) == authors(Coin(), 12)
+    assert {"s", "l"} == set(authors(Coin(), 12))
+    assert len({authors(Coin(seed=seed), 12) for seed in range(8)}) > 1
+    assert authors(Coin(large_probability=1), 6) == "llllll"
+    assert authors(Coin(large_probability=0), 6) == "ssssss"
+
+
+def test_where_the_small_model_fails_the_large_one_writes() -> None:
+    play = Play(Coin(large_probability=0))
+    assert play.asked == Write("small", TRACE, Coin().criteria)
+    assert play(GONE) == Write("large", TRACE, Coin().criteria)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, "often"])
+def test_a_probability_is_one(value: object) -> None:
+    with pytest.raises(ValidationError, match="large_probability"):
+        Coin.model_validate({"large_probability": value})
