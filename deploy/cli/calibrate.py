@@ -165,7 +165,7 @@ async def _search(
                 problems,
                 [one],
                 lambda question, which: ask(client, question, which),
-                grader.same,
+                grader.right,
                 concurrency=concurrency,
             )
             own = [turn[0] for turn in turns]

@@ -34,11 +34,12 @@ ServiceUrl = Annotated[str, typer.Option("--url", envvar="BATON_URL", help="The 
 Problems = Annotated[
     str,
     typer.Option(
-        help="FILE.jsonl with question and answer a line, or builtin:heldout|dev|strangers."
+        help="FILE.jsonl with question and answer a line, builtin:heldout|dev|strangers, "
+        "or gym:NAME of reasoning-gym."
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="How many problems.")]
-Seed = Annotated[int, typer.Option(help="Which problems a builtin set draws.")]
+Seed = Annotated[int, typer.Option(help="Which problems a generated set draws.")]
 Config = Annotated[
     Path | None, typer.Option(help="Deployment file that names the two models (in-process).")
 ]

@@ -242,7 +242,7 @@ async def _run(
             problems,
             candidates,
             fairly,
-            grader.same,
+            grader.right,
             concurrency=about["concurrency"],
             done=done,
             keep=keep,

@@ -174,7 +174,7 @@ def drive(
 
             try:
                 await send(
-                    client, chosen, grader.same, concurrency=concurrency, on_answer=on_answer
+                    client, chosen, grader.right, concurrency=concurrency, on_answer=on_answer
                 )
             finally:
                 await client.aclose()

@@ -3,6 +3,7 @@
 In reading order:
 
 - `problems`: problem sets by name: files, generated ones, the external evaluation set.
+- `gym`: problems of reasoning-gym, with their scorers.
 - `candidates`: who takes part: policies with parameters, under a label.
 - `clients`: two clients with one interface: workers in this process, a service over HTTP.
 - `evaluate`: candidates take turns on problems; answers are timed and graded.

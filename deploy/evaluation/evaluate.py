@@ -73,8 +73,8 @@ class EvaluationResult:
 
 
 Ask = Callable[[str, Candidate], Awaitable[EvaluatedAnswer]]
-Grade = Callable[[str, str], Awaitable[bool]]
-"""Whether a text gives an answer."""
+Grade = Callable[[str, Problem], Awaitable[bool]]
+"""Whether a text answers a problem."""
 Turn = Sequence[EvaluationResult]
 """The results of one problem, one for each candidate."""
 
@@ -138,4 +138,4 @@ async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationRe
 async def _graded(result: EvaluationResult, problem: Problem, grade: Grade) -> EvaluationResult:
     if result.error is not None:
         return result
-    return replace(result, correct=await grade(result.answer.text, problem.answer))
+    return replace(result, correct=await grade(result.answer.text, problem))

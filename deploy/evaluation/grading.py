@@ -10,14 +10,23 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Protocol, cast, runtime_checkable
 
 from orchestrator.experiments.answer_equality import compare, expected, final
 
 if TYPE_CHECKING:
     from pebble import ProcessPool
 
+    from deploy.evaluation.evaluate import Problem
+
 LONGEST = 2000  # characters of an answer that algebra is tried on
+
+
+@runtime_checkable
+class Scored(Protocol):
+    """A problem with a scorer of its own, for answers that no value describes."""
+
+    def accepts(self, answer: str) -> bool: ...
 
 
 class Grader:
@@ -32,6 +41,14 @@ class Grader:
         self._timeout_s, self._processes = timeout_s, processes
         self._pool: ProcessPool | None = None
         self.timeouts = 0
+
+    async def right(self, text: str, problem: Problem) -> bool:
+        """Whether a text answers a problem."""
+        if not isinstance(problem, Scored):
+            return await self.same(text, problem.answer)
+        if problem.accepts(final(text)):
+            return True
+        return bool(problem.answer) and compare(text, problem.answer) is True
 
     async def same(self, text: str, answer: str) -> bool:
         """Whether a text gives this answer."""

@@ -1,4 +1,4 @@
-"""Problem sets by name: a file of JSON lines, a part of the generated ones, or an external set."""
+"""Problem sets by name: a file of JSON lines, generated ones, reasoning-gym's, an external set."""
 
 from __future__ import annotations
 
@@ -24,6 +24,13 @@ def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem
         ConfigError: names the file and line that cannot be used.
     """
     kind, _, name = source.partition(":")
+    if kind == "gym":
+        from deploy.evaluation import gym
+
+        name, _, own_seed = name.partition(":")
+        if own_seed and not own_seed.isdecimal():
+            raise ConfigError(f"{source}: expected gym:NAME or gym:NAME:SEED, the seed a number")
+        return gym.draw(name, int(own_seed) if own_seed else seed, limit or DEFAULT_LIMIT)
     if kind == "builtin":
         if name not in BUILTIN:
             raise ConfigError(f"no builtin problems {name!r}; there are {', '.join(BUILTIN)}")

@@ -30,7 +30,7 @@ class TrafficAnswer:
 async def drive(
     client: HttpClient,
     problems: Sequence[Problem],
-    same: Grade,
+    grade: Grade,
     *,
     concurrency: int,
     on_answer: Callable[[TrafficAnswer], None],
@@ -41,12 +41,12 @@ async def drive(
     """
 
     async def ask(problem: Problem) -> None:
-        on_answer(await _ask(client, problem, same))
+        on_answer(await _ask(client, problem, grade))
 
     await map_concurrently(ask, problems, concurrency)
 
 
-async def _ask(client: HttpClient, problem: Problem, same: Grade) -> TrafficAnswer:
+async def _ask(client: HttpClient, problem: Problem, grade: Grade) -> TrafficAnswer:
     completed: CompletedAnswer | None = None
     try:
         async with aclosing(
@@ -55,7 +55,7 @@ async def _ask(client: HttpClient, problem: Problem, same: Grade) -> TrafficAnsw
             async for item in items:
                 completed = item if isinstance(item, CompletedAnswer) else completed
         assert completed is not None  # it is the last item, or the client raises
-        correct = await same(completed.answer.text, problem.answer)
+        correct = await grade(completed.answer.text, problem)
         await client.send_feedback(completed.answer.trace_id, float(correct))
     except BatonError as error:
         return TrafficAnswer(NOBODY, error=str(error))

@@ -7,13 +7,20 @@ import asyncio
 import pytest
 
 from deploy.evaluation.candidates import Candidate, lineup
-from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn, run
+from deploy.evaluation.evaluate import (
+    EvaluatedAnswer,
+    EvaluationResult,
+    Problem,
+    Question,
+    Turn,
+    run,
+)
 from orchestrator.errors import DeadlineExceeded, InvalidRequest
 from orchestrator.experiments.answer_equality import compare
 
 
-async def same(text: str, answer: str) -> bool:
-    return bool(compare(text, answer))
+async def same(text: str, problem: Problem) -> bool:
+    return bool(compare(text, problem.answer))
 
 
 def test_a_contender_with_parameters() -> None:
