@@ -26,6 +26,7 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call, Delta, Worker
+from tests.workers.remote.llama_cpp import live_slots, serving_gguf, write_gguf
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from tests.workers.replica.handles import Handle
 from workers.engine.loading import load
@@ -33,6 +34,7 @@ from workers.remote.server import Server
 from workers.remote.worker import RemoteWorker
 from workers.replica.client import ReplicaWorker
 from workers.scripted import Scripted, words
+from workers.text.tokenizer_files import load_tokenizer
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
 GREEDY = Sampling()
@@ -80,6 +82,14 @@ def remote(folder: Path, draft: Path) -> Iterator[Subject]:
 
 
 @contextmanager
+def llama_cpp(folder: Path, draft: Path) -> Iterator[Subject]:
+    file = write_gguf(folder, folder.with_suffix(".gguf"))
+    with serving_gguf(file, slots=2) as url:
+        worker = RemoteWorker(Server(url), MODEL, load_tokenizer(str(folder)))
+        yield Subject(worker, lambda: live_slots(url), frozenset({"verify", "slow"}))
+
+
+@contextmanager
 def replica(folder: Path, draft: Path) -> Iterator[Subject]:
     with local(folder, draft) as behind:
         yield Subject(ReplicaWorker(Handle(behind.worker)), behind.live)
@@ -90,6 +100,7 @@ BACKENDS: dict[str, Any] = {
     "local": local,
     "local-chain": speculating,
     "remote": remote,
+    "llama.cpp": llama_cpp,
     "replica": replica,
 }
 
@@ -166,7 +177,8 @@ async def test_a_gate_looks_at_the_first_token_only(subject: Subject) -> None:
     _, plain = await run(subject.worker, StopCriteria(12))
     assert plain.entropy is None  # not wanted
     _, through = await run(subject.worker, StopCriteria(12, max_entropy=100.0))
-    assert through.segment == plain.segment
+    assert replace(through.segment, logprobs=plain.segment.logprobs) == plain.segment
+    assert through.segment.logprobs == pytest.approx(plain.segment.logprobs, abs=1e-5)
     assert through.entropy is not None
     assert 0 <= through.entropy < 100
     deltas, withheld = await run(
@@ -213,6 +225,7 @@ async def test_classification_is_a_distribution_over_labels(subject: Subject) ->
 
 @pytest.mark.asyncio
 async def test_one_pass_gives_the_distribution_and_the_nll_of_the_step(subject: Subject) -> None:
+    needs(subject, "verify")
     needs(subject, "usage")
     _, generation = await run(subject.worker, StopCriteria(8), sampling=Sampling(0.9, seed=5))
     step = generation.segment
@@ -231,6 +244,7 @@ async def test_one_pass_gives_the_distribution_and_the_nll_of_the_step(subject: 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("finish", ["think_end", "eos"])
 async def test_one_pass_gives_the_nll_of_a_steps_end(subject: Subject, finish: Any) -> None:
+    needs(subject, "verify")
     needs(subject, "usage")
     _, generation = await run(subject.worker, StopCriteria(4))
     step = replace(generation.segment, finish=finish)
@@ -266,6 +280,7 @@ async def test_bad_labels_are_refused(subject: Subject) -> None:
 
 @pytest.mark.asyncio
 async def test_verification_of_ones_own_words(subject: Subject) -> None:
+    needs(subject, "verify")
     _, generation = await run(subject.worker, StopCriteria(8))
     segment = generation.segment
     answer = await subject.worker.verify(call(), segment, GREEDY)
@@ -282,6 +297,7 @@ async def test_verification_of_ones_own_words(subject: Subject) -> None:
 @pytest.mark.asyncio
 @pytest.mark.parametrize("sampling", [GREEDY, Sampling(0.9, seed=4)])
 async def test_a_verified_segment_can_be_cut_anywhere(subject: Subject, sampling: Sampling) -> None:
+    needs(subject, "verify")
     _, generation = await run(subject.worker, StopCriteria(8), sampling=Sampling(0.9, seed=2))
     draft = generation.segment
     answer = await subject.worker.verify(call(), draft, sampling)
@@ -306,6 +322,7 @@ async def test_a_verified_segment_can_be_cut_anywhere(subject: Subject, sampling
 
 @pytest.mark.asyncio
 async def test_verifying_nothing_asks_for_the_next_token(subject: Subject) -> None:
+    needs(subject, "verify")
     answer = await subject.worker.verify(call(), Segment("small", ""), GREEDY)
     assert (answer.nll, answer.pieces, answer.ending) == ((), (), None)
     (option,) = answer.options
@@ -319,6 +336,7 @@ async def test_verifying_nothing_asks_for_the_next_token(subject: Subject) -> No
 @pytest.mark.asyncio
 @pytest.mark.parametrize("finish", ["think_end", "eos"])
 async def test_a_segments_end_is_verified_like_a_token(subject: Subject, finish: Any) -> None:
+    needs(subject, "verify")
     _, generation = await run(subject.worker, StopCriteria(4))
     draft = replace(generation.segment, finish=finish)
     answer = await subject.worker.verify(call(), draft, GREEDY)
@@ -394,6 +412,7 @@ async def gone(subject: Subject) -> bool:
 
 @pytest.mark.asyncio
 async def test_closing_a_stream_frees_its_row(subject: Subject) -> None:
+    needs(subject, "slow")  # enough for its work to be seen
     stream: AsyncIterator[Any] = subject.worker.generate(call(), StopCriteria(300), GREEDY)
     await anext(stream)
     assert subject.live() == 1

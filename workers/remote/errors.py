@@ -20,7 +20,9 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 
-_TOO_LONG = re.compile(r"context.?(length|window)|maximum context|longer than the|too long", re.I)
+_TOO_LONG = re.compile(
+    r"context.?(length|window|size)|maximum context|longer than the|too long", re.I
+)
 
 
 class Declined(WorkerError):

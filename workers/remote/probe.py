@@ -14,6 +14,7 @@ from workers.remote.errors import Absent, Declined
 from workers.remote.protocol import (
     EXTRAS,
     TOP,
+    WIDE,
     ServerCapabilities,
     Vocabulary,
     checked_answer,
@@ -21,6 +22,7 @@ from workers.remote.protocol import (
     next_token,
     parse_chunk,
     prompt_logprobs,
+    shown_bytes,
 )
 from workers.remote.request_builder import RequestBuilder
 from workers.text.prompt import PromptRenderer
@@ -60,15 +62,24 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
             except Declined as error:  # it may accept fewer fields
                 refused = error
                 continue
-            if form == "chat" and (answer.get("usage") or {}).get("prompt_tokens") != len(ids):
+            read = (answer.get("usage") or {}).get("prompt_tokens")
+            if form == "chat" and read != len(ids):
                 refused = Unsupported("it does not continue the last message of a chat")
+                break
+            if form == "text" and read is not None and read != len(ids):
+                refused = Unsupported(
+                    f"it reads a prompt of {len(ids)} tokens as {read}: it puts a template of its "
+                    "own around a text, or the tokenizer is not the served model's"
+                )
                 break
             chunk, logprobs = parse_chunk(answer, vocabulary), first_logprobs(answer, vocabulary)
             capabilities = replace(
                 capabilities,
                 ids=chunk is not None and chunk.tokens is not None,
                 top=_top(wish) if logprobs else 0,
+                numbered=bool(shown := shown_bytes(answer)),
             )
+            _check_vocabulary(shown, prompts)
             return await _more(ask, capabilities, ids, vocabulary)
     if refused is None and absent is not None:
         raise absent
@@ -79,6 +90,22 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
     )
     log.error("the server cannot continue a text: %s", refused)
     raise Unsupported(f"the model's server cannot continue a text: {why}")
+
+
+def _check_vocabulary(shown: Mapping[int, bytes], prompts: PromptRenderer) -> None:
+    """Refuses a tokenizer by which most of the tokens that the server shows are others."""
+    pieces = prompts.tokenizer.pieces
+    other = [
+        i for i, text in shown.items() if pieces[i : i + 1] != [text] and text != b"\xef\xbf\xbd"
+    ]
+    if 2 * len(other) > len(shown):
+        i = other[0]
+        here = pieces[i].decode("utf-8", "replace") if 0 <= i < len(pieces) else None
+        raise Unsupported(
+            f"the tokenizer is not the served model's: token {i} is "
+            f"{shown[i].decode('utf-8', 'replace')!r} there and {here!r} here; name the served "
+            "model's as `tokenizer`"
+        )
 
 
 def _wishes(form: str) -> list[dict[str, Any]]:
@@ -101,6 +128,10 @@ async def _more(
     """What builds on log-probabilities: those of named tokens, and those of the prompt."""
     if not capabilities.top or capabilities.prompt != "ids":
         return capabilities
+    if capabilities.numbered:
+        answer = await _tried(ask, capabilities, {"prompt": ids, **ONE, "logprobs": WIDE})
+        shown = len(first_logprobs(answer, vocabulary)) if answer is not None else 0
+        capabilities = replace(capabilities, wide=shown if shown > capabilities.top else 0)
     body = {"prompt": ids, **ONE, **(EXTRAS if capabilities.ids else {}), "logprobs": 1}
     named = [0, len(ids), 2 * len(ids)]  # three tokens that are hardly all among the likeliest
     answer = await _tried(ask, capabilities, {**body, "logprob_token_ids": named})

@@ -7,6 +7,9 @@ Fields used here beyond OpenAI's own:
   `stop_token_ids` and give the reason (`stop_reason`, `matched_stop`).
 - vLLM returns `prompt_logprobs`; others echo the prompt with its log-probabilities. vLLM also
   gives the log-probabilities of tokens named in advance (`logprob_token_ids`).
+- llama.cpp's server takes ids, returns them inside its log-probabilities alone, each with its
+  bytes, shows as many of them as are asked for, and none of a prompt's. Its sampling has stages of
+  its own, which `samplers` names.
 - In chat, `continue_final_message` goes on with the assistant's last message.
 
 Nothing here does I/O. What a server can do is learned from its answers, never from its name.
@@ -26,7 +29,11 @@ from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ScoreOutput
 
 TOP = (20, 5, 1)  # log-probabilities a position to ask for: vLLM's most, OpenAI's most, the least
+WIDE = 1000  # those of one position, where a server shows as many as are asked for
 EXTRAS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+SAMPLERS = ["temperature", "top_k", "top_p"]
+"""llama.cpp's stages that are wanted, in Baton's order; without them its own defaults would cut
+the distribution (`top_k` 40, `min_p` 0.05)."""
 _ID = "token_id:"
 
 
@@ -38,6 +45,8 @@ class ServerCapabilities:
     ids: it returns the ids of the tokens it made.
     top: log-probabilities it gives at each position; 0 is none.
     labels: it gives the log-probabilities of tokens that the request names.
+    wide: log-probabilities it gives where a call makes one token, if more than `top`; else 0.
+    numbered: its log-probabilities carry ids and bytes (llama.cpp); it returns ids nowhere else.
     prompt_logprobs: the field that asks for those of the prompt, where it has them.
     """
 
@@ -46,6 +55,8 @@ class ServerCapabilities:
     top: int = 0
     labels: bool = False
     prompt_logprobs: Literal["prompt_logprobs", "echo"] | None = None
+    wide: int = 0
+    numbered: bool = False
 
     @property
     def path(self) -> str:
@@ -57,11 +68,13 @@ class Token:
     """A token of an answer: its id, and the log-probabilities by id that came with it.
 
     `logprob` is None where the server gave none; `top` holds the likeliest ones, itself among them.
+    `shown` are the bytes of text that came with it, where the server says so.
     """
 
     id: int
     logprob: float | None
     top: Mapping[int, float]
+    shown: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +143,13 @@ def sampling_fields(sampling: Sampling, capabilities: ServerCapabilities) -> dic
     """A request's sampling fields.
 
     A server with vLLM's extensions gets every setting, since for one that is missing it takes the
-    checkpoint's (`generation_config.json`); others get what differs from OpenAI's default.
+    checkpoint's (`generation_config.json`), and so does llama.cpp's, which has defaults of its own;
+    others get what differs from OpenAI's default.
     """
     body: dict[str, Any] = {"temperature": sampling.temperature}
-    if capabilities.ids:
+    if capabilities.numbered:
+        body |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "samplers": SAMPLERS}
+    elif capabilities.ids:
         body |= {"top_k": sampling.top_k or -1, "top_p": sampling.top_p, "repetition_penalty": 1.0}
     else:
         body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
@@ -145,11 +161,13 @@ def sampling_fields(sampling: Sampling, capabilities: ServerCapabilities) -> dic
 
 def logprob_fields(top: int, capabilities: ServerCapabilities) -> dict[str, Any]:
     """The fields that ask for `top` log-probabilities a position and for ids."""
-    body: dict[str, Any] = dict(EXTRAS) if capabilities.ids else {}
+    body: dict[str, Any] = {}
+    if capabilities.ids and not capabilities.numbered:
+        body |= EXTRAS
     if capabilities.top and capabilities.prompt == "chat":
         body |= {"logprobs": True, "top_logprobs": min(top, capabilities.top)}
     elif capabilities.top:
-        body |= {"logprobs": min(top, capabilities.top)}
+        body |= {"logprobs": min(top, max(capabilities.top, capabilities.wide))}
     return body
 
 
@@ -169,7 +187,17 @@ def parse_chunk(answer: Mapping[str, Any], vocabulary: Vocabulary) -> Chunk | No
 
 def _tokens(choice: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Token, ...] | None:
     logprobs = choice.get("logprobs") or {}
-    if content := logprobs.get("content"):  # chat
+    if (content := logprobs.get("content")) and all("id" in item for item in content):
+        return tuple(
+            Token(
+                int(item["id"]),
+                float(item["logprob"]),
+                _content_logprobs(item, vocabulary),
+                bytes(item["bytes"] or ()) if "bytes" in item else None,
+            )
+            for item in content
+        )
+    if content:  # chat
         names = [item["token"] for item in content]
         values = [item["logprob"] for item in content]
         tops = [{top["token"]: top["logprob"] for top in item["top_logprobs"]} for item in content]
@@ -186,6 +214,21 @@ def _tokens(choice: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Token, .
     return tuple(Token(*item) for item in zip(map(int, ids), known, by_id, strict=True))
 
 
+def _content_logprobs(item: Mapping[str, Any], vocabulary: Vocabulary) -> dict[int, float]:
+    """By id, those shown at one position in the form that OpenAI gives them in chat."""
+    tops = item["top_logprobs"]
+    if all("id" in top for top in tops):
+        return {int(top["id"]): float(top["logprob"]) for top in tops}
+    return vocabulary.logprobs({top["token"]: top["logprob"] for top in tops})
+
+
+def shown_bytes(answer: Mapping[str, Any]) -> dict[int, bytes]:
+    """The bytes of tokens by id, of those shown at the first position with both; may be empty."""
+    content = (answer["choices"][0].get("logprobs") or {}).get("content") or [{}]
+    tops = content[0].get("top_logprobs") or ()
+    return {int(top["id"]): bytes(top["bytes"]) for top in tops if "id" in top and top.get("bytes")}
+
+
 def first_logprobs(
     answer: Mapping[str, Any], vocabulary: Vocabulary, echoed: int = 0
 ) -> dict[int, float]:
@@ -195,9 +238,7 @@ def first_logprobs(
     """
     logprobs = answer["choices"][0].get("logprobs") or {}
     if content := logprobs.get("content"):
-        return vocabulary.logprobs(
-            {top["token"]: top["logprob"] for top in content[0]["top_logprobs"]}
-        )
+        return _content_logprobs(content[0], vocabulary)
     tops = logprobs.get("top_logprobs") or [None]
     return vocabulary.logprobs(tops[echoed])
 
@@ -326,10 +367,15 @@ def score_output(
 
 
 def context(models: Any, name: str) -> int | None:
-    """The context of a model by the server's list of models, where it says so."""
-    for model in models.get("data") or ():
-        if model.get("id") == name and isinstance(size := model.get("max_model_len"), int):
-            return size
+    """The context of a model by the server's list of models, where it says so.
+
+    A server of one model may answer to any name (llama.cpp's does).
+    """
+    listed = models.get("data") or ()
+    for model in listed:
+        if model.get("id") == name or len(listed) == 1:
+            size = model.get("max_model_len") or (model.get("meta") or {}).get("n_ctx")
+            return size if isinstance(size, int) else None
     return None
 
 

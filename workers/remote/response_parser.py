@@ -129,6 +129,7 @@ class ResponseParser:
         self._source: Detokenizer | Retokenizer = (
             self._detokenizer if capabilities.ids else self._retokenizer
         )
+        self._ahead = b""  # of our ids' bytes, what the server has not shown yet
         self.made = 0
         self.entropy: float | None = None
         self.withheld = False
@@ -137,7 +138,6 @@ class ResponseParser:
         """Append a chunk; returns why the generation ends with it, if it does."""
         if self._capabilities.ids:
             for token in chunk.tokens or ():
-                self.made += 1
                 if finish := self._token(token):
                     return finish
         elif finish := self._retokenizer.push(chunk.text):
@@ -165,7 +165,31 @@ class ResponseParser:
             finish=finish,
         )
 
+    def _left_out(self, token: Token) -> list[int]:
+        """Ids of the tokens before this one that the server left out.
+
+        llama.cpp sends nothing for a token that ends inside a character, and with the one that
+        completes the character the bytes of all of them. Which tokens those were is found by
+        encoding the character.
+        """
+        if token.shown is None:
+            return []
+        tokenizer = self._tokenizer
+        piece, shown = tokenizer.pieces[token.id], token.shown
+        if (self._ahead + piece).startswith(shown):  # text may be held: it may begin a stop string
+            self._ahead = (self._ahead + piece)[len(shown) :]
+            return []
+        size = next(n for n in range(len(piece), -1, -1) if shown.endswith(piece[:n]))
+        missing = shown[: len(shown) - size].removeprefix(self._ahead)
+        self._ahead = piece[size:]
+        *ids, last = tokenizer.encode((missing + piece).decode("utf-8", "replace")) or (token.id,)
+        if b"".join(tokenizer.pieces[i] for i in ids) != missing or last != token.id:
+            single = [bytes([byte]) for byte in missing]
+            ids = [tokenizer.pieces.index(byte) for byte in single if byte in tokenizer.pieces]
+        return ids
+
     def _token(self, token: Token) -> Finish | None:
+        self.made += 1
         options = self._options
         if not 0 <= token.id < len(self._tokenizer.pieces):
             raise WorkerError(
@@ -183,12 +207,16 @@ class ResponseParser:
             if self.withheld:
                 return "doubt"
         if options.criteria.min_confidence > 0:
-            best = max((*token.top.values(), token.logprob or -1e9))
+            best = max((*token.top.values(), -1e9 if token.logprob is None else token.logprob))
             if probability(best) < options.criteria.min_confidence:
                 return "doubt"
         if token.id in options.stop_token_ids:
             closing = options.thinking and token.id == self._tokenizer.close_id
             return "think_end" if closing else "eos"
+        for i in self._left_out(token):  # of no known log-probability, so they count as certain
+            self.made += 1
+            if finish := self._detokenizer.push(i, 0.0):
+                return finish
         finish = self._detokenizer.push(token.id, token.logprob or 0.0)
         return finish or ("length" if self.made >= options.remaining_tokens else None)
 

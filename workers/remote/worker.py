@@ -15,7 +15,9 @@ Differences from a local worker, all of them the servers':
 - an entropy (`StopCriteria.max_entropy`) and the likelihood of an end are estimated from those, as
   bounds where tokens that are not shown count (see `logprobs`);
 - prefill (a generation of no tokens) makes it generate one, which is dropped;
-- a server that returns no ids must show the end of the thought in its text, or stop at it.
+- a server that returns no ids must show the end of the thought in its text, or stop at it;
+- llama.cpp's gives no log-probabilities of the prompt, and no ids of tokens that end inside a
+  character: those are found by encoding it (see `response_parser`).
 """
 
 from __future__ import annotations
@@ -133,7 +135,7 @@ class RemoteWorker:
         check_length(len(ids) + 1, self.context)
         body = self._requests.body(capabilities.prompt, ids, call.transcript, query)
         body |= protocol.request_fields(
-            self.model, Sampling(), capabilities, 1, top=protocol.TOP[0]
+            self.model, Sampling(), capabilities, 1, top=capabilities.wide or protocol.TOP[0]
         )
         if capabilities.labels:
             body["logprob_token_ids"] = list(chosen)
@@ -259,14 +261,18 @@ class RemoteWorker:
                     spent = data if data.get("usage") else spent
                     with checked_answer(self.server.name):
                         chunk = protocol.parse_chunk(data, self.vocabulary)
-                    if chunk is None or finish is not None:
+                    if chunk is None:
+                        continue
+                    if finish is not None:
+                        if chunk.finish is None:
+                            break  # it goes on, so it does not stop by itself
                         continue
                     finish = parser.push(chunk)
                     if finish is None and chunk.finish is not None:
                         raise WorkerUnavailable(f"{self.server.name} ended by {chunk.finish!r}")
                     if finish is None and (delta := parser.take()):
                         yield delta
-                    if finish is not None and chunk.finish is None:
+                    if finish is not None and chunk.finish is None and not capabilities.numbered:
                         break  # where the server ended by itself, a chunk of usage follows
             if finish is None:
                 raise WorkerUnavailable(f"{self.server.name}: the stream broke off")

@@ -1,0 +1,93 @@
+"""llama.cpp's own server over a checkpoint of a test: the weights as a GGUF file, unquantized."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import gguf
+import httpx
+import xllamacpp
+from safetensors.torch import load_file
+
+PLAIN, CONTROL, UNUSED = (
+    gguf.TokenType.NORMAL,
+    gguf.TokenType.CONTROL,
+    gguf.TokenType.UNUSED,
+)
+ARCHITECTURES = {"llama": gguf.MODEL_ARCH.LLAMA, "qwen3": gguf.MODEL_ARCH.QWEN3}
+
+
+def write_gguf(folder: Path, path: Path) -> Path:
+    """The Llama or Qwen3 checkpoint in `folder` as a GGUF file."""
+    config = json.loads((folder / "config.json").read_text())
+    kind = config["model_type"]
+    writer = gguf.GGUFWriter(path, kind)
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_rope_dimension_count(config["head_dim"])
+    writer.add_key_length(config["head_dim"])
+    writer.add_value_length(config["head_dim"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    _add_tokenizer(writer, folder, config["vocab_size"])
+    names = gguf.get_tensor_name_map(ARCHITECTURES[kind], config["num_hidden_layers"])
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        renamed = names.get_name(name, try_suffixes=(".weight",))
+        assert renamed is not None, name
+        if kind == "llama" and name.endswith(("q_proj.weight", "k_proj.weight")):
+            # There, rotated pairs are neighbours; here, they lie half a head apart.
+            halves = tensor.unflatten(0, (-1, 2, config["head_dim"] // 2))
+            tensor = halves.transpose(1, 2).flatten(0, 2)
+        writer.add_tensor(renamed, tensor.float().contiguous().numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:
+    spec = json.loads((folder / "tokenizer.json").read_text())
+    tokens = {i: (f"[unused {i}]", UNUSED) for i in range(size)}
+    tokens |= {i: (text, PLAIN) for text, i in spec["model"]["vocab"].items()}
+    tokens |= {token["id"]: (token["content"], CONTROL) for token in spec["added_tokens"]}
+    named = json.loads((folder / "tokenizer_config.json").read_text())
+    (eos,) = (i for i, (text, _) in tokens.items() if text == named["eos_token"])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([tokens[i][0] for i in range(size)])
+    writer.add_token_types([tokens[i][1] for i in range(size)])
+    writer.add_token_merges([" ".join(pair) for pair in spec["model"]["merges"]])
+    writer.add_eos_token_id(eos)
+    writer.add_add_bos_token(False)
+
+
+@contextmanager
+def serving_gguf(path: Path, context: int = 400, slots: int = 1) -> Iterator[str]:
+    """llama.cpp's server of that file on a free port, in threads; yields its base URL."""
+    params = xllamacpp.CommonParams()
+    params.model.path = str(path)
+    params.port = 0
+    params.n_ctx, params.n_parallel = context * slots, slots
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.n_gpu_layers = 0
+    params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    params.warmup, params.endpoint_slots, params.verbosity = False, True, 0
+    server = xllamacpp.Server(params)
+    try:
+        yield f"{server.listening_address}/v1"
+    finally:
+        del server
+
+
+def live_slots(url: str) -> int:
+    """Sequences that the server is working on."""
+    slots = httpx.get(url.removesuffix("/v1") + "/slots").json()
+    return sum(slot["is_processing"] for slot in slots)

@@ -1,0 +1,234 @@
+"""The remote worker over llama.cpp's own server: real, with the weights of small checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import ContextLengthExceeded, Unsupported
+from orchestrator.types import LabelQuery, Message, Sampling, Segment, StopCriteria, Transcript
+from policies import POLICIES
+from policies.specreason import SpecReason
+from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
+from tests.workers.remote.llama_cpp import serving_gguf, write_gguf
+from tests.workers.remote.test_worker import (
+    GREEDY,
+    PAIR,
+    QUESTIONS,
+    SCORE,
+    answer,
+    ask,
+    call,
+    write,
+)
+from workers.embedded.checkpoints import resolve
+from workers.engine.loading import load
+from workers.engine.worker import LocalWorker
+from workers.remote.protocol import ServerCapabilities
+from workers.remote.server import Server
+from workers.remote.worker import RemoteWorker
+
+MODEL = "any name"  # a server of one model does not mind
+ABLE = ServerCapabilities("ids", ids=True, top=20, wide=1000, numbered=True)
+NEEDS_PROMPT = {"bild", "surprise-takeover"}
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[dict[Any, LocalWorker]]:
+    """The embedded pair in this process."""
+    workers: dict[Any, LocalWorker] = {name: load(f"embedded:{name}", rows=4) for name in PAIR}
+    yield workers
+    for worker in workers.values():
+        worker.close()
+
+
+@pytest.fixture(scope="module")
+def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """The embedded pair, each behind a llama.cpp server of its own."""
+    folder = tmp_path_factory.mktemp("gguf")
+    with ExitStack() as stack:
+        yield {
+            name: stack.enter_context(
+                serving_gguf(
+                    write_gguf(Path(resolve(f"embedded:{name}")), folder / f"{name}.gguf"), 1024
+                )
+            )
+            for name in PAIR
+        }
+
+
+@pytest.fixture
+def served(urls: dict[str, str], pair: dict[Any, LocalWorker]) -> dict[Any, RemoteWorker]:
+    return {
+        name: RemoteWorker(Server(url), MODEL, pair[name].tokenizer) for name, url in urls.items()
+    }
+
+
+async def test_what_it_can_do_is_seen(served: dict[Any, RemoteWorker]) -> None:
+    for worker in served.values():
+        assert await worker.capabilities() == ABLE
+        assert worker.context == 1024
+
+
+async def test_texts_are_those_of_the_model(
+    served: dict[Any, RemoteWorker], pair: dict[Any, LocalWorker]
+) -> None:
+    """The same text with the same ends, the same ids, and their log-probabilities."""
+    for question in QUESTIONS:
+        transcript = ask(question)
+        whole = await write(pair["small"], transcript, StopCriteria(200))
+        step = await write(pair["small"], transcript, StopCriteria(200, until=("\n\n",)))
+        closed = replace(transcript.extend(whole.segment), closed=True)
+        for where, criteria in [
+            (transcript, StopCriteria(200)),
+            (transcript, StopCriteria(200, until=("\n\n",))),
+            (transcript, StopCriteria(5)),
+            (transcript, StopCriteria(200, stop=("=",))),
+            (transcript.extend(step.segment), StopCriteria(200, until=("\n\n",))),
+            (closed, StopCriteria(200)),
+            (closed, StopCriteria(200, stop=("boxed", " "))),
+        ]:
+            ours, theirs = [
+                (await write(worker["small"], where, criteria)).segment for worker in (pair, served)
+            ]
+            assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
+            assert theirs.logprobs == pytest.approx(ours.logprobs, abs=5e-3)
+
+
+async def test_distributions_are_those_of_the_model(
+    served: dict[Any, RemoteWorker], pair: dict[Any, LocalWorker]
+) -> None:
+    for question in QUESTIONS:
+        drafted = await write(pair["small"], ask(question), StopCriteria(200, until=("\n\n",)))
+        judged = call(ask(question).extend(drafted.segment), "large")
+        ours, theirs = [await worker["large"].classify(judged, SCORE) for worker in (pair, served)]
+        assert theirs.probabilities == pytest.approx(ours.probabilities, abs=2e-3)
+        assert theirs.outside == pytest.approx(ours.outside, abs=2e-3)
+        gate = StopCriteria(20, max_entropy=100.0)
+        first, second = [
+            (await write(worker["small"], ask(question), gate)).entropy for worker in (pair, served)
+        ]
+        assert first is not None
+        assert second is not None
+        assert first - 0.1 <= second <= first + 5e-3
+
+
+async def test_sampling_draws_from_the_whole_distribution(
+    served: dict[Any, RemoteWorker],
+) -> None:
+    """The server's own cuts (40 likeliest, `min_p`) are off, and `top_k` is honoured."""
+    small, transcript = served["small"], ask(QUESTIONS[0])
+
+    async def drawn(sampling: Sampling) -> list[int]:
+        segment = (await write(small, transcript, StopCriteria(40), sampling)).segment
+        return list(segment.tokens)
+
+    wild = [await drawn(Sampling(50.0, seed=seed)) for seed in (1, 1, 2)]
+    assert wild[0] == wild[1] != wild[2]
+    assert len(set(wild[0] + wild[2])) > 60  # nearly uniform over 1024 tokens
+    assert await drawn(Sampling(50.0, top_k=1, seed=3)) == await drawn(GREEDY)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+async def test_every_policy_answers_or_is_refused_by_name(
+    name: str, served: dict[Any, RemoteWorker], pair: dict[Any, LocalWorker]
+) -> None:
+    fields = POLICIES[name].model_fields
+    policy = POLICIES[name](**({"judge": "short"} if "judge" in fields else {}))
+    if name in NEEDS_PROMPT:
+        with pytest.raises(Unsupported, match="log-probabilities of the prompt"):
+            await answer(policy, served, QUESTIONS[0])
+        return
+    for question in QUESTIONS[:2]:
+        ours, theirs = [await answer(policy, them, question) for them in (pair, served)]
+        if name == "best-of-k":  # whose drafts are drawn, there by other random numbers
+            assert theirs.transcript.answer
+            continue
+        assert [(s.author, s.text, s.accepted) for s in theirs.steps] == [
+            (s.author, s.text, s.accepted) for s in ours.steps
+        ]
+
+
+@pytest.mark.parametrize("scoring", ["likelihood", "both"])
+async def test_a_score_that_needs_the_prompt_is_refused_by_name(
+    scoring: Any, served: dict[Any, RemoteWorker]
+) -> None:
+    with pytest.raises(Unsupported, match="log-probabilities of the prompt"):
+        await answer(SpecReason(scoring=scoring, judge="short"), served, QUESTIONS[0])
+
+
+async def test_what_it_costs_is_what_the_server_says(served: dict[Any, RemoteWorker]) -> None:
+    small = served["small"]
+    transcript = ask("A question of its own: what is 31 + 17?")
+    length = len(small.prompts.transcript(transcript))
+    read = await write(small, transcript, StopCriteria(0))
+    assert (read.segment.text, read.usage.prompt, read.usage.generated) == ("", length, 0)
+    step = await write(small, transcript, StopCriteria(200, until=("\n\n",)))
+    assert (step.usage.prompt, step.usage.cached) == (length, length - 1)
+    assert step.usage.generated == len(step.segment.tokens)
+    longer = transcript.extend(step.segment)
+    judged = await small.classify(call(longer), LabelQuery((Message("user", "Good?"),), "", ("1",)))
+    assert judged.usage.cached >= length + len(step.segment.tokens) - 1
+
+
+async def test_a_full_context_ends_a_text_and_refuses_a_prompt(
+    served: dict[Any, RemoteWorker],
+) -> None:
+    """By the context that it tells, and where that is not known by its own refusal."""
+    small = served["small"]
+    await small.capabilities()
+    length = len(small.prompts.transcript(ask("1+1?")))
+    closed = replace(ask("1+1?"), closed=True)
+    for context in (1024, None):
+        small.context = context
+        with pytest.raises(ContextLengthExceeded) as caught:
+            await write(small, ask("1+1=2 " * 400), StopCriteria(4))
+        assert caught.value.code == "context_length_exceeded"
+        nearly = closed.extend(Segment("policy", "1" * (1024 - length - 6)))
+        segment = (await write(small, nearly, StopCriteria(50))).segment
+        assert len(segment.tokens) <= 6
+        assert segment.finish in ("length", "eos")
+
+
+async def test_a_tokenizer_that_is_not_the_models_is_refused(
+    urls: dict[str, str], prompts: Any
+) -> None:
+    stranger = RemoteWorker(Server(urls["small"]), MODEL, prompts.tokenizer)
+    with pytest.raises(Unsupported, match="not the served model's: token"):
+        await write(stranger, Transcript((Message("user", "1"),)), StopCriteria(4))
+
+
+async def test_ids_of_broken_characters_are_found(tmp_path: Path) -> None:
+    """Random weights write bytes that are no text; what the server shows of them adds up."""
+    tokenizer = make_tokenizer()
+    model = make_model("qwen3", vocabulary=len(tokenizer))
+    model.lm_head.weight *= 3  # so that no rounding decides between two tokens
+    model.lm_head.weight[-len(CONTROLS) :] *= 0
+    save(tmp_path, tokenizer, model)
+    here = load(tmp_path, max_len=400)
+    try:
+        with serving_gguf(write_gguf(tmp_path, tmp_path / "tiny.gguf"), 512) as url:
+            worker = RemoteWorker(Server(url), MODEL, here.tokenizer, context=400)
+            broken = 0
+            for question in QUESTIONS:
+                for criteria in (StopCriteria(60), StopCriteria(60, stop=("is", "a"))):
+                    ours, theirs = [
+                        (await write(one, ask(question), criteria)).segment
+                        for one in (here, worker)
+                    ]
+                    size = len(theirs.tokens)
+                    assert theirs.tokens == ours.tokens[:size]
+                    assert theirs.finish == ours.finish
+                    # At the limit, bytes of a character that was not completed are missing.
+                    assert ours.finish == "stop" or size >= len(ours.tokens) - 3
+                    for one, other in zip(theirs.logprobs, ours.logprobs, strict=False):
+                        broken += one == 0.0  # left out
+                        assert one == 0.0 or one == pytest.approx(other, abs=0.03)
+            assert broken > 0
+    finally:
+        here.close()
