@@ -16,6 +16,7 @@ from ray.serve.schema import ServeDeploySchema
 
 from deploy.checking.located_yaml import Finding, Items, Mapping, at, finding, repeated_keys
 from deploy.checking.schema import unknown
+from deploy.service.calibration import notes
 from deploy.service.config import Args, Deployment, MethodSpec, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import MODELS
@@ -63,6 +64,7 @@ def check(data: Any) -> Checked:
     except ValidationError as error:
         return Checked(findings + list(_typed(data, error, ARGS)))
     findings += _fits(data, serve, args)
+    findings += [finding(data, (*ARGS, "policy"), note, "note") for note in notes(args)]
     return Checked(findings, Deployment(serve, args))
 
 

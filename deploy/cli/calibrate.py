@@ -1,27 +1,56 @@
-"""`baton calibrate`: the threshold that meets a target, on problems meant for tuning."""
+"""`baton calibrate`: a pair's thresholds, measured on any questions."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from contextlib import AsyncExitStack, closing
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
-from deploy.cli.common import Config, wide_console
-from orchestrator.errors import BatonError, InvalidRequest
+from deploy.cli.common import Config, add_row, bar, wide_console, write
+from orchestrator.errors import BatonError, InvalidRequest, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from deploy.evaluation.calibration import CalibrationResult, CalibrationTarget, Point, Range
+    from deploy.evaluation.calibration import CalibrationTarget, Range
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import Problem
+
+VERSION = 1
+DEFAULT_LIMIT = 50
+
+Share = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="At most this part of all tokens by the large model."),
+]
+Agreement = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="At least this part of answers as the large model alone."),
+]
+Accuracy = Annotated[
+    float | None,
+    typer.Option(min=0.0, max=1.0, help="At least this part of right answers, where known."),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RunOptions:
+    """How the questions are answered; `skip` leaves out policies that the pair cannot run."""
+
+    recordings: Path | None
+    out: Path | None
+    max_tokens: int | None
+    concurrency: int
+    config: Path | None
+    skip: bool
 
 
 class Unmet(BatonError):
@@ -29,18 +58,22 @@ class Unmet(BatonError):
 
 
 def calibrate(
-    policy: Annotated[str, typer.Option(help="NAME, or NAME:KEY=VALUE with other parameters.")],
-    target_large_share: Annotated[
-        float | None,
-        typer.Option(min=0.0, max=1.0, help="At most this part of all tokens by the large model."),
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="NAME, or NAME:KEY=VALUE with other parameters; may be repeated. Default: every "
+            "policy with a threshold."
+        ),
     ] = None,
-    target_accuracy: Annotated[
-        float | None, typer.Option(min=0.0, max=1.0, help="At least this part of right answers.")
-    ] = None,
+    target_large_share: Share = None,
+    target_agreement: Agreement = None,
+    target_accuracy: Accuracy = None,
     problems: Annotated[
-        str, typer.Option(help="builtin:dev, or FILE.jsonl with question and answer a line.")
+        str, typer.Option(help="FILE.jsonl with a question a line, or builtin:dev.")
     ] = "builtin:dev",
-    limit: Annotated[int | None, typer.Option(min=1, help="How many problems.")] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help=f"How many questions; default {DEFAULT_LIMIT}.")
+    ] = None,
     seed: Annotated[int, typer.Option(help="Which problems a builtin set draws.")] = 0,
     parameter: Annotated[
         str | None, typer.Option(help="Another parameter than the policy's own threshold.")
@@ -52,96 +85,141 @@ def calibrate(
         Path | None,
         typer.Option(help="What `baton eval --recordings` left: its answers need no model."),
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Write the calibration file; the models' answers are kept beside it, so that a "
+            "run that is broken off goes on."
+        ),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw every value that was tried, as PNG.")
+    ] = None,
     max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Cap on thought and answer together.")
     ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Problems at once.")] = 4,
+    concurrency: Annotated[int, typer.Option(min=1, help="Questions at once.")] = 4,
     config: Config = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object, nothing else.")] = False,
 ) -> None:
-    """Find the threshold that meets a target.
+    """Find the thresholds of a pair of models that meet a target; no answers need to be known.
 
-    The range is bisected. Greedy answers of both models are cached by the call they answer, so from
-    one threshold to the next a model is called only where a decision changed; all else is replayed
-    exactly.
+    Questions alone do: what the large model answers alone is what answers are compared with. First
+    the judge is looked at (do its scores tell anything on this pair?), then each policy's range is
+    bisected. Greedy answers of both models are cached by the call they answer, so from one value to
+    the next, and from policy to policy, a model is called only where a decision changed.
 
     [bold]Examples[/]
 
-      baton calibrate --policy specreason --target-large-share 0.2
+      baton calibrate --problems my.jsonl --target-large-share 0.3 --out pair.json --plot pair.png
+
+      baton calibrate --policy specreason --target-agreement 0.9 --problems my.jsonl --limit 30
 
       baton calibrate --policy specreason --target-accuracy 0.95 --limit 200 --json
 
       baton calibrate --policy bild --parameter rollback --range 0.5,10 --target-accuracy 0.9
     """
-    from deploy.evaluation.calibration import CalibrationTarget, Range
-    from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.problems import load_problems
-    from policies import POLICIES
 
-    if (target_large_share is None) == (target_accuracy is None):
-        raise InvalidRequest("give one target: --target-large-share or --target-accuracy")
+    target = _target(target_large_share, target_agreement, target_accuracy)
     if problems == "builtin:heldout":
         raise InvalidRequest("nothing is tuned on held-out problems: use builtin:dev")
-    candidate = Candidate.parse(policy)
-    if candidate.policy not in POLICIES:
-        raise InvalidRequest(f"no policy {candidate.policy!r}; there are {', '.join(POLICIES)}")
-    where = Range.of(POLICIES[candidate.policy], parameter, _bounds(bounds))
-    target = (
-        CalibrationTarget("accuracy", target_accuracy)
-        if target_accuracy is not None
-        else CalibrationTarget("large_share", target_large_share or 0.0)
-    )
-    chosen = load_problems(problems, limit, seed)
-    found, calls = asyncio.run(
-        _search(candidate, where, target, chosen, recordings, max_tokens, concurrency, config)
-    )
-    report = {
-        "policy": candidate.label,
-        "parameter": where.parameter,
-        "value": found.best.value if found.met else None,
-        "met": found.met,
-        "target": asdict(target),
-        "problems": problems,
-        "seed": seed,
-        **_sampled(found.best, len(chosen)),
-        "tried": [asdict(point) for point in found.tried],
-        **calls,
-    }
+    searches = _searches(policy, parameter, bounds)
+    chosen = load_problems(problems, limit or DEFAULT_LIMIT, seed, answers=False)
+    if target.measure == "accuracy" and not all(problem.answer for problem in chosen):
+        raise InvalidRequest(
+            f"{problems}: --target-accuracy needs an answer to every question; "
+            "--target-agreement needs none"
+        )
+    asked = {"problems": problems, "seed": seed, "n": len(chosen), "target": asdict(target)}
+    options = RunOptions(recordings, out, max_tokens, concurrency, config, skip=not policy)
+    document = asyncio.run(_calibrate(searches, target, chosen, asked, options))
+    if out is not None:
+        write(out, json.dumps(document, indent=2) + "\n")
+    if plot is not None:
+        from deploy.evaluation.plots import draw_calibration
+
+        draw_calibration(document, plot)
     if as_json:
-        print(json.dumps(report))
+        print(json.dumps(document))
     else:
-        _show(report)
-    if not found.met:
-        nearest = getattr(found.best, target.measure)
+        _show(document)
+    if not document["policies"]:
+        name, missed = next(iter(document["unmet"].items()), ("", None))
+        if missed is None:
+            raise Unmet("no policy could be calibrated on this pair")
+        where = searches[[candidate.policy for candidate, _ in searches].index(name)][1]
         raise Unmet(
             f"no {where.parameter} from {where.low:g} to {where.high:g} meets "
-            f"{target.measure} {target.value:g}; the nearest was {nearest:.3f}"
+            f"{target.measure} {target.value:g}; the nearest was {missed[target.measure]:.3f}"
         )
 
 
-async def _search(
-    candidate: Candidate,
-    where: Range,
+def _target(
+    large_share: float | None, agreement: float | None, accuracy: float | None
+) -> CalibrationTarget:
+    from deploy.evaluation.calibration import CalibrationTarget
+
+    given = [
+        CalibrationTarget(measure, value)
+        for measure, value in (
+            ("large_share", large_share),
+            ("agreement", agreement),
+            ("accuracy", accuracy),
+        )
+        if value is not None
+    ]
+    if len(given) != 1:
+        raise InvalidRequest(
+            "give one target: --target-large-share, --target-agreement or --target-accuracy"
+        )
+    return given[0]
+
+
+def _searches(
+    names: Sequence[str] | None, parameter: str | None, bounds: str | None
+) -> list[tuple[Candidate, Range]]:
+    """The candidates with the range of each."""
+    from deploy.evaluation.calibration import Range
+    from deploy.evaluation.candidates import Candidate
+    from policies import POLICIES
+
+    if (parameter is not None or bounds is not None) and len(names or ()) != 1:
+        raise InvalidRequest("--parameter and --range go with one --policy")
+    if not names:
+        names = [name for name, policy in POLICIES.items() if policy.calibrated is not None]
+    candidates = [Candidate.parse(name) for name in names]
+    for candidate in candidates:
+        if candidate.policy not in POLICIES:
+            raise InvalidRequest(f"no policy {candidate.policy!r}; there are {', '.join(POLICIES)}")
+    if len({candidate.policy for candidate in candidates}) < len(candidates):
+        raise InvalidRequest("--policy: each policy once; its parameters go behind its name")
+    limits = _bounds(bounds)
+    return [(one, Range.of(POLICIES[one.policy], parameter, limits)) for one in candidates]
+
+
+async def _calibrate(
+    searches: Sequence[tuple[Candidate, Range]],
     target: CalibrationTarget,
     problems: Sequence[Problem],
-    recordings: Path | None,
-    max_tokens: int | None,
-    concurrency: int,
-    config: Path | None,
-) -> tuple[CalibrationResult, dict[str, int]]:
+    asked: dict[str, Any],
+    options: RunOptions,
+) -> dict[str, Any]:
+    """The calibration file's content."""
     from deploy.evaluation.cached_worker import CachedWorker
-    from deploy.evaluation.calibration import Point, search
-    from deploy.evaluation.candidates import Candidate, policy_of
+    from deploy.evaluation.calibrator import Calibrator, as_json
+    from deploy.evaluation.call_log import CallLog
+    from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
-    from deploy.evaluation.evaluate import run
     from deploy.evaluation.grading import Grader
-    from deploy.evaluation.intervals import mean
-    from deploy.evaluation.summary import figures
+    from deploy.service.calibration import pair_of
     from deploy.service.config import DEFAULT_FILE, load
     from deploy.service.workers import close, open_worker
 
-    args = load(config or DEFAULT_FILE).args
-    policy_of(args, candidate)
+    args = load(options.config or DEFAULT_FILE).args
+    for candidate, _ in searches:
+        policy_of(args, candidate)
+    pair = pair_of(args.workers)
     console = Console(stderr=True, highlight=False)
     async with AsyncExitStack() as stack:
 
@@ -150,41 +228,60 @@ async def _search(
             stack.push_async_callback(close, [worker])
             return worker
 
-        workers: dict[Any, CachedWorker] = {
-            name: CachedWorker(partial(opened, name)) for name in ("small", "large")
-        }
-        loaded = _load_recordings(workers, recordings, args)
-        grader = stack.enter_context(closing(Grader()))
-        client = LocalClient(args, workers, RequestOptions(max_tokens, seed=0))
-
-        async def measure(value: float) -> Point:
-            given = int(value) if where.whole else value
-            label = f"{candidate.policy}:{where.parameter}={value:g}"
-            one = Candidate(label, candidate.policy, {**candidate.params, where.parameter: given})
-            turns = await run(
-                problems,
-                [one],
-                lambda question, which: ask(client, question, which),
-                grader.right,
-                concurrency=concurrency,
+        log = None
+        if options.out is not None:
+            settings = {"pair": pair, "speculation": args.workers.speculation()}
+            log = stack.enter_context(
+                closing(CallLog(options.out.with_suffix(".calls.jsonl"), settings))
             )
-            own = [turn[0] for turn in turns]
-            if errors := [result.error for result in own if result.error is not None]:
-                raise BatonError(f"{label}: {len(errors)} requests failed; the first: {errors[0]}")
-            share = figures(own, own)["large_share"]
-            point = Point(value, share, mean([result.correct for result in own]))
-            console.print(f"{label}: accuracy {point.accuracy:.3f}, large share {share:.3f}")
-            return point
-
-        found = await search(measure, where, target)
-        return found, {
+        workers: dict[Any, CachedWorker] = {
+            name: CachedWorker(partial(opened, name), log, name) for name in ("small", "large")
+        }
+        loaded = _load_recordings(workers, options.recordings, pair)
+        grader = stack.enter_context(closing(Grader()))
+        client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))
+        shown = stack.enter_context(bar(console))
+        calibrator = Calibrator(
+            problems,
+            lambda question, which: ask(client, question, which),
+            grader.same,
+            concurrency=options.concurrency,
+            tell=console.print,
+            progress=lambda label, done: shown.tell(f"{label}: {done} of {len(problems)}"),
+        )
+        ends = await calibrator.ends()
+        judge = await calibrator.judge()
+        policies, unmet = {}, {}
+        for candidate, where in searches:
+            try:
+                found = await calibrator.threshold(candidate, where, target, judge)
+            except Unsupported as error:
+                if not options.skip:
+                    raise
+                console.print(f"{candidate.policy} is left out: {error}")
+                continue
+            row = as_json(found, ends, len(problems))
+            (policies if found.found.met else unmet)[candidate.policy] = row
+        return {
+            "baton_calibration": VERSION,
+            "pair": pair,
+            **asked,
+            "max_tokens": options.max_tokens,
+            "small_only": asdict(ends[0]),
+            "large_only": asdict(ends[1]),
+            "judge": [
+                asdict(one) | {"tells": one.tells, "verdict": one.verdict()}
+                for one in judge.reports
+            ],
+            "policies": policies,
+            "unmet": unmet,
             "replayed_calls": sum(worker.replayed for worker in workers.values()),
             "live_calls": sum(worker.live for worker in workers.values()),
             "recorded_answers": loaded,
         }
 
 
-def _load_recordings(workers: dict[Any, Any], folder: Path | None, args: Any) -> int:
+def _load_recordings(workers: dict[Any, Any], folder: Path | None, pair: dict[str, str]) -> int:
     """Fill both caches from recordings of the same pair; how many answers they had."""
     from deploy.evaluation import evaluation_log
     from deploy.evaluation.recording import load
@@ -193,12 +290,8 @@ def _load_recordings(workers: dict[Any, Any], folder: Path | None, args: Any) ->
     if folder is None:
         return 0
     settings, rows = evaluation_log.read(folder / "rows.jsonl")
-    for name in workers:
-        spec = getattr(args.workers, name)
-        now, then = (
-            evaluation_log.fingerprint(spec.folder(), str(spec.model)),
-            settings["pair"].get(name),
-        )
+    for name, now in pair.items():
+        then = settings["pair"].get(name)
         if now != then:
             raise ConfigError(f"{folder}: recorded with {then} as {name} model, not {now}")
     loaded = 0
@@ -221,28 +314,32 @@ def _bounds(text: str | None) -> tuple[float, float] | None:
     return low, high
 
 
-def _sampled(point: Point, count: int) -> dict[str, Any]:
-    from deploy.evaluation.intervals import wilson
-
-    low, high = wilson(round(point.accuracy * count), count)
-    return {
-        "n": count,
-        "large_share": point.large_share,
-        "accuracy": point.accuracy,
-        "accuracy_low": low,
-        "accuracy_high": high,
-    }
-
-
-def _show(report: dict[str, Any]) -> None:
+def _show(document: dict[str, Any]) -> None:
     console = wide_console()
-    if report["met"]:
-        console.print(f"{report['policy']}:{report['parameter']}={report['value']:g}", style="bold")
+    known = document["large_only"]["accuracy"] is not None
+    columns = ["policy", "calibrated", "large tokens %", "agreement % [95 %]", "a coin's"]
+    table = Table(*columns, *(["accuracy %"] if known else []), box=None)
+    for name in ("small_only", "large_only"):
+        end = document[name]
+        cells = [name.replace("_", "-"), "", _percent(end["large_share"])]
+        cells += [_percent(end["agreement"]), ""]
+        add_row(table, *cells, *([_percent(end["accuracy"])] if known else []))
+    for name, row in {**document["policies"], **document["unmet"]}.items():
+        between = f"[{100 * row['agreement_low']:.0f}, {100 * row['agreement_high']:.0f}]"
+        setting = f"{row['parameter']}={row['value']:g}" if row["met"] else "misses the target"
+        cells = [name, setting, _percent(row["large_share"])]
+        cells += [f"{_percent(row['agreement'])} {between}", _percent(row["coin"])]
+        add_row(table, *cells, *([_percent(row["accuracy"])] if known else []))
+    console.print(table)
+    for judge in document["judge"]:
+        console.print(f"judge by {judge['scoring']}: {judge['verdict']}", style="dim")
+    target = document["target"]
     console.print(
-        f"accuracy {100 * report['accuracy']:.1f} % "
-        f"[{100 * report['accuracy_low']:.0f}, {100 * report['accuracy_high']:.0f}], "
-        f"{100 * report['large_share']:.1f} % of the tokens by the large model, "
-        f"{report['n']} problems; {report['live_calls']} calls made, "
-        f"{report['replayed_calls']} replayed",
+        f"target: {target['measure']} {target['value']:g}; {document['n']} questions; "
+        f"{document['live_calls']} calls made, {document['replayed_calls']} replayed",
         style="dim",
     )
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{100 * share:.1f}"

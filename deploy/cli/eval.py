@@ -283,7 +283,7 @@ def _served_by(
     if url is not None:
         return SERVICE, {"url": url}
     from deploy.evaluation.candidates import policy_of
-    from deploy.evaluation.evaluation_log import fingerprint
+    from deploy.service.calibration import fingerprint
     from deploy.service.config import DEFAULT_FILE, Speculation, load
     from workers.embedded.checkpoints import folder_of
 

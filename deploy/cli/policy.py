@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 from urllib.parse import quote
 
 import typer
@@ -20,6 +21,7 @@ from deploy.cli.administration import (
     show_reply,
 )
 from deploy.cli.common import DEFAULT_URL, ServiceUrl, add_row, wide_console
+from orchestrator.errors import ConfigError
 
 policy = typer.Typer(help="Publish policies, see which is active, roll back.")
 
@@ -77,6 +79,10 @@ def publish(
     activate: Annotated[
         bool, typer.Option(help="Make it what the model `baton` means, at once.")
     ] = True,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Parameters from the file that `baton calibrate --out` wrote."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Publish a version of a policy; parameters that are not given are the deployment file's.
@@ -88,13 +94,22 @@ def publish(
       baton policy publish specreason:threshold=7 --note "fewer rewrites"
 
       baton policy publish bild:fallback=0.4:rollback=3 --no-activate   for an experiment
+
+      baton policy publish specreason --calibration pair.json
     """
     from deploy.evaluation.candidates import Candidate
 
     given = Candidate.parse(what)
+    measured: dict[str, Any] = {}
+    if calibration is not None:
+        from deploy.service.calibration import read
+
+        measured = read(calibration).params(given.policy)
+        if not measured:
+            raise ConfigError(f"{calibration}: {given.policy} is not calibrated in it")
     body = {
         "policy": given.policy,
-        "params": given.params,
+        "params": {**measured, **given.params},
         "note": note,
         "author": default_author() if author is None else author,
         "activate": activate,

@@ -36,6 +36,7 @@ def serve(
     from deploy.service.environment import prepare
 
     prepare()  # before the imports below, which import ray
+    from deploy.service.calibration import notes
     from deploy.service.cluster import serving
     from deploy.service.config import DEFAULT_FILE, Auth, load
 
@@ -48,7 +49,7 @@ def serve(
             key = (
                 ' -H "Authorization: Bearer $KEY"' if isinstance(deployment.args.auth, Auth) else ""
             )
-            for note in lossy(deployment.args.workers.speculation()):
+            for note in [*lossy(deployment.args.workers.speculation()), *notes(deployment.args)]:
                 console.print(note, style="yellow")
             for method in deployment.args.workers.large.speculation.also:
                 if method.lossy:

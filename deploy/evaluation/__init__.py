@@ -16,8 +16,11 @@ In reading order:
 - `recording`: a request's events as JSON lines, written and read.
 - `recorded_answers`: the workers' answers in a recording, found by their call.
 - `replay`: a recording through a policy's code, with no model and no clock.
+- `call_log`: answers by their call, in a file.
 - `cached_worker`: a worker that answers repeated calls from a cache.
+- `judging`: whether a judge's scores tell anything on a pair, and the curve of its likelihoods.
 - `calibration`: the value of a threshold that meets a target, by bisection.
+- `calibrator`: both for a pair of models and any questions.
 - `costs`: what recorded calls would cost on another pair of models.
 - `prediction`: a recorded evaluation at such costs, as rows.
 - `paper_baselines`: what the papers claim, compared with measured rows.

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Hashable
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
+from deploy.evaluation.call_log import CallLog
 from deploy.evaluation.recording import Recording
 from orchestrator.loop.actions import Classify, First, Generate, Job, Start, Verify, Write
 from orchestrator.loop.budget import Budget
@@ -37,14 +39,25 @@ class CachedWorker:
     """A `Worker` with a cache of answers; `worker` makes the model's own when it is first needed.
 
     `replayed` and `live` count the calls that were answered from the cache and by the model.
+
+    Args:
+        worker: makes the worker behind it.
+        log: where answers are found and kept, under `name`.
     """
 
-    def __init__(self, worker: Callable[[], Worker]) -> None:
-        self._make = worker
+    def __init__(
+        self, worker: Callable[[], Worker], log: CallLog | None = None, name: str = ""
+    ) -> None:
+        self._make, self._log, self._name = worker, log, name
         self._worker: Worker | None = None
-        self._generations: dict[Hashable, list[tuple[int, Generation]]] = {}
-        self._answers: dict[Hashable, Any] = {}
+        self._generations: dict[str, list[tuple[int, Generation]]] = {}
+        self._answers: dict[str, Any] = {}
         self.replayed = self.live = 0
+        for key, cap, answer in log.known(name) if log is not None else ():
+            if isinstance(answer, Generation):
+                self._generations.setdefault(key, []).append((cap, answer))
+            else:
+                self._answers[key] = answer
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
@@ -69,10 +82,10 @@ class CachedWorker:
             await items.aclose()  # type: ignore[attr-defined]
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        key = ("classify", _prefix(call.transcript), query)
+        key = _digest("classify", _prefix(call.transcript), query)
         if key not in self._answers:
             self.live += 1
-            self._answers[key] = await self._model().classify(call, query)
+            self._keep(key, await self._model().classify(call, query))
         else:
             self.replayed += 1
         answer: Classification = self._answers[key]
@@ -80,12 +93,12 @@ class CachedWorker:
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         sampling_key = _sampling_key(sampling)
-        key = ("verify", _prefix(call.transcript), segment, sampling_key)
+        key = _digest("verify", _prefix(call.transcript), segment, sampling_key)
         if sampling_key is None or key not in self._answers:
             self.live += 1
             answer = await self._model().verify(call, segment, sampling)
             if sampling_key is not None:
-                self._answers[key] = answer
+                self._keep(key, answer)
             return answer
         self.replayed += 1
         known: Verification = self._answers[key]
@@ -127,25 +140,31 @@ class CachedWorker:
                     self._store(key, clipped.max_tokens, answer)
                     return 1
             case Classify(worker, transcript), Classification() if worker == name:
-                self._answers["classify", _prefix(transcript), action.query] = answer
+                self._keep(_digest("classify", _prefix(transcript), action.query), answer)
                 return 1
             case Verify(worker, transcript, segment), Verification() if worker == name:
-                key = ("verify", _prefix(transcript), segment, ())
-                self._answers[key] = answer
+                self._keep(_digest("verify", _prefix(transcript), segment, ()), answer)
                 return 1
         return 0
 
-    def _known(self, key: Hashable, cap: int) -> Generation | None:
+    def _keep(self, key: str, answer: Classification | Verification) -> None:
+        if self._log is not None and key not in self._answers:
+            self._log.add(self._name, key, 0, answer)
+        self._answers[key] = answer
+
+    def _known(self, key: str | None, cap: int) -> Generation | None:
         """A generation that ended by itself is the same under every cap that leaves it room."""
-        for recorded_cap, known in self._generations.get(key, ()):
+        for recorded_cap, known in self._generations.get(key or "", ()):
             ended = known.segment.finish != "length"
             if cap == recorded_cap or (ended and cap >= max(known.usage.generated, 1)):
                 return known
         return None
 
-    def _store(self, key: Hashable, cap: int, generation: Generation) -> None:
+    def _store(self, key: str | None, cap: int, generation: Generation) -> None:
         if key is not None and self._known(key, cap) is None:
             self._generations.setdefault(key, []).append((cap, generation))
+            if self._log is not None:
+                self._log.add(self._name, key, cap, generation)
 
     def _model(self) -> Worker:
         if self._worker is None:
@@ -162,6 +181,11 @@ def _sampling_key(sampling: Sampling) -> Hashable | None:
     return (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed)
 
 
+def _digest(*parts: Hashable) -> str:
+    """One key for equal calls; their prefixes would be long ones."""
+    return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
 def _prefix(transcript: Transcript) -> Hashable:
     """What a model sees of a transcript: no authors and no log-probabilities."""
     seen = [
@@ -176,11 +200,11 @@ def _generation_key(
     criteria: StopCriteria,
     sampling: Sampling,
     speculation: str | None = None,
-) -> Hashable:
+) -> str | None:
     sampling_key = _sampling_key(sampling)
     if sampling_key is None:
         return None
-    return (
+    return _digest(
         "generate",
         _prefix(transcript),
         replace(criteria, max_tokens=0),

@@ -1,5 +1,8 @@
 """The value of a policy's threshold that meets a target, found by bisection.
 
+A target is a share of tokens by the large model, agreement with what the large model alone answers,
+or accuracy, where the right answers are known.
+
 Which parameter is calibrated, and between which bounds, the policy says itself: its class names
 the field (`Policy.calibrated`), the field has the bounds. Nothing is assumed about which way the
 parameter works; both ends are measured first. In between, more of the large model is taken to mean
@@ -17,29 +20,40 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.loop.policy import Policy
 
 ROUNDS = 10
-"""Halvings of the range: a threshold from 0 to 10 is found to about 0.01."""
+"""Halvings of the range at most: a threshold from 0 to 10 is found to about 0.01."""
+NEAR = 0.02
+"""A share of large tokens within so much of the best that meets the target is good enough: no
+sample of questions tells two values apart that are closer."""
+
+Measure = Literal["large_share", "agreement", "accuracy"]
 
 
 @dataclass(frozen=True, slots=True)
 class CalibrationTarget:
-    """What is to be met: a large-token share of at most, or an accuracy of at least `value`."""
+    """What is to be met: a large-token share of at most, or of the others at least, `value`."""
 
-    measure: Literal["large_share", "accuracy"]
+    measure: Measure
     value: float
 
     def met_by(self, point: Point) -> bool:
         if self.measure == "large_share":
             return point.large_share <= self.value
-        return point.accuracy >= self.value
+        reached = point.agreement if self.measure == "agreement" else point.accuracy
+        return reached is not None and reached >= self.value
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What one value of the parameter came to on the problems, as fractions of 1."""
+    """What one value of the parameter came to on the problems, as fractions of 1.
+
+    agreement: answers that equal the large model's alone. accuracy: None where no question has an
+    answer.
+    """
 
     value: float
     large_share: float
-    accuracy: float
+    agreement: float
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +142,12 @@ async def search(
 ) -> CalibrationResult:
     """Bisect between the end that meets the target and the end one would rather have.
 
-    For a share of the large model that is the end with more of it (accuracy), for an accuracy the
-    end with less (cost). The value returned meets the target and lies nearest to that end.
+    For a share of the large model that is the end with more of it (quality), for agreement and
+    accuracy the end with less (cost). The value returned meets the target and lies nearest to that
+    end, up to `NEAR`.
     """
     ends = [await measure(where.low), await measure(where.high)]
-    cheap, rich = sorted(ends, key=lambda point: (point.large_share, point.accuracy))
+    cheap, rich = sorted(ends, key=lambda point: (point.large_share, point.agreement))
     safe, wanted = (cheap, rich) if target.measure == "large_share" else (rich, cheap)
     tried = list(ends)
     if target.met_by(wanted):
@@ -140,6 +155,9 @@ async def search(
     if not target.met_by(safe):
         return CalibrationResult(safe, False, tuple(tried))
     while (value := where.middle(safe.value, wanted.value)) is not None:
+        limit = target.value if target.measure == "large_share" else wanted.large_share
+        if abs(limit - safe.large_share) <= NEAR:
+            break
         point = await measure(value)
         tried.append(point)
         safe, wanted = (point, wanted) if target.met_by(point) else (safe, point)

@@ -23,7 +23,6 @@ from orchestrator.types import Step
 T = TypeVar("T")
 VERSION = 1
 NOT_ROWS = "not the rows of an evaluation, which `baton eval` writes"
-SAMPLE = 1 << 20  # bytes read at each end of a file of weights
 
 
 class EvaluationLog:
@@ -190,23 +189,6 @@ def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
     """A dataclass from JSON; keys that this version does not know are left out."""
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
     return kind(**{key: value for key, value in data.items() if key in known})
-
-
-def fingerprint(folder: Path | None, name: str) -> str:
-    """What tells one checkpoint from another: its name, and of a folder its weights' ends.
-
-    Weights of many gigabytes are not read whole: size, first and last mebibyte of each file.
-    """
-    if folder is None:
-        return name
-    digest = blake2b(digest_size=8)
-    for path in sorted(folder.glob("*.safetensors")):
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            digest.update(f"{path.name}:{size}".encode() + file.read(SAMPLE))
-            file.seek(max(0, size - SAMPLE))
-            digest.update(file.read())
-    return f"{name}@{digest.hexdigest()}"
 
 
 def _brief(value: Any) -> str:

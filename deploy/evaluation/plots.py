@@ -1,8 +1,8 @@
-"""Pareto plots: accuracy against latency, and accuracy against the large model's tokens."""
+"""Pareto plots of an evaluation, and the curves of a calibration."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +66,44 @@ def draw(table: Sequence[Row], path: Path, title: str = "") -> None:
     figure.legend(handles, labels, loc="outside right upper", fontsize=9, frameon=False)
     if title:
         figure.suptitle(title, fontsize=11)
+    save(figure, path)
+
+
+def draw_calibration(document: Mapping[str, Any], path: Path) -> None:
+    """Agreement with the large model alone over its share of tokens, every value tried a point.
+
+    A filled marker is the value that was chosen; the dashed line is a coin, which gives a question
+    to one model or the other: what lies on it was had without a judge.
+
+    Raises:
+        ConfigError: matplotlib is missing, or the file cannot be written.
+    """
+    figure = figure_of(8, 5)
+    axes: Any = figure.subplots()
+    ends = [document["small_only"], document["large_only"]]
+    axes.plot(
+        *([100 * end[key] for end in ends] for key in ("large_share", "agreement")),
+        color="0.6",
+        ls="--",
+        label="a coin",
+    )
+    rows = {**document["policies"], **document["unmet"]}
+    for index, (name, row) in enumerate(rows.items()):
+        tried = sorted(row["tried"], key=lambda point: point["large_share"])
+        shares, agreements = (
+            [100 * point[key] for point in tried] for key in ("large_share", "agreement")
+        )
+        colour, marker = f"C{index % 10}", MARKERS[index % len(MARKERS)]
+        axes.plot(shares, agreements, marker=marker, mfc="none", color=colour, lw=1, label=name)
+        if row["met"]:
+            axes.plot(
+                [100 * row["large_share"]], [100 * row["agreement"]], marker=marker, color=colour,
+                markersize=9, ls="none",
+            )  # fmt: skip
+    axes.set_xlabel("tokens by the large model %")
+    axes.set_ylabel("answers as the large model's alone %")
+    axes.grid(alpha=0.3)
+    figure.legend(loc="outside right upper", fontsize=9, frameon=False)
     save(figure, path)
 
 

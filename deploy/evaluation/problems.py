@@ -17,8 +17,10 @@ EXTERNAL = Path(__file__).parent / "external.jsonl"
 generator."""
 
 
-def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem]:
-    """The problems that `--problems` names.
+def load_problems(
+    source: str, limit: int | None, seed: int, *, answers: bool = True
+) -> Sequence[Problem]:
+    """The problems that `--problems` names; without `answers` a file may leave them out.
 
     Raises:
         ConfigError: names the file and line that cannot be used.
@@ -35,7 +37,7 @@ def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem
         if name not in BUILTIN:
             raise ConfigError(f"no builtin problems {name!r}; there are {', '.join(BUILTIN)}")
         if name == "strangers":
-            return load_problems(str(EXTERNAL), limit, seed)
+            return load_problems(str(EXTERNAL), limit, seed, answers=answers)
         from workers.training import problems
 
         part = cast("Literal['train', 'dev', 'heldout']", name)
@@ -44,19 +46,21 @@ def load_problems(source: str, limit: int | None, seed: int) -> Sequence[Problem
         lines = Path(source).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{source}: {getattr(error, 'strerror', None) or error}") from None
-    questions = [_question(source, at, line) for at, line in enumerate(lines, 1) if line.strip()]
+    numbered = [(at, line) for at, line in enumerate(lines, 1) if line.strip()]
+    questions = [_question(source, at, line, answers) for at, line in numbered]
     if not questions:
         raise ConfigError(f"{source}: no problems in it; write one JSON object a line")
     return questions[:limit]
 
 
-def _question(source: str, at: int, line: str) -> Question:
+def _question(source: str, at: int, line: str, answers: bool) -> Question:
     try:
         data = json.loads(line)
-        question, answer = data["question"], data["answer"]
+        question = data["question"]
+        answer = data["answer"] if answers else data.get("answer", "")
     except (ValueError, TypeError, KeyError):
         raise ConfigError(
-            f"{source}:{at}: expected a JSON object with question and answer"
+            f"{source}:{at}: expected a JSON object with question{' and answer' * answers}"
         ) from None
     if not isinstance(question, str) or not isinstance(answer, str | int | float):
         raise ConfigError(f"{source}:{at}: question must be text, answer text or a number")

@@ -14,9 +14,17 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 from ray.serve.schema import ServeDeploySchema
 
+from deploy.service.calibration import read as read_calibration
 from deploy.service.store_spec import StoreSpec
 from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
@@ -260,6 +268,9 @@ class PolicyChoice(Strict):
 
     default: str = "specreason"
     params: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    calibration: Path | None = Field(
+        default=None, description="the file that `baton calibrate --out` wrote for this pair"
+    )
 
     @model_validator(mode="after")
     def _known(self) -> PolicyChoice:
@@ -271,6 +282,22 @@ class PolicyChoice(Strict):
                 self.policy(name)
             except ValidationError as error:
                 raise ValueError(f"params.{name}.{explain(error)}") from None
+        return self
+
+    @model_validator(mode="after")
+    def _calibrated(self) -> PolicyChoice:
+        """What a calibration says is a default; what the deployment file says goes before it."""
+        if self.calibration is not None:
+            try:
+                measured = read_calibration(self.calibration)
+            except ConfigError as error:
+                raise ValueError(f"calibration: {error}") from None
+            for name in POLICIES.keys() & measured.policies.keys():
+                self.params[name] = measured.params(name) | self.params.get(name, {})
+                try:
+                    self.policy(name)
+                except ValidationError as error:
+                    raise ValueError(f"calibration: {name}: {explain(error)}") from None
         return self
 
     def policy(self, name: str) -> Policy:

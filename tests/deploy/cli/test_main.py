@@ -14,8 +14,11 @@ import yaml
 from deploy.cli import main as cli
 from deploy.cli import serve
 from deploy.evaluation import recording as record
+from deploy.service.calibration import notes
+from deploy.service.config import load
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Step, Transcript
+from policies import POLICIES
 
 OLD = str(Path(__file__).parents[1] / "evaluation" / "recordings" / "specreason.jsonl")
 """A recording by specreason."""
@@ -278,15 +281,55 @@ def test_calibrate(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     asked = ("calibrate", "--policy", "specreason:answer_by=small", *config)
     ran = baton(*asked, "--target-large-share", "0.1", "--json")
     assert ran.status == 0
-    told = json.loads(ran.out)
-    assert (told["parameter"], told["met"], told["n"]) == ("threshold", True, 2)
+    document = json.loads(ran.out)
+    told = document["policies"]["specreason"]
+    assert (told["parameter"], told["met"], document["n"]) == ("threshold", True, 2)
     assert told["large_share"] <= 0.1
-    assert told["replayed_calls"] > told["live_calls"] > 0
+    assert told["params"]["threshold"] == told["value"]
+    assert told["params"]["answer_by"] == "small"
+    assert document["replayed_calls"] > document["live_calls"] > 0
     values = [point["value"] for point in told["tried"]]
     assert {0.0, 10.0} <= set(values)
     ran = baton(*asked, "--target-accuracy", "1")
     assert ran.status == 1
     assert "no threshold from 0 to 10 meets accuracy 1" in ran.err
+
+
+def test_calibrate_a_pair_on_questions_alone(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    """Every policy, a file and a picture; a second run asks no model, and the file is served."""
+    questions = tmp_path / "questions.jsonl"
+    questions.write_text('{"question": "What is 3+4?"}\n{"question": "Say hello."}\n')
+    out, plot = tmp_path / "pair.json", tmp_path / "pair.png"
+    asked = ("calibrate", "--problems", str(questions), "--config", str(tiny_file))
+    asked += ("--max-tokens", "10", "--target-large-share", "0.5", "--out", str(out))
+    ran = baton(*asked, "--plot", str(plot))
+    assert ran.status == 0
+    assert "judge by expected: " in ran.out
+    assert "2 questions" in ran.out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    document = json.loads(out.read_text())
+    assert document["live_calls"] > 0
+    named = [name for name, policy in POLICIES.items() if policy.calibrated is not None]
+    assert sorted([*document["policies"], *document["unmet"]]) == sorted(named)
+    assert document["large_only"]["agreement"] == 1.0
+    assert document["large_only"]["accuracy"] is None
+    assert all(row["large_share"] <= 0.5 for row in document["policies"].values())
+    again = json.loads(baton(*asked, "--json").out)
+    assert again["live_calls"] == 0
+    assert again["policies"] == document["policies"]
+    data = yaml.safe_load(tiny_file.read_text())
+    data["applications"][0]["args"]["policy"] = {"calibration": str(out)}
+    served = tmp_path / "served.yaml"
+    served.write_text(yaml.safe_dump(data))
+    args = load(served).args
+    for name, row in document["policies"].items():
+        policy = args.policy.policy(name)
+        assert getattr(policy, row["parameter"]) == row["value"]
+    assert notes(args) == []
+    refused = baton(*asked[:-2], "--target-accuracy", "0.5")
+    assert (refused.status, "give one target" in refused.err) == (2, True)
+    other = [*asked[:5], "--target-accuracy", "0.5"]
+    assert "--target-accuracy needs an answer" in baton(*other).err
 
 
 def test_calibrate_from_recordings(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
@@ -297,8 +340,10 @@ def test_calibrate_from_recordings(baton: Any, tiny_file: Path, tmp_path: Path) 
     assert baton(*recorded, "--policies", policies, *config).status == 0
     asked = ("calibrate", "--policy", "specreason", "--target-large-share", "1", *config, "--json")
     told = json.loads(baton(*asked, "--recordings", str(folder)).out)
-    assert (told["live_calls"], told["met"]) == (0, True)
+    assert told["policies"]["specreason"]["met"]
     assert told["recorded_answers"] > 0
+    alone = json.loads(baton(*asked).out)
+    assert told["live_calls"] < alone["live_calls"]
 
 
 def test_trace_show_reads_a_recording(baton: Any, tmp_path: Path) -> None:

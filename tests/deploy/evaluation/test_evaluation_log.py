@@ -10,8 +10,9 @@ import pytest
 
 from deploy.evaluation.candidates import lineup
 from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn
-from deploy.evaluation.evaluation_log import EvaluationLog, fingerprint, read
+from deploy.evaluation.evaluation_log import EvaluationLog, read
 from deploy.evaluation.recording import RecordedRequest, Recording, loads
+from deploy.service.calibration import fingerprint
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
 from orchestrator.types import Message, Step

@@ -1,0 +1,153 @@
+"""Whether a judge's scores tell anything on a pair of models, and the curve of its likelihoods.
+
+No question needs a known answer. The small model answers alone, step by step, and the large one
+scores the steps. An answer that equals the large model's own counts as good. A judge that is worth
+its passes scores the weakest step of a good answer higher than that of another: the share of pairs
+in which it does is the area under the ROC curve (AUC), 0.5 for a judge that tosses coins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import log, log1p, sqrt
+from typing import Any
+
+from deploy.evaluation.intervals import Z, quantile
+
+FLAT = 0.25
+"""Scores from 0 to 9 that deviate less than this from their mean do not spread."""
+FEW = 5
+"""Fewer good answers than this, or fewer others, tell nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedAnswer:
+    """One question: the scores of the steps of the small model's answer, and whether it is good."""
+
+    scores: tuple[float, ...]
+    good: bool
+
+
+@dataclass(frozen=True, slots=True)
+class JudgeReport:
+    """What the scores of one scoring tell.
+
+    auc: of the weakest step's score, with its 95 % interval; None where all answers are alike.
+    spread: standard deviation of all steps' scores.
+    """
+
+    scoring: str
+    steps: int
+    good: int
+    others: int
+    spread: float
+    auc: float | None
+    auc_low: float | None
+    auc_high: float | None
+
+    @property
+    def tells(self) -> bool:
+        """Whether higher scores are known to go with good answers."""
+        enough = min(self.good, self.others) >= FEW
+        return enough and self.auc_low is not None and self.auc_low > 0.5
+
+    def verdict(self) -> str:
+        """What that means, in a line."""
+        if self.steps and self.spread < FLAT:
+            return "scores do not spread: the judge tells nothing on this pair"
+        if self.auc is None or self.auc_low is None:
+            return "all of the small model's answers are alike: nothing is known of the judge"
+        what = f"AUC {self.auc:.2f} [{self.auc_low:.2f}, {self.auc_high:.2f}]"
+        if self.tells:
+            return f"scores tell good answers from others, {what}"
+        if min(self.good, self.others) < FEW:
+            return f"too few answers of both kinds to tell, {what}: give more questions"
+        return (
+            f"scores of right and wrong steps do not differ, {what}: the judge tells nothing on "
+            "this pair"
+        )
+
+
+def report(scoring: str, answers: Sequence[JudgedAnswer]) -> JudgeReport:
+    """Judge the judge; the interval is Hanley and McNeil's (1982)."""
+    judged = [answer for answer in answers if answer.scores]
+    good = [min(answer.scores) for answer in judged if answer.good]
+    others = [min(answer.scores) for answer in judged if not answer.good]
+    scores = [score for answer in judged for score in answer.scores]
+    auc = low = high = None
+    if good and others:
+        auc = _auc(good, others)
+        q1, q2 = auc / (2 - auc), 2 * auc * auc / (1 + auc)
+        variance = auc * (1 - auc) + (len(good) - 1) * (q1 - auc**2)
+        variance += (len(others) - 1) * (q2 - auc**2)
+        # A perfect sample is not perfect knowledge: at least as uncertain as one pair more.
+        half = Z * max(
+            sqrt(max(0.0, variance) / (len(good) * len(others))),
+            0.5 / (min(len(good), len(others)) + 1),
+        )
+        low, high = max(0.0, auc - half), min(1.0, auc + half)
+    return JudgeReport(
+        scoring, len(scores), len(good), len(others), _deviation(scores), auc, low, high
+    )
+
+
+def curve(
+    weakest: Sequence[tuple[float, bool]], steps: Sequence[float]
+) -> tuple[float, float] | None:
+    """a, b of 9 * sigmoid(a + b * m), m a step's least log-probability; None without spread.
+
+    Where both kinds of answer are there, the likelihood of a good answer given its weakest step
+    (logistic regression; b has a prior of mean 1 and deviation 1, so that few answers do not make
+    a wall of the curve). Where they are not, or the fit finds no rise, the scores of four steps in
+    five are spread over the middle of the scale.
+
+    Args:
+        weakest: by answer, m of its weakest step and whether the answer is good.
+        steps: m of all steps.
+    """
+    good = sum(is_good for _, is_good in weakest)
+    if min(good, len(weakest) - good) >= FEW:
+        a, b = _logistic(weakest)
+        if b > 0.05:
+            return a, b
+    low, high = quantile(steps, 0.1), quantile(steps, 0.9)
+    if high - low < 1e-6:
+        return None
+    ends = [log(score / (9 - score)) for score in (2.0, 7.0)]
+    b = (ends[1] - ends[0]) / (high - low)
+    return ends[0] - b * low, b
+
+
+def log_probability(score: float, curve: tuple[float, float]) -> float:
+    """The least log-probability m of a step that has this score on a curve."""
+    share = min(max(score / 9, 1e-300), 1 - 1e-16)
+    return min(0.0, (log(share) - log1p(-share) - curve[0]) / curve[1])
+
+
+def _logistic(rows: Sequence[tuple[float, bool]]) -> tuple[float, float]:
+    """a and b at the highest posterior; a's prior only keeps it finite (deviation 10)."""
+    import numpy as np
+    from scipy.optimize import minimize
+
+    m, signs = np.array([m for m, _ in rows]), np.array([1.0 if good else -1.0 for _, good in rows])
+
+    def loss(parameters: Any) -> float:
+        a, b = parameters
+        fit = np.logaddexp(0.0, -signs * (a + b * m)).sum()
+        return float(fit + a * a / 200 + (b - 1) ** 2 / 2)
+
+    a, b = minimize(loss, (0.0, 1.0)).x
+    return float(a), float(b)
+
+
+def _auc(good: Sequence[float], others: Sequence[float]) -> float:
+    won = sum((g > o) + 0.5 * (g == o) for g in good for o in others)
+    return won / (len(good) * len(others))
+
+
+def _deviation(values: Sequence[float]) -> float:
+    if not values:
+        return 0.0
+    middle = sum(values) / len(values)
+    return sqrt(sum((value - middle) ** 2 for value in values) / len(values))

@@ -1,0 +1,121 @@
+"""Thresholds of one pair of models: the file that `baton calibrate --out` writes.
+
+A score means what one large model makes of one small model's steps. So a threshold belongs to a
+pair, and the file names the pair that it was measured on.
+"""
+
+from __future__ import annotations
+
+import json
+from hashlib import blake2b
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from orchestrator.errors import ConfigError
+from policies import POLICIES
+from workers.embedded.checkpoints import EMBEDDED
+
+if TYPE_CHECKING:
+    from deploy.service.config import Args, Workers, WorkerSpec
+
+SAMPLE = 1 << 20  # bytes read at each end of a file of weights
+
+
+class CalibratedPolicy(BaseModel):
+    """One policy's parameters, and what they came to on the problems."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    params: dict[str, Any]
+
+
+class Calibration(BaseModel):
+    """What of the file a service reads.
+
+    pair: by worker, its checkpoint (see `fingerprint`).
+    policies: by name; those for which no value met the target are left out.
+    """
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    baton_calibration: int = Field(ge=1, le=1)
+    pair: dict[str, str]
+    policies: dict[str, CalibratedPolicy]
+
+    def params(self, policy: str) -> dict[str, Any]:
+        """The policy's calibrated parameters; none where it was not calibrated."""
+        return dict(self.policies[policy].params) if policy in self.policies else {}
+
+
+def read(path: Path) -> Calibration:
+    """Read a calibration file.
+
+    Raises:
+        ConfigError: it cannot be read, or is none.
+    """
+    try:
+        return Calibration.model_validate(json.loads(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (ValueError, ValidationError):
+        raise ConfigError(f"{path}: expected a file that `baton calibrate --out` wrote") from None
+
+
+def pair_of(workers: Workers) -> dict[str, str]:
+    """The checkpoints of a deployment file's workers, by name."""
+    return {name: checkpoint(spec) for name, spec in workers.by_name().items()}
+
+
+def checkpoint(spec: WorkerSpec) -> str:
+    """What tells a worker's checkpoint from others; see `fingerprint`."""
+    return fingerprint(spec.folder(), str(spec.model))
+
+
+def fingerprint(folder: Path | None, name: str) -> str:
+    """What tells one checkpoint from another: its name, and of a folder its weights' ends.
+
+    Weights of many gigabytes are not read whole: size, first and last mebibyte of each file.
+    """
+    if folder is None:
+        return name
+    digest = blake2b(digest_size=8)
+    for path in sorted(folder.glob("*.safetensors")):
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            digest.update(f"{path.name}:{size}".encode() + file.read(SAMPLE))
+            file.seek(max(0, size - SAMPLE))
+            digest.update(file.read())
+    return f"{name}@{digest.hexdigest()}"
+
+
+def same_checkpoint(one: str, other: str) -> bool:
+    """By the weights where both are known, else by the name."""
+    (name, _, weights), (others_name, _, others_weights) = one.partition("@"), other.partition("@")
+    return weights == others_weights if weights and others_weights else name == others_name
+
+
+def notes(args: Args) -> list[str]:
+    """A line for a pair that runs on thresholds which were not measured on it; else none."""
+    workers, chosen = args.workers, args.policy.calibration
+    if chosen is not None:
+        measured, pair = read(chosen).pair, pair_of(workers)
+        if all(same_checkpoint(pair[name], measured.get(name, "")) for name in pair):
+            return []
+        return [
+            f"policy.calibration: {chosen} belongs to {_named(measured)}, not to {_named(pair)}: "
+            "its thresholds decide by the scores of other models; run baton calibrate for this pair"
+        ]
+    if all((spec.model or "").startswith(EMBEDDED) for spec in workers.by_name().values()):
+        return []  # the defaults are theirs
+    guessed = [name for name, policy in POLICIES.items() if policy.calibrated is not None]
+    return [
+        f"thresholds were never measured on this pair: {', '.join(guessed)}; run baton calibrate "
+        "--out FILE and name it as policy.calibration"
+    ]
+
+
+def _named(pair: dict[str, str]) -> str:
+    names = [pair.get(name, "?").partition("@")[0] for name in ("small", "large")]
+    return f"{names[0]} with {names[1]}"

@@ -1,0 +1,82 @@
+"""Kept answers: the same after they were written and read, and never those of another pair."""
+
+from __future__ import annotations
+
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from deploy.evaluation.cached_worker import CachedWorker
+from deploy.evaluation.call_log import CallLog
+from orchestrator.errors import ConfigError
+from orchestrator.types import (
+    Classification,
+    Generation,
+    LabelQuery,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+    Usage,
+    Verification,
+)
+from orchestrator.worker import Call
+from workers.scripted import Scripted
+
+SEGMENT = Segment("small", "2+2=4 🧡", (1, 2), (-0.5, -0.25), "hash", "until")
+ANSWERS = (
+    Generation(SEGMENT, Usage(9, 8, 2, 2), 1.5, 0.25),
+    Classification(("0", "1"), (0.25, 0.75), 0.1, Usage(9), 2.0, (0.5, 1.0), inf),
+    Verification((0.5, inf), (1, 2, 3), Usage(9), 2.0, ("2", "4"), (SEGMENT,) * 3, None),
+)
+PAIR = {"pair": {"small": "a", "large": "b"}}
+CALL = Call("r", Transcript((Message("user", "2 + 2?"),)))
+
+
+def test_answers_are_the_same_when_read_again(tmp_path: Path) -> None:
+    path = tmp_path / "calls.jsonl"
+    log = CallLog(path, PAIR)
+    for index, answer in enumerate(ANSWERS):
+        log.add("large", f"key {index}", index, answer)
+    log.close()
+    with path.open("a", encoding="utf-8") as file:
+        file.write('["large", "key 3", 0, "Gener')  # a run was killed here
+    for _ in range(2):  # what is broken is dropped
+        again = CallLog(path, PAIR)
+        again.close()
+        assert again.known("large") == [(f"key {i}", i, a) for i, a in enumerate(ANSWERS)]
+        assert again.known("small") == []
+
+
+@pytest.mark.parametrize("content", ['{"baton_calls": 1, "pair": {}}\n', "text\n"])
+def test_a_file_of_another_pair_is_left_alone(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "calls.jsonl"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match="expected answers of this pair"):
+        CallLog(path, PAIR)
+    assert path.read_text() == content
+
+
+async def test_a_run_that_was_broken_off_asks_no_model_twice(tmp_path: Path) -> None:
+    path, made = tmp_path / "calls.jsonl", []
+    query = LabelQuery((Message("user", "Good?"),), "", ("0", "1"))
+    for count in (1, 1, 2):
+        log = CallLog(path, PAIR)
+
+        def worker() -> Scripted:
+            made.append(1)
+            return Scripted(story=("one two three", "four"))
+
+        cached = CachedWorker(worker, log, "small")
+        items = [i async for i in cached.generate(CALL, StopCriteria(9 * count), Sampling())]
+        whole = items[-1]
+        assert isinstance(whole, Generation)
+        assert whole.segment.text == "one two three"
+        first = await cached.classify(CALL, query)
+        assert first.labels == ("0", "1")
+        verified = await cached.verify(CALL, whole.segment, Sampling())
+        assert len(verified.nll) == len(whole.segment.tokens)
+        log.close()
+    assert len(made) == 1

@@ -1,0 +1,83 @@
+"""What a judge's scores are said to tell, on scores that are known to tell it or not."""
+
+from __future__ import annotations
+
+from math import exp
+from random import Random
+
+import pytest
+
+from deploy.evaluation.judging import JudgedAnswer, curve, log_probability, report
+
+
+def answers(count: int, gap: float, seed: int = 0) -> list[JudgedAnswer]:
+    """Answers of four steps; the weakest step of a good one scores `gap` higher on average."""
+    random, made = Random(seed), []
+    for index in range(count):
+        good = index % 2 == 0
+        weakest = random.gauss(4 + gap * good, 1)
+        made.append(JudgedAnswer((weakest, weakest + 1, 9.0, 8.0), good))
+    return made
+
+
+def test_a_judge_that_tells() -> None:
+    told = report("expected", answers(60, 2.0))
+    assert told.tells
+    assert told.auc is not None
+    assert told.auc > 0.85
+    assert "scores tell good answers from others" in told.verdict()
+    assert (told.steps, told.good, told.others) == (240, 30, 30)
+
+
+@pytest.mark.parametrize("gap", [0.0, -2.0])
+def test_a_judge_that_tells_nothing_is_said_to(gap: float) -> None:
+    told = report("expected", answers(60, gap))
+    assert not told.tells
+    assert "do not differ" in told.verdict()
+    assert "the judge tells nothing on this pair" in told.verdict()
+
+
+def test_the_interval_holds_what_it_promises() -> None:
+    """Of judges that toss coins, about one in forty is believed."""
+    believed = sum(report("x", answers(40, 0.0, seed)).tells for seed in range(200))
+    assert believed <= 12
+
+
+def test_scores_that_do_not_spread() -> None:
+    flat = [JudgedAnswer((6.1, 6.0, 6.2), index % 2 == 0) for index in range(40)]
+    assert "do not spread" in report("expected", flat).verdict()
+
+
+def test_too_few_or_alike() -> None:
+    assert "too few answers" in report("expected", answers(6, 2.0)).verdict()
+    alike = [JudgedAnswer((1.0, 8.0), True)] * 20
+    assert "alike" in report("expected", alike).verdict()
+    assert report("expected", [JudgedAnswer((), True)]).auc is None
+
+
+def test_a_curve_is_the_likelihood_of_a_good_answer() -> None:
+    random, rows = Random(1), []
+    for _ in range(3000):
+        m = -random.expovariate(0.25)
+        rows.append((m, random.random() < 1 / (1 + exp(-(3 + 0.8 * m)))))
+    found = curve(rows, [m for m, _ in rows])
+    assert found == (pytest.approx(3, abs=0.3), pytest.approx(0.8, abs=0.1))
+
+
+def test_a_curve_without_both_kinds_spreads_the_scores() -> None:
+    steps = [-0.1 * index for index in range(100)]
+    for rows in ([(m, True) for m in steps], [(m, m < -5) for m in steps]):
+        found = curve(rows, steps)
+        assert found is not None
+        a, b = found
+        scores = sorted(9 / (1 + exp(-(a + b * m))) for m in steps)
+        assert scores[10] == pytest.approx(2, abs=0.2)
+        assert scores[90] == pytest.approx(7, abs=0.2)
+    assert curve([(-1.0, True)] * 20, [-1.0] * 20) is None
+
+
+def test_a_score_gives_its_log_probability_back() -> None:
+    for m in (0.0, -0.3, -7.0, -80.0):
+        assert log_probability(9 / (1 + exp(-(4.0 + m))), (4.0, 1.0)) == pytest.approx(m, abs=1e-6)
+    assert log_probability(0.0, (4.0, 1.0)) < -600
+    assert log_probability(9.0, (4.0, 1.0)) == 0.0

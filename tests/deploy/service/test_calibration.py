@@ -1,0 +1,92 @@
+"""A pair's thresholds in a deployment file, and what is said where they are another pair's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.checking.files import check
+from deploy.service.calibration import notes, pair_of, read, same_checkpoint
+from deploy.service.config import load
+from orchestrator.errors import ConfigError
+from policies import POLICIES
+from tests.deploy.service.test_config import ARGS, write
+
+STRANGERS = {
+    f"{ARGS}.workers.small.model": "Qwen/Qwen3-0.6B",
+    f"{ARGS}.workers.large.model": "Qwen/Qwen3-8B",
+}
+
+
+def calibrated(folder: Path, pair: dict[str, str], **params: Any) -> Path:
+    file = folder / "pair.json"
+    policies = {"specreason": {"params": {"threshold": 4.25, **params}, "large_share": 0.3}}
+    file.write_text(json.dumps({"baton_calibration": 1, "pair": pair, "policies": policies}))
+    return file
+
+
+def test_measured_thresholds_are_defaults(tmp_path: Path) -> None:
+    """Before the checkpoint's, behind what stands in the deployment file itself."""
+    pair = pair_of(load(write(tmp_path)).args.workers)
+    file = calibrated(tmp_path, pair, likelihood=[2.0, 0.5])
+    change = {f"{ARGS}.policy": {"calibration": str(file)}}
+    args = load(write(tmp_path, change)).args
+    policy = args.policy.policy("specreason")
+    assert (policy.threshold, policy.likelihood) == (4.25, (2.0, 0.5))  # type: ignore[attr-defined]
+    assert policy.judge == "short"  # type: ignore[attr-defined]
+    assert notes(args) == []
+    change[f"{ARGS}.policy"] |= {"params": {"specreason": {"threshold": 1}}}  # type: ignore[operator]
+    assert load(write(tmp_path, change)).args.policy.policy("specreason").threshold == 1  # type: ignore[attr-defined]
+
+
+def test_a_pair_on_the_thresholds_of_another(tmp_path: Path) -> None:
+    file = calibrated(tmp_path, {"small": "Qwen/Qwen3-1.7B", "large": "Qwen/Qwen3-8B"})
+    change = STRANGERS | {f"{ARGS}.policy": {"calibration": str(file)}}
+    path = write(tmp_path, change)
+    (line,) = notes(load(path).args)
+    assert "belongs to Qwen/Qwen3-1.7B with Qwen/Qwen3-8B, not to Qwen/Qwen3-0.6B with" in line
+    report = check(str(path))
+    assert [(one.level, one.message) for one in report.findings] == [("note", line)]
+    assert report.ok
+
+
+def test_a_pair_that_was_never_calibrated(tmp_path: Path) -> None:
+    assert notes(load(write(tmp_path)).args) == []  # the embedded pair's are the defaults
+    (line,) = notes(load(write(tmp_path, STRANGERS)).args)
+    named = [name for name, policy in POLICIES.items() if policy.calibrated is not None]
+    assert f"never measured on this pair: {', '.join(named)};" in line
+
+
+def test_checkpoints_are_compared_by_weights_where_they_can_be() -> None:
+    assert same_checkpoint("/a/small@12", "build/small@12")
+    assert not same_checkpoint("/a/small@12", "/a/small@13")
+    assert same_checkpoint("Qwen/Qwen3-8B", "Qwen/Qwen3-8B")
+    assert not same_checkpoint("Qwen/Qwen3-8B", "Qwen/Qwen3-4B")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("{", "expected a file that `baton calibrate --out` wrote"),
+        ('{"pair": {}, "policies": {}}', "expected a file that"),
+        ('{"baton_calibration": 2, "pair": {}, "policies": {}}', "expected a file that"),
+    ],
+)
+def test_files_that_are_none(tmp_path: Path, text: str | None, said: str) -> None:
+    file = tmp_path / "pair.json"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError, match=said):
+        read(file)
+    with pytest.raises(ConfigError, match=f"calibration: .*{said}"):
+        load(write(tmp_path, {f"{ARGS}.policy": {"calibration": str(file)}}))
+
+
+def test_a_parameter_that_does_not_fit_is_named(tmp_path: Path) -> None:
+    file = calibrated(tmp_path, {}, treshold=1)
+    with pytest.raises(ConfigError, match="calibration: specreason: treshold: unknown key"):
+        load(write(tmp_path, {f"{ARGS}.policy": {"calibration": str(file)}}))
