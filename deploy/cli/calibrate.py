@@ -158,16 +158,15 @@ def calibrate(
 def _target(
     large_share: float | None, agreement: float | None, accuracy: float | None
 ) -> CalibrationTarget:
-    from deploy.evaluation.calibration import CalibrationTarget
+    from deploy.evaluation.calibration import CalibrationTarget, Measure
 
+    measures: dict[Measure, float | None] = {
+        "large_share": large_share,
+        "agreement": agreement,
+        "accuracy": accuracy,
+    }
     given = [
-        CalibrationTarget(measure, value)
-        for measure, value in (
-            ("large_share", large_share),
-            ("agreement", agreement),
-            ("accuracy", accuracy),
-        )
-        if value is not None
+        CalibrationTarget(name, value) for name, value in measures.items() if value is not None
     ]
     if len(given) != 1:
         raise InvalidRequest(
@@ -251,7 +250,8 @@ async def _calibrate(
         )
         ends = await calibrator.ends()
         judge = await calibrator.judge()
-        policies, unmet = {}, {}
+        policies: dict[str, Any] = {}
+        unmet: dict[str, Any] = {}
         for candidate, where in searches:
             try:
                 found = await calibrator.threshold(candidate, where, target, judge)
