@@ -73,15 +73,15 @@ def checkpoint(spec: WorkerSpec) -> str:
     return fingerprint(spec.folder(), str(spec.model))
 
 
-def fingerprint(folder: Path | None, name: str) -> str:
-    """What tells one checkpoint from another: its name, and of a folder its weights' ends.
+def fingerprint(place: Path | None, name: str) -> str:
+    """What tells one checkpoint from another: its name, and of a folder or file its weights' ends.
 
     Weights of many gigabytes are not read whole: size, first and last mebibyte of each file.
     """
-    if folder is None:
+    if place is None:
         return name
     digest = blake2b(digest_size=8)
-    for path in sorted(folder.glob("*.safetensors")):
+    for path in [place] if place.is_file() else sorted(place.glob("*.safetensors")):
         size = path.stat().st_size
         with path.open("rb") as file:
             digest.update(f"{path.name}:{size}".encode() + file.read(SAMPLE))
