@@ -1,0 +1,84 @@
+"""A calibration of the embedded pair, on questions whose answers nobody tells."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from deploy.evaluation.cached_worker import CachedWorker
+from deploy.evaluation.calibration import CalibrationTarget, Point, Range
+from deploy.evaluation.calibrator import Calibrator, as_json, coin
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.clients import LocalClient, RequestOptions, ask
+from deploy.evaluation.evaluate import Question
+from deploy.evaluation.grading import Grader
+from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.workers import load_pair
+from policies.specreason import SpecReason
+from workers.training.problems import draw
+
+QUESTIONS = [Question(problem.question, "") for problem in draw("dev", 0, 18)]
+CHOSEN = Candidate("specreason", "specreason")
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[dict[Any, CachedWorker]]:
+    pair = load_pair(load(DEFAULT_FILE).args.workers)
+    yield {name: CachedWorker(lambda worker=worker: worker) for name, worker in pair.items()}
+    for worker in pair.values():
+        worker.close()  # type: ignore[union-attr]
+
+
+def calibrator(workers: Any, grader: Grader, **judge: Any) -> Calibrator:
+    args = load(DEFAULT_FILE).args
+    args.policy.params.setdefault("specreason", {}).update(judge)
+    client = LocalClient(args, workers, RequestOptions(seed=0))
+    return Calibrator(
+        QUESTIONS, lambda question, who: ask(client, question, who), grader.same, concurrency=8
+    )
+
+
+async def test_a_threshold_that_meets_a_share(workers: Any) -> None:
+    with closing(Grader()) as grader:
+        calibrating = calibrator(workers, grader)
+        ends = await calibrating.ends()
+        judge = await calibrating.judge()
+        target = CalibrationTarget("large_share", 0.2)
+        found = await calibrating.threshold(CHOSEN, Range.of(SpecReason), target, judge)
+    small, large = ends
+    assert (small.large_share, large.large_share, large.agreement) == (0.0, 1.0, 1.0)
+    assert small.agreement < 0.9
+    assert {report.scoring: report.tells for report in judge.reports}["expected"]
+    assert found.found.met
+    assert found.params["scoring"] == judge.scoring
+    best = found.found.best
+    assert 0.05 < best.large_share <= 0.2
+    above = coin(ends, best.large_share)
+    assert above is not None
+    assert best.agreement > above + 0.05  # what a judge is for
+    row = as_json(found, ends, len(QUESTIONS))
+    assert (row["value"], row["accuracy"]) == (best.value, None)
+    assert row["agreement_low"] < best.agreement <= row["agreement_high"] + 1e-9
+
+
+async def test_the_scoring_that_tells_more_is_chosen(workers: Any) -> None:
+    """The embedded pair was never taught the full prompt: its digits tell less than likelihoods."""
+    with closing(Grader()) as grader:
+        calibrating = calibrator(workers, grader, judge="full")
+        await calibrating.ends()
+        judge = await calibrating.judge()
+    by_digit, by_likelihood = judge.reports
+    assert by_digit.auc is not None
+    assert by_likelihood.auc is not None
+    assert by_likelihood.auc > by_digit.auc + 0.1
+    assert judge.scoring == "likelihood"
+
+
+def test_a_coin_lies_on_the_line_between_the_models() -> None:
+    ends = Point(0, 0.0, 0.6, None), Point(1, 1.0, 1.0, 0.9)
+    assert coin(ends, 0.25) == pytest.approx(0.7)
+    assert coin(ends, 1.5) == 1.0
+    assert coin(ends, 0.5, "accuracy") is None
