@@ -17,8 +17,8 @@ from deploy.bench.rounds import Row, Turns, right, rows, take_turns, texts
 from deploy.bench.turn_log import TurnLog
 from deploy.cli.common import Bar
 from deploy.evaluation.evaluate import Problem
-from deploy.evaluation.evaluation_log import fingerprint
 from deploy.evaluation.problems import load_problems
+from deploy.service.calibration import fingerprint
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.answer_equality import compare
 from orchestrator.types import Message, Transcript
