@@ -119,6 +119,7 @@ def calibrate(
 
       baton calibrate --policy bild --parameter rollback --range 0.5,10 --target-accuracy 0.9
     """
+    from deploy.evaluation.grading import Scored
     from deploy.evaluation.problems import load_problems
 
     target = _target(target_large_share, target_agreement, target_accuracy)
@@ -126,7 +127,8 @@ def calibrate(
         raise InvalidRequest("nothing is tuned on held-out problems: use builtin:dev")
     searches = _searches(policy, parameter, bounds)
     chosen = load_problems(problems, limit or DEFAULT_LIMIT, seed, answers=False)
-    if target.measure == "accuracy" and not all(problem.answer for problem in chosen):
+    known = [bool(problem.answer) or isinstance(problem, Scored) for problem in chosen]
+    if target.measure == "accuracy" and not all(known):
         raise InvalidRequest(
             f"{problems}: --target-accuracy needs an answer to every question; "
             "--target-agreement needs none"
@@ -243,7 +245,7 @@ async def _calibrate(
         calibrator = Calibrator(
             problems,
             lambda question, which: ask(client, question, which),
-            grader.same,
+            grader,
             concurrency=options.concurrency,
             tell=console.print,
             progress=lambda label, done: shown.tell(f"{label}: {done} of {len(problems)}"),

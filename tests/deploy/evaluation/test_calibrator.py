@@ -37,7 +37,7 @@ def calibrator(workers: Any, grader: Grader, **judge: Any) -> Calibrator:
     args.policy.params.setdefault("specreason", {}).update(judge)
     client = LocalClient(args, workers, RequestOptions(seed=0))
     return Calibrator(
-        QUESTIONS, lambda question, who: ask(client, question, who), grader.same, concurrency=8
+        QUESTIONS, lambda question, who: ask(client, question, who), grader, concurrency=8
     )
 
 
