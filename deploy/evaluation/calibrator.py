@@ -17,7 +17,14 @@ from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import EvaluatedAnswer, Problem
 from deploy.evaluation.grading import Grader, Scored
 from deploy.evaluation.intervals import mean, wilson
-from deploy.evaluation.judging import JudgedAnswer, JudgeReport, curve, log_probability, report
+from deploy.evaluation.judging import (
+    JudgedAnswer,
+    JudgeReport,
+    curve,
+    log_probability,
+    report,
+    score_at,
+)
 from orchestrator.errors import BatonError, Unsupported
 from orchestrator.experiments.answer_equality import final
 from policies import POLICIES
@@ -98,8 +105,7 @@ class Calibrator:
 
     async def judge(self) -> JudgeCalibration:
         """The judge's scores of the small model's steps, by every scoring that the pair can do."""
-        reports: list[JudgeReport] = []
-        likelihood = None
+        judged: dict[str, list[JudgedAnswer]] = {}
         for scoring in ("expected", "likelihood"):
             settings: dict[str, Any] = {"threshold": 0, "answer_by": "small", "scoring": scoring}
             if scoring == "likelihood":
@@ -110,17 +116,30 @@ class Calibrator:
             except Unsupported as error:
                 self._tell(f"judge by {scoring}: {error}")
                 continue
-            judged = [
-                JudgedAnswer(tuple(scores), one.agrees)
+            judged[scoring] = [
+                JudgedAnswer(
+                    tuple(step.score for step in one.answer.steps if step.score is not None),
+                    one.agrees,
+                )
                 for one in answered
-                if (scores := [s.score for s in one.answer.steps if s.score is not None])
             ]
-            if scoring == "likelihood":
-                steps = [log_probability(score, UNIT) for one in judged for score in one.scores]
-                weakest = [(log_probability(min(one.scores), UNIT), one.good) for one in judged]
-                likelihood = curve(weakest, steps)
-            reports.append(report(scoring, judged))
-            self._tell(f"judge by {scoring}: {reports[-1].verdict()}")
+        likelihood = _curve(judged.get("likelihood", ()))
+        if likelihood is not None:
+            judged["likelihood"] = [
+                JudgedAnswer(
+                    tuple(score_at(log_probability(s, UNIT), likelihood) for s in one.scores),
+                    one.good,
+                )
+                for one in judged["likelihood"]
+            ]
+            if "expected" in judged:
+                judged["both"] = [
+                    JudgedAnswer(tuple(map(min, one.scores, other.scores)), one.good)
+                    for one, other in zip(judged["expected"], judged["likelihood"], strict=True)
+                ]
+        reports = [report(scoring, answers) for scoring, answers in judged.items()]
+        for one in reports:
+            self._tell(f"judge by {one.scoring}: {one.verdict()}")
         return JudgeCalibration(tuple(reports), _best(reports), likelihood)
 
     async def threshold(
@@ -192,6 +211,13 @@ def _point(value: float, rows: Sequence[Answered]) -> Point:
         mean([row.agrees for row in rows]),
         mean(known) if known else None,
     )
+
+
+def _curve(answers: Sequence[JudgedAnswer]) -> tuple[float, float] | None:
+    """The curve for scores on `UNIT`."""
+    steps = [log_probability(score, UNIT) for one in answers for score in one.scores]
+    weakest = [(log_probability(min(one.scores), UNIT), one.good) for one in answers if one.scores]
+    return curve(weakest, steps) if steps else None
 
 
 def _best(reports: Sequence[JudgeReport]) -> str | None:

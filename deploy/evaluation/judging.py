@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import log, log1p, sqrt
+from math import exp, log, log1p, sqrt
 from typing import Any
 
 from deploy.evaluation.intervals import Z, quantile
@@ -119,9 +119,15 @@ def curve(
     return ends[0] - b * low, b
 
 
+def score_at(m: float, curve: tuple[float, float]) -> float:
+    """The score of a step whose least log-probability is m."""
+    x = curve[0] + curve[1] * m
+    return 9 / (1 + exp(-x)) if x > -500 else 0.0
+
+
 def log_probability(score: float, curve: tuple[float, float]) -> float:
     """The least log-probability m of a step that has this score on a curve."""
-    share = min(max(score / 9, 1e-300), 1 - 1e-16)
+    share = min(max(score / 9, 1e-200), 1 - 1e-16)
     return min(0.0, (log(share) - log1p(-share) - curve[0]) / curve[1])
 
 

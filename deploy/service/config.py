@@ -286,13 +286,17 @@ class PolicyChoice(Strict):
 
     @model_validator(mode="after")
     def _calibrated(self) -> PolicyChoice:
-        """What a calibration says is a default; what the deployment file says goes before it."""
+        """A calibration's parameters beside those that the deployment file says."""
         if self.calibration is not None:
             try:
                 measured = read_calibration(self.calibration)
             except ConfigError as error:
                 raise ValueError(f"calibration: {error}") from None
             for name in POLICIES.keys() & measured.policies.keys():
+                if twice := sorted(measured.params(name).keys() & self.params.get(name, {}).keys()):
+                    raise ValueError(
+                        f"params.{name}.{twice[0]}: stands in the calibration too; leave one out"
+                    )
                 self.params[name] = measured.params(name) | self.params.get(name, {})
                 try:
                     self.policy(name)

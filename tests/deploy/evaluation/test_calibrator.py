@@ -70,7 +70,7 @@ async def test_the_scoring_that_tells_more_is_chosen(workers: Any) -> None:
         calibrating = calibrator(workers, grader, judge="full")
         await calibrating.ends()
         judge = await calibrating.judge()
-    by_digit, by_likelihood = judge.reports
+    by_digit, by_likelihood, _ = judge.reports
     assert by_digit.auc is not None
     assert by_likelihood.auc is not None
     assert by_likelihood.auc > by_digit.auc + 0.1

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from deploy.evaluation.judging import JudgedAnswer, curve, log_probability, report
+from deploy.evaluation.judging import JudgedAnswer, curve, log_probability, report, score_at
 
 
 def answers(count: int, gap: float, seed: int = 0) -> list[JudgedAnswer]:
@@ -69,8 +69,7 @@ def test_a_curve_without_both_kinds_spreads_the_scores() -> None:
     for rows in ([(m, True) for m in steps], [(m, m < -5) for m in steps]):
         found = curve(rows, steps)
         assert found is not None
-        a, b = found
-        scores = sorted(9 / (1 + exp(-(a + b * m))) for m in steps)
+        scores = sorted(score_at(m, found) for m in steps)
         assert scores[10] == pytest.approx(2, abs=0.2)
         assert scores[90] == pytest.approx(7, abs=0.2)
     assert curve([(-1.0, True)] * 20, [-1.0] * 20) is None
@@ -78,6 +77,7 @@ def test_a_curve_without_both_kinds_spreads_the_scores() -> None:
 
 def test_a_score_gives_its_log_probability_back() -> None:
     for m in (0.0, -0.3, -7.0, -80.0):
-        assert log_probability(9 / (1 + exp(-(4.0 + m))), (4.0, 1.0)) == pytest.approx(m, abs=1e-6)
-    assert log_probability(0.0, (4.0, 1.0)) < -600
+        assert log_probability(score_at(m, (4.0, 1.0)), (4.0, 1.0)) == pytest.approx(m, abs=1e-6)
+    assert log_probability(0.0, (4.0, 1.0)) < -400
     assert log_probability(9.0, (4.0, 1.0)) == 0.0
+    assert score_at(-1e6, (4.0, 2.0)) == 0.0

@@ -29,7 +29,7 @@ def calibrated(folder: Path, pair: dict[str, str], **params: Any) -> Path:
 
 
 def test_measured_thresholds_are_defaults(tmp_path: Path) -> None:
-    """Before the checkpoint's, behind what stands in the deployment file itself."""
+    """They go before the checkpoint's own."""
     pair = pair_of(load(write(tmp_path)).args.workers)
     file = calibrated(tmp_path, pair, likelihood=[2.0, 0.5])
     change = {f"{ARGS}.policy": {"calibration": str(file)}}
@@ -38,8 +38,18 @@ def test_measured_thresholds_are_defaults(tmp_path: Path) -> None:
     assert (policy.threshold, policy.likelihood) == (4.25, (2.0, 0.5))  # type: ignore[attr-defined]
     assert policy.judge == "short"  # type: ignore[attr-defined]
     assert notes(args) == []
-    change[f"{ARGS}.policy"] |= {"params": {"specreason": {"threshold": 1}}}  # type: ignore[operator]
-    assert load(write(tmp_path, change)).args.policy.policy("specreason").threshold == 1  # type: ignore[attr-defined]
+
+
+def test_a_parameter_that_stands_twice_is_named(tmp_path: Path) -> None:
+    file = calibrated(tmp_path, {})
+    written = {"calibration": str(file), "params": {"specreason": {"threshold": 1, "first_n": 2}}}
+    with pytest.raises(
+        ConfigError, match=r"params\.specreason\.threshold: stands in the calibration"
+    ):
+        load(write(tmp_path, {f"{ARGS}.policy": written}))
+    del written["params"]["specreason"]["threshold"]  # type: ignore[index]
+    policy = load(write(tmp_path, {f"{ARGS}.policy": written})).args.policy.policy("specreason")
+    assert (policy.threshold, policy.first_n) == (4.25, 2)  # type: ignore[attr-defined]
 
 
 def test_a_pair_on_the_thresholds_of_another(tmp_path: Path) -> None:
