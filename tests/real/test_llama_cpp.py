@@ -1,7 +1,7 @@
-"""The remote worker over llama.cpp's server with a pretrained model in 4 bits.
+"""The remote worker over llama.cpp's server with a pretrained model: what the engine here gives.
 
-The engine here reads the same file and computes with the same weights in 32 bits; the server rounds
-activations to 8 bits, so log-probabilities are near and not equal.
+The server has the engine's weights, unquantized. (With the GGUF file's own, in 4 bits, it also
+rounds activations to 8 bits, and the smallest model says other things.)
 """
 
 from __future__ import annotations
@@ -14,37 +14,38 @@ from typing import Any
 import pytest
 
 from orchestrator.types import LabelQuery, Message, StopCriteria, Transcript
-from tests.workers.remote.llama_cpp import live_slots, serving_gguf
+from tests.workers.remote.llama_cpp import live_slots, serving_gguf, write_gguf
 from tests.workers.remote.test_worker import DIGITS, GREEDY, call, write
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.remote.server import Server
 from workers.remote.worker import RemoteWorker
 
-FILE = Path(__file__).parents[2] / "build" / "real-pair" / "tiny.gguf"
+FOLDER = Path(__file__).parents[2] / "build" / "real-pair" / "tiny"
 QUESTIONS = (
     "What is the capital of France?",
     "Write a Python function that adds two numbers.",
     "Sag Hallo auf Deutsch und male drei Emojis: 🦜🧬🧠",
 )
-NEAR = 0.35  # of a log-probability, by rounding
+NEAR = 0.05  # of a log-probability, by rounding
 
 pytestmark = [
-    pytest.mark.skipif(not FILE.is_file(), reason="no weights: make real-pair"),
+    pytest.mark.skipif(not FOLDER.is_dir(), reason="no weights: make real-pair"),
     pytest.mark.timeout(300),
 ]
 
 
 @pytest.fixture(scope="module")
 def here() -> Iterator[LocalWorker]:
-    worker = load(str(FILE), dtype="float32", rows=2, max_len=1024)
+    worker = load(str(FOLDER), dtype="float32", rows=2, max_len=1024)
     yield worker
     worker.close()
 
 
 @pytest.fixture(scope="module")
-def url() -> Iterator[str]:
-    with serving_gguf(FILE, 1024, slots=2) as address:
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    file = write_gguf(FOLDER, tmp_path_factory.mktemp("llama.cpp") / "tiny.gguf")
+    with serving_gguf(file, 1024, slots=2) as address:
         yield address
 
 
@@ -68,7 +69,7 @@ async def test_greedy_text_ids_and_log_probabilities(
         ]
         pairs = list(zip(ours.tokens, theirs.tokens, strict=False))
         same = next((at for at, (one, other) in enumerate(pairs) if one != other), len(pairs))
-        assert same >= 8, (ours.text, theirs.text)
+        assert same >= min(8, len(ours.tokens)), (ours.text, theirs.text)
         for one, other in zip(ours.logprobs[:same], theirs.logprobs[:same], strict=True):
             assert other == 0.0 or other == pytest.approx(one, abs=NEAR)
         if same < len(pairs):
@@ -88,8 +89,8 @@ async def test_a_distribution_over_digits(here: LocalWorker, served: RemoteWorke
         ours, theirs = [
             await worker.classify(call(ask(question)), query) for worker in (here, served)
         ]
-        assert theirs.probabilities == pytest.approx(ours.probabilities, abs=0.1)
-        assert theirs.outside == pytest.approx(ours.outside, abs=0.1)
+        assert theirs.probabilities == pytest.approx(ours.probabilities, abs=0.02)
+        assert theirs.outside == pytest.approx(ours.outside, abs=0.02)
 
 
 async def test_hanging_up_stops_it(served: RemoteWorker, url: str) -> None:
