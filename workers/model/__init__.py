@@ -2,7 +2,9 @@
 
 - `tree`: rows, token trees, and what of them is accepted.
 - `target`: a transformers model behind a cache: passes over trees, and prefill.
+- `placement`: positions, and which cached tokens each token of a pass sees.
 - `cache`: the preallocated key/value cache and its slots.
+- `families`: which families are computed, and what each does beyond Llama's layer.
 - `layer`: the decoder layer of Llama and Qwen in few operations.
 - `linear`: how a weight lies in memory and is multiplied.
 - `early_exit`: an early-exit head behind a shallow layer.

@@ -14,6 +14,7 @@ On disk it is a folder of `adapter.safetensors` and `adapter.json`.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from workers.model.cache import KVCache
+from workers.model.families import AttentionKind
 from workers.model.layer import Attention, FeedForward, RMSNorm, Rotary, attend, rotate
 from workers.model.linear import FusedLinear
+from workers.model.placement import View
 
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
 
@@ -157,6 +160,7 @@ class EarlyExitHead:
             heads=shape.heads, key_heads=shape.key_heads, head_size=shape.head_size,
             scale=shape.head_size**-0.5, cache_layer=cache_layer,
         )  # fmt: skip
+        self.kind = AttentionKind()  # whatever the target's layers do
         self.feed_forward: FeedForward | None = None
         if shape.feed_forward:
             self.feed_forward = FeedForward(
@@ -167,9 +171,13 @@ class EarlyExitHead:
             )
         self.after = RMSNorm(adapter.after.weight, epsilon)
 
-    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: KVCache) -> Tensor:
-        """The residual stream [rows, n, width] to the head's input; arguments as a layer's."""
-        stream = self.attention(x, rotary, mask, cache)
+    def __call__(self, x: Tensor, views: Mapping[AttentionKind, View], cache: KVCache) -> Tensor:
+        """The residual stream [rows, n, width] to the head's input; `views` are the pass's."""
+        stream = self.attention(x, *views[self.kind], cache)
         if self.feed_forward is not None:
             stream = self.feed_forward(stream)
         return self.after(stream).view(x.shape)
+
+    def update_cache(self, x: Tensor, views: Mapping[AttentionKind, View], cache: KVCache) -> None:
+        """Cache the keys and values of x [rows, n, width] alone."""
+        self.attention.update_cache(x, views[self.kind][0], cache)

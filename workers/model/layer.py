@@ -1,9 +1,10 @@
-"""The decoder layer of Llama, Qwen2 and Qwen3 in as few operations as possible.
+"""The decoder layer of Llama and its kin in as few operations as possible.
 
 In a pass over one token the launches of operations cost more than the arithmetic: transformers'
 layer makes about fifty. Here projections with the same input are one matrix product, queries and
 keys are rotated together, the residual is added in the kernel of the product, and a norm is four
-operations or one. How weights lie in memory and are multiplied is `linear`'s business.
+operations or one. How weights lie in memory and are multiplied is `linear`'s business; what a
+family does beyond Llama's layer stands in `families`, and costs nothing where it is not done.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from workers.model.cache import KVCache
+from workers.model.families import AttentionKind, Computation
 from workers.model.linear import FusedLinear, full_precision_cpu
 
 Rotary = tuple[Tensor, Tensor]
@@ -27,23 +29,53 @@ class Layer:
 
     In half precision results differ from transformers' by rounding: fused operations round less
     often.
+
+    Attributes:
+        kind: how it attends; a pass has rotary tables and a mask for each kind.
     """
 
     def __init__(self, stock: Any) -> None:
-        mlp = stock.mlp
-        self.attention = Attention.of(stock)
+        inner, mlp = stock.self_attn, stock.mlp
+        computation = Computation.of(inner.config)
+        family, scale = computation.family, computation.residual_scale
+        self.kind: AttentionKind = computation.attention[inner.layer_idx]
+
+        def norm(name: str) -> RMSNorm:
+            return RMSNorm.of(getattr(stock, name), family.norm_offset)
+
+        # In between, transformers names a norm for where it stands, which post-norms change.
+        before = "pre_feedforward_layernorm" if family.post_norms else "post_attention_layernorm"
+        heads, key_heads = inner.config.num_attention_heads, inner.config.num_key_value_heads
+        head_norm = None
+        if family.head_norms:
+            query = RMSNorm.of(inner.q_norm, family.norm_offset)
+            key = RMSNorm.of(inner.k_norm, family.norm_offset)
+            weights = [query.weight] * heads + [key.weight] * key_heads
+            head_norm = RMSNorm(torch.stack(weights)[:, None], query.epsilon)
+        self.attention = Attention(
+            norm("input_layernorm"),
+            FusedLinear(inner.q_proj, inner.k_proj, inner.v_proj),
+            FusedLinear(inner.o_proj),
+            heads=heads, key_heads=key_heads, head_size=inner.head_dim, scale=inner.scaling,
+            cache_layer=inner.layer_idx, head_norm=head_norm, residual_scale=scale,
+            post_norm=norm("post_attention_layernorm") if family.post_norms else None,
+        )  # fmt: skip
         self.feed_forward = FeedForward(
-            RMSNorm.of(stock.post_attention_layernorm),
+            norm(before),
             FusedLinear(mlp.gate_proj, mlp.up_proj),
             FusedLinear(mlp.down_proj),
             mlp.act_fn.forward,  # past the hooks of a module
+            residual_scale=scale,
+            post_norm=norm("post_feedforward_layernorm") if family.post_norms else None,
         )
 
-    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: KVCache) -> Tensor:
+    def __call__(
+        self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: KVCache
+    ) -> Tensor:
         """The residual stream [rows, n, width] before this layer to the one behind it.
 
-        `mask` is additive [rows or 1, 1, n, cached], None means causal; the cache's slot mapping
-        is set.
+        `rotary` is None where queries and keys are not rotated. `mask` is additive [rows or 1, 1,
+        n, cached], None means causal; the cache's slot mapping is set.
         """
         return self.feed_forward(self.attention(x, rotary, mask, cache)).view(x.shape)
 
@@ -63,44 +95,32 @@ class Attention:
         scale: float,
         cache_layer: int,
         head_norm: RMSNorm | None = None,
+        residual_scale: float = 1.0,
+        post_norm: RMSNorm | None = None,
     ) -> None:
         self.norm, self.qkv, self.out = norm, qkv, out
         self.heads, self.rotated = heads, heads + key_heads
         self.head_size, self.scale = head_size, scale
         self.cache_layer = cache_layer  # where its keys and values lie in the cache
         self.head_norm = head_norm  # of every query and key
+        self.residual_scale, self.post_norm = residual_scale, post_norm
 
-    @classmethod
-    def of(cls, stock: Any) -> Attention:
-        """The first half of a layer of transformers."""
-        inner = stock.self_attn
-        heads, key_heads = inner.config.num_attention_heads, inner.config.num_key_value_heads
-        head_norm = None
-        if hasattr(inner, "q_norm"):  # Qwen3
-            query, key = inner.q_norm, inner.k_norm
-            weights = [query.weight] * heads + [key.weight] * key_heads
-            head_norm = RMSNorm(torch.stack(weights)[:, None], query.variance_epsilon)
-        return cls(
-            RMSNorm.of(stock.input_layernorm),
-            FusedLinear(inner.q_proj, inner.k_proj, inner.v_proj),
-            FusedLinear(inner.o_proj),
-            heads=heads, key_heads=key_heads, head_size=inner.head_dim, scale=inner.scaling,
-            cache_layer=inner.layer_idx, head_norm=head_norm,
-        )  # fmt: skip
-
-    def __call__(self, x: Tensor, rotary: Rotary, mask: Tensor | None, cache: KVCache) -> Tensor:
+    def __call__(
+        self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: KVCache
+    ) -> Tensor:
         """[rows, n, width] to the residual stream [rows * n, width]; else as a layer."""
         stream = x.reshape(-1, x.shape[-1])
         queries, keys, values = self._project(stream, x, rotary, cache)
         mixed = attend(queries, keys, values, mask, self.scale)
-        return self.out.add_to(stream, mixed.transpose(1, 2).reshape(len(stream), -1))
+        mixed = mixed.transpose(1, 2).reshape(len(stream), -1)
+        return add_part(stream, self.out, mixed, self.residual_scale, self.post_norm)
 
-    def update_cache(self, x: Tensor, rotary: Rotary, cache: KVCache) -> None:
+    def update_cache(self, x: Tensor, rotary: Rotary | None, cache: KVCache) -> None:
         """Cache the keys and values of x without attending."""
         self._project(x.reshape(-1, x.shape[-1]), x, rotary, cache)
 
     def _project(
-        self, stream: Tensor, x: Tensor, rotary: Rotary, cache: KVCache
+        self, stream: Tensor, x: Tensor, rotary: Rotary | None, cache: KVCache
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries of x, and all cached keys and values of its rows, those of x included."""
         rows, n, _ = x.shape
@@ -108,7 +128,8 @@ class Attention:
         rotated, values = heads[:, : self.rotated], heads[:, self.rotated :]
         if self.head_norm is not None:
             rotated = self.head_norm(rotated)
-        rotated = rotate(rotated, rotary)
+        if rotary is not None:
+            rotated = rotate(rotated, rotary)
         keys, values = cache.update(rotated[:, self.heads :], values, self.cache_layer)
         return rotated[:, : self.heads], keys, values
 
@@ -122,17 +143,34 @@ class FeedForward:
         gate_up: FusedLinear,
         down: FusedLinear,
         activation: Callable[[Tensor], Tensor],
+        *,
+        residual_scale: float = 1.0,
+        post_norm: RMSNorm | None = None,
     ) -> None:
         self.norm, self.gate_up, self.down, self.activation = norm, gate_up, down, activation
+        self.residual_scale, self.post_norm = residual_scale, post_norm
 
     def __call__(self, stream: Tensor) -> Tensor:
         """The residual stream [tokens, width] before it to the one behind it."""
         gate, up = self.gate_up(self.norm(stream)).chunk(2, -1)
-        return self.down.add_to(stream, self.activation(gate) * up)
+        inner = self.activation(gate) * up
+        return add_part(stream, self.down, inner, self.residual_scale, self.post_norm)
+
+
+def add_part(
+    stream: Tensor, linear: FusedLinear, x: Tensor, scale: float, norm: RMSNorm | None
+) -> Tensor:
+    """The residual connection: `scale` times what a part's last product gives, normed or not."""
+    if norm is None:
+        return linear.add_to(stream, x, scale)
+    return torch.add(stream, norm(linear(x)), alpha=scale)
 
 
 class RMSNorm:
-    """Root-mean-square norm of [..., width], times `weight` [..., width]."""
+    """Root-mean-square norm of [..., width], times `weight` [..., width].
+
+    A weight in another type than x makes the whole norm be computed in that type.
+    """
 
     def __init__(self, weight: Tensor, epsilon: float) -> None:
         self.weight, self.epsilon = weight.detach(), epsilon
@@ -145,11 +183,16 @@ class RMSNorm:
             self.floor = self.weight.new_tensor(width * epsilon).sqrt()
 
     @classmethod
-    def of(cls, stock: Any) -> RMSNorm:
-        """The norm of a module of transformers."""
-        return cls(stock.weight, stock.variance_epsilon)
+    def of(cls, stock: Any, offset: float = 0.0) -> RMSNorm:
+        """The norm of a module of transformers, whose weights lack `offset`."""
+        weight = stock.weight
+        if offset:  # in full precision, as its authors do: the sum has more bits than the weight
+            weight = weight.to(torch.promote_types(weight.dtype, torch.float32)) + offset
+        return cls(weight, stock.eps if hasattr(stock, "eps") else stock.variance_epsilon)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if x.dtype != self.weight.dtype:
+            return self(x.to(self.weight.dtype)).to(x.dtype)
         if self.on_cpu:
             length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
             return torch.div(x, torch.hypot(length, self.floor)).mul_(self.scaled_weight)

@@ -26,10 +26,10 @@ class FusedLinear:
             return torch.mm(x, self.weight)
         return torch.addmm(self.bias, x, self.weight)
 
-    def add_to(self, stream: Tensor, x: Tensor) -> Tensor:
-        """The same, added to a residual stream [tokens, outputs]."""
-        stream = torch.addmm(stream, x, self.weight)
-        return stream if self.bias is None else stream + self.bias
+    def add_to(self, stream: Tensor, x: Tensor, scale: float = 1.0) -> Tensor:
+        """`scale` times the same, added to a residual stream [tokens, outputs]."""
+        stream = torch.addmm(stream, x, self.weight, alpha=scale)
+        return stream if self.bias is None else torch.add(stream, self.bias, alpha=scale)
 
 
 def fuse(parts: Sequence[nn.Linear], name: str) -> Tensor:

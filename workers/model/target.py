@@ -3,29 +3,26 @@
 A pass runs the model's decoder layers with operations of our own (`layer.py`) on its weights: what
 transformers' modules and `forward` add around the arithmetic (building masks, cache wrappers,
 output classes, launches) costs more than the arithmetic of a small model.
-
-Layout follows Miao et al. (SpecInfer, 2305.09781): node i of a tree attends to the committed
-prefix, its ancestors and itself; its position is the length of the prefix plus its *depth*.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from workers.model.cache import KVCache
 from workers.model.early_exit import Adapter, EarlyExitHead
-from workers.model.layer import Layer, RMSNorm, Rotary, half_split
+from workers.model.families import AttentionKind, Computation
+from workers.model.layer import Layer, RMSNorm
 from workers.model.linear import FusedLinear
+from workers.model.placement import CHUNK, Placement, View
 from workers.model.tree import Tree
 
-CHUNK = 512  # most tokens of one row in one pass
 SPARE = 128  # cache entries beyond `max_len`, for the rejected part of a draft
 
 
@@ -41,9 +38,9 @@ class Target:
     """The model that scores drafts. A draft model is another `Target`, with a cache of its own.
 
     Args:
-        model: `LlamaForCausalLM`, `Qwen2ForCausalLM` or `Qwen3ForCausalLM`, on its device.
+        model: transformers' causal model of one of `FAMILIES`, on its device.
         slots: how many sequences the cache holds.
-        max_len: longest sequence.
+        max_len: longest sequence, at most `longest_text` of the model's config.
         vocabulary: size of the tokenizer; logits of padded rows of the head are cut off.
         encode: from a text to ids, for a method with a prompt of its own.
     """
@@ -58,10 +55,16 @@ class Target:
         encode: Callable[[str], Sequence[int]] | None = None,
     ) -> None:
         base, config = model.model, model.config
+        computation = Computation.of(config)
         weight = base.embed_tokens.weight
         self.device, self.dtype, self.max_len = weight.device, weight.dtype, max_len
-        self.model, self.norm, self.lm_head = model, RMSNorm.of(base.norm), lm_head_of(model)
+        self.model, self.lm_head = model, lm_head_of(model)
+        self.norm = RMSNorm.of(base.norm, computation.family.norm_offset)
         self.embedding = base.embed_tokens.weight  # tied weights as `lm_head_of` laid them out
+        scale = computation.embedding_scale
+        if computation.family.scaled_embedding:  # in the type of the weights, as its authors do
+            scale = self.embedding.new_tensor(scale).item()
+        self._embedding_scale, self._logits_divisor = scale, computation.logits_divisor
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
         self.early_exit: EarlyExitHead | None = None
@@ -80,15 +83,9 @@ class Target:
                 device=self.device,
                 dtype=self.dtype,
             )
-            self._columns = torch.arange(capacity, device=self.device)
-            probe = torch.zeros(1, device=self.device, dtype=self.dtype)
-            self._rotary = half_split(*base.rotary_emb(probe, self._columns[None]))
-            # Row i is the causal mask of the i-th of n new tokens; a window that begins further
-            # left has a longer prefix, so a chain's mask is a view of this one.
-            chunk = min(CHUNK, capacity)
-            offset = torch.arange(capacity + chunk, device=self.device) - capacity
-            visible = offset[None] <= torch.arange(chunk, device=self.device)[:, None]
-            self._causal = self._additive(visible)
+            self.placement = Placement(base.rotary_emb, capacity, self.device, self.dtype)
+            for layer in self.layers:
+                self.placement.add(layer.kind)
 
     def add_early_exit(self, adapter: Adapter) -> None:
         """Let passes end at the adapter's layer; before anything is cached.
@@ -102,6 +99,7 @@ class Target:
         """
         if self.early_exit is None:
             self.early_exit = EarlyExitHead(adapter, self.cache.add_layer())
+            self.placement.add(AttentionKind())
         elif not self.early_exit.adapter.equals(adapter):
             raise ValueError(
                 f"a model has one early exit, and another method has it at {self.exit_layer}"
@@ -150,21 +148,11 @@ class Target:
         """
         skips = skip or [0] * len(slots)
         fresh = [tree.tokens[done:] for tree, done in zip(trees, skips, strict=True)]
-        rows, n = len(slots), max(map(len, fresh))
+        n = max(map(len, fresh))
         lengths = self.cache.lengths
         starts = [lengths[slot] + done for slot, done in zip(slots, skips, strict=True)]
-        chains = all(tree.is_chain for tree in trees)
         first, stop = layers[0], layers[1] if layers[1] is not None else len(self.layers)
-        if rows == 1 and chains and n <= len(self._causal):
-            start = starts[0]
-            cosines, sines = (table.narrow(2, start, n) for table in self._rotary)
-            rotary, entries = (cosines, sines), None
-            # Without a mask, sdpa takes n > 1 queries as the causal square from position 0.
-            mask = None if n == 1 or start == 0 else self._causal_mask(start, n)
-        else:
-            positions, entries, mask = self._tree_mask(starts, skips, trees, n, chains)
-            cosines, sines = (table[0, 0][positions] for table in self._rotary)
-            rotary = cosines.unsqueeze(1), sines.unsqueeze(1)
+        entries, views = self.placement(starts, skips, trees, n)
         self.cache.map_slots(slots, starts, entries, n)
         x = states
         if x is None:
@@ -175,14 +163,15 @@ class Target:
             if index in hidden:
                 hidden_states[index] = x
             if self.early_exit is not None and first < index == self.exit_layer:
-                self.early_exit.attention.update_cache(x, rotary, self.cache)
+                self.early_exit.update_cache(x, views, self.cache)
             if index == self._cached_layer:
                 self.cache.update_hidden_states(x)
-            x = self.layers[index](x, rotary, mask, self.cache)
+            layer = self.layers[index]
+            x = layer(x, *views[layer.kind], self.cache)
         if stop < len(self.layers):
             hidden_states[stop] = x
             return ModelOutput(
-                self._early_logits(x, stop, rotary, mask, n if num_logits is None else num_logits),
+                self._early_logits(x, stop, views, n if num_logits is None else num_logits),
                 hidden_states,
             )
         self.passes += 1
@@ -197,30 +186,28 @@ class Target:
         return ModelOutput(self._logits(x), hidden_states)
 
     def _early_logits(
-        self,
-        x: Tensor,
-        stop: int,
-        rotary: Rotary,
-        mask: Tensor | None,
-        num_logits: int,
+        self, x: Tensor, stop: int, views: Mapping[AttentionKind, View], num_logits: int
     ) -> Tensor:
         """Logits of the last nodes of a pass that ends before the last layer; none elsewhere."""
         if self.early_exit is None or stop != self.exit_layer:
             return x[:, :0]
         if num_logits == 0:
-            self.early_exit.attention.update_cache(x, rotary, self.cache)
+            self.early_exit.update_cache(x, views, self.cache)
             return x[:, :0]
-        x = self.early_exit(x, rotary, mask, self.cache)[:, -num_logits:]
+        x = self.early_exit(x, views, self.cache)[:, -num_logits:]
         return self._logits(x)
 
     def embed(self, tokens: list[list[int]]) -> Tensor:
         """Embeddings [rows, n, width] of token ids."""
-        return embedding(torch.tensor(tokens, device=self.device), self.embedding)
+        x = embedding(torch.tensor(tokens, device=self.device), self.embedding)
+        return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     def _logits(self, x: Tensor) -> Tensor:
         """Logits [rows, n, vocabulary] of the head's input [rows, n, width]."""
         rows, n, width = x.shape
         logits = self.lm_head(x.reshape(rows * n, width))
+        if self._logits_divisor != 1:
+            logits = logits / self._logits_divisor
         return logits.view(rows, n, logits.shape[-1])[..., : self.vocabulary]
 
     def extend(self, slot: int, tokens: Sequence[int], *, num_logits: int = 1) -> ModelOutput:
@@ -251,55 +238,6 @@ class Target:
         while (output := self.prefill_chunk(slot, ids, num_logits=num_logits)) is None:
             pass
         return output
-
-    def _additive(self, visible: Tensor) -> Tensor:
-        """0 where visible, else minus infinity."""
-        mask = torch.zeros(visible.shape, device=self.device, dtype=self.dtype)
-        return mask.masked_fill_(~visible, -torch.inf)
-
-    def _causal_mask(self, start: int, n: int) -> Tensor:
-        """Mask [1, 1, n, start + n] of n chained tokens behind `start` cached ones."""
-        capacity = self.cache.capacity
-        view = self._causal[:n, capacity - start : capacity + n][None, None]
-        # CUDA's kernels need aligned rows, which a window at any place does not give.
-        return view if view.device.type == "cpu" else view.contiguous()
-
-    def _tree_mask(
-        self,
-        starts: list[int],
-        skips: Sequence[int],
-        trees: Sequence[Tree],
-        n: int,
-        chains: bool,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Positions [rows, n], cache entries [rows, n] and mask [rows, 1, n, end] of any trees."""
-        start = torch.tensor(starts, device=self.device)[:, None]
-        entries = start + self._columns[:n]
-        columns = self._columns[: max(starts) + n]
-        if chains:
-            return entries, entries, self._additive(columns <= entries[:, :, None])[:, None]
-        nodes = max(skips) + n
-        width = (nodes + 7) // 8
-        depths, packed = [], bytearray()
-        for tree, done in zip(trees, skips, strict=True):
-            depth, bits = tree.ancestor_masks()
-            padding = range(len(tree), done + n)  # attends to itself, for a finite softmax
-            depths.append(depth[done:] + [0] * len(padding))
-            for number in (*bits[done:], *(1 << node for node in padding)):
-                packed += number.to_bytes(width, "little")
-        bits_of_rows = np.frombuffer(packed, np.uint8).reshape(len(trees), n, width)
-        ancestors = torch.from_numpy(np.unpackbits(bits_of_rows, axis=-1, bitorder="little"))
-        base = start - torch.tensor(skips, device=self.device)[:, None]  # the committed prefix
-        node = columns - base  # of each column; negative in the prefix
-        in_tree = ancestors.to(self.device).gather(
-            2, node.clamp(0, 8 * width - 1)[:, None].expand(-1, n, -1)
-        )
-        visible = (in_tree > 0) & (node < nodes)[:, None] | (node < 0)[:, None]
-        return (
-            base + torch.tensor(depths, device=self.device),
-            entries,
-            self._additive(visible)[:, None],
-        )
 
 
 def lm_head_of(model: Any) -> Callable[[Tensor], Tensor]:

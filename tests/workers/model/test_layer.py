@@ -1,106 +1,19 @@
-"""The lean decoder layer says what transformers' own says, on the same weights."""
+"""Weights, norms and attention of the lean decoder layer."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
+from tests.workers.model.families import network
 from workers.model.layer import Layer, RMSNorm, attend
-from workers.model.target import Target
-from workers.model.tree import Tree
-
-SIZES = {
-    "vocab_size": 97, "hidden_size": 24, "intermediate_size": 40, "num_hidden_layers": 3,
-    "num_attention_heads": 4, "head_dim": 8, "max_position_embeddings": 64,
-}  # fmt: skip
-FAMILIES: dict[str, Any] = {
-    "llama": (LlamaForCausalLM, LlamaConfig, {}),
-    "llama with biases": (
-        LlamaForCausalLM, LlamaConfig, {"attention_bias": True, "mlp_bias": True}
-    ),
-    "llama with yarn": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }}),
-    "llama 3": (LlamaForCausalLM, LlamaConfig, {"rope_parameters": {
-        "rope_type": "llama3", "rope_theta": 100.0, "factor": 4.0, "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0, "original_max_position_embeddings": 16,
-    }}),
-    "llama tied": (LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}),
-    "llama gelu": (LlamaForCausalLM, LlamaConfig, {"hidden_act": "gelu"}),
-    "qwen2": (Qwen2ForCausalLM, Qwen2Config, {}),
-    "qwen3": (Qwen3ForCausalLM, Qwen3Config, {}),
-}  # fmt: skip
-
-
-def network(family: str, key_heads: int) -> Any:
-    """A random model of which no weight is what an initializer leaves (norms of one, no bias)."""
-    kind, config, more = FAMILIES[family]
-    torch.manual_seed(3)
-    model = kind(config(**SIZES, **more, num_key_value_heads=key_heads)).double().eval()
-    for parameter in model.parameters():
-        parameter.data.normal_(0, 0.5)
-    return model.requires_grad_(False)
-
-
-def stock_logits(model: Any, ids: list[int]) -> torch.Tensor:
-    with torch.inference_mode():
-        return model(torch.tensor([ids])).logits[0]  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("key_heads", [4, 2, 1])
-@pytest.mark.parametrize("family", FAMILIES)
-def test_logits_are_those_of_the_stock_model(family: str, key_heads: int) -> None:
-    model = network(family, key_heads)
-    first, second = [5, 9, 33, 2, 71, 8], [60, 61, 5]
-    wanted = stock_logits(model, first), stock_logits(model, second)
-    target = Target(model, slots=3, max_len=32)
-    with torch.inference_mode():
-        whole = target.extend(0, first, num_logits=6).logits[0]  # no mask: causal
-        target.extend(2, first[:2], num_logits=0)
-        rest = target.extend(2, first[2:5], num_logits=3).logits[0]  # under a mask
-        one = target.forward([2], [Tree([first[5]], [-1])]).logits[0]  # a single query
-        trees = [Tree([first[5]], [-1]), Tree.chain(second)]
-        target.cache.lengths[1] = 0
-        batch = target.forward([1, 2], [trees[1], trees[0]]).logits  # ragged rows
-    for found, known in (
-        (whole, wanted[0]),
-        (rest, wanted[0][2:5]),
-        (one, wanted[0][5:]),
-        (batch[0], wanted[1]),
-        (batch[1, :1], wanted[0][5:]),
-    ):  # the stock norms compute in float32 even here
-        torch.testing.assert_close(found, known, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_stock_model_stays_whole(family: str) -> None:
-    model = network(family, 2)
-    ids, before = [4, 8, 15], copy.deepcopy(model.state_dict())
-    wanted = stock_logits(model, ids)
-    Target(model, slots=1, max_len=16)
-    torch.testing.assert_close(stock_logits(model, ids), wanted, rtol=1e-10, atol=1e-10)
-    if family == "llama tied":
-        assert model.lm_head.weight is model.model.embed_tokens.weight
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[name], before[name]) for name in before)
 
 
 def test_weights_are_held_once_however_many_targets_there_are() -> None:
-    model = network("qwen2", 2)
+    model = network("qwen2")
     layers = [Layer(model.model.layers[0]) for _ in range(2)]
     stock = model.model.layers[0].self_attn.k_proj
     for layer in layers:
@@ -114,7 +27,7 @@ def test_weights_are_held_once_however_many_targets_there_are() -> None:
 
 
 def test_weights_that_lie_in_another_order_are_copied() -> None:
-    model = network("llama", 2)
+    model = network("llama")
     attention = model.model.layers[0].self_attn
     key, query, value = (getattr(attention, f"{name}_proj") for name in "kqv")
     wanted = torch.cat([part.weight for part in (query, key, value)])

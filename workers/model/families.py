@@ -1,0 +1,285 @@
+"""The model families whose computation is ours, as data.
+
+A config.json says how its authors compute. `FAMILIES` says which of its keys the layer follows for
+each family; every other key must be one that changes nothing, or stand at the value of the family
+as we compute it, and is refused by name otherwise. A test compares each family with transformers'
+own forward pass, and this table with all fields of transformers' config classes.
+
+Nothing here needs torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from orchestrator.errors import ConfigError
+
+_EVERYWHERE = frozenset({
+    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
+    "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
+    "original_max_position_embeddings",
+})  # fmt: skip
+"""Keys that every family follows, whatever they say; ropes are checked in `_rope_problems`."""
+
+_WITHOUT_EFFECT = frozenset({
+    # names and versions
+    "architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "license",
+    "tokenizer_class", "is_llama_config", "transformers.js_config", "unsloth_fixed",
+    "unsloth_version", "task_specific_params", "prefix", "model_name", "finetuning_task",
+    # training
+    "initializer_range", "attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop",
+    "embd_pdrop", "pretraining_tp", "neftune_noise_alpha", "gradient_checkpointing",
+    "id2label", "label2id", "num_labels", "problem_type",
+    # what is asked of a pass, and how it is run
+    "use_cache", "cache_implementation", "return_dict", "output_attentions",
+    "output_hidden_states", "chunk_size_feed_forward", "torchscript", "attn_implementation",
+    "use_flash_attention", "use_flash_attention_2", "use_flash_attn",
+    # token ids and generation
+    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
+    "max_length", "max_new_tokens", "min_length", "do_sample", "temperature", "top_k", "top_p",
+    "num_beams", "num_return_sequences", "repetition_penalty", "length_penalty",
+    "max_sequence_length", "model_max_length", "tokenizer_model_max_length",
+    # of a switch that is checked by itself
+    "max_window_layers", "no_rope_layer_interval",
+})  # fmt: skip
+"""Keys of real checkpoints that no family's forward pass reads."""
+
+ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
+_ROPE_KEYS = frozenset({
+    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings",
+    "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
+    "short_factor", "long_factor", "low_freq_factor", "high_freq_factor",
+})  # fmt: skip
+FULL, SLIDING = "full_attention", "sliding_attention"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """What a family's layer does beyond Llama's.
+
+    Attributes:
+        name: as people call it.
+        architecture: transformers' class.
+        follows: config keys of its own that the layer follows, whatever they say.
+        head_norms: queries and keys are normed head by head.
+        post_norms: what attention and feed-forward part give is normed before it is added.
+        norm_offset: what the stored weights of the norms lack.
+        scaled_embedding: embeddings are multiplied by the root of their width, in their type.
+        ropes_by_type: `rope_parameters` has an entry for each type of layer.
+    """
+
+    name: str
+    architecture: str
+    follows: frozenset[str] = field(default_factory=frozenset)
+    head_norms: bool = False
+    post_norms: bool = False
+    norm_offset: float = 0.0
+    scaled_embedding: bool = False
+    ropes_by_type: bool = False
+
+
+_BIASES = frozenset({"attention_bias", "mlp_bias"})
+_WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
+
+FAMILIES: dict[str, Family] = {
+    "llama": Family("Llama", "LlamaForCausalLM", _BIASES | {"hidden_act"}),
+    "mistral": Family("Mistral", "MistralForCausalLM", frozenset({"sliding_window", "hidden_act"})),
+    "qwen2": Family("Qwen2, Qwen2.5", "Qwen2ForCausalLM", _WINDOWS | {"hidden_act"}),
+    "qwen3": Family(
+        "Qwen3", "Qwen3ForCausalLM", _WINDOWS | {"hidden_act", "attention_bias"}, head_norms=True
+    ),
+    "smollm3": Family(
+        "SmolLM3", "SmolLM3ForCausalLM", _BIASES | _WINDOWS | {"hidden_act", "no_rope_layers"}
+    ),
+    "granite": Family(
+        "Granite",
+        "GraniteForCausalLM",
+        _BIASES
+        | {"hidden_act", "embedding_multiplier", "attention_multiplier"}
+        | {"residual_multiplier", "logits_scaling"},
+    ),
+    "gemma3_text": Family(
+        "Gemma 3 (text)",
+        "Gemma3ForCausalLM",
+        frozenset({
+            "hidden_activation", "attention_bias", "query_pre_attn_scalar", "sliding_window",
+            "layer_types", "sliding_window_pattern", "rope_local_base_freq",
+        }),
+        head_norms=True,
+        post_norms=True,
+        norm_offset=1.0,
+        scaled_embedding=True,
+        ropes_by_type=True,
+    ),
+}  # fmt: skip
+"""By `model_type`."""
+
+
+# What a config may say ---------------------------------------------------------------------
+
+
+def check_family(config: Mapping[str, Any], model: str) -> Family:
+    """The family of a config.json, if its computation is ours.
+
+    Args:
+        config: what stands in the file.
+        model: its name, for the message.
+
+    Raises:
+        ConfigError: it is of no supported family, or a key asks for something else.
+    """
+    found = list(problems(config))
+    if found:
+        raise ConfigError(
+            f"{model} would not be computed as its authors do: {'; '.join(found)}. "
+            "Give another model, or a server's url"
+        )
+    return FAMILIES[config["model_type"]]
+
+
+def problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """What of a config.json is not ours to compute: what was expected and what came."""
+    kind = config.get("model_type")
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        yield f"model_type must be one of {', '.join(FAMILIES)}, not {_shown(kind)}"
+        return
+    names = config.get("architectures")
+    if names != [family.architecture]:
+        yield f"architectures must be [{family.architecture}] with {kind}, not {_shown(names)}"
+    for key, value in config.items():
+        problem = _problem(family, key, value)
+        if problem is not None:
+            yield f"{key} {problem}"
+    for name in ("rope_scaling", "rope_parameters"):
+        yield from _rope_problems(name, config.get(name))
+
+
+def _problem(family: Family, key: str, value: Any) -> str | None:
+    """What is wrong with a key, if something is."""
+    if key == "is_causal":
+        return None if value in (None, True) else f"must be true, not {_shown(value)}"
+    if key == "partial_rotary_factor":
+        return None if value in (None, 1) else f"must be 1, not {_shown(value)}"
+    if key == "quantization_config":
+        return "must be absent: quantized weights are not read" if value else None
+    if key == "auto_map":
+        code = value.get("AutoModelForCausalLM") if isinstance(value, dict) else value
+        return f"names code of the checkpoint's own ({_shown(code)}), never run" if code else None
+    if key == "sliding_window" and key in family.follows:
+        fits = value is None or (type(value) is int and value > 0)
+        return None if fits else f"must be a number of tokens or null, not {_shown(value)}"
+    if key == "layer_types" and value:
+        allowed = {FULL, SLIDING} if key in family.follows else {FULL}
+        other = [one for one in value if one not in allowed]
+        wanted = " or ".join(sorted(allowed))
+        return f"must be {wanted} each, not {_shown(other[0])}" if other else None
+    if key in _EVERYWHERE | family.follows | _WITHOUT_EFFECT or key.startswith("_"):
+        return None
+    if value in (None, False, 0, "", [], {}):  # switched off
+        return None
+    return f"is unknown to {family.name} and must be absent or off, not {_shown(value)}"
+
+
+def _rope_problems(name: str, ropes: Any) -> Iterator[str]:
+    """What is wrong with `rope_scaling` or `rope_parameters`, which may be nested by layer type."""
+    if ropes is None:
+        return
+    if not isinstance(ropes, Mapping):
+        yield f"{name} must be a mapping, not {_shown(ropes)}"
+        return
+    nested = {key: ropes[key] for key in (FULL, SLIDING) if key in ropes}
+    for kind, inner in nested.items():
+        yield from _rope_problems(f"{name}.{kind}", inner)
+    kind = ropes.get("rope_type", ropes.get("type", "default"))
+    if kind not in ROPES:
+        yield f"{name}.rope_type must be one of {', '.join(ROPES)}, not {_shown(kind)}"
+    for key, value in ropes.items():
+        if key == "partial_rotary_factor" and value in (None, 1):
+            continue
+        if key not in _ROPE_KEYS and key not in nested and value not in (None, False, [], {}):
+            yield f"{name}.{key} is unknown and must be absent, not {_shown(value)}"
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+# What the layer is to do -------------------------------------------------------------------
+
+
+class AttentionKind(NamedTuple):
+    """How a layer attends.
+
+    `rope` names the table its queries and keys are rotated by (None: they are not), `window` is
+    how many tokens it sees, the newest included (None: all).
+    """
+
+    rope: str | None = FULL
+    window: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Computation:
+    """What a checkpoint's layers do, read from its transformers config."""
+
+    family: Family
+    attention: tuple[AttentionKind, ...]
+    embedding_scale: float
+    residual_scale: float
+    logits_divisor: float
+
+    @classmethod
+    def of(cls, config: Any) -> Computation:
+        """Of a config that passed `check_family`, or is of a supported `model_type` at least.
+
+        Raises:
+            ConfigError: its keys contradict each other.
+        """
+        family = FAMILIES[config.model_type]
+
+        def followed(key: str, otherwise: Any) -> Any:
+            return getattr(config, key) if key in family.follows else otherwise
+
+        layers: int = config.num_hidden_layers
+        window = followed("sliding_window", None)
+        types = followed("layer_types", None) or [SLIDING if window else FULL] * layers
+        rotated = followed("no_rope_layers", None) or [True] * layers
+        if min(len(types), len(rotated)) < layers:
+            few = "layer_types" if len(types) < layers else "no_rope_layers"
+            raise ConfigError(f"{few} must have an entry for each of {layers} layers")
+        if SLIDING in types and window is None:
+            raise ConfigError(f"layer_types has {SLIDING}, which needs a sliding_window, not null")
+        attention = tuple(
+            AttentionKind(
+                (kind if family.ropes_by_type else FULL) if has_rope else None,
+                window if kind == SLIDING else None,
+            )
+            for kind, has_rope in zip(types, rotated, strict=False)
+        )
+        scale = config.hidden_size**0.5 if family.scaled_embedding else 1.0
+        return cls(
+            family,
+            attention[:layers],
+            followed("embedding_multiplier", scale),
+            followed("residual_multiplier", 1.0),
+            followed("logits_scaling", 1.0),
+        )
+
+
+def longest_text(config: Any) -> int:
+    """How many positions the config's rotary tables are fixed for.
+
+    A dynamic table stretches with the text beyond `max_position_embeddings`, and longrope's is
+    another one beyond the length of pretraining: keys that are cached already would be wrong.
+    """
+    longest: int = config.max_position_embeddings
+    ropes = config.rope_parameters or {}
+    for rope in (ropes, *(ropes.get(kind) or {} for kind in (FULL, SLIDING))):
+        if rope.get("rope_type") == "longrope":
+            longest = min(longest, rope["original_max_position_embeddings"])
+    return longest
