@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
@@ -20,6 +20,7 @@ from workers.engine import gguf_checkpoint
 from workers.engine.engine import Engine
 from workers.engine.memory import memory_need, reserve
 from workers.engine.worker import LocalWorker
+from workers.model.families import Computation, check_family, longest_text
 from workers.model.target import Target
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
@@ -30,8 +31,6 @@ from workers.text.gguf_tokenizer import is_gguf
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
 
-ARCHITECTURES = ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_ROPES = ("default", "linear", "llama3", "yarn")  # those whose table does not grow with the text
 _SMALL_MODEL = 50_000_000  # parameters below which one CPU thread is as fast as several
 
 
@@ -132,10 +131,13 @@ def open_target(
     path = str(resolve(model))
     tokenizer = load_tokenizer(path, thinking)
     config, chosen = load_config(path), choose_dtype(device, dtype)
-    longest = config.max_position_embeddings
+    longest = longest_text(config)
     length = max_len or min(4096, longest)
     if length > longest:
-        raise ConfigError(f"max_len {length} is beyond the {longest} positions of {model}")
+        raise ConfigError(
+            f"max_len must be at most the {longest} positions that {model} can be computed for, "
+            f"not {length}"
+        )
     if torch.device(device).type == "cuda":
         need = memory_need(config, dtype=chosen, slots=slots, max_len=length)
         reserve(need, device=device, share=share)
@@ -189,26 +191,24 @@ def load_config(path: str) -> Any:
     """The checkpoint's config.
 
     Raises:
-        ConfigError: there is none, or of an architecture that is not supported.
+        ConfigError: there is none, or it asks for a computation that is not ours (`families`).
     """
     try:
-        config = (
-            gguf_checkpoint.read_config(path)
-            if is_gguf(path)
-            else AutoConfig.from_pretrained(path, trust_remote_code=False)
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the model {path}: {_first_line(error)}") from error
-    names = config.architectures or ["an unnamed architecture"]
-    if names[0] not in ARCHITECTURES:
-        raise ConfigError(f"{path} is a {names[0]}; supported: {', '.join(ARCHITECTURES)}")
-    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in _ROPES:
-        raise ConfigError(f"{path} uses {rope} positions; supported: {', '.join(_ROPES)}")
-    if getattr(config, "quantization_config", None):
-        raise ConfigError(f"{path} is quantized, which is not supported: give a server's url")
-    if "sliding_attention" in (getattr(config, "layer_types", None) or ()):
-        raise ConfigError(f"{path} uses sliding-window attention, which is not supported")
+        if is_gguf(path):
+            config = gguf_checkpoint.read_config(path)
+            check_family(config.to_dict(), path)
+        else:
+            written, _ = PreTrainedConfig.get_config_dict(path)
+            check_family(written, path)
+            config = AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except ConfigError:
+        raise
+    except Exception as error:  # a config class raises whatever a wrong value leads to
+        raise ConfigError(f"cannot read the config of {path}: {_first_line(error)}") from error
+    try:
+        Computation.of(config)
+    except ConfigError as error:
+        raise ConfigError(f"the config of {path} contradicts itself: {error}") from error
     return config
 
 
@@ -223,24 +223,40 @@ def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
 
 
 def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
-    """The network in eval mode on its device."""
+    """The network in eval mode on its device.
+
+    Raises:
+        ConfigError: it cannot be loaded, or its weights are not those that its config describes.
+    """
     config, chosen = load_config(path), choose_dtype(device, dtype)
     try:
-        network = (
-            gguf_checkpoint.read_network(path, chosen)
-            if is_gguf(path)
-            else AutoModelForCausalLM.from_pretrained(
-                path,
-                config=config,
-                dtype=chosen,
-                attn_implementation="sdpa",
-                use_safetensors=True,
-                trust_remote_code=False,
-            )
-        )
+        if is_gguf(path):
+            network = gguf_checkpoint.read_network(path, chosen)
+        else:
+            network = _read_safetensors(path, config, chosen)
         network = network.to(device).eval().requires_grad_(False)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"cannot load the model {path}: {_first_line(error)}") from error
+    return network
+
+
+def _read_safetensors(path: str, config: Any, dtype: torch.dtype) -> Any:
+    network, report = AutoModelForCausalLM.from_pretrained(
+        path,
+        config=config,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        use_safetensors=True,
+        trust_remote_code=False,
+        output_loading_info=True,
+    )
+    for keys, problem in (
+        ("missing_keys", "lacks weights that its config describes; fetch it again"),
+        ("unexpected_keys", "has weights that its config does not describe; correct one of them"),
+    ):
+        if names := sorted(report[keys]):
+            shown = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+            raise ConfigError(f"{path} {problem}: {shown}")
     return network
 
 

@@ -26,10 +26,10 @@ from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from workers.model.cache import KVCache
-from workers.model.families import AttentionKind
-from workers.model.layer import Attention, FeedForward, RMSNorm, Rotary, attend, rotate
+from workers.model.families import AttentionKind, Computation
+from workers.model.layer import Attention, FeedForward, RMSNorm, attend, rotate
 from workers.model.linear import FusedLinear
-from workers.model.placement import View
+from workers.model.placement import Rotary, View
 
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
 
@@ -50,7 +50,12 @@ class AdapterShape:
 
     @classmethod
     def of(cls, config: Any, exit_layer: int, feed_forward: int = 0) -> AdapterShape:
-        """The shape for a transformers configuration; ValueError for an impossible exit layer."""
+        """The shape for a transformers configuration.
+
+        Raises:
+            ValueError: an impossible exit layer, or a model that an adapter cannot serve.
+        """
+        Computation.of(config).check_plain("an early exit")
         layers = config.num_hidden_layers
         if not 1 <= exit_layer < layers:
             raise ValueError(f"exit_layer must be from 1 to {layers - 1}, not {exit_layer}")
@@ -160,7 +165,7 @@ class EarlyExitHead:
             heads=shape.heads, key_heads=shape.key_heads, head_size=shape.head_size,
             scale=shape.head_size**-0.5, cache_layer=cache_layer,
         )  # fmt: skip
-        self.kind = AttentionKind()  # whatever the target's layers do
+        self.kind = AttentionKind()  # that of the target's layers
         self.feed_forward: FeedForward | None = None
         if shape.feed_forward:
             self.feed_forward = FeedForward(
@@ -173,11 +178,11 @@ class EarlyExitHead:
 
     def __call__(self, x: Tensor, views: Mapping[AttentionKind, View], cache: KVCache) -> Tensor:
         """The residual stream [rows, n, width] to the head's input; `views` are the pass's."""
-        stream = self.attention(x, *views[self.kind], cache)
+        stream = self.attention(x, views[self.kind], cache)
         if self.feed_forward is not None:
             stream = self.feed_forward(stream)
         return self.after(stream).view(x.shape)
 
     def update_cache(self, x: Tensor, views: Mapping[AttentionKind, View], cache: KVCache) -> None:
         """Cache the keys and values of x [rows, n, width] alone."""
-        self.attention.update_cache(x, views[self.kind][0], cache)
+        self.attention.update_cache(x, views[self.kind], cache)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from orchestrator.errors import ConfigError
 
-_EVERYWHERE = frozenset({
+EVERYWHERE = frozenset({
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
     "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
@@ -24,7 +24,7 @@ _EVERYWHERE = frozenset({
 })  # fmt: skip
 """Keys that every family follows, whatever they say; ropes are checked in `_rope_problems`."""
 
-_WITHOUT_EFFECT = frozenset({
+WITHOUT_EFFECT = frozenset({
     # names and versions
     "architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "license",
     "tokenizer_class", "is_llama_config", "transformers.js_config", "unsloth_fixed",
@@ -177,7 +177,7 @@ def _problem(family: Family, key: str, value: Any) -> str | None:
         other = [one for one in value if one not in allowed]
         wanted = " or ".join(sorted(allowed))
         return f"must be {wanted} each, not {_shown(other[0])}" if other else None
-    if key in _EVERYWHERE | family.follows | _WITHOUT_EFFECT or key.startswith("_"):
+    if key in EVERYWHERE | family.follows | WITHOUT_EFFECT or key.startswith("_"):
         return None
     if value in (None, False, 0, "", [], {}):  # switched off
         return None
@@ -249,9 +249,8 @@ class Computation:
         window = followed("sliding_window", None)
         types = followed("layer_types", None) or [SLIDING if window else FULL] * layers
         rotated = followed("no_rope_layers", None) or [True] * layers
-        if min(len(types), len(rotated)) < layers:
-            few = "layer_types" if len(types) < layers else "no_rope_layers"
-            raise ConfigError(f"{few} must have an entry for each of {layers} layers")
+        if len(rotated) < layers:
+            raise ConfigError(f"no_rope_layers must have an entry for each of {layers} layers")
         if SLIDING in types and window is None:
             raise ConfigError(f"layer_types has {SLIDING}, which needs a sliding_window, not null")
         attention = tuple(
@@ -269,6 +268,19 @@ class Computation:
             followed("residual_multiplier", 1.0),
             followed("logits_scaling", 1.0),
         )
+
+    def check_plain(self, what: str) -> None:
+        """That a part trained for the target's stream and attention fits: `what` names it.
+
+        Raises:
+            ValueError: layers differ in how they attend, or something is scaled.
+        """
+        scales = (self.embedding_scale, self.residual_scale, self.logits_divisor)
+        if {*self.attention} != {AttentionKind()} or scales != (1, 1, 1) or self.family.post_norms:
+            raise ValueError(
+                f"{what} needs a model whose layers all attend to the whole text, with one rope "
+                f"and without scales, and this {self.family.name} is none: use another method"
+            )
 
 
 def longest_text(config: Any) -> int:

@@ -9,7 +9,7 @@ family does beyond Llama's layer stands in `families`, and costs nothing where i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,9 +19,7 @@ from torch import Tensor
 from workers.model.cache import KVCache
 from workers.model.families import AttentionKind, Computation
 from workers.model.linear import FusedLinear, full_precision_cpu
-
-Rotary = tuple[Tensor, Tensor]
-"""Cosines and sines [1 or rows, 1, n, head size] for `rotate`: the sines' first half is negated."""
+from workers.model.placement import Rotary, View
 
 
 class Layer:
@@ -31,7 +29,7 @@ class Layer:
     often.
 
     Attributes:
-        kind: how it attends; a pass has rotary tables and a mask for each kind.
+        kind: how it attends; a pass has a view for each kind.
     """
 
     def __init__(self, stock: Any) -> None:
@@ -69,15 +67,12 @@ class Layer:
             post_norm=norm("post_feedforward_layernorm") if family.post_norms else None,
         )
 
-    def __call__(
-        self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: KVCache
-    ) -> Tensor:
+    def __call__(self, x: Tensor, views: Mapping[AttentionKind, View], cache: KVCache) -> Tensor:
         """The residual stream [rows, n, width] before this layer to the one behind it.
 
-        `rotary` is None where queries and keys are not rotated. `mask` is additive [rows or 1, 1,
-        n, cached], None means causal; the cache's slot mapping is set.
+        `views` are the pass's, for whose tokens the cache's slot mapping is set.
         """
-        return self.feed_forward(self.attention(x, rotary, mask, cache)).view(x.shape)
+        return self.feed_forward(self.attention(x, views[self.kind], cache)).view(x.shape)
 
 
 class Attention:
@@ -105,19 +100,18 @@ class Attention:
         self.head_norm = head_norm  # of every query and key
         self.residual_scale, self.post_norm = residual_scale, post_norm
 
-    def __call__(
-        self, x: Tensor, rotary: Rotary | None, mask: Tensor | None, cache: KVCache
-    ) -> Tensor:
+    def __call__(self, x: Tensor, view: View, cache: KVCache) -> Tensor:
         """[rows, n, width] to the residual stream [rows * n, width]; else as a layer."""
+        rotary, mask = view
         stream = x.reshape(-1, x.shape[-1])
         queries, keys, values = self._project(stream, x, rotary, cache)
         mixed = attend(queries, keys, values, mask, self.scale)
         mixed = mixed.transpose(1, 2).reshape(len(stream), -1)
         return add_part(stream, self.out, mixed, self.residual_scale, self.post_norm)
 
-    def update_cache(self, x: Tensor, rotary: Rotary | None, cache: KVCache) -> None:
+    def update_cache(self, x: Tensor, view: View, cache: KVCache) -> None:
         """Cache the keys and values of x without attending."""
-        self._project(x.reshape(-1, x.shape[-1]), x, rotary, cache)
+        self._project(x.reshape(-1, x.shape[-1]), x, view[0], cache)
 
     def _project(
         self, stream: Tensor, x: Tensor, rotary: Rotary | None, cache: KVCache
@@ -199,12 +193,6 @@ class RMSNorm:
         if self.weight.dim() == 1:
             return F.rms_norm(x, self.shape, self.weight, self.epsilon)
         return F.rms_norm(x, self.shape, None, self.epsilon) * self.weight
-
-
-def half_split(cosines: Tensor, sines: Tensor) -> Rotary:
-    """The tables for `rotate`, from transformers' [1 or rows, n, head size]."""
-    left, right = sines.chunk(2, -1)
-    return cosines.unsqueeze(1), torch.cat((-left, right), -1).unsqueeze(1)
 
 
 def rotate(x: Tensor, rotary: Rotary) -> Tensor:

@@ -15,13 +15,16 @@ import torch
 from torch import Tensor
 
 from workers.model.families import FAMILIES, FULL, AttentionKind, longest_text
-from workers.model.layer import Rotary, half_split
 from workers.model.tree import Tree
 
 CHUNK = 512  # most tokens of one row in one pass
 
+Rotary = tuple[Tensor, Tensor]
+"""Cosines and sines [1 or rows, 1, n, head size] for `rotate`: the sines' first half is negated."""
+
 View = tuple[Rotary | None, Tensor | None]
-"""What a layer needs of a pass: the rotary table of its tokens, and their mask."""
+"""What a layer needs of a pass: the rotary table of its tokens (None: it does not rotate), and
+their additive mask [rows or 1, 1, n, cached] (None: causal)."""
 
 
 class Placement:
@@ -168,4 +171,6 @@ def rotary_table(rotary_emb: Any, places: Tensor, dtype: torch.dtype, rope: str 
     probe = torch.zeros(1, device=places.device, dtype=dtype)
     family = FAMILIES[rotary_emb.config.model_type]
     named = {"layer_type": rope} if family.ropes_by_type else {}
-    return half_split(*rotary_emb(probe, places, **named))
+    cosines, sines = rotary_emb(probe, places, **named)
+    left, right = sines.chunk(2, -1)
+    return cosines.unsqueeze(1), torch.cat((-left, right), -1).unsqueeze(1)

@@ -99,7 +99,6 @@ class Target:
         """
         if self.early_exit is None:
             self.early_exit = EarlyExitHead(adapter, self.cache.add_layer())
-            self.placement.add(AttentionKind())
         elif not self.early_exit.adapter.equals(adapter):
             raise ValueError(
                 f"a model has one early exit, and another method has it at {self.exit_layer}"
@@ -166,8 +165,7 @@ class Target:
                 self.early_exit.update_cache(x, views, self.cache)
             if index == self._cached_layer:
                 self.cache.update_hidden_states(x)
-            layer = self.layers[index]
-            x = layer(x, *views[layer.kind], self.cache)
+            x = self.layers[index](x, views, self.cache)
         if stop < len(self.layers):
             hidden_states[stop] = x
             return ModelOutput(

@@ -22,6 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional
 
+from workers.model.families import Computation
 from workers.model.linear import fuse
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Tree
@@ -48,10 +49,14 @@ class FeatureHead(nn.Module):
 
     `fspad` is initialised to equal `eagle2`, which has as many parameters: a wider feed-forward
     part in place of the projections.
+
+    Raises:
+        ValueError: a head cannot serve the model.
     """
 
     def __init__(self, model: Any, variant: Variant) -> None:
         super().__init__()
+        Computation.of(model.config).check_plain("a feature head")
         config = deepcopy(model.config)
         width, layer, norm = config.hidden_size, type(model.model.layers[0]), type(model.model.norm)
         self.variant, self.width, self.vocabulary = variant, width, config.vocab_size

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from workers.engine.loading import load_model
 from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, AdapterShape
-from workers.model.layer import half_split
+from workers.model.placement import rotary_table
 from workers.training.batches import TrainingDocument, collate
 from workers.training.chains import in_turn, read_chains
 from workers.training.fit import fit
@@ -112,7 +112,7 @@ class Distillation:
             out = self.model.model(batch.tokens, output_hidden_states=True, use_cache=False)
             states = out.hidden_states[self.exit_layer]
             places = torch.arange(length, device=states.device)[None]
-            rotary = half_split(*self.model.model.rotary_emb(states, places))
+            rotary = rotary_table(self.model.model.rotary_emb, places, states.dtype)
             final = out.last_hidden_state.flatten(0, 1)[batch.at]
             target = self.model.lm_head(final).log_softmax(-1)
         draft = self.adapter(states, rotary).flatten(0, 1)[batch.at]

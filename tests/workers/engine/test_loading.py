@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import AutoTokenizer
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from orchestrator.errors import (
     ConfigError,
@@ -20,6 +21,7 @@ from orchestrator.types import (
 )
 from tests.workers.conftest import CONTROLS, TEMPLATE, make_model, make_tokenizer, save
 from tests.workers.engine.local import ask, run
+from tests.workers.model.families import network
 from workers.engine.loading import load, load_tokenizer
 from workers.text import tokenizer_files
 
@@ -50,6 +52,51 @@ async def test_what_cannot_be_loaded_says_why(
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(ConfigError, match="GPT2LMHeadModel"):
         load(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ConfigError, match="cannot read the config of"):
+        load(tmp_path)
+
+
+def test_a_config_that_asks_for_another_computation_is_refused(tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    save(tmp_path, tokenizer, make_model("llama", vocabulary=len(tokenizer)))
+    written = json.loads((tmp_path / "config.json").read_text())
+    for said, reason in (
+        ({"model_type": "granite"}, r"architectures must be \[GraniteForCausalLM\] with granite"),
+        ({"model_type": "ernie4_5"}, "model_type must be one of llama"),
+        ({"is_causal": False}, "is_causal must be true"),
+        ({"hidden_size": "wide"}, "cannot read the config of .*hidden_size"),
+        ({"attention_bias": True}, "lacks weights that its config describes.*: model.layers.0.*"),
+        ({"num_hidden_layers": 1}, "has weights that its config does not describe.* and 6 more"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(written | said))
+        with pytest.raises(ConfigError, match=reason):
+            load(tmp_path)
+
+
+@pytest.mark.parametrize("case", ["llama, longrope", "mistral", "granite", "gemma 3"])
+async def test_a_stored_model_answers_as_in_transformers(case: str, tmp_path: Path) -> None:
+    tokenizer = make_tokenizer()
+    model = network(case, torch.float32, vocab_size=len(tokenizer), max_position_embeddings=256)
+    if case == "llama, longrope":
+        model.config.rope_parameters["original_max_position_embeddings"] = 128
+    save(tmp_path, tokenizer, model)
+    if case == "llama, longrope":
+        with pytest.raises(ConfigError, match="max_len must be at most the 128 positions"):
+            load(tmp_path, max_len=256)
+    worker = load(tmp_path, speculation={"method": "lookup"})
+    worker._stop_token_ids = frozenset()  # how long it goes on is no matter here
+    try:
+        call = ask("What is 1 + 2?")
+        made = (await run(worker, call, StopCriteria(20))).segment.tokens
+        prompt = torch.tensor([worker.prompts.transcript(call.transcript)])
+    finally:
+        worker.close()
+    stock = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    with torch.inference_mode():
+        whole = stock(torch.tensor([[*prompt[0].tolist(), *made]])).logits[0]
+    assert len(made) == 20
+    assert whole[prompt.shape[1] - 1 : -1].argmax(-1).tolist() == list(made)
 
 
 def test_a_tokenizer_without_tokenizer_json_is_converted(tmp_path: Path) -> None:

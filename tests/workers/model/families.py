@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import torch
@@ -82,7 +83,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def network(case: str, dtype: torch.dtype = torch.float64, **sizes: Any) -> Any:
     """A random model of which no weight is what an initializer leaves (norms of one, no bias)."""
     family, more = CASES[case]
-    config = AutoConfig.for_model(family, **{**SIZES, **more, **sizes})
+    config = AutoConfig.for_model(family, **deepcopy({**SIZES, **more, **sizes}))
     config.architectures = [FAMILIES[family].architecture]
     torch.manual_seed(3)
     model = AutoModelForCausalLM.from_config(config).to(dtype).eval()
@@ -95,8 +96,3 @@ def stock_logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
     """Logits [tokens, vocabulary] of transformers' own forward pass."""
     with torch.inference_mode():
         return model(torch.tensor([list(ids)])).logits[0]  # type: ignore[no-any-return]
-
-
-def written(model: Any) -> Mapping[str, Any]:
-    """What transformers writes into the model's config.json."""
-    return model.config.to_diff_dict()  # type: ignore[no-any-return]

@@ -1,124 +1,198 @@
-"""Every supported family says what transformers' own forward pass says, on the same weights."""
+"""What a config.json may say, and what is refused of it by name."""
 
 from __future__ import annotations
 
-import copy
+from dataclasses import fields
+from typing import Any
 
 import pytest
-import torch
+import transformers
 
-from tests.workers.model.families import CASES, WINDOW, network, stock_logits
-from workers.model.families import FAMILIES
-from workers.model.target import Target
-from workers.model.tree import Tree
+from orchestrator.errors import ConfigError
+from tests.workers.model.families import CASES, network
+from workers.model import families
+from workers.model.families import FAMILIES, Computation, check_family, longest_text
 
-FIRST = [5, 9, 33, 2, 71, 8, 60, 61, 5, 17, 90, 44, 3]
-SECOND = [60, 61, 5]
-TREE = Tree([12, 30, 31, 40, 41, 42, 50, 51, 52, 53, 54], [-1, 0, 0, 1, 1, 2, 3, 6, 7, 5, 8])
+CONFIGS: dict[str, Any] = {
+    "llama": transformers.LlamaConfig, "mistral": transformers.MistralConfig,
+    "qwen2": transformers.Qwen2Config, "qwen3": transformers.Qwen3Config,
+    "smollm3": transformers.SmolLM3Config, "granite": transformers.GraniteConfig,
+    "gemma3_text": transformers.Gemma3TextConfig,
+}  # fmt: skip
+
+CHECKPOINTS: dict[str, dict[str, Any]] = {
+    "SmolLM2-135M-Instruct": {
+        "architectures": ["LlamaForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "hidden_size": 576,
+        "initializer_range": 0.041666666666666664, "intermediate_size": 1536,
+        "is_llama_config": True, "max_position_embeddings": 8192, "mlp_bias": False,
+        "model_type": "llama", "num_attention_heads": 9, "num_hidden_layers": 30,
+        "num_key_value_heads": 3, "pad_token_id": 2, "pretraining_tp": 1, "rms_norm_eps": 1e-05,
+        "rope_interleaved": False, "rope_scaling": None, "rope_theta": 100000,
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16",
+        "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16", "fp16": "float16"}},
+        "transformers_version": "4.42.3", "use_cache": True, "vocab_size": 49152,
+    },
+    "Qwen2.5-Math-7B-Instruct": {
+        "architectures": ["Qwen2ForCausalLM"], "attention_dropout": 0.0, "bos_token_id": 151643,
+        "eos_token_id": 151645, "hidden_act": "silu", "hidden_size": 3584,
+        "initializer_range": 0.02, "intermediate_size": 18944, "max_position_embeddings": 4096,
+        "max_window_layers": 28, "model_type": "qwen2", "num_attention_heads": 28,
+        "num_hidden_layers": 28, "num_key_value_heads": 4, "rms_norm_eps": 1e-06,
+        "rope_theta": 10000.0, "sliding_window": 4096, "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": True,
+        "use_mrope": False, "use_sliding_window": False, "vocab_size": 152064,
+    },
+    "Llama-3.2-3B-Instruct, as a fine-tuning tool saves it": {
+        "_name_or_path": "x/y", "architectures": ["LlamaForCausalLM"], "attention_bias": False,
+        "attention_dropout": 0.0, "bos_token_id": 128000, "head_dim": 128,
+        "eos_token_id": [128001, 128008, 128009], "hidden_act": "silu", "hidden_size": 3072,
+        "initializer_range": 0.02, "intermediate_size": 8192, "max_position_embeddings": 131072,
+        "mlp_bias": False, "model_type": "llama", "num_attention_heads": 24,
+        "num_hidden_layers": 28, "num_key_value_heads": 8, "pad_token_id": 128004,
+        "pretraining_tp": 1, "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "rope_scaling": {
+            "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192, "rope_type": "llama3",
+        },
+        "tie_word_embeddings": True, "torch_dtype": "bfloat16", "transformers_version": "4.51.3",
+        "unsloth_fixed": True, "unsloth_version": "2025.4.7", "use_cache": False,
+        "vocab_size": 128256,
+    },
+    "SmolLM3-3B": {
+        "architectures": ["SmolLM3ForCausalLM"], "attention_bias": False, "attention_dropout": 0.0,
+        "bos_token_id": None, "eos_token_id": 128012, "hidden_act": "silu", "hidden_size": 2048,
+        "initializer_range": 0.02, "intermediate_size": 11008,
+        "layer_types": ["full_attention"] * 36, "max_position_embeddings": 65536,
+        "max_window_layers": 28, "mlp_bias": False, "model_type": "smollm3",
+        "no_rope_layer_interval": 4, "no_rope_layers": [1, 1, 1, 0] * 9,
+        "num_attention_heads": 16, "num_hidden_layers": 36, "num_key_value_heads": 4,
+        "pad_token_id": 128004, "pretraining_tp": 2, "rms_norm_eps": 1e-06, "rope_scaling": None,
+        "rope_theta": 5000000.0, "sliding_window": None, "tie_word_embeddings": True,
+        "torch_dtype": "bfloat16", "transformers_version": "4.54.0.dev0", "use_cache": False,
+        "use_sliding_window": False, "vocab_size": 128256,
+    },
+    "gemma-3-270m-it": {
+        "_sliding_window_pattern": 6, "architectures": ["Gemma3ForCausalLM"],
+        "attention_bias": False, "attention_dropout": 0.0, "attn_logit_softcapping": None,
+        "bos_token_id": 2, "cache_implementation": "hybrid", "eos_token_id": 1,
+        "final_logit_softcapping": None, "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh", "hidden_size": 640, "initializer_range": 0.02,
+        "intermediate_size": 2048,
+        "layer_types": (["sliding_attention"] * 5 + ["full_attention"]) * 3,
+        "max_position_embeddings": 32768, "model_type": "gemma3_text", "num_attention_heads": 4,
+        "num_hidden_layers": 18, "num_key_value_heads": 1, "pad_token_id": 0,
+        "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_local_base_freq": 10000.0,
+        "rope_scaling": None, "rope_theta": 1000000.0, "sliding_window": 512,
+        "torch_dtype": "bfloat16", "transformers_version": "4.55.0.dev0", "use_cache": True,
+        "use_bidirectional_attention": False, "vocab_size": 262144,
+    },
+}  # fmt: skip
+"""Configs with the keys that published checkpoints carry."""
 
 
-def path_to(tree: Tree, node: int) -> list[int]:
-    path = [node]
-    while tree.parents[path[0]] >= 0:
-        path.insert(0, tree.parents[path[0]])
-    return path
-
-
-def assert_close(found: torch.Tensor, known: torch.Tensor) -> None:
-    # The stock norms compute in float32 whatever the type.
-    torch.testing.assert_close(found, known, rtol=1e-5, atol=2e-5)
-
-
-def test_every_family_is_compared_over_its_windows() -> None:
-    assert {family for family, _ in CASES.values()} == set(FAMILIES)
-    windowed = {family for family, more in CASES.values() if "sliding_window" in more}
-    assert windowed == {key for key, one in FAMILIES.items() if "sliding_window" in one.follows}
-    assert len(FIRST) > 2 * WINDOW
-    assert max(len(path_to(TREE, node)) for node in range(len(TREE))) > WINDOW
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_chains(case: str) -> None:
-    """A prompt at once and in chunks, behind a cached part, token by token, in ragged rows."""
-    model = network(case)
-    known, other = stock_logits(model, FIRST), stock_logits(model, SECOND)
-    target = Target(model, slots=3, max_len=32)
-    with torch.inference_mode():
-        assert_close(target.extend(0, FIRST, num_logits=len(FIRST)).logits[0], known)
-        while (output := target.prefill_chunk(1, FIRST[:-1], num_logits=2, chunk=3)) is None:
-            pass
-        assert_close(output.logits[0], known[-3:-1])
-        one = target.forward([1], [Tree(FIRST[-1:], [-1])]).logits[0]
-        assert_close(one, known[-1:])
-        for at in range(len(FIRST)):
-            assert_close(target.extend(2, FIRST[at : at + 1]).logits[0, -1], known[at])
-        for slot in (0, 2):
-            target.cache.evict(slot)
-        ragged = target.forward([0, 1], [Tree.chain(SECOND), Tree(FIRST[-1:], [-1])]).logits
-        assert_close(ragged[0], other)
-        assert_close(ragged[1, :1], known[-1:])
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_trees(case: str) -> None:
-    """Every node of a tree sees its path, alone and beside shorter rows, and so do later passes
-    behind the committed branch, in levels as drafters run them."""
-    model = network(case)
-    target = Target(model, slots=3, max_len=32)
-    wanted = [
-        stock_logits(model, FIRST + [TREE.tokens[i] for i in path_to(TREE, node)])[-1]
-        for node in range(len(TREE))
-    ]
-    with torch.inference_mode():
-        target.prefill(0, FIRST, num_logits=0)
-        target.prefill(2, FIRST, num_logits=0)
-        target.prefill(1, SECOND[:-1], num_logits=0)
-        alone = target.forward([0], [TREE]).logits[0]
-        rows = target.forward([0, 1], [TREE, Tree(SECOND[-1:], [-1])]).logits
-        for node, known in enumerate(wanted):
-            assert_close(alone[node], known)
-            assert_close(rows[0, node], known)
-        assert_close(rows[1, 0], stock_logits(model, SECOND)[-1])
-        for start, end in ((0, 3), (3, 6), (6, 9), (9, 11)):  # later nodes find earlier ones cached
-            level = Tree(TREE.tokens[:end], TREE.parents[:end])
-            for slots in ([2], [1, 2]):
-                trees = [Tree(SECOND[-1:], [-1])] * (len(slots) - 1) + [level]
-                skip = [0] * (len(slots) - 1) + [start]
-                logits = target.forward(slots, trees, skip=skip).logits[-1]
-                for node in range(start, end):
-                    assert_close(logits[node - start], wanted[node])
-        branch = path_to(TREE, 10)
-        for slot in (0, 2):
-            target.cache.commit(slot, branch)
-        text = FIRST + [TREE.tokens[node] for node in branch]
-        known = stock_logits(model, [*text, 7, 8])[-2:]
-        behind = target.forward([0, 2], [Tree.chain([7, 8]), Tree([7, 8, 9], [-1, 0, 0])]).logits
-        for row in behind:
-            assert_close(row[:2], known)
-        assert_close(target.extend(0, [7, 8], num_logits=2).logits[0], known)
+def config(family: str = "llama", **more: Any) -> dict[str, Any]:
+    return {"model_type": family, "architectures": [FAMILIES[family].architecture], **more}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_the_stock_model_stays_whole(case: str) -> None:
+def test_what_is_compared_with_transformers_is_what_passes(case: str) -> None:
     model = network(case)
-    ids, before = [4, 8, 15], copy.deepcopy(model.state_dict())
-    wanted = stock_logits(model, ids)
-    Target(model, slots=1, max_len=16)
-    torch.testing.assert_close(stock_logits(model, ids), wanted, rtol=1e-10, atol=1e-10)
-    if model.config.tie_word_embeddings:
-        assert model.lm_head.weight is model.model.embed_tokens.weight
-    after = model.state_dict()
-    assert list(after) == list(before)
-    assert all(torch.equal(after[name], before[name]) for name in before)
+    for written in (model.config.to_dict(), model.config.to_diff_dict()):
+        assert check_family(written, "m").architecture == type(model).__name__
 
 
-@pytest.mark.parametrize("case", ["llama", "granite", "gemma 3"])
-def test_half_precision_rounds_no_more_than_transformers_does(case: str) -> None:
-    """Distance to the same weights in double precision, beside that of transformers."""
-    model = network(case, torch.bfloat16)
-    exact = stock_logits(copy.deepcopy(model).double(), FIRST)
-    theirs = stock_logits(model, FIRST)
-    target = Target(model, slots=1, max_len=32)
-    with torch.inference_mode():
-        ours = target.extend(0, FIRST, num_logits=len(FIRST)).logits[0]
-    assert (ours - exact).square().mean() < 1.5 * (theirs - exact).square().mean()
+@pytest.mark.parametrize("name", CHECKPOINTS)
+def test_harmless_keys_of_published_checkpoints_pass(name: str) -> None:
+    assert check_family(CHECKPOINTS[name], name) is FAMILIES[CHECKPOINTS[name]["model_type"]]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_field_of_the_config_class_is_followed_harmless_or_refused(family: str) -> None:
+    """A field that a new transformers brings fails here, and is looked at."""
+    known = families.EVERYWHERE | FAMILIES[family].follows | families.WITHOUT_EFFECT
+    unknown = {one.name for one in fields(CONFIGS[family])} - known - {"is_encoder_decoder"}
+    refused = {key for key in unknown if list(families.problems(config(family, **{key: 0.5})))}
+    assert unknown == refused
+    assert unknown == (
+        {"attn_logit_softcapping", "final_logit_softcapping", "use_bidirectional_attention"}
+        if family == "gemma3_text"
+        else set()
+    )
+    assert not FAMILIES[family].follows & families.WITHOUT_EFFECT
+
+
+@pytest.mark.parametrize(
+    ("said", "reason"),
+    [
+        ({"model_type": "helium"}, "model_type must be one of llama, .*, not 'helium'"),
+        ({"model_type": None}, "not None"),
+        ({"model_type": ["llama"]}, "model_type must be one of"),
+        ({"architectures": None}, r"architectures must be \[LlamaForCausalLM\] with llama"),
+        (config("mistral") | {"architectures": ["LlamaForCausalLM"]}, "MistralForCausalLM"),
+        (config("granite") | {"architectures": ["LlamaForCausalLM"]}, "GraniteForCausalLM"),
+        ({"architectures": ["LlamaForCausalLM", "Other"]}, r"not \['LlamaForCausalLM', 'Other'\]"),
+        ({"is_causal": False}, "is_causal must be true, not False"),
+        ({"sliding_window": 4096}, "sliding_window is unknown to Llama .* not 4096"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types must be full_attention each"),
+        (config("qwen3", layer_types=["chunked_attention"]), "not 'chunked_attention'"),
+        (config("mistral", sliding_window=0), "sliding_window must be a number of tokens or null"),
+        (config("mistral", attention_bias=True), "attention_bias is unknown to Mistral"),
+        (config("qwen2", mlp_bias=True), "mlp_bias is unknown to Qwen2"),
+        ({"residual_multiplier": 0.2}, "residual_multiplier is unknown to Llama"),
+        ({"no_rope_layers": [1, 0]}, "no_rope_layers"),
+        ({"num_local_experts": 8}, "num_local_experts"),
+        ({"rope_interleaved": True}, "rope_interleaved"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1, not 0.5"),
+        (config("gemma3_text", final_logit_softcapping=30.0), "final_logit_softcapping"),
+        (config("gemma3_text", attn_logit_softcapping=50.0), "attn_logit_softcapping"),
+        (config("gemma3_text", use_bidirectional_attention=True), "use_bidirectional_attention"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config must be absent"),
+        ({"auto_map": {"AutoModelForCausalLM": "modeling_x.Y"}}, "auto_map names code .*x.Y"),
+        ({"rope_scaling": {"type": "mrope"}}, "rope_scaling.rope_type must be one of .*'mrope'"),
+        ({"rope_scaling": {"rope_type": ["yarn"]}}, "rope_scaling.rope_type must be one of"),
+        ({"rope_scaling": "linear"}, "rope_scaling must be a mapping"),
+        (
+            {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
+            "rope_parameters.mrope_section is unknown",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
+            "rope_parameters.partial_rotary_factor",
+        ),
+        (
+            config("gemma3_text", rope_parameters={"full_attention": {"rope_type": "axial"}}),
+            "rope_parameters.full_attention.rope_type",
+        ),
+    ],
+)
+def test_what_would_be_computed_otherwise_is_refused_by_name(
+    said: dict[str, Any], reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as caught:
+        check_family(config() | said, "org/model")
+    assert str(caught.value).startswith("org/model would not be computed as its authors do: ")
+    assert str(caught.value).endswith("Give another model, or a server's url")
+
+
+def test_all_problems_are_named_at_once() -> None:
+    found = list(families.problems(config(is_causal=False, logits_scaling=8)))
+    assert [one.split()[0] for one in found] == ["is_causal", "logits_scaling"]
+
+
+def test_keys_that_contradict_each_other() -> None:
+    cases = {
+        "needs a sliding_window": ("qwen2", {"layer_types": ["sliding_attention"] * 4}),
+        "no_rope_layers must have an entry for each of 4": (
+            "smollm3", {"no_rope_layers": [1, 0], "layer_types": ["full_attention"] * 4}
+        ),
+    }  # fmt: skip
+    for reason, (family, more) in cases.items():
+        with pytest.raises(ConfigError, match=reason):
+            Computation.of(CONFIGS[family](num_hidden_layers=4, **more))
+
+
+def test_texts_end_where_a_rope_would_change() -> None:
+    assert longest_text(network("llama").config) == 64
+    assert longest_text(network("llama, dynamic rope").config) == 64
+    assert longest_text(network("llama, longrope").config) == 32
+    assert longest_text(network("gemma 3").config) == 64

@@ -20,7 +20,8 @@ from tests.workers.conftest import make_adapter, make_model
 from tests.workers.speculation.exact import agrees, doubting, enumerate_all, random_laws
 from workers.engine.loading import load
 from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, AdapterShape
-from workers.model.layer import Layer, half_split
+from workers.model.layer import Layer
+from workers.model.placement import rotary_table
 from workers.model.target import Target
 from workers.model.tree import Row
 from workers.speculation.decode import Decoder, generate
@@ -127,7 +128,7 @@ def alone(model: Any, adapter: Any, ids: list[int]) -> Tensor:
     with torch.inference_mode():
         out = model.model(torch.tensor([ids]), output_hidden_states=True)
         states = out.hidden_states[adapter.shape.exit_layer]
-        rotary = half_split(*model.model.rotary_emb(states, torch.arange(len(ids))[None]))
+        rotary = rotary_table(model.model.rotary_emb, torch.arange(len(ids))[None], states.dtype)
         return model.lm_head(adapter(states, rotary))[0, -1].softmax(-1)  # type: ignore[no-any-return]
 
 

@@ -14,7 +14,7 @@ from tests.workers.conftest import make_model
 from workers.embedded.checkpoints import MODELS
 from workers.engine.loading import load_model
 from workers.model.early_exit import Adapter
-from workers.model.layer import half_split
+from workers.model.placement import rotary_table
 from workers.speculation.kangaroo import FOLDER
 from workers.training import features, kangaroo, publishing, recipe
 from workers.training.chains import document
@@ -38,7 +38,9 @@ def test_rates_are_those_of_token_by_token_distributions() -> None:
         with torch.no_grad():
             out = distillation.model.model(ids, output_hidden_states=True)
             places = torch.arange(ids.shape[1])[None]
-            rotary = half_split(*distillation.model.model.rotary_emb(out.hidden_states[1], places))
+            rotary = rotary_table(
+                distillation.model.model.rotary_emb, places, out.hidden_states[1].dtype
+            )
             draft = distillation.model.lm_head(distillation.adapter(out.hidden_states[1], rotary))[
                 0
             ].softmax(-1)
