@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +20,8 @@ from deploy.checking.schema import unknown
 from deploy.service.calibration import notes
 from deploy.service.config import Args, Deployment, MethodSpec, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
-from workers.embedded.checkpoints import MODELS
+from workers.embedded.checkpoints import EMBEDDED, MODELS, folder_of
+from workers.model.families import check_family
 from workers.text.thinking import parse_thinking
 from workers.text.tokenizer_files import load_tokenizer
 
@@ -127,6 +129,7 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
         yield from _thinking(data, (*ARGS, "workers", name), spec)
     for name, spec in args.workers.by_name().items():
         if spec.url is None:
+            yield from _model(data, (*ARGS, "workers", name, "model"), spec.model)
             path = (*ARGS, "workers", name, "speculation")
             yield from _method(data, path, spec.speculation)
             for index, also in enumerate(spec.speculation.also):
@@ -161,6 +164,25 @@ def _overrides(data: Any, serve: ServeDeploySchema) -> Iterator[Finding]:
                 yield finding(data, (*path, key), message)
 
 
+def _model(data: Any, path: tuple[str | int, ...], model: str | None) -> Iterator[Finding]:
+    """Of a checkpoint in a folder of this machine: its family, or why it is not computed here.
+
+    A name that is no such folder may be one where the worker runs, or lie on a hub.
+    """
+    folder = folder_of(model)
+    if folder is None or str(model).startswith(EMBEDDED):
+        return
+    try:
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        family = check_family(config, str(model))
+    except (OSError, ValueError, AttributeError) as error:
+        yield finding(data, path, f"{model} has a config.json that cannot be read: {error}")
+    except ConfigError as error:
+        yield finding(data, path, str(error))
+    else:
+        yield finding(data, path, f"{model} is of the family {family.name}", "note")
+
+
 def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterator[Finding]:
     method, params = given.method, given.params
     if method == "vanilla" and not params:
@@ -171,6 +193,7 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
         message = f"no method {method!r}; there are {', '.join(METHODS)}"
         yield finding(data, (*path, "method"), message)
         return
+    yield from _model(data, (*path, "params", "draft"), params.get("draft"))
     known = dict(list(inspect.signature(METHODS[method]).parameters.items())[2:])
     where = (*path, "params")
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):  # another method's

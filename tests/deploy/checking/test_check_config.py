@@ -261,3 +261,23 @@ def test_a_schema_that_is_none(tmp_path: Path) -> None:
         file.write_text(content)
         with pytest.raises(ConfigError, match=r"crd\.yaml"):
             check("m.yaml", file, manifest)
+
+
+def test_a_model_in_a_folder_is_of_a_family_that_is_computed(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    text = (ROOT / "deploy" / "local.yaml").read_text().replace("embedded:large", f"{tmp_path}/m")
+    config = tmp_path / "m" / "config.json"
+    granite = {"model_type": "granite", "architectures": ["GraniteForCausalLM"]}
+    for written, level, said in (
+        (json.dumps(granite), "note", "is of the family Granite"),
+        (json.dumps(granite | {"is_causal": False}), "error", "is_causal must be true, not False"),
+        (json.dumps(granite | {"model_type": "llama"}), "error", "architectures must be [Llama"),
+        ("{", "error", "has a config.json that cannot be read"),
+        ("[]", "error", "has a config.json that cannot be read"),
+    ):
+        config.write_text(written)
+        (found,) = check("a.yaml", text=text).findings
+        assert (found.level, found.field.split(".")[-1]) == (level, "model")
+        assert said in found.message
+        assert "embedded" not in text.splitlines()[found.location.line - 1]
+    assert baton("-", text=text).returncode == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -196,3 +197,12 @@ def test_texts_end_where_a_rope_would_change() -> None:
     assert longest_text(network("llama, dynamic rope").config) == 64
     assert longest_text(network("llama, longrope").config) == 32
     assert longest_text(network("gemma 3").config) == 64
+
+
+def test_the_list_in_the_docs_is_this_one() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "models.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1:4] for line in page.splitlines() if "ForCausalLM` |" in line]
+    assert [[cell.strip() for cell in row] for row in rows] == [
+        [one.name, f"`{kind}`", f"`{one.architecture}`"] for kind, one in FAMILIES.items()
+    ]
+    assert ", ".join(f"`{rope}`" for rope in families.ROPES) in page
