@@ -75,28 +75,19 @@ class Placement:
             skips: how many first nodes of each tree lie before that.
             n: new tokens of a row, padding at the end included.
         """
-        end = max(starts) + n
-        # A window that holds everything is none.
-        windows = {w: w if w is not None and w < end else None for w in self._causal}
         chains = all(tree.is_chain for tree in trees)
-        entries, rotary = None, {}
-        if len(trees) == 1 and chains and n <= CHUNK and n <= self.capacity:
-            start = starts[0]
-            for name, (cosines, sines) in self._tables.items():
-                rotary[name] = cosines.narrow(2, start, n), sines.narrow(2, start, n)
-            masks = {window: self._chain_mask(start, n, window) for window in windows.values()}
+        rotary: dict[str | None, Rotary | None] = {None: None}
+        if len(trees) == 1 and chains and n <= min(CHUNK, self.capacity):
+            entries, start = None, starts[0]
+            for rope, (cosines, sines) in self._tables.items():
+                rotary[rope] = cosines.narrow(2, start, n), sines.narrow(2, start, n)
+            masks = {window: self._chain_mask(start, n, window) for window in self._causal}
         else:
-            entries, positions, masks = self._tree_masks(
-                starts, skips, trees, n, chains, {*windows.values()}
-            )
-            for name, (cosines, sines) in self._tables.items():
-                rotary[name] = (
-                    cosines[0, 0][positions].unsqueeze(1), sines[0, 0][positions].unsqueeze(1)
-                )  # fmt: skip
-        return entries, {
-            kind: (rotary[kind.rope] if kind.rope else None, masks[windows[kind.window]])
-            for kind in self._kinds
-        }
+            entries, positions, masks = self._tree_masks(starts, skips, trees, n, chains)
+            for rope, (cosines, sines) in self._tables.items():
+                chosen = cosines[0, 0][positions], sines[0, 0][positions]
+                rotary[rope] = chosen[0].unsqueeze(1), chosen[1].unsqueeze(1)
+        return entries, {kind: (rotary[kind.rope], masks[kind.window]) for kind in self._kinds}
 
     def _additive(self, visible: Tensor) -> Tensor:
         """0 where visible, else minus infinity."""
@@ -105,9 +96,9 @@ class Placement:
 
     def _chain_mask(self, start: int, n: int, window: int | None) -> Tensor | None:
         """Mask [1, 1, n, start + n] of n chained tokens behind `start` cached ones."""
-        # Without a mask, sdpa takes n > 1 queries as the causal square from position 0.
-        if window is None and (n == 1 or start == 0):
-            return None
+        all_near = window is None or start + n <= window
+        if all_near and (n == 1 or start == 0):
+            return None  # sdpa takes n > 1 queries as the causal square from position 0
         first = self.capacity - start
         view = self._causal[window][:n, first : first + start + n][None, None]
         # CUDA's kernels need aligned rows, which a window at any place does not give.
@@ -120,50 +111,56 @@ class Placement:
         trees: Sequence[Tree],
         n: int,
         chains: bool,
-        windows: set[int | None],
     ) -> tuple[Tensor, Tensor, dict[int | None, Tensor | None]]:
-        """Cache entries and positions [rows, n], and masks [rows, 1, n, end], of any trees."""
+        """Entries and positions [rows, n], and masks [rows, 1, n, end] by window, of any trees."""
+        end = max(starts) + n
+        near = {window for window in self._causal if window is None or end <= window}
         start = torch.tensor(starts, device=self.device)[:, None]
-        entries = start + self._columns[:n]
-        columns = self._columns[: max(starts) + n]
+        entries, columns = start + self._columns[:n], self._columns[:end]
         if chains:
             positions, seen = entries, columns[None]
             visible = columns <= entries[:, :, None]
         else:
             base = start - torch.tensor(skips, device=self.device)[:, None]  # committed prefix
-            depths, ancestors = self._ancestors(skips, trees, n)
-            nodes = depths.shape[1]
             node = columns - base  # of each column; negative in the prefix
-            inside = node.clamp(0, nodes - 1)
-            fresh = torch.tensor(skips, device=self.device)[:, None] + self._columns[:n]
-            positions = base + depths.gather(1, fresh)
-            seen = torch.where(node < 0, columns, base + depths.gather(1, inside))
-            in_tree = ancestors.gather(2, inside[:, None].expand(-1, n, -1)) > 0
-            visible = in_tree & (node < nodes)[:, None] | (node < 0)[:, None]
-        masks: dict[int | None, Tensor | None] = {}
-        for window in windows:
-            near = visible
-            if window is not None:
-                near = visible & (seen[:, None] > positions[:, :, None] - window)
-            masks[window] = self._additive(near)[:, None]
+            nodes = max(skips) + n
+            depths, ancestors = _depths_and_ancestors(trees, skips, n)
+            fresh = [depth[done : done + n] for depth, done in zip(depths, skips, strict=True)]
+            positions = base + torch.tensor(fresh, device=self.device)
+            inside = node.clamp(0, 8 * ((nodes + 7) // 8) - 1)
+            in_tree = ancestors.to(self.device).gather(2, inside[:, None].expand(-1, n, -1))
+            visible = (in_tree > 0) & (node < nodes)[:, None] | (node < 0)[:, None]
+            seen = columns[None]
+            if len(near) < len(self._causal):  # a window looks at positions
+                depth = torch.tensor(depths, device=self.device).gather(1, node.clamp(0, nodes - 1))
+                seen = torch.where(node < 0, columns, base + depth)
+        whole = self._additive(visible)[:, None] if near else None
+        masks = dict.fromkeys(near, whole)
+        for window in self._causal.keys() - near:
+            assert window is not None
+            within = seen[:, None] > positions[:, :, None] - window
+            masks[window] = self._additive(visible & within)[:, None]
         return entries, positions, masks
 
-    def _ancestors(
-        self, skips: Sequence[int], trees: Sequence[Tree], n: int
-    ) -> tuple[Tensor, Tensor]:
-        """Depths [rows, nodes], and the ancestors [rows, n, nodes or more] of the new ones."""
-        nodes = max(skips) + n
-        width = (nodes + 7) // 8
-        depths, packed = [], bytearray()
-        for tree, done in zip(trees, skips, strict=True):
-            depth, bits = tree.ancestor_masks()
-            padding = range(len(tree), done + n)  # attends to itself, for a finite softmax
-            depths.append(depth + [0] * (nodes - len(tree)))
-            for number in (*bits[done:], *(1 << node for node in padding)):
-                packed += number.to_bytes(width, "little")
-        rows = np.frombuffer(packed, np.uint8).reshape(len(trees), n, width)
-        ancestors = torch.from_numpy(np.unpackbits(rows, axis=-1, bitorder="little"))
-        return torch.tensor(depths, device=self.device), ancestors.to(self.device)
+
+def _depths_and_ancestors(
+    trees: Sequence[Tree], skips: Sequence[int], n: int
+) -> tuple[list[list[int]], Tensor]:
+    """Of trees padded to equal length: depths, and ancestors [rows, n, nodes or more] of new ones.
+
+    A node of the padding attends to itself, for a finite softmax.
+    """
+    nodes = max(skips) + n
+    width = (nodes + 7) // 8
+    depths, packed = [], bytearray()
+    for tree, done in zip(trees, skips, strict=True):
+        depth, bits = tree.ancestor_masks()
+        depths.append(depth + [0] * (nodes - len(tree)))
+        padding = range(len(tree), done + n)
+        for number in (*bits[done:], *(1 << node for node in padding)):
+            packed += number.to_bytes(width, "little")
+    rows = np.frombuffer(packed, np.uint8).reshape(len(trees), n, width)
+    return depths, torch.from_numpy(np.unpackbits(rows, axis=-1, bitorder="little"))
 
 
 def rotary_table(rotary_emb: Any, places: Tensor, dtype: torch.dtype, rope: str = FULL) -> Rotary:

@@ -45,9 +45,13 @@ def test_chains(case: str) -> None:
     target = Target(model, slots=3, max_len=32)
     with torch.inference_mode():
         assert_close(target.extend(0, FIRST, num_logits=len(FIRST)).logits[0], known)
-        while (output := target.prefill_chunk(1, FIRST[:-1], num_logits=2, chunk=3)) is None:
-            pass
-        assert_close(output.logits[0], known[-3:-1])
+        for chunk in (2, 3, 7):
+            target.cache.evict(1)
+            while (
+                output := target.prefill_chunk(1, FIRST[:-1], num_logits=2, chunk=chunk)
+            ) is None:
+                pass
+            assert_close(output.logits[0], known[-3:-1])
         one = target.forward([1], [Tree(FIRST[-1:], [-1])]).logits[0]
         assert_close(one, known[-1:])
         for at in range(len(FIRST)):
