@@ -283,15 +283,24 @@ class Computation:
             )
 
 
-def longest_text(config: Any) -> int:
-    """How many positions the config's rotary tables are fixed for.
+def rope_limit(config: Any) -> int | None:
+    """How many positions the config's rotary tables are fixed for; None: all there are.
 
     A dynamic table stretches with the text beyond `max_position_embeddings`, and longrope's is
     another one beyond the length of pretraining: keys that are cached already would be wrong.
     """
-    longest: int = config.max_position_embeddings
     ropes = config.rope_parameters or {}
-    for rope in (ropes, *(ropes.get(kind) or {} for kind in (FULL, SLIDING))):
-        if rope.get("rope_type") == "longrope":
-            longest = min(longest, rope["original_max_position_embeddings"])
-    return longest
+    limits = [
+        config.max_position_embeddings
+        if rope["rope_type"] == "dynamic"
+        else rope["original_max_position_embeddings"]
+        for rope in (ropes, *(ropes.get(kind) or {} for kind in (FULL, SLIDING)))
+        if rope.get("rope_type") in ("dynamic", "longrope")
+    ]
+    return min(limits, default=None)
+
+
+def longest_text(config: Any) -> int:
+    """How many tokens the model can be given as its authors meant it."""
+    longest: int = config.max_position_embeddings
+    return min(longest, rope_limit(config) or longest)

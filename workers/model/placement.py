@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from workers.model.families import FAMILIES, FULL, AttentionKind, longest_text
+from workers.model.families import FAMILIES, FULL, AttentionKind, rope_limit
 from workers.model.tree import Tree
 
 CHUNK = 512  # most tokens of one row in one pass
@@ -51,11 +51,10 @@ class Placement:
             return
         self._kinds.append(kind)
         if kind.rope is not None and kind.rope not in self._tables:
-            # Nobody stands beyond the longest text, where some tables would change as a whole.
-            places = self._columns.clamp(max=longest_text(self.rotary_emb.config) - 1)
-            self._tables[kind.rope] = rotary_table(
-                self.rotary_emb, places[None], self.dtype, kind.rope
-            )
+            # No text goes beyond the limit, where such a table would change as a whole.
+            limit = rope_limit(self.rotary_emb.config) or self.capacity
+            places = self._columns.clamp(max=limit - 1)[None]
+            self._tables[kind.rope] = rotary_table(self.rotary_emb, places, self.dtype, kind.rope)
         if kind.window not in self._causal:
             # Row i is the causal mask of the i-th of n new tokens; a window that begins further
             # left has a longer prefix, so a chain's mask is a view of this one.

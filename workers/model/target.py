@@ -40,7 +40,7 @@ class Target:
     Args:
         model: transformers' causal model of one of `FAMILIES`, on its device.
         slots: how many sequences the cache holds.
-        max_len: longest sequence, at most `longest_text` of the model's config.
+        max_len: longest sequence, at most `rope_limit` of the model's config.
         vocabulary: size of the tokenizer; logits of padded rows of the head are cut off.
         encode: from a text to ids, for a method with a prompt of its own.
     """

@@ -84,7 +84,10 @@ async def test_a_stored_model_answers_as_in_transformers(case: str, tmp_path: Pa
     if case == "llama, longrope":
         with pytest.raises(ConfigError, match="max_len must be at most the 128 positions"):
             load(tmp_path, max_len=256)
-    worker = load(tmp_path, speculation={"method": "lookup"})
+    draft = network("mistral", torch.float32, vocab_size=len(tokenizer), num_hidden_layers=1)
+    save(tmp_path / "draft", tokenizer, draft)
+    branching = {"method": "recursive-c", "draft": str(tmp_path / "draft"), "branching": [3, 2]}
+    worker = load(tmp_path, speculation=branching, max_len=64)
     worker._stop_token_ids = frozenset()  # how long it goes on is no matter here
     try:
         call = ask("What is 1 + 2?")

@@ -13,7 +13,7 @@ from orchestrator.errors import ConfigError
 from tests.workers.model.families import CASES, network
 from workers.model import families
 from workers.model.early_exit import AdapterShape
-from workers.model.families import FAMILIES, Computation, check_family, longest_text
+from workers.model.families import FAMILIES, Computation, check_family, longest_text, rope_limit
 from workers.speculation.feature_head import FeatureHead
 
 CONFIGS: dict[str, Any] = {
@@ -213,6 +213,10 @@ def test_texts_end_where_a_rope_would_change() -> None:
     assert longest_text(network("llama, dynamic rope").config) == 64
     assert longest_text(network("llama, longrope").config) == 32
     assert longest_text(network("gemma 3").config) == 64
+    limits = {case: rope_limit(network(case).config) for case in CASES}
+    assert {case: one for case, one in limits.items() if one} == {
+        "llama, dynamic rope": 64, "llama, longrope": 32,
+    }  # fmt: skip
 
 
 def test_the_list_in_the_docs_is_this_one() -> None:
