@@ -276,7 +276,11 @@ class Computation:
             ValueError: layers differ in how they attend, or something is scaled.
         """
         scales = (self.embedding_scale, self.residual_scale, self.logits_divisor)
-        if {*self.attention} != {AttentionKind()} or scales != (1, 1, 1) or self.family.post_norms:
+        if (
+            {*self.attention} != {AttentionKind()}
+            or scales != (1.0, 1.0, 1.0)
+            or self.family.post_norms
+        ):
             raise ValueError(
                 f"{what} needs a model whose layers all attend to the whole text, with one rope "
                 f"and without scales, and this {self.family.name} is none: use another method"

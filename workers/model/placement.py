@@ -134,7 +134,7 @@ class Placement:
                 depth = torch.tensor(depths, device=self.device).gather(1, node.clamp(0, nodes - 1))
                 seen = torch.where(node < 0, columns, base + depth)
         whole = self._additive(visible)[:, None] if near else None
-        masks = dict.fromkeys(near, whole)
+        masks: dict[int | None, Tensor | None] = dict.fromkeys(near, whole)
         for window in self._causal.keys() - near:
             assert window is not None
             within = seen[:, None] > positions[:, :, None] - window
