@@ -20,7 +20,7 @@ from deploy.checking.schema import unknown
 from deploy.service.calibration import notes
 from deploy.service.config import Args, Deployment, MethodSpec, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
-from workers.embedded.checkpoints import EMBEDDED, MODELS, folder_of
+from workers.embedded.checkpoints import MODELS, folder_of
 from workers.model.families import check_family
 from workers.text.thinking import parse_thinking
 from workers.text.tokenizer_files import load_tokenizer
@@ -170,7 +170,7 @@ def _model(data: Any, path: tuple[str | int, ...], model: str | None) -> Iterato
     A name that is no such folder may be one where the worker runs, or lie on a hub.
     """
     folder = folder_of(model)
-    if folder is None or str(model).startswith(EMBEDDED):
+    if folder is None or folder.parent == MODELS:
         return
     try:
         config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
