@@ -276,8 +276,9 @@ def test_a_model_in_a_folder_is_of_a_family_that_is_computed(tmp_path: Path) -> 
         ("[]", "error", "has a config.json that cannot be read"),
     ):
         config.write_text(written)
-        (found,) = check("a.yaml", text=text).findings
-        assert (found.level, found.field.split(".")[-1]) == (level, "model")
+        findings = check("a.yaml", text=text).findings
+        (found,) = [one for one in findings if one.field.endswith(".model")]
+        assert found.level == level
         assert said in found.message
         assert "embedded" not in text.splitlines()[found.location.line - 1]
     assert baton("-", text=text).returncode == 1
