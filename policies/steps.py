@@ -126,10 +126,12 @@ def repeats(transcript: Transcript) -> bool:
     """Whether the last steps repeat as many steps before them.
 
     SpecReason's code compares the last two steps; models also repeat several. Steps are those of
-    the text, however many segments it has; an unfinished one is ignored.
+    the text, however many segments it has; an unfinished one is ignored. Where the chain is the
+    answer, which would be cut there, it takes four times: a refrain is no loop.
     """
+    times = 2 if transcript.thinking else 4
     *steps, unfinished = (step.strip() for step in transcript.text.split(DELIMITER))
     return not unfinished and any(
-        steps[-size:] == steps[-2 * size : -size]
-        for size in range(1, min(MAX_PERIOD, len(steps) // 2) + 1)
+        steps[-times * size :] == times * steps[-size:]
+        for size in range(1, min(MAX_PERIOD, len(steps) // times) + 1)
     )

@@ -192,7 +192,7 @@ def _prefix(transcript: Transcript) -> Hashable:
         tuple((part.text, part.tokens, part.tokenizer) for part in phase)
         for phase in (transcript.thought, transcript.answer)
     ]
-    return (transcript.messages, *seen, transcript.closed)
+    return (transcript.messages, *seen, transcript.thinking, transcript.closed)
 
 
 def _generation_key(

@@ -494,7 +494,7 @@ async def test_a_loop_without_a_thought_is_cut_and_says_length() -> None:
     same = Scripted(lambda transcript, criteria: Say("Again.\n\n", "until"), thinks=False)
     _, ended = await run(SpecReason(), {"small": same, "large": Scripted(thinks=False)})
     transcript = ended.transcript
-    assert transcript.text == "Again.\n\n" * 2
+    assert transcript.text == "Again.\n\n" * 4
     assert (transcript.finish, transcript.forced, transcript.done) == ("length", True, True)
 
 
