@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test check redis results decoding experiments alerts
+.PHONY: help setup serve test test-real real-pair check redis results decoding experiments alerts
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -20,6 +20,12 @@ serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:$(PORT) (PORT= ch
 
 test: check redis ## lint, type-check and run the whole test suite
 	@$(BIN)/python -m pytest
+
+real-pair: $(STAMP) ## fetch pretrained models to build/real-pair (3 minutes, 7 GB in ~/.cache/baton; quick the second time)
+	@$(BIN)/python -m tests.real.fetch
+
+test-real: real-pair ## a short set over pretrained models (10 minutes)
+	@$(BIN)/python -m pytest -m real tests/real --durations=5
 
 check: $(STAMP) ## lint and type-check
 	@$(BIN)/ruff check .

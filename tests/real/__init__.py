@@ -1,0 +1,1 @@
+"""Over pretrained models: `make test-real`. `fetch` puts them at build/real-pair."""
