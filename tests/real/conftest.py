@@ -18,7 +18,7 @@ from workers.engine.worker import LocalWorker
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
-        if Path(__file__).parent in item.path.parents:
+        if Path(__file__).parent in item.path.parents and item.path.stem != "test_fetch":
             item.add_marker(pytest.mark.real)
             item.add_marker(pytest.mark.timeout(600))
 
