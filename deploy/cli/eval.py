@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, closing
+import sys
+from contextlib import AsyncExitStack, closing, contextmanager
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -25,7 +28,7 @@ from deploy.cli.common import (
 from orchestrator.errors import BatonError, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
@@ -108,6 +111,7 @@ def evaluate(
       baton eval --problems builtin:dev --policies baton --feedback --url http://127.0.0.1:8000
     """
     from deploy.evaluation.candidates import lineup
+    from deploy.evaluation.evaluation_log import EvaluationLog
     from deploy.evaluation.problems import load_problems
     from deploy.evaluation.summary import rows as summarise
     from deploy.evaluation.tables import MAIN, WORK, by_level, notes, report, show
@@ -135,20 +139,22 @@ def evaluate(
         "transport": "in-process" if url is None else "http",
     }
     file = recordings / "rows.jsonl" if recordings is not None else rows
-    log = _log(file, {**about, "pair": pair}, candidates, recordings)
-    turns = asyncio.run(
-        _run(
-            chosen,
-            candidates,
-            log,
-            about,
-            url,
-            config,
-            speculation,
-            recording=recordings is not None,
-            feedback=feedback,
+    with rows_kept(file) as path:
+        turns = asyncio.run(
+            _run(
+                chosen,
+                candidates,
+                EvaluationLog(
+                    path, {**about, "pair": pair}, candidates, recordings=recordings is not None
+                ),
+                about,
+                url,
+                config,
+                speculation,
+                recording=recordings is not None,
+                feedback=feedback,
+            )
         )
-    )
     table = summarise(
         chosen,
         candidates,
@@ -179,7 +185,7 @@ def evaluate(
 async def _run(
     problems: Sequence[Problem],
     candidates: Sequence[Candidate],
-    log: EvaluationLog | None,
+    log: EvaluationLog,
     about: dict[str, Any],
     url: str | None,
     config: Path | None,
@@ -192,13 +198,12 @@ async def _run(
     from deploy.evaluation.evaluate import run
     from deploy.evaluation.grading import Grader
 
-    done = log.resume(problems) if log is not None else []
+    done = log.resume(problems)
     lots = -(-len(problems) // about["concurrency"]) * len(candidates)
     past = min(len(done), len(problems)) // about["concurrency"] * len(candidates)
     async with AsyncExitStack() as stack:
         grader = stack.enter_context(closing(Grader()))
-        if log is not None:
-            stack.enter_context(closing(log))
+        stack.enter_context(closing(log))
         if len(done) >= len(problems):
             return list(done[: len(problems)])
         client = await stack.enter_async_context(
@@ -219,8 +224,7 @@ async def _run(
         unsent: list[EvaluationResult] = []  # whose feedback the service does not have yet
 
         def keep(index: int, turn: Sequence[EvaluationResult]) -> None:
-            if log is not None:
-                log.add(index, problems[index], turn)
+            log.add(index, problems[index], turn)
             if feedback:
                 unsent.extend(result for result in turn if result.error is None)
 
@@ -253,17 +257,25 @@ async def _run(
         return turns
 
 
-def _log(
-    file: Path | None,
-    settings: dict[str, Any],
-    candidates: Sequence[Candidate],
-    recordings: Path | None,
-) -> EvaluationLog | None:
-    from deploy.evaluation.evaluation_log import EvaluationLog
-
-    if file is None:
-        return None
-    return EvaluationLog(file, settings, candidates, recordings=recordings is not None)
+@contextmanager
+def rows_kept(file: Path | None) -> Iterator[Path]:
+    """Where rows go: the file that an option names, else one that stays if the run breaks off."""
+    if file is not None:
+        yield file
+        return
+    own = Path(mkdtemp(prefix="baton-eval-")) / "rows.jsonl"
+    try:
+        yield own
+    except BaseException:
+        if own.is_file() and own.read_text(encoding="utf-8").count("\n") > 1:
+            print(
+                f"what was measured is kept: the same command with --rows {own} goes on there",
+                file=sys.stderr,
+            )
+            raise
+        rmtree(own.parent, ignore_errors=True)
+        raise
+    rmtree(own.parent, ignore_errors=True)
 
 
 def _served_by(

@@ -1,4 +1,4 @@
-"""The page "A real pair": `python -m deploy.evaluation.real_pair FOLDER PAGE` (`make results-real`).
+"""The page "A real pair": `python -m deploy.evaluation.real_pair FOLDER PAGE`.
 
 `FOLDER/KIND` are recorded evaluations for accuracy and tokens (`baton eval --recordings`),
 `FOLDER/latency` one at concurrency 1, `FOLDER/speculation/rows.jsonl` the same questions with a

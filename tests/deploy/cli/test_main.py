@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ import yaml
 
 from deploy.cli import main as cli
 from deploy.cli import serve
+from deploy.cli.eval import rows_kept
 from deploy.evaluation import recording as record
 from deploy.service.calibration import notes
 from deploy.service.config import load
@@ -273,6 +275,32 @@ def test_an_evaluation_from_rows_to_the_results_page(
     assert "### specreason" in page.read_text()
     assert "### PREDICTION, not a measurement" in page.read_text()
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_an_evaluation_that_breaks_off_keeps_its_rows(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    begun: list[Path] = []
+
+    def run(written: str, *, broken_off: bool) -> None:
+        with rows_kept(None) as file:
+            begun.append(file)
+            file.write_text(written)
+            if broken_off:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run("settings\na row\n", broken_off=True)
+    assert f"--rows {begun[0]} goes on there" in capsys.readouterr().err
+    assert begun[0].read_text() == "settings\na row\n"
+    shutil.rmtree(begun[0].parent)
+    with pytest.raises(KeyboardInterrupt):
+        run("settings\n", broken_off=True)  # nothing measured yet
+    run("settings\na row\n", broken_off=False)
+    assert not any(file.parent.exists() for file in begun)
+    with rows_kept(tmp_path / "named") as file:
+        assert file == tmp_path / "named"
+    assert capsys.readouterr().err == ""
 
 
 def test_calibrate(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
