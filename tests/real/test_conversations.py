@@ -14,7 +14,7 @@ from workers.engine.worker import LocalWorker
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer
 
-HELLOS = "Say hello in French, German and Japanese, one per line."
+COUNT = "Write the numbers from 1 to 5, one per line, and nothing else."
 CONVERSATION = [
     {"role": "system", "content": "You are a polite assistant."},
     {"role": "user", "content": "My name is Ada."},
@@ -34,18 +34,16 @@ def reasoning_of(message: Any) -> str:
 
 @pytest.mark.parametrize("policy", ["large-only", "specreason"])
 def test_the_answer_is_content_with_its_line_breaks(pair: OpenAI, policy: str) -> None:
-    (choice,) = ask(pair, policy, HELLOS, max_tokens=60).choices
-    lines = [line for line in choice.message.content.splitlines() if line.strip()]
-    assert len(lines) == 3, choice.message.content
-    assert "Bonjour" in lines[0]
+    (choice,) = ask(pair, policy, COUNT, max_tokens=60).choices
+    assert choice.message.content.split("\n") == ["1", "2", "3", "4", "5"]
     assert choice.finish_reason == "stop"
     assert reasoning_of(choice.message) == ""
 
 
 def test_a_stream_says_the_same_piece_by_piece(pair: OpenAI) -> None:
-    whole = ask(pair, "small-only", HELLOS, max_tokens=60).choices[0]
+    whole = ask(pair, "small-only", COUNT, max_tokens=60).choices[0]
     pieces, finishes = [], []
-    for chunk in ask(pair, "small-only", HELLOS, max_tokens=60, stream=True):
+    for chunk in ask(pair, "small-only", COUNT, max_tokens=60, stream=True):
         (choice,) = chunk.choices
         assert reasoning_of(choice.delta) == ""
         pieces.append(choice.delta.content or "")
