@@ -179,7 +179,9 @@ class WorkerSpec(Strict):
         le=1,
         description="share of a GPU and its memory per replica, where device is cuda",
     )
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16", "int8"] = Field(
+        default="auto", description="of the weights; int8 for CPUs; auto: float32 there"
+    )
     rows: int = Field(default=8, ge=1, description="live sequences per replica")
     thinking: str | dict[str, str] = Field(
         default="auto",
@@ -198,6 +200,8 @@ class WorkerSpec(Strict):
     def _one_source(self) -> WorkerSpec:
         if not self.model:
             raise ValueError("model is missing")
+        if self.dtype == "int8" and self.device != "cpu":
+            raise ValueError(f"dtype: int8 is for device cpu, not {self.device}: give bfloat16")
         for name in sorted(self.model_fields_set & (SERVERS if self.url is None else OURS)):
             if self.url is None:
                 raise ValueError(f"{name}: goes with url, which is missing")

@@ -21,6 +21,7 @@ from workers.engine.engine import Engine
 from workers.engine.memory import memory_need, reserve
 from workers.engine.worker import LocalWorker
 from workers.model.families import Computation, check_family, longest_text
+from workers.model.packed import Packing, can_pack, computes_in_half, pack, parameter_count
 from workers.model.target import Target
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
@@ -31,6 +32,7 @@ from workers.text.gguf_tokenizer import is_gguf
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
 
+INT8 = "int8"
 _SMALL_MODEL = 50_000_000  # parameters below which one CPU thread is as fast as several
 
 
@@ -55,7 +57,8 @@ def load(
     Args:
         model: a folder, a Hugging Face id, a GGUF file, or `embedded:NAME`.
         device: a torch device.
-        dtype: of the computation; None is float32 on the CPU whatever is stored, else bfloat16.
+        dtype: of the weights; None is float32 on the CPU whatever is stored, else bfloat16.
+            "int8" and half precision are for CPUs what `workers.model.packed` says.
         speculation: `{"method": NAME, **parameters}` of `METHODS`; None is plain decoding.
         also: further methods in the same form, one of a name; a call may name any of them.
         rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
@@ -109,8 +112,7 @@ class LoadedTarget:
     @property
     def is_small(self) -> bool:
         """Whether one CPU thread serves it as fast as several."""
-        size: int = sum(parameter.numel() for parameter in self.target.model.parameters())
-        return size < _SMALL_MODEL
+        return parameter_count(self.target.model) < _SMALL_MODEL
 
 
 def open_target(
@@ -160,7 +162,9 @@ def open_target(
             raise ConfigError(
                 f"the draft model {name} has another vocabulary than {model}: give another"
             )
-        return load_model(folder, device=device, dtype=dtype)
+        # What it drafts is verified: where the target's weights take fewer bits, 8 do for a draft.
+        packed = packing_of(device, dtype) is not None
+        return load_model(folder, device=device, dtype="int8" if packed else dtype)
 
     return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer))
 
@@ -213,13 +217,33 @@ def load_config(path: str) -> Any:
 
 
 def choose_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
-    """The type of the computation; None is float32 on the CPU, else bfloat16."""
+    """The type of the weights as they are read; None is float32 on the CPU, else bfloat16.
+
+    Raises:
+        ConfigError: there is no such type, or not on this device.
+    """
     if dtype is None:
         return torch.float32 if device == "cpu" else torch.bfloat16
+    if dtype == INT8:
+        if device != "cpu" or not can_pack():
+            raise ConfigError(
+                f"dtype int8 is for x86 CPUs, not {device if device != 'cpu' else 'this one'}: "
+                "give bfloat16"
+            )
+        return torch.bfloat16
     chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if chosen not in (torch.float32, torch.bfloat16, torch.float16):
-        raise ConfigError(f"dtype must be float32, bfloat16 or float16, not {dtype}")
+        raise ConfigError(f"dtype must be float32, bfloat16, float16 or int8, not {dtype}")
     return chosen
+
+
+def packing_of(device: str, dtype: str | torch.dtype | None) -> Packing | None:
+    """How weights are packed on that device; None where they are not."""
+    if dtype == INT8:
+        return "int8"
+    if choose_dtype(device, dtype) == torch.float32 or computes_in_half(device) or not can_pack():
+        return None
+    return "half"
 
 
 def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:
@@ -235,6 +259,8 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
         else:
             network = _read_safetensors(path, config, chosen)
         network = network.to(device).eval().requires_grad_(False)
+        if (packing := packing_of(device, dtype)) is not None:
+            pack(network, packing)
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(f"cannot load the model {path}: {_first_line(error)}") from error
     return network

@@ -7,6 +7,7 @@
 - `families`: which families are computed, and what each does beyond Llama's layer.
 - `layer`: the decoder layer of Llama and Qwen in few operations.
 - `linear`: how a weight lies in memory and is multiplied.
+- `packed`: weights in 16 or 8 bits for CPUs.
 - `early_exit`: an early-exit head behind a shallow layer.
 - `rng`: random numbers as a function of seed and position.
 - `sampling`: next-token distributions, and sampling from them.

@@ -11,23 +11,37 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from workers.model.packed import PackedLinear
+
 
 class FusedLinear:
-    """One or several linear layers of transformers with the same input, as one matrix product."""
+    """One or several linear layers of transformers with the same input, as one matrix product.
 
-    def __init__(self, *parts: nn.Linear) -> None:
-        self.weight = fuse(parts, "weight").t()
-        biased = getattr(parts[0], "bias", None) is not None
-        self.bias: Tensor | None = fuse(parts, "bias") if biased else None
+    Packed ones are multiplied one after the other: they are large, and a launch costs nothing.
+    """
+
+    def __init__(self, *parts: nn.Linear | PackedLinear) -> None:
+        self.packed = [part for part in parts if isinstance(part, PackedLinear)]
+        dense = [part for part in parts if not isinstance(part, PackedLinear)]
+        if not dense:
+            return
+        self.weight = fuse(dense, "weight").t()
+        biased = getattr(dense[0], "bias", None) is not None
+        self.bias: Tensor | None = fuse(dense, "bias") if biased else None
 
     def __call__(self, x: Tensor) -> Tensor:
         """[tokens, inputs] to [tokens, outputs], the outputs of the parts concatenated."""
+        if self.packed:
+            outputs = [part(x) for part in self.packed]
+            return torch.cat(outputs, -1) if len(outputs) > 1 else outputs[0]
         if self.bias is None:
             return torch.mm(x, self.weight)
         return torch.addmm(self.bias, x, self.weight)
 
     def add_to(self, stream: Tensor, x: Tensor, scale: float = 1.0) -> Tensor:
         """`scale` times the same, added to a residual stream [tokens, outputs]."""
+        if self.packed:
+            return torch.add(stream, self(x), alpha=scale)
         stream = torch.addmm(stream, x, self.weight, alpha=scale)
         return stream if self.bias is None else torch.add(stream, self.bias, alpha=scale)
 

@@ -57,7 +57,8 @@ class Target:
         base, config = model.model, model.config
         computation = Computation.of(config)
         weight = base.embed_tokens.weight
-        self.device, self.dtype, self.max_len = weight.device, weight.dtype, max_len
+        self.device, self.max_len = weight.device, max_len
+        self.dtype = base.norm.weight.dtype  # of the computation; weights may take fewer bits
         self.model, self.lm_head = model, lm_head_of(model)
         self.norm = RMSNorm.of(base.norm, computation.family.norm_offset)
         self.embedding = base.embed_tokens.weight  # tied weights as `lm_head_of` laid them out
@@ -98,7 +99,7 @@ class Target:
             ValueError: there is another adapter already.
         """
         if self.early_exit is None:
-            self.early_exit = EarlyExitHead(adapter, self.cache.add_layer())
+            self.early_exit = EarlyExitHead(adapter.to(self.dtype), self.cache.add_layer())
         elif not self.early_exit.adapter.equals(adapter):
             raise ValueError(
                 f"a model has one early exit, and another method has it at {self.exit_layer}"
@@ -197,7 +198,7 @@ class Target:
 
     def embed(self, tokens: list[list[int]]) -> Tensor:
         """Embeddings [rows, n, width] of token ids."""
-        x = embedding(torch.tensor(tokens, device=self.device), self.embedding)
+        x = embedding(torch.tensor(tokens, device=self.device), self.embedding).to(self.dtype)
         return x if self._embedding_scale == 1 else x * self._embedding_scale
 
     def _logits(self, x: Tensor) -> Tensor:

@@ -128,7 +128,7 @@ class FeatureHead(nn.Module):
         except RuntimeError as error:
             what = " ".join(str(error).split())
             raise ValueError(f"{folder} does not fit the target: {what}") from error
-        weight = model.model.embed_tokens.weight
+        weight = model.model.norm.weight
         return head.to(weight.device, weight.dtype).eval().requires_grad_(False)
 
 

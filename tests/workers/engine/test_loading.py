@@ -22,7 +22,9 @@ from orchestrator.types import (
 from tests.workers.conftest import CONTROLS, TEMPLATE, make_model, make_tokenizer, save
 from tests.workers.engine.local import ask, run
 from tests.workers.model.families import network
-from workers.engine.loading import load, load_tokenizer
+from workers.engine.loading import load, load_model, load_tokenizer
+from workers.model.packed import PackedLinear, parameter_count
+from workers.speculation.drafter import DrafterMethod
 from workers.text import tokenizer_files
 
 
@@ -38,7 +40,8 @@ async def test_what_cannot_be_loaded_says_why(
         ({"also": [{"method": "lookup", "gamme": 3}]}, "speculation lookup: .*gamme"),
         ({"also": [{"method": "vanilla"}]}, "speculation vanilla: named twice"),
         ({"max_len": 10_000}, "512 positions"),
-        ({"dtype": "int8"}, "dtype"),
+        ({"dtype": "int4"}, "dtype must be float32, bfloat16, float16 or int8, not int4"),
+        ({"dtype": "int8", "device": "cuda"}, "dtype int8 is for x86 CPUs, not cuda"),
         ({"rows": 4, "slots": 3}, "slots"),
         ({"rows": 0}, "rows"),
     ):
@@ -191,3 +194,31 @@ async def test_a_lossy_method_on_request_shows_in_the_stats(
     worker = load(checkpoint, also=[lossy], max_len=200)
     assert worker.stats()["lossy"] == 1
     worker.close()
+
+
+async def test_a_worker_and_its_draft_in_8_bits(checkpoint: Path, draft_checkpoint: Path) -> None:
+    chain = {"method": "chain", "draft": str(draft_checkpoint), "gamma": 3}
+    tokens = []
+    for speculation in ({"method": "vanilla"}, chain):
+        worker = load(checkpoint, dtype="int8", speculation=speculation, rows=2, max_len=200)
+        tokens.append((await run(worker, ask(), StopCriteria(12))).segment.tokens)
+        method = worker.engine.decoder.method
+        worker.close()
+    assert tokens[0] == tokens[1]
+    assert isinstance(method, DrafterMethod)
+    kinds = {
+        one.packing
+        for target in (method.target, method.drafter.model)
+        for one in target.model.modules()
+        if isinstance(one, PackedLinear)
+    }
+    assert kinds == {"int8"}
+
+
+def test_a_packed_model_is_as_large_as_it_was(checkpoint: Path) -> None:
+    """The count decides how many threads serve it."""
+    counts = {
+        parameter_count(load_model(str(checkpoint), dtype=dtype))
+        for dtype in ("float32", "bfloat16", "int8")
+    }
+    assert len(counts) == 1
