@@ -1,4 +1,4 @@
-"""Token-level methods side by side: `baton bench-decode`.
+"""Token-level methods side by side, `baton bench-decode`, and weights, `baton bench-weights`.
 
 In reading order:
 
@@ -11,5 +11,6 @@ In reading order:
 - `divergence`: where greedy texts part from plain decoding's, and by which margin.
 - `ablation`: FSPAD's heads beside those without its additions, over several seeds.
 - `tables`: the tables.
+- `weights`: perplexity and the time of a pass, by the type of the weights.
 - `picture`: the picture.
 """

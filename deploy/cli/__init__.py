@@ -17,5 +17,6 @@ In reading order:
 - `results`: measured evaluations as a page of the documentation.
 - `size`: what a request costs a running service, and what a load would need.
 - `bench_decode`: token-level methods side by side.
+- `bench_weights`: `baton bench-weights`, types of weights side by side.
 - `train`: the embedded pair's training recipe.
 """

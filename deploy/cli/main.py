@@ -15,6 +15,7 @@ import typer
 
 from deploy.cli.ask import ask
 from deploy.cli.bench_decode import bench_decode
+from deploy.cli.bench_weights import bench_weights
 from deploy.cli.calibrate import calibrate
 from deploy.cli.check_config import check_config
 from deploy.cli.eval import evaluate
@@ -57,6 +58,7 @@ app.command("serve")(serve)
 app.command("ask")(ask)
 app.command("eval")(evaluate)
 app.command("bench-decode")(bench_decode)
+app.command("bench-weights")(bench_weights)
 app.command("calibrate")(calibrate)
 app.command("check-config")(check_config)
 app.command("predict")(predict)
