@@ -29,7 +29,7 @@ def test_weights_side_by_side(
     assert rows["float32"]["ratio"] == 1
     for row in rows.values():
         assert row["texts"] == 5
-        assert row["ratio"] == pytest.approx(1, abs=0.02)
+        assert row["ratio"] == pytest.approx(1, abs=0.1)  # random weights and few tokens
         assert row["ratio_low"] <= row["ratio"] <= row["ratio_high"]
         assert row["pass_ms"].keys() == {"1", "4", "8"}
     assert "| int8 |" in page.read_text()
