@@ -17,7 +17,7 @@ from orchestrator.errors import BatonError
 from orchestrator.types import Sampling
 from workers.embedded.checkpoints import resolve
 from workers.engine.gguf_checkpoint import read_network
-from workers.engine.loading import LoadedTarget
+from workers.engine.loading import LoadedTarget, choose_dtype
 from workers.model.sampling import warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan
@@ -160,7 +160,7 @@ class SpeculationCandidate:
             max_new,
             sorted(loaded.stop_token_ids),
         )
-        self.dtype = _name(loaded.target.dtype)
+        self.dtype = loaded.dtype
         parameters = dict(entry.parameters)
         known = inspect.signature(METHODS[entry.method]).parameters
         if "draft" in known and draft is not None:
@@ -350,7 +350,7 @@ def enter(
     entered: list[DecodingCandidate] = []
     missing: list[dict[str, str]] = []
     stocks: dict[tuple[str, torch.dtype], Any] = {}
-    own = loaded.target.dtype
+    own = choose_dtype(device, loaded.dtype)  # of the peers, which know no 8 bits
 
     def plain(name: str, dtype: torch.dtype) -> Any:
         if (name, dtype) not in stocks:

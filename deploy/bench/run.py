@@ -115,7 +115,7 @@ def bench(
         "model": settings.model,
         "draft": settings.draft,
         "device": settings.device,
-        "dtype": str(loaded.target.dtype).removeprefix("torch."),
+        "dtype": loaded.dtype,
         "threads": torch.get_num_threads(),
         "prompts": settings.prompts,
         "rounds": settings.rounds,

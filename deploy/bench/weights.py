@@ -51,7 +51,7 @@ def bench_weights(
     for dtype in dtypes:
         tell(f"{dtype}, loading")
         loaded = open_target(model, device=device, dtype=dtype, slots=1)
-        encoded = [loaded.tokenizer.encode(text)[:window] for text in texts]
+        encoded = [list(loaded.tokenizer.encode(text)[:window]) for text in texts]
         encoded = [ids for ids in encoded if len(ids) > 1]
         scored = []
         for number, ids in enumerate(encoded):

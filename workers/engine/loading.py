@@ -102,12 +102,16 @@ def load(
 
 @dataclass(frozen=True, slots=True)
 class LoadedTarget:
-    """A checkpoint with its cache; `load_draft` loads a draft model that fits it, each once."""
+    """A checkpoint with its cache; `load_draft` loads a draft model that fits it, each once.
+
+    `dtype` names the type of the weights: float32, bfloat16, float16 or int8.
+    """
 
     tokenizer: Tokenizer
     target: Target
     load_draft: LoadModel
     stop_token_ids: set[int]
+    dtype: str
 
     @property
     def is_small(self) -> bool:
@@ -166,7 +170,8 @@ def open_target(
         packed = packing_of(device, dtype) is not None
         return load_model(folder, device=device, dtype="int8" if packed else dtype)
 
-    return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer))
+    name = INT8 if dtype == INT8 else str(chosen).removeprefix("torch.")
+    return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer), name)
 
 
 def load_tokenizer(path: str, thinking: ThinkingFormat | str = AUTO) -> Tokenizer:

@@ -70,7 +70,7 @@ class PackedLinear(nn.Module):
             torch.cat((coarse, fine)), 1.0, INPUT_STEPS + 1, self._packed
         )
         first, second = products.split(len(rows))
-        product = first.add_(second, alpha=0.5 / INPUT_STEPS).mul_(largest / INPUT_STEPS)
+        product: Tensor = first.add_(second, alpha=0.5 / INPUT_STEPS).mul_(largest / INPUT_STEPS)
         return product.view(*x.shape[:-1], self.out_features)
 
 
