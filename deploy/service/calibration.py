@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import ConfigError
 from policies import POLICIES
+from policies.coin import Coin
 from workers.embedded.checkpoints import EMBEDDED
 
 if TYPE_CHECKING:
@@ -109,7 +110,11 @@ def notes(args: Args) -> list[str]:
         ]
     if all((spec.model or "").startswith(EMBEDDED) for spec in workers.by_name().values()):
         return []  # the defaults are theirs
-    guessed = [name for name, policy in POLICIES.items() if policy.calibrated is not None]
+    guessed = [
+        name
+        for name, policy in POLICIES.items()
+        if policy.calibrated is not None and policy is not Coin  # chance needs no scores
+    ]
     return [
         f"thresholds were never measured on this pair: {', '.join(guessed)}; run baton calibrate "
         "--out FILE and name it as policy.calibration"
