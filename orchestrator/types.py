@@ -136,10 +136,14 @@ class Transcript:
         return replace(self, thinking=False, closed=True)
 
     @property
+    def phase(self) -> tuple[Segment, ...]:
+        """The accepted segments of the phase it is in."""
+        return self.answer if self.closed else self.thought
+
+    @property
     def last(self) -> Segment | None:
         """The newest segment of the phase it is in."""
-        phase = self.answer if self.closed else self.thought
-        return phase[-1] if phase else None
+        return self.phase[-1] if self.phase else None
 
     def extend(self, segment: Segment) -> Transcript:
         """This transcript with one more accepted segment, in the phase it is in."""

@@ -87,7 +87,7 @@ def begun(transcript: Transcript, delimiters: Sequence[str]) -> str:
     """The text of the transcript's unfinished step: what its last ended step left behind it."""
     ends, parts = tuple(filter(None, delimiters)), list[str]()
     if ends:
-        for segment in reversed(transcript.answer if transcript.closed else transcript.thought):
+        for segment in reversed(transcript.phase):
             if segment.finish == "until" and segment.text.rstrip(" ").endswith(ends):
                 break
             parts.append(segment.text)

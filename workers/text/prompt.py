@@ -86,7 +86,7 @@ class PromptRenderer:
     def unfinished(self, transcript: Transcript) -> bytes:
         """The bytes of a character that the accepted ids began and did not finish."""
         end = b""
-        for segment in reversed(transcript.answer if transcript.closed else transcript.thought):
+        for segment in reversed(transcript.phase):
             for token in reversed(self.segment(segment)):
                 end = self.tokenizer.pieces[token] + end
                 if len(end) >= 3 or (end and end[-1] < 0x80):  # no more than 3 bytes can wait

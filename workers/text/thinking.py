@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from types import MappingProxyType
 from typing import Any
 
@@ -213,6 +214,7 @@ def find_format(template: ChatTemplate | None, added: Collection[str]) -> Thinki
     A family shows in what the template says and writes, or, where the template only ends thoughts
     or is missing, in markers that the vocabulary (whose added tokens are `added`) has as tokens.
     """
+    prompt_of = cache(_prompt)  # most formats share their variables
     for one in FORMATS:
         opening, closing = one.open.strip(), one.close.strip()
         as_tokens = {opening, closing} <= set(added)
@@ -220,8 +222,8 @@ def find_format(template: ChatTemplate | None, added: Collection[str]) -> Thinki
             if as_tokens and not one.mark:
                 return one
             continue
-        prompt = _prompt(template, one.on)
-        said = template.source + prompt + _prompt(template, one.off)
+        prompt = prompt_of(template, tuple(one.on.items()))
+        said = template.source + prompt + prompt_of(template, tuple(one.off.items()))
         if one.mark not in said:
             continue
         if closing in said and (opening in said or as_tokens or one.mark):
@@ -231,9 +233,9 @@ def find_format(template: ChatTemplate | None, added: Collection[str]) -> Thinki
     return None
 
 
-def _prompt(template: ChatTemplate, variables: Variables) -> str:
+def _prompt(template: ChatTemplate, variables: tuple[tuple[str, Any], ...]) -> str:
     """What a template writes for a question; nothing where it refuses."""
     try:
-        return template.render([{"role": "user", "content": "?"}], variables)
+        return template.render([{"role": "user", "content": "?"}], dict(variables))
     except (TemplateError, TypeError, ValueError):
         return ""

@@ -408,16 +408,23 @@ async def test_spans_end_where_they_end_without_speculation(
     assert made == expected
 
 
+def open_worker(
+    method: str, options: dict[str, Any], checkpoint: Path, draft_checkpoint: Path, folder: Path
+) -> LocalWorker:
+    """A worker that decodes with the method, its draft model and head among `options` filled in."""
+    if "draft" in options:
+        options = {**options, "draft": str(draft_checkpoint)}
+    if method == "fspad":
+        save_head(folder, load_model(str(checkpoint)), options.get("variant", "fspad"))
+        options = {**options, "head": str(folder)}
+    return load(checkpoint, speculation={"method": method, **options}, rows=2, max_len=200)
+
+
 @BESIDE_VANILLA
 async def test_nan_logits_are_an_error_and_poison_nobody(
     method: str, options: dict[str, Any], checkpoint: Path, draft_checkpoint: Path, tmp_path: Path
 ) -> None:
-    if "draft" in options:
-        options = {**options, "draft": str(draft_checkpoint)}
-    if method == "fspad":
-        save_head(tmp_path, load_model(str(checkpoint)), options.get("variant", "fspad"))
-        options = {**options, "head": str(tmp_path)}
-    worker = load(checkpoint, speculation={"method": method, **options}, rows=2, max_len=200)
+    worker = open_worker(method, options, checkpoint, draft_checkpoint, tmp_path)
     call = Call("r", Transcript((Message("user", "What?"),)))
 
     async def tokens(sampling: Sampling) -> Any:
@@ -453,12 +460,7 @@ async def test_a_draft_of_nan_is_an_error_and_no_later_call_meets_it(
     tmp_path: Path,
 ) -> None:
     """Also behind a first level that is sound, where a threshold must not take it for certainty."""
-    if "draft" in options:
-        options = {**options, "draft": str(draft_checkpoint)}
-    if method == "fspad":
-        save_head(tmp_path, load_model(str(checkpoint)), options.get("variant", "fspad"))
-        options = {**options, "head": str(tmp_path)}
-    worker = load(checkpoint, speculation={"method": method, **options}, rows=2, max_len=200)
+    worker = open_worker(method, options, checkpoint, draft_checkpoint, tmp_path)
     call = Call("r", Transcript((Message("user", "What?"),)))
 
     async def tokens() -> Any:
