@@ -40,6 +40,7 @@ from workers.replica.server import deployment
 if TYPE_CHECKING:  # it needs torch, and only some deployments need it
     from workers.engine.worker import LocalWorker
     from workers.remote.worker import RemoteWorker
+    from workers.vllm.worker import VllmWorker
 
 AnyWorker = Union[ReplicaWorker, "RemoteWorker"]
 READY_S = 1.0  # for which the answer of /ready is reused
@@ -139,6 +140,7 @@ def build(args: Args) -> Application:
             nodes=spec.nodes,
             rows=spec.rows,
             gpu=spec.gpu if spec.device == "cuda" else 0.0,
+            gpus=spec.gpus if spec.device == "cuda" else 1,
             exporter=partial(worker_exporter, name),
         )
         for name, spec in args.workers.by_name().items()
@@ -171,7 +173,7 @@ def build(args: Args) -> Application:
     return orchestrator.bind(args, pools.get("small"), pools.get("large"), store)
 
 
-def _load(spec: WorkerSpec) -> "LocalWorker":
+def _load(spec: WorkerSpec) -> "LocalWorker | VllmWorker":
     """The worker of a replica, in the replica's process."""
     join_serve()
     return load_worker(spec)

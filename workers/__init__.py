@@ -6,6 +6,7 @@ They know tokens and models, and no policy. Rooms, in reading order:
 - `speculation`: the token loop, and one file for each method of token-level speculation.
 - `model`: the target model's forward pass, its cache, token trees and sampling.
 - `text`: prompts, tokenizers and detokenizers: between transcripts and token ids.
+- `vllm`: workers over vLLM's engine, in the worker's own process.
 - `remote`: workers over OpenAI-compatible servers.
 - `replica`: workers as pools of replicas on Ray Serve.
 - `embedded`: the checkpoints that come with the service.
@@ -15,5 +16,6 @@ Files that several rooms share:
 
 - `streams`: the stream protocol: batches of deltas, heartbeats, resuming a stream that broke off.
 - `retry`: when to call a server again after a failure: retries and the circuit breaker.
+- `top_logprobs`: estimates from the likeliest tokens at a position, where no more is shown.
 - `scripted`: a worker that plays back given answers, for tests and examples.
 """

@@ -27,6 +27,7 @@ from deploy.cli.serve import serve
 from deploy.cli.size import size
 from deploy.cli.trace import trace
 from deploy.cli.train import train
+from deploy.service.environment import prepare_torch
 from orchestrator.errors import BatonError, InvalidRequest
 
 app = typer.Typer(
@@ -72,6 +73,7 @@ app.add_typer(trace, name="trace")
 
 def main() -> None:
     """The console script."""
+    prepare_torch()
     try:
         status = app(sys.argv[1:] or ["--help"], prog_name="baton", standalone_mode=False)
     except typer.TyperException as error:

@@ -44,9 +44,18 @@ DEFAULT_FILE = HERE / "local.yaml"
 SERVERS = {"tokenizer", "api_key_env", "connect_s", "silence_s", "retries"}
 """Settings of a worker that go with a url."""
 OURS = {
-    "device", "replicas", "patience_s", "nodes", "gpu", "dtype", "rows", "threads", "speculation",
+    "engine", "engine_args", "tensor_parallel", "pipeline_parallel", "device", "replicas",
+    "patience_s", "nodes", "gpu", "dtype", "rows", "threads", "speculation",
 }  # fmt: skip
 """Settings of a model that this deployment runs itself."""
+VLLM = {"engine_args", "tensor_parallel", "pipeline_parallel"}
+"""Settings that go with vLLM's engine."""
+VLLM_METHODS = (
+    "vanilla", "draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix",
+)  # fmt: skip
+"""Methods of vLLM's own speculation; all lossless under its standard rejection sampling."""
+VLLM_LOSSY = {"synthetic", "fly"}
+"""Values of its `rejection_sample_method` that change the text."""
 
 
 LOSSY = {"reflective"}
@@ -66,7 +75,7 @@ class MethodSpec(Strict):
 
     @property
     def lossy(self) -> bool:
-        return self.method in LOSSY
+        return self.method in LOSSY or self.params.get("rejection_sample_method") in VLLM_LOSSY
 
     @property
     def label(self) -> str:
@@ -165,6 +174,18 @@ class WorkerSpec(Strict):
         default=60.0, gt=0, description="with url: silence after which a call counts as lost"
     )
     retries: int = Field(default=2, ge=0, le=10, description="with url: tries after the first")
+    engine: Literal["auto", "builtin", "vllm"] = Field(
+        default="auto", description="what runs the model; auto: vLLM on cuda, our own on cpu"
+    )
+    engine_args: dict[str, Any] = Field(
+        default={}, description="vLLM's: further arguments of its engine, by its own names"
+    )
+    tensor_parallel: int = Field(
+        default=1, ge=1, description="vLLM's: GPUs over which each layer is spread"
+    )
+    pipeline_parallel: int = Field(
+        default=1, ge=1, description="vLLM's: groups of GPUs over which the layers are spread"
+    )
     device: Literal["cpu", "cuda"] = "cpu"
     replicas: Replicas = ONE
     patience_s: float = Field(
@@ -213,6 +234,38 @@ class WorkerSpec(Strict):
                 raise ValueError(str(error)) from None
         return self
 
+    @model_validator(mode="after")
+    def _fits_its_engine(self) -> WorkerSpec:
+        if not self.runs_vllm:
+            for name in sorted(self.model_fields_set & VLLM):
+                raise ValueError(f"{name}: goes with engine: vllm, not with our own engine")
+            return self
+        if self.dtype == "int8":
+            raise ValueError("dtype: int8 is our own engine's; vLLM has engine_args.quantization")
+        method = self.speculation.method
+        if method not in VLLM_METHODS:
+            raise ValueError(
+                f"speculation.method: vLLM has {', '.join(VLLM_METHODS)}, not {method!r}; "
+                "methods of our own go with engine: builtin"
+            )
+        if self.speculation.also:
+            raise ValueError("speculation.also: vLLM has one method for all requests")
+        if self.gpus > 1 and self.gpu < 1:
+            raise ValueError(f"gpu: must be 1 where the model is spread, not {self.gpu}")
+        return self
+
+    @property
+    def runs_vllm(self) -> bool:
+        """Whether vLLM's engine runs the model, in the worker's process."""
+        if self.url is not None:
+            return False
+        return self.engine == "vllm" or (self.engine == "auto" and self.device == "cuda")
+
+    @property
+    def gpus(self) -> int:
+        """Over how many GPUs, or processes on CPUs, a replica is spread."""
+        return self.tensor_parallel * self.pipeline_parallel
+
     @field_validator("thinking")
     @classmethod
     def _known_family(cls, value: str | dict[str, str]) -> str | dict[str, str]:
@@ -250,6 +303,18 @@ class Workers(Strict):
             raise ValueError("small.speculation.also: requests choose for the large worker alone")
         return self
 
+    @model_validator(mode="after")
+    def _drafts_by_the_small(self) -> Workers:
+        """vLLM's draft_model drafts with the small worker's model where none is named."""
+        method = self.large.speculation
+        if self.large.runs_vllm and method.method == "draft_model" and "model" not in method.params:
+            if self.small.url is not None:
+                raise ValueError(
+                    "large.speculation.params.model: name a draft model; small is a server's"
+                )
+            method.params["model"] = self.small.model
+        return self
+
     def by_name(self) -> dict[WorkerName, WorkerSpec]:
         return {"small": self.small, "large": self.large}
 
@@ -262,7 +327,7 @@ class Workers(Strict):
 
     def methods(self) -> dict[str, str]:
         """What a request may ask of the large worker, by name and as users read it."""
-        if self.large.url is not None:
+        if self.large.url is not None or self.large.runs_vllm:
             return {}
         return {one.method: one.label for one in self.large.speculation.offered}
 

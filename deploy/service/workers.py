@@ -7,21 +7,25 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from deploy.service.config import Workers, WorkerSpec
+from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
 
 if TYPE_CHECKING:
     from workers.engine.worker import LocalWorker
     from workers.remote.worker import RemoteWorker
+    from workers.vllm.worker import VllmWorker
 
 
-def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker:
-    """A worker in this process; `close()` stops it.
+def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker | VllmWorker:
+    """A worker over an engine in this process; `close()` stops it.
 
     `share` is what the whole process may take of a GPU's memory (None: what the file says).
 
     Raises:
         ConfigError: the model or a parameter cannot be used.
     """
+    if spec.runs_vllm:
+        return _load_vllm(spec, share)
     # Here, not above: the orchestrator and the command line need no torch (seconds, and memory).
     from transformers.utils.logging import disable_progress_bar
 
@@ -42,6 +46,37 @@ def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker:
         threads=spec.threads,
         share=spec.gpu if share is None else share,
         thinking=parse_thinking(spec.thinking),
+    )
+
+
+def _load_vllm(spec: WorkerSpec, share: float | None) -> VllmWorker:
+    from workers.embedded.checkpoints import resolve
+    from workers.text.thinking import parse_thinking
+
+    try:
+        from workers.vllm.loading import load
+    except ImportError as error:
+        raise ConfigError(
+            f"the engine vllm (auto on cuda) cannot be imported: {error}; install vllm in this "
+            "environment, or say engine: builtin"
+        ) from error
+    assert spec.model is not None
+    method = {"method": spec.speculation.method, **spec.speculation.params}
+    if spec.speculation.method == "draft_model":
+        method["model"] = str(resolve(method["model"]))
+    return load(
+        spec.model,
+        device=spec.device,
+        dtype=None if spec.dtype == "auto" else spec.dtype,
+        speculation=method,
+        rows=spec.rows,
+        max_len=spec.max_len,
+        threads=spec.threads,
+        share=spec.gpu if share is None else share,
+        thinking=parse_thinking(spec.thinking),
+        tensor_parallel=spec.tensor_parallel,
+        pipeline_parallel=spec.pipeline_parallel,
+        engine_args=spec.engine_args,
     )
 
 
@@ -71,12 +106,12 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
     return RemoteWorker(server, spec.model, tokenizer, context=spec.max_len)
 
 
-def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker:
+def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker | VllmWorker:
     """A worker in this process, which may hold another, or over the server `spec.url` names."""
     return load_worker(spec, share=1.0) if spec.url is None else connect_worker(spec)
 
 
-def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker]:
+def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker | VllmWorker]:
     """Both workers, each in this process or over its server."""
     from workers.remote.worker import RemoteWorker
 
@@ -90,7 +125,7 @@ def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker]:
         raise
 
 
-async def close(workers: Iterable[LocalWorker | RemoteWorker]) -> None:
+async def close(workers: Iterable[LocalWorker | RemoteWorker | VllmWorker]) -> None:
     """Stop the models and hang up on the servers."""
     from workers.remote.worker import RemoteWorker
 

@@ -143,6 +143,14 @@ def save_head(folder: Path, model: Any, variant: Variant = "fspad") -> None:
     head.save(folder)
 
 
+@cache
+def vllm_checkpoint() -> Path:
+    """A folder with a checkpoint that vLLM's kernels for CPUs take: heads of 32, no spare ids."""
+    tokenizer = make_tokenizer()
+    folder = Path(_FOLDERS.name) / "vllm"
+    return save(folder, tokenizer, make_model(width=128, vocabulary=len(tokenizer)))
+
+
 def save(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Any) -> Path:
     tokenizer.save_pretrained(folder)
     model.save_pretrained(folder)

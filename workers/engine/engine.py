@@ -24,6 +24,7 @@ from orchestrator.errors import (
     WorkerUnavailable,
     describe,
 )
+from orchestrator.worker import Delta
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.requests import EngineRequest, GenerateRequest, lease_expired
 from workers.model.tree import Accepted, Row
@@ -96,7 +97,7 @@ class Engine:
             ended = False
             while not ended:
                 for item in await request.handle.items():
-                    ended = isinstance(item, tuple)
+                    ended = not isinstance(item, Delta)
                     yield item
         finally:
             request.handle.cancelled = True
@@ -260,7 +261,7 @@ class Engine:
         if delta is not None:
             request.handle.put(delta)
         if finish is not None:
-            request.handle.put(request.finish(finish))
+            request.handle.put(request.continuation.segment(finish))
 
     def _retire(self, request: GenerateRequest) -> None:
         """Free a row; its slot keeps the prefix for the next request that begins so."""

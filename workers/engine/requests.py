@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from orchestrator.errors import WorkerError, WorkerUnavailable
-from orchestrator.types import Finish, Sampling, StopCriteria, Usage
+from orchestrator.types import Finish, Sampling, Segment, Usage
 from orchestrator.worker import Delta
 from workers.model.rng import uniform
 from workers.model.sampling import draw, nan_logits, warp
 from workers.model.target import ModelOutput
 from workers.model.tree import Accepted, Row
-from workers.text.detokenizer import Detokenizer
+from workers.text.continuation import Continuation
 from workers.text.verification import ScoreOutput
 
 
@@ -189,32 +189,33 @@ class VerifyRequest(EngineRequest):
 
 @dataclass(eq=False, slots=True)
 class GenerateRequest(EngineRequest):
-    """Answers (text, tokens, logprobs, finish); before that deltas, if its handle streams."""
+    """Answers a Segment; before that deltas, if its handle streams."""
 
-    criteria: StopCriteria = field(default_factory=lambda: StopCriteria(0))
+    continuation: Continuation = field(kw_only=True)
+    max_entropy: float | None = None  # of the first token's distribution (natural log)
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
-    detokenizer: Detokenizer = field(default_factory=lambda: Detokenizer((), lambda _: ()))
-    think_end_id: int | None = None  # the id that ends the thought, while in it
-    stop_token_ids: Collection[int] = ()  # all ids that end the text
-    max_tokens: int = 0  # those that fit both the criteria and the context; none if not above 0
     method: str | None = None  # by which it is decoded; None: the decoder's default
     row: Row | None = None
     entropy: float | None = None  # of the first token's distribution (natural log), where wanted
 
+    @property
+    def max_tokens(self) -> int:
+        return self.continuation.max_tokens
+
     def is_uncertain(self, result: ModelOutput) -> bool:
         """Whether the first token's entropy is above the limit; `result` is the prefill's."""
-        if self.criteria.max_entropy is None:
+        if self.max_entropy is None:
             return False
         probs = result.logits[0, -1].double().softmax(-1)
         self.entropy = float(torch.special.entr(probs).sum())
         if math.isnan(self.entropy):
             raise nan_logits()
-        return self.entropy > self.criteria.max_entropy
+        return self.entropy > self.max_entropy
 
-    def output(self, result: ModelOutput | None) -> tuple[str, list[int], list[float], Finish]:
+    def output(self, result: ModelOutput | None) -> Segment:
         # No tokens were wanted, or the first one was too uncertain.
-        return self.finish("length" if self.entropy is None else "doubt")
+        return self.continuation.segment("length" if self.entropy is None else "doubt")
 
     def append(self, accepted: Accepted) -> Finish | None:
         """Take a round's tokens one by one; why the generation ends among them, if it does."""
@@ -224,26 +225,13 @@ class GenerateRequest(EngineRequest):
             self.generated += 1
             if confidence != confidence or logprob != logprob:
                 raise nan_logits()
-            if confidence < self.criteria.min_confidence:
-                return "doubt"
-            if token in self.stop_token_ids:
-                return "think_end" if token == self.think_end_id else "eos"
-            if finish := self.detokenizer.push(token, logprob):
+            if finish := self.continuation.push(token, logprob, confidence):
                 return finish
-            if self.generated >= self.max_tokens:
-                return "length"
         return None
 
     def delta(self, *, ended: bool) -> Delta | None:
         """The text that has become final, for a caller that wants it as it is made."""
-        if not self.handle.stream:
-            return None
-        return self.detokenizer.end() if ended else self.detokenizer.take()
-
-    def finish(self, finish: Finish) -> tuple[str, list[int], list[float], Finish]:
-        """The answer."""
-        self.detokenizer.end()
-        return self.detokenizer.text, self.detokenizer.tokens, self.detokenizer.logprobs, finish
+        return self.continuation.delta(ended=ended) if self.handle.stream else None
 
 
 def token_nlls(log_probs: Tensor, ids: list[int]) -> list[float]:

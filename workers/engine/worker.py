@@ -5,10 +5,8 @@ from __future__ import annotations
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
-from typing import cast
 
 from orchestrator.types import (
-    Author,
     Classification,
     Generation,
     LabelQuery,
@@ -20,9 +18,8 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta, check_method
 from workers.engine.engine import Engine
 from workers.engine.requests import ClassifyRequest, GenerateRequest, RequestHandle, VerifyRequest
-from workers.text.boundaries import StepEnd, begun
-from workers.text.checks import answer_reserve, check_length, check_sampling, label_ids
-from workers.text.detokenizer import Detokenizer, Stop
+from workers.text.checks import check_length, check_sampling, label_ids
+from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
@@ -30,8 +27,6 @@ from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, veri
 
 class LocalWorker:
     """Renders transcripts as token ids, submits requests to the engine, makes segments of tokens.
-
-    A thought ends by "length" before the context is full: the rest is reserved for the answer.
 
     Args:
         engine: owns the model.
@@ -45,40 +40,31 @@ class LocalWorker:
         self.engine, self.tokenizer = engine, tokenizer
         self.prompts = PromptRenderer(tokenizer)
         self.context = engine.decoder.target.max_len
-        self._reserved = answer_reserve(self.context)
         self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
         """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
-        thinking, tokenizer = not call.transcript.closed, self.tokenizer
         check_sampling(sampling)
         check_method(call.speculation, self.engine.decoder.named)
         ids = self.prompts.transcript(call.transcript)
-        check_length(len(ids) + (criteria.max_tokens > 0), self.context)
-        stops: list[Stop] = [(stop, "stop") for stop in criteria.stop]
+        continuation = Continuation(
+            call,
+            criteria,
+            self.prompts,
+            len(ids),
+            stop_token_ids=self._stop_token_ids,
+            context=self.context,
+        )
         request = GenerateRequest(
             RequestHandle(self.engine.lease_s, stream=stream),
             ids,
             num_logits=1 if criteria.max_tokens > 0 else 0,
-            criteria=criteria,
+            continuation=continuation,
+            max_entropy=criteria.max_entropy,
             sampling=sampling,
             seed=_seed(sampling),
-            detokenizer=Detokenizer(
-                tokenizer.pieces,
-                tokenizer.encode,
-                StepEnd(criteria.until, begun(call.transcript, criteria.until)),
-                stops + tokenizer.stops(thinking),
-                begins_answer=not thinking
-                and not any(part.text.strip() for part in call.transcript.answer),
-                unfinished_bytes=self.prompts.unfinished(call.transcript),
-            ),
-            think_end_id=tokenizer.close_id if thinking else None,
-            stop_token_ids=self._stop_token_ids,
-            max_tokens=min(
-                criteria.max_tokens, self.context - len(ids) - thinking * self._reserved
-            ),
             method=call.speculation,
         )
         items = self.engine.stream(request)
@@ -87,17 +73,8 @@ class LocalWorker:
                 if isinstance(item, Delta):
                     yield item
                     continue
-                text, tokens, logprobs, finish = item
-                segment = Segment(
-                    cast("Author", call.author),
-                    text,
-                    tuple(tokens),
-                    tuple(logprobs),
-                    tokenizer.hash,
-                    finish,
-                )
                 yield Generation(
-                    segment, request.usage, request.ms, request.entropy, tokenizer.thinks
+                    item, request.usage, request.ms, request.entropy, self.tokenizer.thinks
                 )
         finally:
             await items.aclose()  # type: ignore[attr-defined]

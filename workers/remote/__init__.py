@@ -6,7 +6,6 @@
 - `probe`: what a server can do, by trying it.
 - `request_builder`: a transcript as a prompt: ids, text, or messages.
 - `protocol`: fields of requests and answers.
-- `logprobs`: estimates from the log-probabilities that a server shows.
 - `response_parser`: a stream's chunks as text, tokens, and why they end.
 - `errors`: a server's error responses as errors of `orchestrator.errors`.
 """

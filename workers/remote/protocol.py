@@ -24,9 +24,9 @@ from typing import Any, Literal
 
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.types import Classification, Sampling, Usage
-from workers.remote.logprobs import choices, probability, stop_nll
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ScoreOutput
+from workers.top_logprobs import choices, probability, stop_nll
 
 TOP = (20, 5, 1)  # log-probabilities a position to ask for: vLLM's most, OpenAI's most, the least
 WIDE = 1000  # those of one position, where a server shows as many as are asked for

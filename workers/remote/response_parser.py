@@ -13,13 +13,14 @@ from typing import cast
 from orchestrator.errors import WorkerError
 from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
 from orchestrator.worker import Delta
-from workers.remote.logprobs import entropy, probability
 from workers.remote.protocol import Chunk, ServerCapabilities, Token
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve
+from workers.text.continuation import begins_answer
 from workers.text.detokenizer import Detokenizer, Stop
 from workers.text.retokenizer import Retokenizer
 from workers.text.tokenizer import Tokenizer
+from workers.top_logprobs import entropy, probability
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +56,9 @@ class ParserOptions:
             remaining_tokens = min(
                 remaining_tokens, context - length - thinking * answer_reserve(context)
             )
-        begins_answer = not thinking and not any(part.text.strip() for part in transcript.answer)
         step = begun(transcript, criteria.until)
-        return cls(criteria, remaining_tokens, thinking, begins_answer, step, stop_token_ids)
+        first = begins_answer(transcript)
+        return cls(criteria, remaining_tokens, thinking, first, step, stop_token_ids)
 
     def stop_fields(
         self, tokenizer: Tokenizer, capabilities: ServerCapabilities
@@ -95,7 +96,7 @@ class ResponseParser:
 
     Attributes:
         entropy: an estimate of that of the first token's distribution (see
-            `workers.remote.logprobs.entropy`) where the criteria limit it.
+            `workers.top_logprobs.entropy`) where the criteria limit it.
         withheld: whether that is too high, and so nothing is written.
         made: tokens that the server is known to have made, with control tokens and those that were
             cut.

@@ -189,6 +189,7 @@ def deployment(
     rows: int = 8,
     queue: int = 64,
     gpu: float = 0.0,
+    gpus: int = 1,
     exporter: Callable[[], Export] | None = None,
 ) -> Application:
     """A pool of replicas, ready to be bound into an application.
@@ -199,7 +200,15 @@ def deployment(
         nodes: labels of the Ray nodes where they may run.
         rows: sequences that live at once in a replica; `queue` more wait there.
         gpu: a replica's share of a GPU (Ray counts shares, the engine's `load` keeps to them).
+        gpus: over how many whole GPUs a replica is spread: above one they come as a placement
+            group, in which vLLM starts an actor for each, as in Ray Serve's own LLM deployment.
     """
+    resources: dict[str, Any] = {"num_cpus": 0.2, "num_gpus": gpu}
+    if gpus > 1:
+        resources = {"num_cpus": 0.2}
+        bundles = [{"CPU": 0.2, "GPU": 1.0}, *({"GPU": 1.0} for _ in range(gpus - 1))]
+        scaling = {**scaling, "placement_group_bundles": bundles}
+        scaling["placement_group_strategy"] = "PACK"
     return serve.deployment(
         ReplicaServer,
         name=name,
@@ -219,7 +228,7 @@ def deployment(
         max_constructor_retry_count=2,
         # Shares are bookkeeping: three deployments and the proxy fit on two cores. How many
         # threads torch takes is the model's setting.
-        ray_actor_options={"num_cpus": 0.2, "num_gpus": gpu, "label_selector": dict(nodes)},
+        ray_actor_options={**resources, "label_selector": dict(nodes)},
         request_router_config=RequestRouterConfig(
             request_router_class=(
                 "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"

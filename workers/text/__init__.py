@@ -9,6 +9,7 @@
 - `prompt`: a transcript or a side conversation as token ids.
 - `checks`: what is checked of every call: sampling, labels, length.
 - `detokenizer`: ids to text as they are made: whole characters, delimiters, stop strings.
+- `continuation`: one generation's text as its tokens come: where it ends, and why.
 - `retokenizer`: text to ids as it comes, for servers that return no ids.
 - `verification`: log-likelihoods and choices as a `Verification`.
 """

@@ -36,12 +36,12 @@ from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serv
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.remote.errors import Absent
-from workers.remote.logprobs import entropy, stop_nll
 from workers.remote.protocol import Chunk, ServerCapabilities, Token
 from workers.remote.response_parser import ParserOptions, ResponseParser
 from workers.remote.server import Server
 from workers.remote.worker import RemoteWorker
 from workers.text.prompt import PromptRenderer
+from workers.top_logprobs import entropy, stop_nll
 from workers.training.problems import draw
 
 QUESTIONS = [problem.question for problem in draw("dev", 7, 4)]

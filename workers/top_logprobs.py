@@ -1,6 +1,6 @@
-"""What follows from the log-probabilities by token id that a server shows at a position.
+"""What follows from the log-probabilities by token id that a server or vLLM shows at a position.
 
-A server shows the likeliest tokens alone (and the one that was drawn), so estimates are bounds.
+They show the likeliest tokens alone (and the one that was drawn), so estimates are bounds.
 """
 
 from __future__ import annotations

@@ -1,0 +1,9 @@
+"""Workers over vLLM's engine, run in the worker's own process; the only room that imports vllm.
+
+- `worker`: the `Worker` port over the engine.
+- `loading`: from a checkpoint and `engine_args` to a worker.
+- `scheduler`: vLLM's scheduler, which here may be told how much of a prompt to read anew.
+- `lifeline`: vLLM's process ends where the worker's has died.
+
+vLLM is no dependency of Baton: an environment has it or has not, and its own pins go before ours.
+"""

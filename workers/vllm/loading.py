@@ -1,0 +1,203 @@
+"""From the name of a checkpoint to a worker over vLLM's engine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any
+
+from transformers import GenerationConfig
+from vllm import AsyncEngineArgs
+from vllm.usage.usage_lib import UsageContext
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.executor import Executor
+
+from orchestrator.errors import ConfigError
+from workers.embedded.checkpoints import resolve
+from workers.engine.loading import load_tokenizer
+from workers.text.thinking import AUTO, ThinkingFormat
+from workers.text.tokenizer import Tokenizer
+from workers.vllm.scheduler import AsyncJudgeScheduler, JudgeScheduler
+from workers.vllm.worker import SHOWN, Capacity, DraftCounter, VllmWorker
+
+SAID_ELSEWHERE = {
+    "model": "model",
+    "tokenizer": "model",
+    "dtype": "dtype",
+    "max_model_len": "max_len",
+    "max_num_seqs": "rows",
+    "gpu_memory_utilization": "gpu",
+    "speculative_config": "speculation",
+    "tensor_parallel_size": "tensor_parallel",
+    "pipeline_parallel_size": "pipeline_parallel",
+}
+"""`engine_args` that a worker's own settings say, and which of them."""
+OURS = {
+    "skip_tokenizer_init", "scheduler_cls", "scheduling_policy", "logprobs_mode", "max_logprobs",
+    "enable_prefix_caching", "generation_config", "disable_log_stats", "runner", "convert",
+    "stream_interval",
+}  # fmt: skip
+"""`engine_args` that the worker itself needs as they are."""
+CPU_BLOCK = 32
+"""Tokens of a block of the cache on CPUs: vLLM's 128 would have a judge read 127 tokens anew."""
+
+
+def load(
+    model: str | Path,
+    *,
+    device: str = "cuda",
+    dtype: str | None = None,
+    speculation: Mapping[str, Any] | None = None,
+    rows: int = 8,
+    max_len: int | None = None,
+    queue: int = 64,
+    threads: int | None = None,
+    share: float = 1.0,
+    thinking: ThinkingFormat | str = AUTO,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
+    engine_args: Mapping[str, Any] | None = None,
+) -> VllmWorker:
+    """A worker over a checkpoint, its engine running; `worker.close()` stops it.
+
+    Args:
+        model: a folder, a Hugging Face id, or `embedded:NAME`.
+        device: "cuda", or "cpu" where vLLM is its build for CPUs.
+        dtype: of the weights; None is float32 on the CPU, else what the checkpoint says.
+        speculation: `{"method": NAME, **parameters}` of vLLM's `speculative_config`; None or
+            vanilla: plain decoding.
+        rows: most calls served at once; `queue` more may wait, then `Overloaded`.
+        max_len: longest sequence (None: the checkpoint's own).
+        threads: of the CPU (None: vLLM's choice).
+        share: of the GPU's memory.
+        thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
+        tensor_parallel, pipeline_parallel: over how many GPUs the model is spread.
+        engine_args: further fields of vLLM's `AsyncEngineArgs`.
+
+    Raises:
+        ConfigError: the checkpoint or a parameter cannot be used; the message says why.
+    """
+    extra = check_engine_args(engine_args or {})
+    tokenizer = load_tokenizer(str(resolve(model)), thinking)
+    _prepare_environment(device, threads)
+    arguments: dict[str, Any] = {
+        "model": str(resolve(model)),
+        "skip_tokenizer_init": True,
+        "dtype": dtype or ("float32" if device == "cpu" else "auto"),
+        "max_model_len": max_len,
+        "max_num_seqs": rows,
+        "tensor_parallel_size": tensor_parallel,
+        "pipeline_parallel_size": pipeline_parallel,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "max_logprobs": SHOWN,
+        "generation_config": "vllm",
+        "disable_log_stats": True,
+        "trust_remote_code": False,
+    }
+    if share < 1:
+        arguments["gpu_memory_utilization"] = share
+    if tensor_parallel * pipeline_parallel > 1 and device == "cuda":
+        arguments["distributed_executor_backend"] = "ray"  # in the replica's placement group
+    if device == "cpu":
+        arguments |= {"block_size": CPU_BLOCK, "enforce_eager": True}
+    if (method := dict(speculation or {})) and method.get("method") != "vanilla":
+        arguments["speculative_config"] = method
+    try:
+        config = AsyncEngineArgs(**(arguments | extra)).create_engine_config(
+            UsageContext.ENGINE_CONTEXT
+        )
+        scheduling = config.scheduler_config
+        scheduling.scheduler_cls = (
+            AsyncJudgeScheduler if scheduling.async_scheduling else JudgeScheduler
+        )
+        context = config.model_config.max_model_len
+        if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
+            config.cache_config.kv_cache_memory_bytes = 2 * rows * _context_bytes(config)
+        counter = DraftCounter()
+        engine = AsyncLLM(
+            config,
+            Executor.get_class(config),
+            log_stats=False,
+            log_requests=False,
+            stat_loggers=[lambda *_: counter],
+        )
+    except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
+        raise ConfigError(f"vLLM cannot load {model}: {_summary(error)}") from error
+    blocks = config.cache_config.num_gpu_blocks or 0
+    slots = max(rows, blocks * config.cache_config.block_size // context)
+    return VllmWorker(
+        engine,
+        tokenizer,
+        context=context,
+        capacity=Capacity(rows, queue, slots),
+        stop_token_ids=_stop_token_ids(config.model_config, tokenizer),
+        counter=counter,
+    )
+
+
+def check_engine_args(engine_args: Mapping[str, Any]) -> dict[str, Any]:
+    """`engine_args` by name.
+
+    Raises:
+        ConfigError: one is unknown to this vLLM, said elsewhere, or the worker's own to set.
+    """
+    known = {field.name for field in fields(AsyncEngineArgs)}
+    for name in engine_args:
+        if name in SAID_ELSEWHERE:
+            raise ConfigError(f"engine_args.{name}: say it as {SAID_ELSEWHERE[name]}")
+        if name in OURS:
+            raise ConfigError(f"engine_args.{name}: is set by the worker itself; leave it out")
+        if name not in known:
+            close = get_close_matches(name, known - OURS - SAID_ELSEWHERE.keys(), 1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ConfigError(f"engine_args.{name}: this vLLM has no such argument{hint}")
+    return dict(engine_args)
+
+
+def _prepare_environment(device: str, threads: int | None) -> None:
+    """What vLLM reads from the environment; its processes inherit it."""
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    if device == "cpu":
+        # Bound to cores, two workers on one machine would share the first ones.
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        # Compiling takes a C++ compiler, and 20 s in the first request of each process.
+        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
+        if threads is not None:
+            os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+def _context_bytes(config: Any) -> int:
+    """Bytes of the cache that one sequence of the model's whole context takes."""
+    model, cache = config.model_config, config.cache_config
+    blocks = -(-model.max_model_len // cache.block_size) + 1
+    per_token = (
+        2
+        * model.get_num_layers(config.parallel_config)
+        * model.get_num_kv_heads(config.parallel_config)
+        * model.get_head_size()
+        * model.dtype.itemsize
+    )
+    return int(blocks * cache.block_size * per_token)
+
+
+def _stop_token_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
+    """End-of-turn ids: those of the generation config, of the config and of the tokenizer."""
+    found: list[Any] = [tokenizer.eos_id]
+    try:
+        declared = GenerationConfig.from_pretrained(model.model).eos_token_id
+    except (OSError, ValueError):  # there is none
+        declared = model.hf_config.eos_token_id
+    found += declared if isinstance(declared, list) else [declared]
+    return {token for token in found if token is not None}
+
+
+def _summary(error: BaseException) -> str:
+    """Its first line; of pydantic's errors the part that says what is wrong."""
+    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
+    if len(lines) > 2 and "validation error" in lines[0]:
+        return lines[2].partition(" [type=")[0]
+    return lines[0] if lines else type(error).__name__

@@ -1,0 +1,444 @@
+"""A `Worker` over vLLM's engine in this process (its core is a process of its own, vLLM's).
+
+Prompts are token ids that our own tokenizer and templates made, so no text reaches a control
+token, and vLLM's text side is off. What it answers is cut here, token by token, as the builtin
+engine's is.
+
+Differences from the builtin engine, all of them vLLM's:
+
+- log-probabilities are those at temperature 1, whatever the request's; an entropy
+  (`StopCriteria.max_entropy`) and choices drawn at a temperature (`verify`, but for the last) are
+  taken from the `SHOWN` likeliest tokens (`workers.top_logprobs` says within what bounds);
+- prefill (a generation of no tokens) makes it generate one, which is dropped;
+- a seed draws the same tokens in the same call, and others where a lost call is resumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, replace
+from math import exp, log
+from time import perf_counter
+from typing import Any
+
+from vllm import SamplingParams
+from vllm.inputs.engine import tokens_input
+from vllm.outputs import RequestOutput
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerBase
+
+from orchestrator.errors import Overloaded, WorkerError, WorkerUnavailable
+from orchestrator.types import (
+    Classification,
+    Finish,
+    Generation,
+    LabelQuery,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Usage,
+    Verification,
+)
+from orchestrator.worker import Call, Delta, check_method
+from workers.text.checks import check_length, check_sampling, label_ids
+from workers.text.continuation import Continuation
+from workers.text.prompt import PromptRenderer
+from workers.text.tokenizer import Tokenizer
+from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
+from workers.top_logprobs import choices, entropy, probability, stop_nll
+from workers.vllm.scheduler import MOST_CACHED
+
+SHOWN = 64
+"""Tokens whose log-probabilities are requested where the likeliest one is not enough."""
+_NEGLIGIBLE = log(1e-3)
+JUDGE, WRITER = 0, 1
+"""Priorities: a judge's call is short, and a whole request waits for it."""
+
+
+class DraftCounter(StatLoggerBase):  # type: ignore[misc]
+    """Counts the drafts of vLLM's own speculation, and what was accepted of them."""
+
+    def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
+        self.drafts = self.drafted = self.accepted = 0
+
+    def record(
+        self,
+        scheduler_stats: Any,
+        iteration_stats: Any,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+    ) -> None:
+        speculation = scheduler_stats and scheduler_stats.spec_decoding_stats
+        if speculation:
+            self.drafts += speculation.num_drafts
+            self.drafted += speculation.num_draft_tokens
+            self.accepted += speculation.num_accepted_tokens
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What an engine holds: live sequences, waiting ones, and whole contexts in its cache."""
+
+    rows: int
+    queue: int
+    slots: int
+
+
+class VllmWorker:
+    """The port over an `AsyncLLM`.
+
+    Args:
+        engine: vLLM's, with `workers.vllm.scheduler` for its scheduler.
+        tokenizer: the checkpoint's.
+        context: its longest sequence, in tokens.
+        stop_token_ids: end-of-turn ids of the checkpoint.
+        counter: counts what the engine's speculation drafts.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        tokenizer: Tokenizer,
+        *,
+        context: int,
+        capacity: Capacity,
+        stop_token_ids: Iterable[int] = (),
+        counter: DraftCounter | None = None,
+    ) -> None:
+        self.engine, self.tokenizer, self.context = engine, tokenizer, context
+        self.prompts = PromptRenderer(tokenizer)
+        self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
+        self._capacity, self._counter = capacity, counter or DraftCounter()
+        self._live = 0
+        self._counts = dict.fromkeys(
+            ("prompt_tokens", "cached_tokens", "generated_tokens", "rounds", "emitted_tokens"), 0
+        )
+        self._resetting: asyncio.Task[Any] | None = None
+
+    async def generate(
+        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
+        began = perf_counter()
+        check_sampling(sampling)
+        check_method(call.speculation, ())
+        ids = self.prompts.transcript(call.transcript)
+        text = Continuation(
+            call,
+            criteria,
+            self.prompts,
+            len(ids),
+            stop_token_ids=self._stop_token_ids,
+            context=self.context,
+        )
+        shown = 1 if criteria.max_entropy is None else SHOWN
+        finish: Finish | None = None
+        first: float | None = None
+        cost = _Cost(len(ids))
+        if text.max_tokens > 0:
+            limits = {"max_tokens": text.max_tokens, "stop_token_ids": sorted(self._stop_token_ids)}
+            parameters = _parameters(sampling, logprobs=shown, **limits)
+            async with aclosing(self._outputs(ids, parameters, WRITER, cost)) as outputs:
+                async for output in outputs:
+                    for token, logprobs in _made(output):
+                        if token >= len(self.tokenizer.pieces):
+                            raise WorkerError(
+                                f"the model wrote id {token}, and its tokenizer has "
+                                f"{len(self.tokenizer.pieces)}: give the tokenizer it belongs to"
+                            )
+                        if criteria.max_entropy is not None and first is None:
+                            first = entropy(logprobs, SHOWN)
+                            if first > criteria.max_entropy:
+                                finish = "doubt"
+                                break
+                        confidence = probability(max(logprobs.values()))
+                        finish = text.push(token, logprobs[token], confidence)
+                        if finish is not None:
+                            break
+                    if stream and (delta := text.delta(ended=finish is not None)):
+                        yield delta
+                    if finish is not None:
+                        break
+                else:
+                    raise WorkerUnavailable("vLLM ended a generation that was not at its end")
+        elif criteria.max_tokens == 0 and len(ids) < self.context:
+            await self._answer(ids, _parameters(Sampling(), max_tokens=1), WRITER, cost)
+        usage = replace(cost.usage(), generated=text.generated)
+        yield Generation(
+            text.segment(finish or "length"),
+            usage,
+            _ms_since(began),
+            first,
+            self.tokenizer.thinks,
+        )
+
+    async def classify(self, call: Call, query: LabelQuery) -> Classification:
+        """The distribution over the query's labels after its side conversation."""
+        began = perf_counter()
+        labels = label_ids(self.tokenizer, query.labels)
+        last = call.transcript.last if query.nll else None
+        scored = self.prompts.verified(last)
+        prefix = self.prompts.transcript(call.transcript)
+        ids = prefix + self.prompts.side(query.turns, query.lead_in)
+        check_length(len(ids) + 1, self.context)
+        cost = _Cost(len(ids))
+        stop_token_ids = finish_token_ids(
+            self.tokenizer, self._stop_token_ids, call.transcript, last
+        )
+        scores: dict[str, Any] = {}
+        if query.nll:
+            scores = _scores(len(prefix) - len(scored), SHOWN if stop_token_ids else 1)
+        parameters = _parameters(Sampling(), max_tokens=1, logprobs=SHOWN, **scores)
+        output = await self._answer(ids, parameters, JUDGE, cost)
+        ((_, logprobs),) = _made(output)
+        known = dict(logprobs)
+        for label in labels:
+            if label not in known:
+                _, known[label] = await self._logprob(ids, [label], cost)
+        shares = [exp(known[label]) for label in labels]
+        inside = sum(shares)
+        if not inside > 0:  # all labels underflow: compare them among themselves
+            best = max(known[label] for label in labels)
+            shares = [exp(known[label] - best) for label in labels]
+        probabilities = tuple(share / sum(shares) for share in shares)
+        outside = max(0.0, 1.0 - inside)
+        answer = Classification(
+            query.labels, probabilities, outside, cost.usage(), _ms_since(began)
+        )
+        if not query.nll:
+            return answer
+        part = slice(len(prefix) - len(scored), len(prefix))
+        nll = tuple(-value for value, _ in _prompt(output, ids, part))
+        ending = None
+        if last is not None and last.finish in ENDED:
+            ((_, behind),) = _prompt(output, ids, slice(len(prefix), len(prefix) + 1))
+            ending = await self._stop_nll(prefix, behind, stop_token_ids, cost)
+        return replace(answer, nll=nll, ending=ending)
+
+    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+        """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
+        began = perf_counter()
+        check_sampling(sampling)
+        tokens = self.prompts.verified(segment)
+        prefix = self.prompts.transcript(call.transcript)
+        ids = prefix + list(tokens)
+        check_length(len(ids) + 1, self.context)
+        cost = _Cost(len(ids))
+        stop_token_ids = finish_token_ids(
+            self.tokenizer, self._stop_token_ids, call.transcript, segment
+        )
+        scores = _scores(len(prefix), 1 if sampling.is_greedy else SHOWN) if tokens else {}
+        parameters = _parameters(sampling, max_tokens=1, logprobs=SHOWN, **scores)
+        output = await self._answer(ids, parameters, JUDGE, cost)
+        ((made, behind),) = _made(output)
+        positions = _prompt(output, ids, slice(len(prefix), len(ids)))
+        chosen = choices([shown for _, shown in positions], sampling, len(prefix))
+        logprobs = [shown[i] for i, (_, shown) in zip(chosen, positions, strict=True)]
+        score = ScoreOutput(
+            nll=[-logprob for logprob, _ in positions],
+            choices=[*chosen, made],
+            logprobs=[*logprobs, behind[made]],
+            ending=await self._stop_nll(ids, behind, stop_token_ids, cost),
+        )
+        return verification(
+            score,
+            call,
+            segment,
+            self.prompts,
+            self._stop_token_ids,
+            cost.usage(),
+            _ms_since(began),
+        )
+
+    @property
+    def alive(self) -> bool:
+        """Whether calls can still be answered."""
+        return not self.engine.errored
+
+    def stats(self) -> dict[str, int]:
+        """Counters since the start and gauges of now; those of the builtin engine, where it has
+        them."""
+        counter = self._counter
+        rows = self._capacity.rows
+        return self._counts | {
+            "drafted_tokens": counter.drafted,
+            "accepted_tokens": counter.accepted,
+            "live_rows": min(self._live, rows),
+            "queued": max(0, self._live - rows),
+            "rows": rows,
+            "slots": self._capacity.slots,
+            "lossy": 0,
+        }
+
+    def reset_prefix_cache(self) -> None:
+        """Forget the prefixes of all calls that have ended, before any call that comes after."""
+        self._resetting = None
+        with suppress(RuntimeError):  # no loop runs: nothing was cached by it
+            loop = asyncio.get_running_loop()
+            self._resetting = loop.create_task(self.engine.reset_prefix_cache())
+
+    def close(self) -> None:
+        """Stop the engine and its process; calls in progress fail with `WorkerUnavailable`."""
+        self.engine.shutdown()
+
+    async def _outputs(
+        self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: _Cost
+    ) -> AsyncGenerator[RequestOutput, None]:
+        """One request of vLLM's; closing the iterator aborts it within one step."""
+        if self._live >= self._capacity.rows + self._capacity.queue:
+            raise Overloaded(f"all {self._capacity.rows} rows are taken and the queue is full")
+        self._live += 1
+        try:
+            if self._resetting is not None:
+                await self._resetting
+                self._resetting = None
+            outputs = self.engine.generate(
+                tokens_input(list(ids)), parameters, secrets.token_hex(8), priority=priority
+            )
+            async with aclosing(outputs):
+                async for output in outputs:
+                    made = len(output.outputs[0].token_ids)
+                    cost.record(output, made)
+                    self._counts["generated_tokens"] += made
+                    self._counts["rounds"] += 1
+                    self._counts["emitted_tokens"] += made
+                    yield output
+        except EngineDeadError as error:
+            raise WorkerUnavailable("vLLM's engine process has died") from error
+        finally:
+            self._live -= 1
+            self._counts["prompt_tokens"] += len(ids)
+            self._counts["cached_tokens"] += cost.cached
+
+    async def _answer(
+        self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: _Cost
+    ) -> RequestOutput:
+        """The one output of a request of one token."""
+        async with aclosing(self._outputs(ids, parameters, priority, cost)) as outputs:
+            async for output in outputs:
+                return output
+        raise WorkerUnavailable("vLLM gave no answer")
+
+    async def _logprob(
+        self, ids: Sequence[int], allowed: Iterable[int], cost: _Cost
+    ) -> tuple[int, float]:
+        """The likeliest of the `allowed` tokens behind a prompt, and its log-probability.
+
+        For tokens that are not among those shown: vLLM is made to draw one. (`logprob_token_ids`
+        would show them, but in vLLM 0.32 takes the likeliest tokens away from all other requests
+        of that pass.)
+        """
+        parameters = _parameters(
+            Sampling(), max_tokens=1, logprobs=1, allowed_token_ids=sorted(allowed)
+        )
+        ((made, logprobs),) = _made(await self._answer(ids, parameters, JUDGE, cost))
+        return made, logprobs[made]
+
+    async def _stop_nll(
+        self,
+        ids: Sequence[int],
+        shown: Mapping[int, float],
+        stop_token_ids: Collection[int],
+        cost: _Cost,
+    ) -> float:
+        """The negative log-likelihood that any of `stop_token_ids` follows `ids`.
+
+        Of those that are not shown, the likeliest are asked for until the next adds nothing.
+        """
+        known = {token: shown[token] for token in stop_token_ids if token in shown}
+        rest = set(stop_token_ids) - known.keys()
+        while rest:
+            token, logprob = await self._logprob(ids, rest, cost)
+            known[token] = logprob
+            rest.remove(token)
+            if logprob + log(len(rest) + 1) < max(known.values()) + _NEGLIGIBLE:
+                break
+        return stop_nll(known, stop_token_ids)
+
+
+class _Cost:
+    """What one call of ours costs in vLLM, over all its requests."""
+
+    def __init__(self, prompt: int) -> None:
+        self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
+
+    def record(self, output: RequestOutput, made: int) -> None:
+        self.cached = max(self.cached, output.num_cached_tokens or 0)
+        self.generated += made
+        self.passes += 1
+
+    def usage(self) -> Usage:
+        return Usage(self.prompt, self.cached, self.generated, self.passes)
+
+
+def _parameters(sampling: Sampling, **fields: Any) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.0 if sampling.is_greedy else sampling.temperature,
+        top_p=sampling.top_p,
+        top_k=sampling.top_k,
+        seed=sampling.seed,
+        detokenize=False,
+        ignore_eos=True,  # the ids that end a text are ours to know
+        output_kind=RequestOutputKind.DELTA,
+        **fields,
+    )
+
+
+def _scores(first: int, shown: int) -> dict[str, Any]:
+    """The fields for log-probabilities of a prompt's ids from position `first` on.
+
+    Those of an id come from reading the id before it.
+    """
+    return {
+        "prompt_logprobs": shown,
+        "skip_reading_prefix_cache": False,
+        "flat_logprobs": True,
+        "extra_args": {MOST_CACHED: max(0, first - 1)},
+    }
+
+
+def _made(output: RequestOutput) -> list[tuple[int, Mapping[int, float]]]:
+    """Each token made, and the log-probabilities shown at its position."""
+    completion = output.outputs[0]
+    if completion.logprobs is None:
+        return [(token, {token: 0.0}) for token in completion.token_ids]
+    positions = [_values(completion.logprobs[i]) for i in range(len(completion.logprobs))]
+    return list(zip(completion.token_ids, positions, strict=True))
+
+
+def _prompt(
+    output: RequestOutput, ids: Sequence[int], part: slice
+) -> list[tuple[float, Mapping[int, float]]]:
+    """The log-probability of each id in `part` of the prompt, and those shown at its position.
+
+    Raises:
+        WorkerError: vLLM took some of them from its cache, and so does not know them.
+    """
+    if part.start >= part.stop:
+        return []
+    if output.prompt_logprobs is None or (output.num_cached_tokens or 0) > part.start - 1:
+        raise WorkerError(
+            f"expected the log-probabilities of the prompt from position {part.start} on, but vLLM "
+            f"took {output.num_cached_tokens} tokens from its cache: is its scheduler another one?"
+        )
+    found: list[tuple[float, Mapping[int, float]]] = []
+    for position in range(part.start, part.stop):
+        logprobs = _values(output.prompt_logprobs[position])
+        found.append((logprobs[ids[position]], logprobs))
+    return found
+
+
+def _values(logprobs: Any) -> dict[int, float]:
+    return {token: value.logprob for token, value in logprobs.items()}
+
+
+def _ms_since(began: float) -> float:
+    return (perf_counter() - began) * 1e3
