@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-real real-pair check redis results results-real decoding experiments alerts
+.PHONY: help setup serve test test-vllm test-real real-pair check redis results results-real decoding experiments alerts
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -20,6 +20,21 @@ serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:$(PORT) (PORT= ch
 
 test: check redis ## lint, type-check and run the whole test suite
 	@$(BIN)/python -m pytest
+
+# vLLM's pins are not ours, so it has an environment of its own. An engine of vLLM's belongs to one
+# event loop, so all tests share one.
+VLLM := .venv-vllm
+VLLM_STAMP := $(VLLM)/.installed
+
+test-vllm: $(VLLM_STAMP) ## the tests over vLLM's build for CPUs, in .venv-vllm (made the first time: 3 minutes)
+	@TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -m vllm \
+	  -o asyncio_default_test_loop_scope=session tests
+
+$(VLLM_STAMP): pyproject.toml requirements-vllm.lock
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --no-deps --requirement requirements-vllm.lock
+	@$(VLLM)/bin/python -m pip install --quiet --no-deps --no-build-isolation --editable .
+	@touch $@
 
 real-pair: $(STAMP) ## fetch pretrained models to build/real-pair (3 minutes, 7 GB in ~/.cache/baton; quick the second time)
 	@$(BIN)/python -m tests.real.fetch

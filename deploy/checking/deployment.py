@@ -128,7 +128,7 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
     for name, spec in args.workers.by_name().items():
         yield from _thinking(data, (*ARGS, "workers", name), spec)
     for name, spec in args.workers.by_name().items():
-        if spec.url is None:
+        if spec.url is None and not spec.runs_vllm:  # which says itself what it takes
             yield from _model(data, (*ARGS, "workers", name, "model"), spec.model)
             path = (*ARGS, "workers", name, "speculation")
             yield from _method(data, path, spec.speculation)

@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
 from transformers import GenerationConfig
 from vllm import AsyncEngineArgs
 from vllm.usage.usage_lib import UsageContext
@@ -196,8 +197,12 @@ def _stop_token_ids(model: Any, tokenizer: Tokenizer) -> set[int]:
 
 
 def _summary(error: BaseException) -> str:
-    """Its first line; of pydantic's errors the part that says what is wrong."""
-    lines = [line.strip() for line in str(error).strip().splitlines() if line.strip()]
-    if len(lines) > 2 and "validation error" in lines[0]:
-        return lines[2].partition(" [type=")[0]
+    """What is wrong, in one line; of pydantic's errors the first."""
+    message = str(error)
+    if isinstance(error, ValidationError):
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        message = f"{where}: {message}" if where else message
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__

@@ -1,0 +1,70 @@
+"""No process of vLLM's outlives the worker's, and a dead engine is noticed at once."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.types import Message, Sampling, StopCriteria, Transcript
+from orchestrator.worker import Call
+from workers.vllm.loading import load
+
+STARTED = """
+import time
+from workers.vllm.loading import load
+if __name__ == "__main__":
+    worker = load("embedded:small", device="cpu", rows=2, max_len=256, threads=1)
+    print("ready", flush=True)
+    time.sleep(600)
+"""
+
+
+def test_a_killed_worker_leaves_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "started.py"
+    script.write_text(STARTED)
+    root = str(Path(__file__).parents[3])
+    environment = {**os.environ, "PYTHONPATH": root}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, text=True, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert any("ready" in line for line in process.stdout)
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("EngineCore" in child.name() for child in children)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    deadline = time.monotonic() + 30
+    while any(child.is_running() for child in children) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert [child for child in children if child.is_running()] == []
+
+
+async def test_calls_fail_at_once_where_the_engine_process_dies() -> None:
+    worker = load("embedded:small", device="cpu", rows=4, max_len=512, threads=1)
+    call = Call("r", Transcript((Message("user", "What is 3 + 4?"),)), "small")
+
+    async def one() -> None:
+        async for _ in worker.generate(call, StopCriteria(400), Sampling(1.5)):
+            pass
+
+    try:
+        tasks = [asyncio.create_task(one()) for _ in range(3)]
+        await asyncio.sleep(0.05)
+        (core,) = (p for p in psutil.Process().children() if "EngineCore" in p.name())
+        core.kill()
+        results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
+        assert any(isinstance(result, WorkerUnavailable) for result in results)
+        assert not worker.alive
+        with pytest.raises(WorkerUnavailable):
+            await one()
+    finally:
+        worker.close()
