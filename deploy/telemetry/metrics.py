@@ -41,6 +41,8 @@ COUNTERS: Final = {
     "rounds": "Rounds of the token loop, summed over the rows that took part in each.",
     "emitted_tokens": "Tokens that rounds of the token loop gave to their rows; divided by "
     "baton_worker_rounds_total, the mean acceptance length (bonus token included).",
+    "drafted_tokens": "Tokens that vLLM's own speculation drafted, where vLLM runs the model.",
+    "accepted_tokens": "Of baton_worker_drafted_tokens_total, those that the model accepted.",
     "plain_rounds": "Of baton_worker_rounds_total, those that the method auto made without drafts.",
     "drafted_rounds": "Of baton_worker_rounds_total, those that the method auto made with drafts.",
     "switches": "Changes of the decoding method that the method auto has chosen.",

@@ -22,7 +22,7 @@ from workers.engine.loading import load_tokenizer
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
 from workers.vllm.scheduler import AsyncJudgeScheduler, JudgeScheduler
-from workers.vllm.worker import SHOWN, Capacity, DraftCounter, VllmWorker
+from workers.vllm.worker import SHOWN, Capacity, EngineCounter, VllmWorker
 
 SAID_ELSEWHERE = {
     "model": "model",
@@ -118,7 +118,7 @@ def load(
         context = config.model_config.max_model_len
         if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
             config.cache_config.kv_cache_memory_bytes = 2 * rows * _context_bytes(config)
-        counter = DraftCounter()
+        counter = EngineCounter()
         engine = AsyncLLM(
             config,
             Executor.get_class(config),
@@ -128,13 +128,12 @@ def load(
         )
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         raise ConfigError(f"vLLM cannot load {model}: {_summary(error)}") from error
-    blocks = config.cache_config.num_gpu_blocks or 0
-    slots = max(rows, blocks * config.cache_config.block_size // context)
+    tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
     return VllmWorker(
         engine,
         tokenizer,
         context=context,
-        capacity=Capacity(rows, queue, slots),
+        capacity=Capacity(rows, queue, tokens),
         stop_token_ids=_stop_token_ids(config.model_config, tokenizer),
         counter=counter,
     )

@@ -60,11 +60,12 @@ JUDGE, WRITER = 0, 1
 """Priorities: a judge's call is short, and a whole request waits for it."""
 
 
-class DraftCounter(StatLoggerBase):  # type: ignore[misc]
-    """Counts the drafts of vLLM's own speculation, and what was accepted of them."""
+class EngineCounter(StatLoggerBase):  # type: ignore[misc]
+    """Counts the engine's passes, what its speculation drafts, and how full its cache is."""
 
     def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
-        self.drafts = self.drafted = self.accepted = 0
+        self.passes = self.drafted = self.accepted = 0
+        self.cache_usage = 0.0
 
     def record(
         self,
@@ -73,11 +74,12 @@ class DraftCounter(StatLoggerBase):  # type: ignore[misc]
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        speculation = scheduler_stats and scheduler_stats.spec_decoding_stats
-        if speculation:
-            self.drafts += speculation.num_drafts
-            self.drafted += speculation.num_draft_tokens
-            self.accepted += speculation.num_accepted_tokens
+        self.passes += iteration_stats is not None
+        if scheduler_stats is not None:
+            self.cache_usage = scheduler_stats.kv_cache_usage
+            if (speculation := scheduler_stats.spec_decoding_stats) is not None:
+                self.drafted += speculation.num_draft_tokens
+                self.accepted += speculation.num_accepted_tokens
 
     def log_engine_initialized(self) -> None:
         pass
@@ -85,11 +87,11 @@ class DraftCounter(StatLoggerBase):  # type: ignore[misc]
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What an engine holds: live sequences, waiting ones, and whole contexts in its cache."""
+    """What an engine holds: live sequences, waiting ones, and tokens in its cache."""
 
     rows: int
     queue: int
-    slots: int
+    tokens: int
 
 
 class VllmWorker:
@@ -100,7 +102,7 @@ class VllmWorker:
         tokenizer: the checkpoint's.
         context: its longest sequence, in tokens.
         stop_token_ids: end-of-turn ids of the checkpoint.
-        counter: counts what the engine's speculation drafts.
+        counter: what the engine reports to.
     """
 
     def __init__(
@@ -111,13 +113,13 @@ class VllmWorker:
         context: int,
         capacity: Capacity,
         stop_token_ids: Iterable[int] = (),
-        counter: DraftCounter | None = None,
+        counter: EngineCounter | None = None,
     ) -> None:
         self.engine, self.tokenizer, self.context = engine, tokenizer, context
         self.prompts = PromptRenderer(tokenizer)
         self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
-        self._capacity, self._counter = capacity, counter or DraftCounter()
-        self._live = 0
+        self._capacity, self._counter = capacity, counter or EngineCounter()
+        self._live, self._closed = 0, False
         self._counts = dict.fromkeys(
             ("prompt_tokens", "cached_tokens", "generated_tokens", "rounds", "emitted_tokens"), 0
         )
@@ -261,7 +263,7 @@ class VllmWorker:
     @property
     def alive(self) -> bool:
         """Whether calls can still be answered."""
-        return not self.engine.errored
+        return not (self._closed or self.engine.errored)
 
     def stats(self) -> dict[str, int]:
         """Counters since the start and gauges of now; those of the builtin engine, where it has
@@ -269,12 +271,14 @@ class VllmWorker:
         counter = self._counter
         rows = self._capacity.rows
         return self._counts | {
+            "passes": counter.passes,
             "drafted_tokens": counter.drafted,
             "accepted_tokens": counter.accepted,
             "live_rows": min(self._live, rows),
             "queued": max(0, self._live - rows),
             "rows": rows,
-            "slots": self._capacity.slots,
+            "slots": max(rows, self._capacity.tokens // self.context),
+            "held_tokens": int(counter.cache_usage * self._capacity.tokens),
             "lossy": 0,
         }
 
@@ -287,12 +291,17 @@ class VllmWorker:
 
     def close(self) -> None:
         """Stop the engine and its process; calls in progress fail with `WorkerUnavailable`."""
-        self.engine.shutdown()
+        if not self._closed:
+            self._closed = True
+            self.engine.shutdown()
+            del self.engine  # whose destructor fails once the interpreter is going down
 
     async def _outputs(
         self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: _Cost
     ) -> AsyncGenerator[RequestOutput, None]:
         """One request of vLLM's; closing the iterator aborts it within one step."""
+        if self._closed:
+            raise WorkerUnavailable("the engine has stopped")
         if self._live >= self._capacity.rows + self._capacity.queue:
             raise Overloaded(f"all {self._capacity.rows} rows are taken and the queue is full")
         self._live += 1

@@ -166,7 +166,7 @@ async def test_a_closed_iterator_aborts_the_request(large: Any) -> None:
 
 async def test_more_calls_than_rows_and_queue_are_refused(large: Any) -> None:
     room = large._capacity
-    large._capacity = type(room)(rows=1, queue=0, slots=room.slots)
+    large._capacity = type(room)(rows=1, queue=0, tokens=room.tokens)
     try:
         first = large.generate(call(), StopCriteria(200), Sampling(1.5, seed=1))
         await anext(first)
