@@ -1,4 +1,5 @@
-"""Token-level methods side by side, `baton bench-decode`, and weights, `baton bench-weights`.
+"""Token-level methods side by side, `baton bench-decode`, weights, `baton bench-weights`, and
+calls, `baton bench-calls`.
 
 In reading order:
 
@@ -12,5 +13,6 @@ In reading order:
 - `ablation`: FSPAD's heads beside those without its additions, over several seeds.
 - `tables`: the tables.
 - `weights`: perplexity and the time of a pass, by the type of the weights.
+- `calls`: workers side by side, by the time of a call.
 - `picture`: the picture.
 """

@@ -16,6 +16,7 @@ In reading order:
 - `predict`: recorded requests at the costs of another pair.
 - `results`: measured evaluations as a page of the documentation.
 - `size`: what a request costs a running service, and what a load would need.
+- `bench_calls`: what a call takes through several workers.
 - `bench_decode`: token-level methods side by side.
 - `bench_weights`: `baton bench-weights`, types of weights side by side.
 - `train`: the embedded pair's training recipe.

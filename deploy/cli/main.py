@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from deploy.cli.ask import ask
+from deploy.cli.bench_calls import bench_calls
 from deploy.cli.bench_decode import bench_decode
 from deploy.cli.bench_weights import bench_weights
 from deploy.cli.calibrate import calibrate
@@ -58,6 +59,7 @@ def baton(
 app.command("serve")(serve)
 app.command("ask")(ask)
 app.command("eval")(evaluate)
+app.command("bench-calls")(bench_calls)
 app.command("bench-decode")(bench_decode)
 app.command("bench-weights")(bench_weights)
 app.command("calibrate")(calibrate)

@@ -1,0 +1,135 @@
+"""Workers side by side: what a call of each kind takes, behind a short and a long prefix.
+
+The large workers of several deployment files take turns, so all see the machine at the same
+moments. A prefix is new for every repetition; it has been read before the calls are timed, as in a
+request whose first step is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any, Final
+
+from deploy.bench.rounds import Row
+from deploy.evaluation.tables import Column
+from orchestrator.types import (
+    Generation,
+    LabelQuery,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+    Usage,
+)
+from orchestrator.worker import Call
+
+WRITTEN: Final = 10  # tokens of a generation, and of a step that is verified
+STEP: Final = "Then {0} and {1} give {2}, which is checked once more.\n\n"
+QUERY: Final = LabelQuery(
+    (Message("user", "Is the last step right? Answer with a digit from 0 to 9."),),
+    "Score: ",
+    tuple("0123456789"),
+)
+COLUMNS: list[Column] = [
+    ("worker", lambda row: row["worker"]),
+    ("prefix, tokens", lambda row: str(row["prefix"])),
+    ("call", lambda row: row["call"]),
+    ("ms", lambda row: f"{row['ms']:.1f}"),
+    ("to the first", lambda row: f"{row['to_first']:.2f}x"),
+    ("found cached, %", lambda row: f"{100 * row['cached']:.0f}"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """One call: milliseconds, and what it cost."""
+
+    ms: float
+    usage: Usage
+
+
+async def bench_calls(
+    workers: Mapping[str, Any],
+    prefixes: Sequence[int] = (100, 800),
+    *,
+    repeats: int = 20,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """A row for each worker, prefix (about so many tokens) and kind of call; medians.
+
+    The first repetition warms up and is not counted.
+    """
+    taken: dict[tuple[str, int, str], list[Timed]] = {}
+    for size in prefixes:
+        for turn in range(repeats + 1):
+            tell(f"prefixes of {size} tokens, {turn} of {repeats}")
+            for name, worker in workers.items():
+                calls = await _turn(worker, size, turn)
+                for kind, timed in calls.items():
+                    if turn:
+                        taken.setdefault((name, size, kind), []).append(timed)
+    first = next(iter(workers))
+    rows: list[Row] = []
+    for (name, size, kind), all_timed in taken.items():
+        ms = median(one.ms for one in all_timed)
+        rows.append(
+            {
+                "worker": name,
+                "prefix": size,
+                "call": kind,
+                "ms": ms,
+                "to_first": ms / median(one.ms for one in taken[first, size, kind]),
+                "cached": median(one.usage.cached / one.usage.prompt for one in all_timed),
+            }
+        )
+    return rows
+
+
+async def _turn(worker: Any, size: int, turn: int) -> dict[str, Timed]:
+    """One call of each kind behind a thought that nobody has read before."""
+    transcript = Transcript((Message("user", f"Question {size}.{turn}: what is {turn} + 1?"),))
+    length, number = 0, 0
+    while length < size:
+        text = STEP.format(number, turn, number + turn)
+        ids = worker.tokenizer.encode(text)
+        transcript = transcript.extend(
+            Segment("small", text, ids, (0.0,) * len(ids), worker.tokenizer.hash)
+        )
+        length, number = length + len(ids), number + 1
+    text = STEP.format(number, turn, number + turn)
+    ids = worker.tokenizer.encode(text)[:WRITTEN]
+    step = Segment(
+        "small", worker.tokenizer.decode(ids), ids, (0.0,) * len(ids), worker.tokenizer.hash
+    )
+    call = Call(f"bench-{size}-{turn}", transcript, "large")
+    judged = Call(call.request, transcript.extend(step), "large")
+    await _generation(worker, call, 0)
+
+    async def generate() -> Usage:
+        return (await _generation(worker, call, WRITTEN)).usage
+
+    async def verify() -> Usage:
+        return (await worker.verify(call, step, Sampling())).usage  # type: ignore[no-any-return]
+
+    async def classify() -> Usage:
+        return (await worker.classify(judged, QUERY)).usage  # type: ignore[no-any-return]
+
+    kinds = {f"generate {WRITTEN}": generate, f"verify {WRITTEN}": verify, "classify": classify}
+    return {kind: await _timed(made) for kind, made in kinds.items()}
+
+
+async def _generation(worker: Any, call: Call, tokens: int) -> Generation:
+    criteria = StopCriteria(tokens)
+    last = [item async for item in worker.generate(call, criteria, Sampling(), stream=False)][-1]
+    assert isinstance(last, Generation)
+    return last
+
+
+async def _timed(made: Callable[[], Awaitable[Usage]]) -> Timed:
+    began = perf_counter()
+    usage = await made()
+    return Timed((perf_counter() - began) * 1e3, usage)

@@ -1,0 +1,70 @@
+"""`baton bench-calls`: what a call takes through several workers, side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from deploy.cli.common import bar, wide_console, write
+from orchestrator.errors import InvalidRequest
+
+
+def bench_calls(
+    files: Annotated[
+        list[Path], typer.Argument(help="Deployment files; the large worker of each is timed.")
+    ],
+    prefixes: Annotated[
+        str, typer.Option(help="Tokens before each call; several as 100,800.")
+    ] = "100,800",
+    repeats: Annotated[int, typer.Option(min=1, help="Calls of each kind; medians count.")] = 20,
+    as_json: Annotated[
+        Path | None, typer.Option("--json", help="Write the rows to this file.")
+    ] = None,
+    as_markdown: Annotated[
+        Path | None, typer.Option("--markdown", help="Write the table to this file.")
+    ] = None,
+) -> None:
+    """Milliseconds of a generation, a judge's call and a verification through several workers.
+
+    Each is in this process, or a server where the file names a url. Ratios are to the first file's.
+
+    [bold]Examples[/]
+
+      baton bench-calls deploy/local.yaml vllm.yaml vllm-http.yaml
+    """
+    sizes = [one for one in prefixes.split(",") if one.strip()]
+    if not sizes or not all(one.strip().isdigit() and int(one) > 0 for one in sizes):
+        raise InvalidRequest(f"--prefixes: expected numbers of tokens as 100,800, not {prefixes!r}")
+    if len({file.stem for file in files}) < len(files):
+        raise InvalidRequest("two files have one name, which is the row's: rename one")
+    from deploy.bench.calls import COLUMNS
+    from deploy.bench.calls import bench_calls as measure
+    from deploy.evaluation.tables import markdown, show
+    from deploy.service.config import load
+    from deploy.service.workers import close, open_worker
+
+    specs = {file.stem: load(file).args.workers.large for file in files}
+
+    async def run() -> list[Any]:
+        workers: dict[str, Any] = {}
+        try:
+            for name, spec in specs.items():
+                workers[name] = open_worker(spec)
+            with bar(Console(stderr=True)) as shown:
+                return await measure(
+                    workers, [int(one) for one in sizes], repeats=repeats, tell=shown.tell
+                )
+        finally:
+            await close(workers.values())
+
+    rows = asyncio.run(run())
+    if as_json is not None:
+        write(as_json, json.dumps({"files": [str(file) for file in files], "rows": rows}) + "\n")
+    if as_markdown is not None:
+        write(as_markdown, f"# Calls side by side\n\n{markdown(rows, COLUMNS)}\n")
+    show(rows, COLUMNS, wide_console())
