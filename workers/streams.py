@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Protocol, cast
 
 from orchestrator.types import Author, Finish, Generation, Sampling, Segment, StopCriteria, Usage
@@ -61,23 +62,25 @@ async def resume_generation(
     empty = Segment(cast("Author", call.author), "", tokenizer=tokenizer)
     max_tokens = criteria.max_tokens - len(received.tokens)
     step = StepEnd(criteria.until, begun(call.transcript, criteria.until))
-    if step.find(received.text) is not None or not max_tokens:  # only its end was lost
-        finish: Finish = "length" if step.find(received.text) is None else "until"
+    ended = step.feed(received.text) is not None
+    if ended or not max_tokens:  # only its end was lost
+        finish: Finish = "until" if ended else "length"
         yield whole(replace(empty, finish=finish), Usage(prompt=len(received.tokens)))
         return
     call = replace(call, transcript=call.transcript.extend(whole(empty).segment))
     # The entropy of the first token was checked before that token was sent.
     criteria = replace(criteria, max_tokens=max_tokens, max_entropy=None)
-    rest = Delta("", ())
+    rest: list[Delta] = []
     async with aclosing(_start(generate, call, criteria, sampling, True)) as items:
         async for item in items:
             if isinstance(item, Generation):
                 yield whole(item.segment, item.usage, item.ms)
                 return
             yield item
-            rest = merge_deltas((rest, item))
-            if step.find(received.text + rest.text) is not None:  # it broke off inside one
-                segment = replace(empty, text=rest.text, tokens=rest.tokens, logprobs=rest.logprobs)
+            rest.append(item)
+            if step.feed(item.text) is not None:  # it broke off inside one
+                made = merge_deltas(rest)
+                segment = replace(empty, text=made.text, tokens=made.tokens, logprobs=made.logprobs)
                 yield whole(segment, Usage(prompt=len(received.tokens)))
                 return
 
@@ -147,6 +150,6 @@ def merge_deltas(deltas: Iterable[Delta]) -> Delta:
     deltas = list(deltas)
     return Delta(
         "".join(delta.text for delta in deltas),
-        tuple(token for delta in deltas for token in delta.tokens),
-        tuple(logprob for delta in deltas for logprob in delta.logprobs),
+        tuple(chain.from_iterable(delta.tokens for delta in deltas)),
+        tuple(chain.from_iterable(delta.logprobs for delta in deltas)),
     )

@@ -91,24 +91,26 @@ class RemoteWorker:
         """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
         check_sampling(sampling)
         check_method(call.speculation, ())
-        made, retries = Delta("", ()), self.server.tries()
-        step = StepEnd(criteria.until, begun(call.transcript, criteria.until))
+        made, retries = list[Delta](), self.server.tries()
+        before = begun(call.transcript, criteria.until)
         while True:
+            so_far = merge_deltas(made)
             rest = resume_generation(
-                self._once, self.tokenizer.hash, made, call, criteria, sampling, True
+                self._once, self.tokenizer.hash, so_far, call, criteria, sampling, True
             )
             try:
                 async with aclosing(rest) as items:
                     async for item in items:
                         if isinstance(item, Generation):
                             whole = item.segment
-                            if whole.finish == "until" and step.find(whole.text) is None:
+                            step = StepEnd(criteria.until, before)
+                            if whole.finish == "until" and step.feed(whole.text) is None:
                                 # The server stops at any delimiter, also inside a code block.
-                                made = Delta(whole.text, whole.tokens, whole.logprobs)
+                                made = [Delta(whole.text, whole.tokens, whole.logprobs)]
                                 break
                             yield item
                             return
-                        made = merge_deltas((made, item))
+                        made.append(item)
                         retries.reset()
                         if stream:
                             yield item

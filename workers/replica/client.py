@@ -57,16 +57,17 @@ class ReplicaWorker:
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncGenerator[Delta | Generation, None]:
-        received, retry = Delta("", ()), self._retry()
+        received, retry = list[Delta](), self._retry()
         while True:
+            so_far = merge_deltas(received)
             attempt = self._attempt(
-                retry, call.request, "generate", received, call, criteria, sampling, stream
+                retry, call.request, "generate", so_far, call, criteria, sampling, stream
             )
             try:
                 async with aclosing(attempt) as items:
                     async for item in items:
                         if isinstance(item, Delta):
-                            received = merge_deltas((received, item))
+                            received.append(item)
                             retry.reset()
                         yield item
                         if isinstance(item, Generation):

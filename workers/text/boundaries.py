@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from orchestrator.types import Transcript
 
@@ -21,7 +22,10 @@ _ANNOUNCES = (":", "\uff1a")  # the second is the colon of Chinese and Japanese
 
 
 class StepEnd:
-    """Finds the end of the first step in a text that grows.
+    """Finds the end of the first step in a text that comes in pieces.
+
+    What was read is not read again, however long the step: of whole lines only the blocks that they
+    leave open are kept.
 
     Args:
         delimiters: what may end a step.
@@ -30,57 +34,82 @@ class StepEnd:
 
     def __init__(self, delimiters: Sequence[str], before: str = "") -> None:
         known = tuple(filter(None, delimiters))
-        self._before = before
         # As lookaheads: delimiters may overlap.
         self._patterns = [(re.compile(f"(?={re.escape(one)})"), len(one)) for one in known]
-        self.longest = max(map(len, known), default=0)
+        self._longest = max(map(len, known), default=0)
+        self._tail = ""  # the end of the text, where a delimiter may have begun
+        self._blocks = _Blocks()  # open behind the lines that were read
+        self._unread = [before]  # the lines behind them: the last that is not blank, and on
 
-    def find(self, text: str, start: int = 0) -> int | None:
-        """Where in `text` the step ends, looked for from `start` on; None where it goes on.
-
-        `text` is all that was written since `before`.
-        """
+    def feed(self, text: str) -> int | None:
+        """Where in this piece of the text the step ends; None where it goes on behind it."""
+        if not self._patterns:
+            return None
+        window, begin, done = self._tail + text, len(self._tail), 0
         ends = sorted(
-            match.start() + size
+            match.start() + size - begin
             for pattern, size in self._patterns
-            for match in pattern.finditer(text, start)
+            for match in pattern.finditer(window, max(0, begin - size + 1))
         )
-        return next((end for end in ends if self._counts(text[:end])), None)
+        for end in ends:
+            self._unread.append(text[done:end])
+            done = end
+            if self._counts():
+                return end
+        self._unread.append(text[done:])
+        self._tail = window[max(0, len(window) - self._longest + 1) :]
+        return None
 
-    def _counts(self, text: str) -> bool:
-        """Whether the delimiter at the end of `text` ends a step."""
-        whole = self._before + text
+    def _counts(self) -> bool:
+        """Whether the delimiter that was read last ends a step."""
+        whole = "".join(self._unread)
         step = whole.rstrip()
-        if not step or step.endswith(_ANNOUNCES):
+        if not step:
             return False
-        *_, last = step.splitlines()
+        begin = step.rfind("\n") + 1
+        self._blocks = self._blocks.behind(step[:begin])
+        self._unread = [whole[begin:]]
+        if step.endswith(_ANNOUNCES):
+            return False
+        *_, last = step[begin:].splitlines()
         ended_line = whole[len(step) :].count("\n")
         if last.lstrip().startswith("|") and ended_line < 2 and last.count("|") > 1:
             return False
-        return not _is_inside_block(step)
+        return not self._blocks.behind(step[begin:]).is_open
 
 
-def _is_inside_block(text: str) -> bool:
-    """Whether a block is open at the end of a text."""
-    fence, dollars, bracket = "", False, False
-    environments: list[str] = []
-    for mark in _MARKS.finditer(text):
-        if fence:
-            closing = mark["fence"] or ""
-            if closing.startswith(fence) and not mark["info"].strip():
-                fence = ""
-        elif mark["fence"]:
-            if not (mark["fence"][0] == "`" and "`" in mark["info"]):  # that is code in a line
-                fence = mark["fence"]
-        elif mark["dollars"]:
-            dollars = not dollars
-        elif mark["open"] or mark["close"]:
-            bracket = bool(mark["open"])
-        elif mark["begin"]:
-            environments.append(mark["name"])
-        elif mark["end"] in environments:
-            del environments[environments.index(mark["end"]) :]
-    return bool(fence or dollars or bracket or environments)
+class _Blocks(NamedTuple):
+    """The blocks that are open at some place of a text."""
+
+    fence: str = ""
+    dollars: bool = False
+    bracket: bool = False
+    environments: tuple[str, ...] = ()
+
+    @property
+    def is_open(self) -> bool:
+        return any(self)
+
+    def behind(self, lines: str) -> _Blocks:
+        """Those that are open behind some more lines, the last of which may be unfinished."""
+        fence, dollars, bracket, environments = self
+        for mark in _MARKS.finditer(lines):
+            if fence:
+                closing = mark["fence"] or ""
+                if closing.startswith(fence) and not mark["info"].strip():
+                    fence = ""
+            elif mark["fence"]:
+                if not (mark["fence"][0] == "`" and "`" in mark["info"]):  # that is code in a line
+                    fence = mark["fence"]
+            elif mark["dollars"]:
+                dollars = not dollars
+            elif mark["open"] or mark["close"]:
+                bracket = bool(mark["open"])
+            elif mark["begin"]:
+                environments = (*environments, mark["name"])
+            elif mark["end"] in environments:
+                environments = environments[: environments.index(mark["end"])]
+        return _Blocks(fence, dollars, bracket, environments)
 
 
 def begun(transcript: Transcript, delimiters: Sequence[str]) -> str:

@@ -55,74 +55,80 @@ class Detokenizer:
         self._pieces, self._encode = pieces, encode
         self._until = until or StepEnd(())
         self._stops = tuple(stop for stop in stops if stop[0])
-        self._longest = max((self._until.longest, *(len(stop) for stop, _ in self._stops)))
+        self._longest = max((len(stop) for stop, _ in self._stops), default=0)
         self._decoder = _decoder(unfinished_bytes)
+        self._texts: list[str] = []  # what each token adds to the text
+        self._length, self._tail = 0, ""  # of the text; its end, where a stop may have begun
         self._borders = [(0, 0)]  # (tokens, characters) where both are whole
-        self._sent = (0, 0)
+        self._sent = 0  # tokens
         self._blank = begins_answer  # whether it is white space so far,
         self._begin = 0  # and where that ends
         self._ending = False  # a delimiter was seen, its token still lacks a byte
-        self.text = ""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
 
     def push(self, token: int, logprob: float) -> Finish | None:
         """Append a token; returns why the text ends with it, if it does."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         new = self._decoder.decode(self._pieces[token])
-        start = max(0, len(self.text) - self._longest + 1)
-        self.text += new
+        self._texts.append(new)
+        start, window = self._length - len(self._tail), self._tail + new
+        self._length += len(new)
         whole = not self._decoder.getstate()[0]
         if whole:
-            self._borders.append((len(self.tokens), len(self.text)))
+            self._borders.append((len(self.tokens), self._length))
         if self._blank:
-            shown = self.text.lstrip()
-            self._blank, self._begin = not shown, len(self.text) - len(shown)
-        if new and self._longest:
-            matches = [
-                (at, finish)
-                for stop, finish in self._stops
-                if (at := self.text.find(stop, max(start, self._begin))) >= 0
-            ]
-            if matches:
-                at, finish = min(matches)
-                self._cut(at)
-                return finish
-            self._ending = self._ending or self._until.find(self.text, start) is not None
+            shown = new.lstrip()
+            self._blank, self._begin = not shown, self._length - len(shown)
+        matches = [
+            (start + at, finish)
+            for stop, finish in self._stops
+            if (at := window.find(stop, max(0, self._begin - start))) >= 0
+        ]
+        if matches:
+            at, finish = min(matches)
+            self._cut(at)
+            return finish
+        self._tail = window[max(0, len(window) - self._longest + 1) :]
+        self._ending = self._ending or self._until.feed(new) is not None
         return "until" if self._ending and whole else None
 
     def take(self) -> Delta | None:
         """What has become final since the last time, if anything."""
-        return self._give(len(self.text) - held_back(self.text, self._stops))
+        return self._give(self._length - held_back(self._tail, self._stops))
 
     def end(self) -> Delta | None:
         """The rest, once nothing more comes; tokens of an unfinished character are dropped."""
         tokens, characters = self._borders[-1]
-        del self.tokens[tokens:], self.logprobs[tokens:]
-        self.text = self.text[:characters]
+        del self.tokens[tokens:], self.logprobs[tokens:], self._texts[tokens:]
         return self._give(characters)
 
     def _give(self, final: int) -> Delta | None:
-        tokens, characters = next(b for b in reversed(self._borders) if b[1] <= final)
-        sent_tokens, sent_characters = self._sent
-        if tokens <= sent_tokens:
+        tokens = next(tokens for tokens, end in reversed(self._borders) if end <= final)
+        sent = self._sent
+        if tokens <= sent:
             return None
-        self._sent = (tokens, characters)
+        self._sent = tokens
         return Delta(
-            self.text[sent_characters:characters],
-            tuple(self.tokens[sent_tokens:tokens]),
-            tuple(self.logprobs[sent_tokens:tokens]),
+            "".join(self._texts[sent:tokens]),
+            tuple(self.tokens[sent:tokens]),
+            tuple(self.logprobs[sent:tokens]),
         )
 
     def _cut(self, at: int) -> None:
         """End the text before character `at`, re-encoding what is left of a token there."""
         tokens, characters = next(b for b in reversed(self._borders) if b[1] <= at)
-        rest = self._encode(self.text[characters:at]) if at > characters else ()
+        text = "".join(self._texts[tokens:])[: at - characters]
+        rest = self._encode(text) if text else ()
         logprob = self.logprobs[min(tokens, len(self.logprobs) - 1)]
         self.tokens[tokens:] = rest
         self.logprobs[tokens:] = [logprob] * len(rest)
-        self.text = self.text[:at]
+        self._texts[tokens:] = [text, *[""] * (len(rest) - 1)] if rest else []
         self._borders = [b for b in self._borders if b[0] <= tokens]
         if rest:
             self._borders.append((len(self.tokens), at))

@@ -42,44 +42,52 @@ class Retokenizer:
         self._encode, self._begins_answer = encode, begins_answer
         self._until = until or StepEnd(())
         self._stops = tuple(stop for stop in stops if stop[0])
-        self._done = 0  # characters that were encoded
-        self.text = ""
+        self._given: list[str] = []  # what was encoded,
+        self._rest = ""  # and what follows it
         self.tokens: list[int] = []
+
+    @property
+    def text(self) -> str:
+        return "".join(self._given) + self._rest
 
     def push(self, text: str) -> Finish | None:
         """Append text; returns why it ends within it, if it does."""
-        self.text += text
-        begin = len(self.text) - len(self.text.lstrip()) if self._begins_answer else 0
+        before = len(self._rest)
+        self._rest += text
+        begin = 0
+        if self._begins_answer and not self._given:  # white space is encoded with what follows it
+            begin = len(self._rest) - len(self._rest.lstrip())
         ends: list[tuple[int, int, Finish]] = []  # (where seen, where to cut, why)
         for stop, finish in self._stops:
-            if (at := self.text.find(stop, max(begin, self._done - len(stop)))) >= 0:
+            if (at := self._rest.find(stop, begin)) >= 0:
                 ends.append((at + len(stop), at, finish))
-        end = self._until.find(self.text, max(0, self._done - self._until.longest))
-        if end is not None:
-            ends.append((end, end, "until"))
+        if (end := self._until.feed(text)) is not None:
+            ends.append((before + end, before + end, "until"))
         if not ends:
             return None
         _, cut, finish = min(ends)
-        self.text = self.text[:cut]
+        self._rest = self._rest[:cut]
         return finish
 
     def take(self) -> Delta | None:
         """The words that are whole since the last time, if any."""
-        final = len(self.text) - held_back(self.text, self._stops)
-        words = []
-        while (word := _WORD.match(self.text, self._done)) and word.end() <= final:
+        final = len(self._rest) - held_back(self._rest, self._stops)
+        words, done = list[str](), 0
+        while (word := _WORD.match(self._rest, done)) and word.end() <= final:
             words.append(word[0])
-            self._done = word.end()
+            done = word.end()
+        self._rest = self._rest[done:]
         return self._give(words)
 
     def end(self) -> Delta | None:
         """The rest, once nothing more comes."""
-        rest, self._done = self.text[self._done :], len(self.text)
+        rest, self._rest = self._rest, ""
         return self._give([rest] if rest else [])
 
     def _give(self, words: Sequence[str]) -> Delta | None:
         if not words:
             return None
         ids = tuple(i for word in words for i in self._encode(word))
+        self._given += words
         self.tokens.extend(ids)
         return Delta("".join(words), ids)

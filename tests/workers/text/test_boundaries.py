@@ -12,13 +12,21 @@ BLANK = ("\n\n",)
 STEP = "So it is 4.\n\n"
 
 
-def steps(text: str, delimiters: tuple[str, ...] = BLANK) -> list[str]:
-    """The steps of a whole text, found one after another."""
+def steps(text: str, delimiters: tuple[str, ...] = BLANK, size: int = 1 << 30) -> list[str]:
+    """The steps of a whole text, found one after another; it is fed in pieces of `size`."""
     found, rest = [], text
-    while (end := StepEnd(delimiters).find(rest)) is not None:
+    while (end := first_end(rest, delimiters, size)) is not None:
         found.append(rest[:end])
         rest = rest[end:]
     return [*found, rest] if rest else found
+
+
+def first_end(text: str, delimiters: tuple[str, ...], size: int) -> int | None:
+    step = StepEnd(delimiters)
+    for begin in range(0, len(text), size):
+        if (end := step.feed(text[begin : begin + size])) is not None:
+            return begin + end
+    return None
 
 
 @pytest.mark.parametrize(
@@ -37,8 +45,10 @@ def steps(text: str, delimiters: tuple[str, ...] = BLANK) -> list[str]:
         "Here is the code:\n\n```python\nx = 1\n\nprint(x)\n```",
     ],
 )
-def test_a_block_stays_whole(block: str) -> None:
-    assert steps(f"{STEP}{block}\n\nNext.\n\n") == [STEP, f"{block}\n\n", "Next.\n\n"]
+@pytest.mark.parametrize("size", [1, 2, 5, 1 << 30])
+def test_a_block_stays_whole(block: str, size: int) -> None:
+    text = f"{STEP}{block}\n\nNext.\n\n"
+    assert steps(text, size=size) == [STEP, f"{block}\n\n", "Next.\n\n"]
 
 
 @pytest.mark.parametrize(
@@ -54,8 +64,9 @@ def test_a_block_stays_whole(block: str) -> None:
         "| a | b |\n| - | - |\n| 1 | 2 |\n\n",
     ],
 )
-def test_what_is_no_open_block_ends_as_ever(text: str) -> None:
-    assert steps(text + "b\n\n") == [text, "b\n\n"]
+@pytest.mark.parametrize("size", [1, 2, 5, 1 << 30])
+def test_what_is_no_open_block_ends_as_ever(text: str, size: int) -> None:
+    assert steps(text + "b\n\n", size=size) == [text, "b\n\n"]
 
 
 def test_a_table_is_one_step_also_line_by_line() -> None:
@@ -69,12 +80,12 @@ def test_a_block_that_never_closes_ends_nothing() -> None:
 
 def test_several_delimiters_the_first_wins() -> None:
     assert steps("one. two\n\nthree. ", (". ", "\n\n")) == ["one. ", "two\n\n", "three. "]
-    assert StepEnd(()).find("a\n\nb") is None
-    assert StepEnd(("",)).find("a\n\nb") is None
+    assert StepEnd(()).feed("a\n\nb") is None
+    assert StepEnd(("",)).feed("a\n\nb") is None
 
 
 def test_white_space_alone_is_no_step() -> None:
-    assert StepEnd(BLANK).find("\n\n") is None
+    assert StepEnd(BLANK).feed("\n\n") is None
     assert steps("\n\n\n\na\n\n") == ["\n\n\n\na\n\n"]
 
 
@@ -87,7 +98,7 @@ def test_a_step_is_begun_by_what_was_written_before() -> None:
         Transcript(question, answer=thought).without_thought(),
     ):
         assert begun(transcript, BLANK) == code.text
-        assert StepEnd(BLANK, begun(transcript, BLANK)).find("y\n\n```\n\nz") == len("y\n\n```\n\n")
+        assert StepEnd(BLANK, begun(transcript, BLANK)).feed("y\n\n```\n\nz") == len("y\n\n```\n\n")
         assert begun(transcript, ()) == ""
     assert begun(Transcript(question, (code, Segment("small", STEP))), BLANK) == ""
 
