@@ -2,6 +2,7 @@
 
 Rooms and modules in reading order:
 
+- `persistent`: a sequence that grows by sharing, for what a request accumulates.
 - `types`: the types the whole system shares: messages, segments, transcripts.
 - `worker`: the port behind which models live: generate, classify, verify.
 - `errors`: everything Baton raises on purpose.

@@ -15,6 +15,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from orchestrator.persistent import PersistentSequence
+
 Role = Literal["system", "user", "assistant"]
 Author = Literal["small", "large", "policy"]
 Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
@@ -86,6 +88,37 @@ class Segment:
     finish: Finish = "until"
 
 
+class Segments(PersistentSequence[Segment]):
+    """The accepted segments of a phase. What is known of them costs the same however many."""
+
+    __slots__ = ()
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens they have (each author's own count)."""
+        return self.fold(_count_tokens, 0)
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether there is no text but white space."""
+        return self.fold(_stay_blank, True)
+
+    def text(self, start: int = 0) -> str:
+        """Their text, from segment `start` on."""
+        return "".join(segment.text for segment in self[start:])
+
+
+def _count_tokens(count: int, segment: Segment) -> int:
+    return count + len(segment.tokens)
+
+
+def _stay_blank(blank: bool, segment: Segment) -> bool:
+    return blank and not segment.text.strip()
+
+
+NO_SEGMENTS = Segments()
+
+
 @dataclass(frozen=True, slots=True)
 class Transcript:
     """A question and the chain of thought accepted so far.
@@ -94,8 +127,8 @@ class Transcript:
     """
 
     messages: tuple[Message, ...]
-    thought: tuple[Segment, ...] = ()
-    answer: tuple[Segment, ...] = ()
+    thought: Segments = NO_SEGMENTS
+    answer: Segments = NO_SEGMENTS
     thinking: bool = True  # there is a thought; without one the transcript is closed from the start
     closed: bool = False  # the thought has ended; what follows is the answer
     forced: bool = False  # the thought was closed by a budget or a loop, not by a model
@@ -103,7 +136,7 @@ class Transcript:
     finish: Literal["stop", "length"] = "stop"  # why it ended, in OpenAI's words
 
     @property
-    def chain(self) -> tuple[Segment, ...]:
+    def chain(self) -> Segments:
         """The accepted segments of what models share."""
         return self.thought if self.thinking else self.answer
 
@@ -115,28 +148,14 @@ class Transcript:
     @property
     def text(self) -> str:
         """The accepted chain, as one string."""
-        return "".join(segment.text for segment in self.chain)
-
-    @property
-    def chain_tokens(self) -> int:
-        """Accepted tokens of the chain (each author's own count)."""
-        return sum(len(segment.tokens) for segment in self.chain)
-
-    @property
-    def thought_tokens(self) -> int:
-        """Accepted thinking tokens (each author's own count)."""
-        return sum(len(segment.tokens) for segment in self.thought)
-
-    @property
-    def answer_tokens(self) -> int:
-        return sum(len(segment.tokens) for segment in self.answer)
+        return self.chain.text()
 
     def without_thought(self) -> Transcript:
         """The beginning of an answer by models that have no thought."""
         return replace(self, thinking=False, closed=True)
 
     @property
-    def phase(self) -> tuple[Segment, ...]:
+    def phase(self) -> Segments:
         """The accepted segments of the phase it is in."""
         return self.answer if self.closed else self.thought
 
@@ -148,8 +167,8 @@ class Transcript:
     def extend(self, segment: Segment) -> Transcript:
         """This transcript with one more accepted segment, in the phase it is in."""
         if self.closed:
-            return replace(self, answer=(*self.answer, segment))
-        return replace(self, thought=(*self.thought, segment))
+            return replace(self, answer=self.answer.plus(segment))
+        return replace(self, thought=self.thought.plus(segment))
 
 
 @dataclass(frozen=True, slots=True)

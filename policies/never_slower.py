@@ -82,7 +82,7 @@ class NeverSlower(SpecReason):
         if len(transcript.chain) >= self.first_n:
             account.shared_steps += 1
             account.shared_ms += spent.ms
-            account.shared_tokens += after.chain_tokens - transcript.chain_tokens
+            account.shared_tokens += after.chain.tokens - transcript.chain.tokens
             account.losing = account.losing + 1 if self._too_slow(account) else 0
             account.alone = account.losing >= self.patience
         return after

@@ -134,7 +134,7 @@ class SpeculativeThinking(Policy):
                 after = yield from self._take_over(transcript, self.n1)
             else:
                 after = yield from self._choose(transcript, probe, mood)
-        kept = after.text[len(transcript.text) :]
+        kept = after.chain.text(len(transcript.chain))
         if self.n2 and after.is_open and _count(kept, self.verification):
             after = yield from self._take_over(after, self.n2)
         return after, self._mood(kept)
@@ -162,7 +162,7 @@ class SpeculativeThinking(Policy):
 
     def _at_delimiter(self, transcript: Transcript) -> bool:
         """Whether a paragraph has just ended; spaces may share a token with its delimiter."""
-        end = "".join(segment.text for segment in transcript.chain[-2:])
+        end = transcript.chain.text(-2)
         return end.endswith(self.delimiters) or end.rstrip(" ").endswith(self.delimiters)
 
     def _take_over(self, transcript: Transcript, tokens: int) -> Script[Transcript]:

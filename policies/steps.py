@@ -130,8 +130,22 @@ def repeats(transcript: Transcript) -> bool:
     answer, which would be cut there, it takes four times: a refrain is no loop.
     """
     times = 2 if transcript.thinking else 4
-    *steps, unfinished = (step.strip() for step in transcript.text.split(DELIMITER))
+    *steps, unfinished = (
+        step.strip() for step in _last_steps(transcript, times * MAX_PERIOD).split(DELIMITER)
+    )
     return not unfinished and any(
         steps[-times * size :] == times * steps[-size:]
         for size in range(1, min(MAX_PERIOD, len(steps) // times) + 1)
     )
+
+
+def _last_steps(transcript: Transcript, count: int) -> str:
+    """The end of the chain's text, with `count` whole steps in it where there are so many."""
+    texts: list[str] = []
+    ends = 0
+    for segment in reversed(transcript.chain):
+        texts.append(segment.text)
+        ends += segment.text.count(DELIMITER)
+        if ends > count:  # one more: what is before the first end may be a part of a step
+            break
+    return "".join(reversed(texts))

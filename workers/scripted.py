@@ -216,7 +216,7 @@ class Scripted:
 
     def _prompt_length(self, transcript: Transcript) -> int:
         prompt = sum(len(words(message.content)) for message in transcript.messages)
-        length = prompt + transcript.thought_tokens + transcript.answer_tokens
+        length = prompt + transcript.thought.tokens + transcript.answer.tokens
         if self.context is not None and length >= self.context:
             raise ContextLengthExceeded(
                 f"{length} tokens do not fit a context of {self.context}",
@@ -267,7 +267,7 @@ class Scripted:
 def _rest_of(story: tuple[str, str], transcript: Transcript) -> str:
     thought, answer = story
     if transcript.closed and transcript.thinking:
-        return answer.removeprefix("".join(segment.text for segment in transcript.answer))
+        return answer.removeprefix(transcript.answer.text())
     chain, written = thought if transcript.thinking else answer, transcript.text
     if chain.startswith(written):
         return chain[len(written) :]

@@ -137,7 +137,6 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(f"{path}: {error}") from None
     ended = recording.ended
     steps = [event.step for event in recording.events if isinstance(event, StepCompleted)]
-    answer = ended.transcript.answer if ended else ()
     return {
         "question": recording.request.messages[-1].content,
         "policy": recording.request.policy,
@@ -145,7 +144,7 @@ def _read(path: Path) -> dict[str, Any]:
         "status": "finished" if ended else "broken off",
         "finish_reason": ended.transcript.finish if ended else None,
         "steps": [asdict(step) for step in steps],
-        "answer": "".join(segment.text for segment in answer).strip(),
+        "answer": ended.transcript.answer.text().strip() if ended else "",
         "metrics": asdict(ended.metrics) if ended else None,
     }
 

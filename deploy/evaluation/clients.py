@@ -133,8 +133,8 @@ class LocalClient:
                 elif isinstance(event, RequestCompleted):
                     transcript = event.transcript
                     answer = EvaluatedAnswer(
-                        "".join(segment.text for segment in transcript.answer).strip(),
-                        transcript.thought_tokens + transcript.answer_tokens,
+                        transcript.answer.text().strip(),
+                        transcript.thought.tokens + transcript.answer.tokens,
                         event.metrics,
                         event.steps,
                         Recording(request, tuple(recorded)) if self._recording else None,

@@ -52,6 +52,7 @@ from orchestrator.types import (
     Message,
     Sampling,
     Segment,
+    Segments,
     Step,
     StopCriteria,
     Transcript,
@@ -255,9 +256,7 @@ class _Encoder:
             data["messages"] = self.plain(transcript.messages)
         for phase in _PHASES:
             old, new = getattr(last, phase), getattr(transcript, phase)
-            keep = 0
-            while keep < min(len(old), len(new)) and old[keep] == new[keep]:
-                keep += 1
+            keep = new.shared(old)
             if keep < len(old) or keep < len(new):
                 data[phase] = [keep, *(self.plain(segment) for segment in new[keep:])]
         flags = [spec for spec in fields(transcript) if spec.name not in ("messages", *_PHASES)]
@@ -302,10 +301,12 @@ class _Decoder:
         if "messages" in data:
             messages = self.value(data["messages"])
         for phase in _PHASES:
-            kept: tuple[Segment, ...] = getattr(self._last, phase)
+            kept: Segments = getattr(self._last, phase)
             if phase in data:
                 keep, *added = data[phase]
-                kept = kept[:keep] + tuple(self.value(item) for item in added)
+                kept = kept.first(keep)
+                for item in added:
+                    kept = kept.plus(self.value(item))
             named[phase] = kept
         self._last = Transcript(messages, **named)
         return self._last

@@ -138,7 +138,7 @@ class ShadowRunner:
             log.info("a shadow of %s failed: %s", job.request.trace_id, type(error).__name__)
         if ended is None:
             return Outcome(**common, at=time.time(), status="failed")
-        answer = "".join(segment.text for segment in ended.transcript.answer)
+        answer = ended.transcript.answer.text()
         metrics = ended.metrics
         return Outcome(
             **common,

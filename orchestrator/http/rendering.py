@@ -90,13 +90,13 @@ def usage(response: ResponseAccumulator) -> Json | None:
     if response.completed is None:
         return None
     transcript, prompt = response.completed.transcript, response.prompt.prompt
-    completion = transcript.thought_tokens + transcript.answer_tokens
+    completion = transcript.thought.tokens + transcript.answer.tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": min(response.prompt.cached, prompt)},
-        "completion_tokens_details": {"reasoning_tokens": transcript.thought_tokens},
+        "completion_tokens_details": {"reasoning_tokens": transcript.thought.tokens},
     }
 
 

@@ -48,8 +48,8 @@ class Budget:
     def left(self, transcript: Transcript) -> int:
         """Tokens that the phase the transcript is in may still take."""
         if transcript.closed:
-            return max(0, self.total - transcript.thought_tokens - transcript.answer_tokens)
-        return max(0, self.thought - transcript.thought_tokens)
+            return max(0, self.total - transcript.thought.tokens - transcript.answer.tokens)
+        return max(0, self.thought - transcript.thought.tokens)
 
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
         """The criteria with `max_tokens` no more than what is left; in the answer the caller's
@@ -74,7 +74,7 @@ class Budget:
         if transcript.closed:
             if segment.finish in ("eos", "stop", "think_end"):
                 if self._lacks_answer(after, segment):
-                    return replace(after, answer=(*after.answer, NUDGE), forced=True)
+                    return replace(after.extend(NUDGE), forced=True)
                 return replace(after, done=True, finish="stop")
             if exhausted or self.left(after) == 0:
                 return replace(after, done=True, finish="length")
@@ -91,8 +91,8 @@ class Budget:
         return (
             transcript.thinking
             and segment.finish != "stop"
-            and bool(transcript.text.strip())
-            and not any(part.text.strip() for part in transcript.answer)
+            and not transcript.thought.is_blank
+            and transcript.answer.is_blank
             and self.left(transcript) > 0
         )
 

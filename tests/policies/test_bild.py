@@ -476,9 +476,9 @@ async def test_without_thresholds_every_window_is_the_small_models(pair: Pair) -
 @pytest.mark.parametrize("budget", [1, 2, 7])
 async def test_a_budget_is_kept_to_the_token(pair: Pair, budget: int) -> None:
     transcript, _, _ = await run(BiLD(budget=budget, window=4), pair, QUESTIONS[0])
-    assert transcript.thought_tokens == budget
+    assert transcript.thought.tokens == budget
     assert transcript.forced
-    assert transcript.answer_tokens > 0
+    assert transcript.answer.tokens > 0
 
 
 async def test_sampling_is_reproducible_and_not_greedy(pair: Pair) -> None:

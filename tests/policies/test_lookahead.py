@@ -346,7 +346,7 @@ async def test_the_budget_holds_for_what_is_ahead_too(verifier: str, budget: int
     policy = Lookahead(depth=6, budget=budget, **JUDGES[verifier])
     large = Scripted(story=LARGE, scores=(9,))
     events, ended = await run(policy, Scripted(story=LARGE), large)
-    assert ended.transcript.thought_tokens <= budget
+    assert ended.transcript.thought.tokens <= budget
     assert (ended.transcript.forced, ended.transcript.done) == (True, True)
     cancelled = [
         e for e in events if isinstance(e, ActionCompleted) and isinstance(e.action, Cancel)
@@ -363,7 +363,7 @@ async def test_a_thought_that_never_ends_is_cut_by_the_budget() -> None:
 
     large = Scripted(on_and_on, scores=(9,))
     _, ended = await run(Lookahead(budget=60), Scripted(on_and_on), large)
-    assert (ended.transcript.forced, ended.transcript.thought_tokens) == (True, 60)
+    assert (ended.transcript.forced, ended.transcript.thought.tokens) == (True, 60)
 
 
 @pytest.mark.asyncio

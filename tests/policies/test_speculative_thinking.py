@@ -16,6 +16,7 @@ from orchestrator.types import (
     Finish,
     Generation,
     Segment,
+    Segments,
     StopCriteria,
     Transcript,
 )
@@ -138,7 +139,7 @@ def test_rule_3_checks_when_the_counter_is_reached_exactly_and_grows() -> None:
         assert len(kept) == patience, n3
         transcript = transcript.extend(check)
         assert play(transcript) == Write("large", transcript, StopCriteria(n3))
-        transcript = replace(transcript, thought=())  # counted anew
+        transcript = replace(transcript, thought=Segments())  # counted anew
         transcript = transcript.extend(segment("large", "2+2 is 4.\n\n"))
         question = play(transcript)
         assert isinstance(question, Generate)
@@ -462,7 +463,7 @@ async def test_a_thought_that_never_ends_stops_at_the_budget() -> None:
 
     policy = SpeculativeThinking(n1=3, n2=4, n3=5, patience=2, budget=60)
     ended = await run(policy, Scripted(line), Scripted(line))
-    assert (ended.transcript.forced, ended.transcript.thought_tokens) == (True, 60)
+    assert (ended.transcript.forced, ended.transcript.thought.tokens) == (True, 60)
     assert "Let me check" in ended.transcript.text
 
 
@@ -479,7 +480,7 @@ async def test_a_budget_of_one(parameters: dict[str, Any]) -> None:
     small, large = Scripted(story=STORY), Scripted(story=STORY)
     ended = await run(SpeculativeThinking(budget=1, **parameters), small, large)
     assert said(ended) == ("2+2 ", "It is six.")
-    assert (ended.transcript.forced, ended.transcript.thought_tokens) == (True, 1)
+    assert (ended.transcript.forced, ended.transcript.thought.tokens) == (True, 1)
 
 
 @pytest.mark.parametrize("budget", range(1, 20))
@@ -487,7 +488,7 @@ async def test_no_budget_is_overdrawn(budget: int) -> None:
     story = ("2+2 is 5.\n\nWait, 2+2 is 4.\n\nYes, and check: 6.\n\nso it is 6.", "It is six.")
     policy = SpeculativeThinking(n1=3, n2=4, n3=2, patience=1, budget=budget)
     ended = await run(policy, Scripted(story=story), Scripted(story=story))
-    assert ended.transcript.thought_tokens <= budget
+    assert ended.transcript.thought.tokens <= budget
     assert said(ended)[1] == "It is six."
 
 

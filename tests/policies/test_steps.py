@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.types import Message, Segment, Transcript
+from orchestrator.types import Message, Segment, Segments, Transcript
 from policies.steps import repeats
 
 
 def thought(steps: str) -> Transcript:
     """A thought of one-letter steps; a blank stands for a step that says nothing."""
     question = (Message("user", "?"),)
-    return Transcript(question, tuple(Segment("small", f"{step}\n\n") for step in steps))
+    return Transcript(question, Segments(Segment("small", f"{step}\n\n") for step in steps))
 
 
 def written(*segments: str) -> Transcript:
     question = (Message("user", "?"),)
-    return Transcript(question, tuple(Segment("small", text) for text in segments))
+    return Transcript(question, Segments(Segment("small", text) for text in segments))
 
 
 @pytest.mark.parametrize("steps", ["aa", "baa", "abab", "xabcabc", "abcdabcd", "  ", "a  "])

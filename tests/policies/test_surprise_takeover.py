@@ -253,7 +253,7 @@ async def test_a_step_that_never_ends_stops_at_the_budget() -> None:
 async def test_no_budget_is_overdrawn(budget: int, nats: float) -> None:
     small, large = Scripted(story=SMALL), Scripted(story=LARGE, scores=[nats])
     ended = await run(SurpriseTakeover(budget=budget, takeover=4), small, large)
-    assert ended.transcript.thought_tokens == min(budget, 12)
+    assert ended.transcript.thought.tokens == min(budget, 12)
     assert said(ended)[1] in ("It is seven.", "It is six.")
 
 

@@ -127,7 +127,7 @@ async def test_sampled_requests_end_and_replay(workers: Any, name: str) -> None:
 @pytest.mark.parametrize("name", STEPWISE)
 async def test_a_budget_of_one_token(workers: Any, name: str) -> None:
     _, ended = await run(made(name, budget=1), workers, PROBLEMS[0].question)
-    assert ended.transcript.thought_tokens <= 1
+    assert ended.transcript.thought.tokens <= 1
     assert ended.transcript.done
     assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from orchestrator.types import Generation, Message, Segment, StopCriteria, Transcript
+from orchestrator.types import Generation, Message, Segment, Segments, StopCriteria, Transcript
 from orchestrator.worker import Call, Delta
 from tests.workers.replica.handles import (
     CRITERIA,
@@ -30,7 +30,7 @@ async def test_a_break_inside_a_delimiter_is_seen() -> None:
             yield Generation(Segment("large", "".join(lines), (0, 1, 2, 3), finish="eos"))
 
     received = Delta("ab\n", (0, 1), (0.0, 0.0))
-    thought = tuple(Segment("large", "x") for _ in range(1))  # + what was received: two segments
+    thought = Segments(Segment("large", "x") for _ in range(1))  # + what was received: two segments
     transcript = Transcript((Message("user", "?"),), thought)
     items = [
         item

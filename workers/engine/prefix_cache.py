@@ -52,4 +52,4 @@ class PrefixCache:
             self._cache.evict(slot)
 
     def _shared_with(self, slot: int, ids: Sequence[int]) -> int:
-        return common_prefix(self._cache.ids[slot][: self._cache.lengths[slot]], ids)
+        return common_prefix(self._cache.ids[slot], ids, self._cache.lengths[slot])

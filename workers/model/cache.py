@@ -19,17 +19,23 @@ import torch
 from torch import Tensor
 
 
-def common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
-    """Length of the common prefix, by bisection over comparisons of slices (they run in C)."""
-    low, high = 0, min(len(left), len(right))
-    if left[:high] == right[:high]:
-        return high
-    while low + 1 < high:
-        middle = (low + high) // 2
+def common_prefix(left: Sequence[int], right: Sequence[int], most: int) -> int:
+    """Length of the common prefix, at most `most`.
+
+    By comparisons of slices (they run in C), each twice as long as the one before as long as they
+    are equal, then half: what it costs goes with the result, not with the texts.
+    """
+    most = min(most, len(left), len(right))
+    low, size = 0, 64
+    while low < most and left[low : min(low + size, most)] == right[low : min(low + size, most)]:
+        low, size = low + size, 2 * size
+    low, high = min(low, most), min(low + size, most)
+    while low < high:
+        middle = (low + high + 1) // 2
         if left[low:middle] == right[low:middle]:
             low = middle
         else:
-            high = middle
+            high = middle - 1
     return low
 
 
@@ -144,7 +150,7 @@ class KVCache:
 
         That is the prefix it shares with what the slot held, at most `limit` tokens.
         """
-        shared = common_prefix(self.ids[slot][: self.lengths[slot]], ids)
+        shared = common_prefix(self.ids[slot], ids, self.lengths[slot])
         self.lengths[slot] = min(shared, limit)
         self.ids[slot] = ids
         return self.lengths[slot]

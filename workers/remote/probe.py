@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 Ask = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 """(path, body) to the answer's JSON; raises the errors of `orchestrator.errors`."""
 
-TRACE = Transcript((Message("user", "What is 1 + 1?"),), (Segment("policy", "1 + 1 = 2.\n\n"),))
+STEP = Segment("policy", "1 + 1 = 2.\n\n")
+TRACE = Transcript((Message("user", "What is 1 + 1?"),)).extend(STEP)
 ONE = {"max_tokens": 1, "temperature": 0}
 
 

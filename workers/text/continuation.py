@@ -92,4 +92,4 @@ class Continuation:
 
 def begins_answer(transcript: Transcript) -> bool:
     """Whether what continues it begins the answer: all white space before that is not shown."""
-    return transcript.closed and not any(part.text.strip() for part in transcript.answer)
+    return transcript.closed and transcript.answer.is_blank

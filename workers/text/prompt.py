@@ -18,7 +18,7 @@ from itertools import chain
 from jinja2 import TemplateError
 
 from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
-from orchestrator.types import Message, Segment, Transcript
+from orchestrator.types import Message, Segment, Segments, Transcript
 from workers.text.detokenizer import unfinished
 from workers.text.thinking import Variables
 from workers.text.tokenizer import Tokenizer
@@ -38,6 +38,7 @@ class PromptRenderer:
         self.tokenizer = tokenizer
         self._opening = lru_cache(maxsize=256)(self._render_opening)
         self._side = lru_cache(maxsize=256)(self._render_side)
+        self._prompt = lru_cache(maxsize=64)(self._render_prompt)
         closing = (
             tokenizer.encode_markup(tokenizer.format.closing)
             if tokenizer.format is not None and tokenizer.thinks
@@ -53,16 +54,12 @@ class PromptRenderer:
 
     def transcript(self, transcript: Transcript) -> list[int]:
         """Ids of everything accepted so far; the next token continues thought or answer."""
-        roles = tuple(message.role for message in transcript.messages)
-        parts = self._opening(roles, transcript.thinking and self.tokenizer.thinks)
-        ids = self._fill(parts, transcript.messages)
-        ids.extend(chain.from_iterable(map(self.segment, transcript.thought)))
+        thinking = transcript.thinking and self.tokenizer.thinks
+        ids = [*self._prompt(transcript.messages, thinking), *self._ids(transcript.thought)]
         if transcript.closed:
             if transcript.thinking:
                 ids.extend(self._closing)
-            ids.extend(chain.from_iterable(map(self.segment, transcript.answer)))
-        if max(ids) >= len(self.tokenizer.pieces) or min(ids) < 0:
-            raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
+            ids.extend(self._ids(transcript.answer))
         return ids
 
     def segment(self, segment: Segment) -> tuple[int, ...]:
@@ -106,6 +103,32 @@ class PromptRenderer:
             raise InvalidRequest("this model's chat template ignores assistant messages")
         texts = texts[: texts.index(len(messages))]
         return "".join(messages[t].content if isinstance(t, int) else t for t in texts)
+
+    def _render_prompt(self, messages: tuple[Message, ...], thinking: bool) -> tuple[int, ...]:
+        parts = self._opening(tuple(message.role for message in messages), thinking)
+        return tuple(self._fill(parts, messages))
+
+    def _ids(self, segments: Segments) -> Sequence[int]:
+        """The ids of segments; those of a transcript that grew are kept with it (`fold`)."""
+        ids, count = segments.fold(self._with_segment, (list[int](), 0))
+        return ids if len(ids) == count else ids[:count]
+
+    def _with_segment(
+        self, before: tuple[list[int], int], segment: Segment
+    ) -> tuple[list[int], int]:
+        """Ids and their count with those of one more segment.
+
+        Transcripts that grow out of one another share one list, of which each has the first
+        `count`; where two go on differently, the second gets a list of its own.
+        """
+        ids, count = before
+        new = self.segment(segment)
+        if new and (max(new) >= len(self.tokenizer.pieces) or min(new) < 0):
+            raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
+        if len(ids) > count:
+            ids = ids[:count]
+        ids.extend(new)
+        return ids, count + len(new)
 
     def _fill(self, parts: Sequence[Part], messages: Sequence[Message]) -> list[int]:
         encode = self.tokenizer.encode

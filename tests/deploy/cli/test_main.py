@@ -19,7 +19,7 @@ from deploy.evaluation import recording as record
 from deploy.service.calibration import notes
 from deploy.service.config import load
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
-from orchestrator.types import Message, Segment, Step, Transcript
+from orchestrator.types import Message, Segment, Segments, Step, Transcript
 from policies import POLICIES
 
 OLD = str(Path(__file__).parents[1] / "evaluation" / "recordings" / "specreason.jsonl")
@@ -377,7 +377,7 @@ def test_calibrate_from_recordings(baton: Any, tiny_file: Path, tmp_path: Path) 
 def test_trace_show_reads_a_recording(baton: Any, tmp_path: Path) -> None:
     step = Step("small", "12+34=46", True, 5, 3.0, 8.4)
     transcript = Transcript(
-        (Message("user", "12 + 34?"),), (), (Segment("large", "46"),), True, done=True
+        (Message("user", "12 + 34?"),), answer=Segments([Segment("large", "46")]), done=True
     )
     asked = record.RecordedRequest("r1", "specreason", transcript.messages)
     recording = record.Recording(

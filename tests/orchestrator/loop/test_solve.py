@@ -221,7 +221,7 @@ def actions_alive() -> int:
 async def test_at_the_budget_the_thought_is_closed_and_answered(budget: int) -> None:
     for policy in (LargeOnly(budget=budget), SpecReason(budget=budget)):
         _, ended = await run(policy, pair())
-        assert ended.transcript.thought_tokens == budget
+        assert ended.transcript.thought.tokens == budget
         assert (ended.transcript.forced, ended.transcript.finish) == (True, "stop")
         assert answer(ended) == LARGE[1]
 
@@ -230,7 +230,7 @@ async def test_at_the_budget_the_thought_is_closed_and_answered(budget: int) -> 
 async def test_max_tokens_caps_thought_and_answer(max_tokens: int) -> None:
     for policy in (LargeOnly(), SmallOnly(), SpecReason(), SpecReason(threshold=10)):
         _, ended = await run(policy, pair(), limits=Limits(max_tokens=max_tokens))
-        used = ended.transcript.thought_tokens + ended.transcript.answer_tokens
+        used = ended.transcript.thought.tokens + ended.transcript.answer.tokens
         assert used <= max_tokens
         assert ended.transcript.done
         assert (ended.transcript.finish == "length") == (used == max_tokens)
@@ -464,7 +464,7 @@ async def test_without_a_thought_the_steps_are_the_answer() -> None:
 @pytest.mark.parametrize("policy", [SmallOnly(), LargeOnly()])
 async def test_one_model_without_a_thought_writes_one_answer(policy: Policy) -> None:
     _, ended = await run(policy, plain_pair())
-    assert ended.transcript.answer_tokens == len(words(ended.transcript.text))
+    assert ended.transcript.answer.tokens == len(words(ended.transcript.text))
     assert ended.transcript.thought == ()
 
 
@@ -504,7 +504,7 @@ async def test_a_cap_that_an_answer_without_a_thought_fits_in_changes_nothing(sp
     _, ended = await run(LargeOnly(), plain_pair(), limits=Limits(size + spare))
     assert (ended.transcript.text, ended.transcript.finish) == (PLAIN[1], "stop")
     _, ended = await run(LargeOnly(budget=2), plain_pair(), limits=Limits(size - 1))
-    assert (ended.transcript.answer_tokens, ended.transcript.finish) == (size - 1, "length")
+    assert (ended.transcript.answer.tokens, ended.transcript.finish) == (size - 1, "length")
 
 
 async def test_a_stop_string_ends_an_answer_made_of_steps() -> None:

@@ -177,4 +177,4 @@ async def test_a_thought_that_never_ends_is_answered_all_the_same(
     *_, ended = [event async for event in events]
     assert isinstance(ended, RequestCompleted)
     assert ended.transcript.forced
-    assert ended.transcript.answer_tokens > 0
+    assert ended.transcript.answer.tokens > 0

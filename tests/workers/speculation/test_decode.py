@@ -185,10 +185,12 @@ def test_warping_is_that_of_transformers(warm: Sampling) -> None:
 
 
 def test_common_prefix() -> None:
-    assert common_prefix([1, 2, 3, 4], [1, 2, 3, 4, 5]) == 4
-    assert common_prefix([1, 2, 9, 4], [1, 2, 3, 4, 5]) == 2
-    assert common_prefix([9], [1]) == common_prefix([], [1]) == 0
-    assert common_prefix([1], [1]) == 1
+    assert common_prefix([1, 2, 3, 4], [1, 2, 3, 4, 5], 9) == 4
+    assert common_prefix([1, 2, 3, 4], [1, 2, 3, 4, 5], 3) == 3
+    assert common_prefix([1, 2, 9, 4], [1, 2, 3, 4, 5], 9) == 2
+    assert common_prefix([9], [1], 1) == common_prefix([], [1], 1) == 0
+    assert common_prefix([1], [1], 1) == 1
+    assert common_prefix([1], [1], 0) == 0
     long = list(range(1000))
     for i in (0, 1, 2, 511, 998, 999):
-        assert common_prefix(long, [*long[:i], -1, *long[i + 1 :]]) == i
+        assert common_prefix(long, [*long[:i], -1, *long[i + 1 :]], len(long)) == i

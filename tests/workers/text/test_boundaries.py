@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from orchestrator.types import Message, Segment, Transcript
+from orchestrator.types import Message, Segment, Segments, Transcript
 from workers.text.boundaries import StepEnd, begun
 from workers.text.detokenizer import Detokenizer
 
@@ -92,7 +92,7 @@ def test_white_space_alone_is_no_step() -> None:
 def test_a_step_is_begun_by_what_was_written_before() -> None:
     question = (Message("user", "?"),)
     code = Segment("large", "```\nx\n\n", finish="length")
-    thought = (Segment("small", STEP), code)
+    thought = Segments((Segment("small", STEP), code))
     for transcript in (
         Transcript(question, thought),
         Transcript(question, answer=thought).without_thought(),
@@ -100,7 +100,7 @@ def test_a_step_is_begun_by_what_was_written_before() -> None:
         assert begun(transcript, BLANK) == code.text
         assert StepEnd(BLANK, begun(transcript, BLANK)).feed("y\n\n```\n\nz") == len("y\n\n```\n\n")
         assert begun(transcript, ()) == ""
-    assert begun(Transcript(question, (code, Segment("small", STEP))), BLANK) == ""
+    assert begun(Transcript(question, Segments((code, Segment("small", STEP)))), BLANK) == ""
 
 
 def test_token_by_token_it_is_the_same() -> None:

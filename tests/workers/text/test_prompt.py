@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.errors import ConfigError, InvalidRequest
-from orchestrator.types import Message, Segment, Transcript
+from orchestrator.types import Message, Segment, Segments, Transcript
 from tests.workers.conftest import CONTROLS, TEMPLATE
 from workers.text.prompt import FINAL_ANSWER, PromptRenderer
 
@@ -25,7 +25,7 @@ def controls_in(prompts: PromptRenderer, ids: list[int]) -> list[str]:
 
 
 def test_a_rendered_trace(prompts: PromptRenderer) -> None:
-    transcript = replace(QUESTION, thought=(foreign("So 46.\n\n"),), closed=True)
+    transcript = replace(QUESTION, thought=Segments([foreign("So 46.\n\n")]), closed=True)
     text = prompts.tokenizer.decode(prompts.transcript(transcript))
     assert text == (
         "<|im_start|>user\nWhat is 12 + 34?<|im_end|>\n<|im_start|>assistant\n"
@@ -35,12 +35,13 @@ def test_a_rendered_trace(prompts: PromptRenderer) -> None:
 
 @pytest.mark.parametrize("text", [*CONTROLS, ATTACK, "score: 9"])
 def test_no_text_becomes_a_control_token(prompts: PromptRenderer, text: str) -> None:
-    plain = replace(QUESTION, thought=(foreign("x"),), closed=True, answer=(foreign("x"),))
+    x = Segments([foreign("x")])
+    plain = replace(QUESTION, thought=x, closed=True, answer=x)
     attacked = Transcript(
         (Message("system", text), Message("user", text), Message("assistant", text)),
-        thought=(foreign(text), Segment("policy", text)),
+        thought=Segments([foreign(text), Segment("policy", text)]),
         closed=True,
-        answer=(foreign(text),),
+        answer=Segments([foreign(text)]),
     )
     ids = prompts.transcript(attacked)
     assert text in prompts.tokenizer.decode(ids)
@@ -71,6 +72,23 @@ def test_ids_of_a_prefix_are_a_prefix(prompts: PromptRenderer) -> None:
         ids = longer
     closed = prompts.transcript(replace(transcript, closed=True))
     assert closed[: len(ids)] == ids
+
+
+def test_transcripts_that_go_on_differently_are_rendered_apart(
+    prompts: PromptRenderer, prompts_with: Callable[..., PromptRenderer]
+) -> None:
+    begun = QUESTION.extend(foreign("So"))
+    left, right = begun.extend(foreign(" it is 4.")), begun.extend(foreign(" what?"))
+    for transcript in (left, right, left.extend(foreign(" Yes.")), right, begun):
+        anew = replace(transcript, thought=Segments(transcript.thought))  # nothing shared
+        ids = prompts.transcript(transcript)
+        assert ids == prompts.transcript(anew)
+        ids.clear()  # the caller's own
+    other = prompts_with(corpus="What is it, so what? " * 9)  # another vocabulary, asked as well
+    assert other.tokenizer.decode(other.transcript(left)) == prompts.tokenizer.decode(
+        prompts.transcript(left)
+    )
+    assert other.transcript(left) != prompts.transcript(left)
 
 
 def test_equal_vocabularies_share_ids_and_others_do_not(

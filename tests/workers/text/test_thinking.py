@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from orchestrator.errors import ConfigError
-from orchestrator.types import Message, Segment, Transcript
+from orchestrator.types import Message, Segment, Segments, Transcript
 from tests.workers.conftest import CONTROLS, make_tokenizer
 from workers.text.chat_template import ChatTemplate
 from workers.text.prompt import FINAL_ANSWER, PromptRenderer
@@ -17,7 +17,7 @@ from workers.text.tokenizer import Tokenizer
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 QUESTION = Transcript((Message("user", "2+2?"),))
-THOUGHT = (Segment("small", "It is 4.\n\n"),)
+THOUGHT = Segments([Segment("small", "It is 4.\n\n")])
 NEWLINE = "{{ '\\n' }}"  # at its end Jinja drops a plain one
 SWITCH = "{% if enable_thinking is defined and enable_thinking is false %}"
 HARMONY = (
