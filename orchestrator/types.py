@@ -12,8 +12,8 @@ from the start, and the answer is what the models write together.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
 
 from orchestrator.persistent import PersistentSequence
 
@@ -106,6 +106,15 @@ class Segments(PersistentSequence[Segment]):
     def text(self, start: int = 0) -> str:
         """Their text, from segment `start` on."""
         return "".join(segment.text for segment in self[start:])
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickled field by field: that is a fraction of what so many objects take."""
+        names = [spec.name for spec in fields(Segment)]
+        return _of_fields, tuple([getattr(segment, name) for segment in self] for name in names)
+
+
+def _of_fields(*values: Any) -> Segments:
+    return Segments(map(Segment, *values))
 
 
 def _count_tokens(count: int, segment: Segment) -> int:

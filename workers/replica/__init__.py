@@ -1,9 +1,10 @@
 """Workers as pools of replicas on Ray Serve; the only room of `workers` that imports ray.
 
 - `server`: the deployment class around one worker, and how a pool of replicas is deployed.
+- `prefixes`: what travels of a transcript: the segments that the replica lacks.
 - `client`: the `Worker` port over the pool's handle: routing, lost replicas, retries.
 
-Four things are deliberate, each against a default of Serve:
+Five things are deliberate, each against a default of Serve:
 
 - **One replica per request.** `ConsistentHashRouter` maps a request's id to a replica, so that its
   calls find their prefix in the cache there. It is a hint: when that replica is full or gone, the
@@ -13,6 +14,8 @@ Four things are deliberate, each against a default of Serve:
 - **One streamed method for all operations**, kept alive by heartbeats: a replica that falls silent
   (a lost node closes no connection) is given up within `SILENCE_TIMEOUT_S`, and closing the stream
   cancels.
+- **A call means its whole transcript** and says so by a digest; what travels is what the replica
+  has not seen. One that has not seen the rest is sent all of it, so affinity stays a hint.
 - **A lost call is made again** within the retry timeout, on another replica or on the replacement
   of the only one. A generation that had begun goes on where it broke off: the new call carries what
   was received. Sampling is keyed by absolute position, so the draws are the same. Once a call has

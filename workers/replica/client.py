@@ -24,6 +24,7 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta
+from workers.replica.prefixes import PrefixMissing, PrefixSender
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
 from workers.retry import CircuitBreaker, TimedRetry
 from workers.streams import merge_deltas
@@ -51,7 +52,7 @@ class ReplicaWorker:
         on_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self._handle, self._retry_timeout_s, self._on_lost = handle, retry_timeout_s, on_lost
-        self._recent = RecentRequests()
+        self._recent, self._prefixes = RecentRequests(), PrefixSender()
         self._breaker = CircuitBreaker("the pool", failure_threshold=1)
 
     async def generate(
@@ -60,9 +61,7 @@ class ReplicaWorker:
         received, retry = list[Delta](), self._retry()
         while True:
             so_far = merge_deltas(received)
-            attempt = self._attempt(
-                retry, call.request, "generate", so_far, call, criteria, sampling, stream
-            )
+            attempt = self._attempt(retry, "generate", call, so_far, criteria, sampling, stream)
             try:
                 async with aclosing(attempt) as items:
                     async for item in items:
@@ -77,11 +76,11 @@ class ReplicaWorker:
                 await retry.backoff(lost)
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        answer: Classification = await self._answer(call.request, "classify", call, query)
+        answer: Classification = await self._answer("classify", call, query)
         return answer
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
-        answer: Verification = await self._answer(call.request, "verify", call, segment, sampling)
+        answer: Verification = await self._answer("verify", call, segment, sampling)
         return answer
 
     async def statuses(self, timeout_s: float = 1.0) -> list[ReplicaStatus]:
@@ -97,7 +96,7 @@ class ReplicaWorker:
         Raises:
             WorkerUnavailable: none answers within `timeout_s` seconds.
         """
-        attempt = self._attempt(TimedRetry(timeout_s, self._breaker), "", "status")
+        attempt = self._exchange(TimedRetry(timeout_s, self._breaker), "", False, "status")
         try:
             async with aclosing(attempt) as items:
                 async for item in items:
@@ -117,20 +116,39 @@ class ReplicaWorker:
         timeout_s = PROBE_TIMEOUT_S if self._breaker.is_open else self._retry_timeout_s
         return TimedRetry(timeout_s, self._breaker)
 
-    async def _answer(self, request: str, operation: Operation, *args: Any) -> Any:
+    async def _answer(self, operation: Operation, call: Call, *args: Any) -> Any:
         retry = self._retry()
         while True:
             try:
-                async with aclosing(self._attempt(retry, request, operation, *args)) as items:
+                async with aclosing(self._attempt(retry, operation, call, *args)) as items:
                     return await anext(items)
             except _ReplicaLost as lost:
                 self._on_lost()
                 await retry.backoff(lost)
 
     async def _attempt(
-        self, retry: TimedRetry, request: str, operation: Operation, *args: Any
+        self, retry: TimedRetry, operation: Operation, call: Call, *args: Any
     ) -> AsyncGenerator[Any, None]:
-        """One call to one replica, without its heartbeats.
+        """One call to one replica: what it lacks of the transcript, or all where it lacks more.
+
+        Raises: as `_exchange` does.
+        """
+        returning = self._recent.record(call.request)
+        for sent in self._prefixes.forms(call):
+            exchange = self._exchange(retry, call.request, returning, operation, sent, *args)
+            async with aclosing(exchange) as items:
+                async for item in items:
+                    if isinstance(item, PrefixMissing):
+                        break
+                    self._prefixes.delivered(call)
+                    yield item
+                else:
+                    return
+
+    async def _exchange(
+        self, retry: TimedRetry, request: str, returning: bool, operation: Operation, *args: Any
+    ) -> AsyncGenerator[Any, None]:
+        """What one replica sends back, without its heartbeats.
 
         Raises:
             _ReplicaLost: worth another try. Other BatonErrors are the answer.
@@ -146,7 +164,6 @@ class ReplicaWorker:
         )
         # Outside of the request's context: Serve would give all calls of a request its id, and of
         # two that wait under one id in the router only one is ever sent.
-        returning = self._recent.record(request)
         response = Context().run(handle.remote, operation, request, returning, *args)
         timeout = retry.remaining_s  # the router waits for a replica, the replica may be loading
         try:

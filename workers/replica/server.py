@@ -17,6 +17,7 @@ from ray.serve.config import RequestRouterConfig
 
 from orchestrator.errors import BatonError, WorkerError, WorkerUnavailable, describe
 from orchestrator.worker import Worker
+from workers.replica.prefixes import PrefixMissing, PrefixReceiver
 from workers.streams import batch_stream, resume_generation
 
 log = logging.getLogger(__name__)
@@ -92,7 +93,7 @@ class ReplicaServer:
         self._worker, self._export = load(), exporter and exporter()
         self._last_stats: dict[str, int] = {}
         self._last_progress = time.monotonic()
-        self._recent = RecentRequests()
+        self._recent, self._prefixes = RecentRequests(), PrefixReceiver()
         self._counts = dict.fromkeys(("calls", "later_calls", "affine_calls"), 0)
 
     async def check_health(self) -> None:
@@ -142,10 +143,17 @@ class ReplicaServer:
 
         Args:
             returning: whether the request has called this pool before.
-            args: those of the worker's method of that name; before them, for `generate`, what its
-                caller has received already (see `resume_generation`).
+            args: those of the worker's method of that name, the call perhaps as a `CallSuffix`;
+                behind it, for `generate`, what its caller has received already (see
+                `resume_generation`). None for `status`.
         """
         if operation != "status":
+            sent, *others = args
+            call = self._prefixes.restore(sent)
+            if call is None:
+                yield PrefixMissing()
+                return
+            args = (call, *others)
             known = self._recent.record(request)
             self._counts["calls"] += 1
             self._counts["later_calls"] += returning
@@ -164,9 +172,11 @@ class ReplicaServer:
         if operation == "status":
             yield await self.status()
         elif operation == "generate":
-            async with aclosing(
-                resume_generation(self._worker.generate, self._worker.tokenizer.hash, *args)
-            ) as items:
+            call, received, *others = args
+            resumed = resume_generation(
+                self._worker.generate, self._worker.tokenizer.hash, received, call, *others
+            )
+            async with aclosing(resumed) as items:
                 async for item in items:
                     yield item
         elif operation == "classify":

@@ -24,7 +24,7 @@ from workers.replica.server import ReplicaServer, ReplicaStatus
 async def test_closing_a_streamed_call_frees_the_worker() -> None:
     backend = story(delay=0.01)
     items = ReplicaServer(lambda: backend).stream_call(
-        "generate", "r1", False, Delta("", ()), call(), CRITERIA, GREEDY, True
+        "generate", "r1", False, call(), Delta("", ()), CRITERIA, GREEDY, True
     )
     await anext(items)
     assert backend.live == 1

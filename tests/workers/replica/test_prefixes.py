@@ -1,0 +1,170 @@
+"""What travels of a transcript, and what a replica makes of it."""
+
+from __future__ import annotations
+
+import pickle
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from orchestrator.types import LabelQuery, Message, Segment, Segments, Transcript
+from orchestrator.worker import Call
+from tests.workers.replica.handles import CRITERIA, GREEDY, Handle, Response, story
+from workers.replica.client import ReplicaWorker
+from workers.replica.prefixes import (
+    CallSuffix,
+    PrefixMissing,
+    PrefixReceiver,
+    PrefixSender,
+)
+from workers.replica.server import ReplicaServer
+
+QUESTION = Transcript((Message("system", "Be brief."), Message("user", "How many?")))
+DIGITS = LabelQuery((), "", ("9",))
+
+
+def said(number: int) -> Segment:
+    return Segment("small", f"step {number}\n\n", (number, 7), (-0.1, -0.2), "words")
+
+
+def bare(transcript: Transcript) -> Transcript:
+    """Without log-probabilities, and with nothing shared."""
+    return replace(
+        transcript,
+        thought=Segments(replace(one, logprobs=()) for one in transcript.thought),
+        answer=Segments(replace(one, logprobs=()) for one in transcript.answer),
+    )
+
+
+def thought(size: int) -> Transcript:
+    transcript = QUESTION
+    for number in range(size):
+        transcript = transcript.extend(said(number))
+    return transcript
+
+
+def travelled(sent: Call | CallSuffix) -> Any:
+    return pickle.loads(pickle.dumps(sent))
+
+
+def delivered(sender: PrefixSender, receiver: PrefixReceiver, call: Call) -> Call | CallSuffix:
+    """What of a call a replica took; it has the whole of it then."""
+    for sent in sender.forms(call):
+        if (whole := receiver.restore(travelled(sent))) is not None:
+            assert whole == replace(call, transcript=bare(call.transcript))
+            sender.delivered(call)
+            return sent
+    raise AssertionError("a whole call was not taken")
+
+
+def test_only_what_is_new_travels() -> None:
+    sender, receiver = PrefixSender(), PrefixReceiver()
+    assert isinstance(delivered(sender, receiver, Call("r", QUESTION)), Call)
+    assert isinstance(delivered(sender, receiver, Call("r", thought(3))), Call)
+    transcript = thought(3)
+    delivered(sender, receiver, Call("r", transcript))
+    longer = transcript.extend(said(3)).extend(said(4))
+    sent = delivered(sender, receiver, Call("r", longer))
+    assert isinstance(sent, CallSuffix)
+    assert sent.call.transcript.messages == ()
+    assert sent.call.transcript.thought == bare(thought(5)).thought[3:]
+    answered = replace(longer, closed=True).extend(said(9))
+    sent = delivered(sender, receiver, Call("r", answered))
+    assert isinstance(sent, CallSuffix)
+    assert (len(sent.call.transcript.thought), len(sent.call.transcript.answer)) == (0, 1)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_transcripts_that_branch_arrive_as_they_are(seed: int) -> None:
+    chance = random.Random(seed)
+    sender, receivers = PrefixSender(), [PrefixReceiver(), PrefixReceiver()]
+    known = [QUESTION]
+    for number in range(60):
+        before = chance.choice(known[-4:])
+        if chance.random() < 0.1:
+            before = replace(before, closed=True, forced=chance.random() < 0.5)
+        transcript = before.extend(said(number))
+        known.append(transcript)
+        if chance.random() < 0.7:  # to either replica, as the router likes
+            delivered(sender, chance.choice(receivers), Call("r", transcript))
+
+
+def test_a_replica_that_has_something_else_says_so() -> None:
+    sender, transcript = PrefixSender(), thought(3)
+    delivered(sender, PrefixReceiver(), Call("r", transcript))
+    suffix, whole = map(travelled, sender.forms(Call("r", transcript.extend(said(3)))))
+    others = [
+        thought(2),
+        thought(2).extend(said(8)),
+        thought(2).extend(replace(said(2), tokens=(2, 8))),
+        thought(2).extend(replace(said(2), finish="length")),
+        replace(thought(3), messages=QUESTION.messages[1:]),
+        QUESTION.without_thought().extend(said(0)).extend(said(1)).extend(said(2)),
+    ]
+    for other in others:
+        receiver = PrefixReceiver()
+        assert receiver.restore(suffix) is None
+        receiver.restore(Call("r", bare(other)))
+        receiver.restore(Call("another", bare(transcript)))
+        assert receiver.restore(suffix) is None
+        assert receiver.restore(whole) == whole
+    receiver.restore(Call("r", bare(thought(5))))
+    assert receiver.restore(suffix) is not None  # more than it needs
+
+
+def test_a_call_that_comes_late_takes_nothing_away() -> None:
+    sender, receiver, transcript = PrefixSender(), PrefixReceiver(), thought(5)
+    delivered(sender, receiver, Call("r", transcript))
+    receiver.restore(travelled(sender.whole(Call("r", thought(2)))))
+    assert isinstance(
+        delivered(sender, receiver, Call("r", transcript.extend(said(5)))), CallSuffix
+    )
+
+
+def test_the_requests_that_called_longest_ago_are_forgotten() -> None:
+    sender, receiver = PrefixSender(), PrefixReceiver(max_tokens=34)  # of 12 to 16 each
+    mine, other = thought(4), thought(4)
+    delivered(sender, receiver, Call("mine", mine))
+    delivered(sender, receiver, Call("other", other))
+    mine = mine.extend(said(4))
+    assert isinstance(delivered(sender, receiver, Call("mine", mine)), CallSuffix)
+    delivered(sender, receiver, Call("third", thought(4)))
+    assert isinstance(delivered(sender, receiver, Call("mine", mine.extend(said(5)))), CallSuffix)
+    assert isinstance(delivered(sender, receiver, Call("other", other.extend(said(4)))), Call)
+
+
+class Listening(Handle):
+    """Two replicas; `at` is the one that answers. Notes what was sent to which."""
+
+    def __post_init__(self) -> None:
+        self.replicas = [ReplicaServer(lambda: self.backend) for _ in range(2)]
+        self.at = 0
+        self.heard: list[tuple[int, type]] = []
+
+    def remote(self, *args: Any) -> Response:
+        self.heard.append((self.at, type(args[3])))
+        response = Response(self.replicas[self.at].stream_call(*args), None)
+        self.responses.append(response)
+        return response
+
+
+async def test_a_request_that_moves_to_another_replica_is_answered_all_the_same() -> None:
+    handle = Listening(story())
+    worker = ReplicaWorker(handle)
+    transcript = thought(2)
+    await worker.classify(Call("r", transcript), DIGITS)
+    transcript = transcript.extend(said(2))
+    assert (await worker.classify(Call("r", transcript), DIGITS)).labels == ("9",)
+    handle.at = 1
+    transcript = transcript.extend(said(3))
+    items = [item async for item in worker.generate(Call("r", transcript), CRITERIA, GREEDY)]
+    assert handle.heard == [(0, Call), (0, CallSuffix), (1, CallSuffix), (1, Call)]
+    assert handle.backend.calls[-1].call == Call("r", bare(transcript))
+    assert not any(isinstance(item, PrefixMissing) for item in items)
+    stats = [replica.stats() for replica in handle.replicas]
+    assert [one["calls"] for one in stats] == [2, 1]  # one that was refused is none
+    handle.at = 0
+    await worker.verify(Call("r", transcript), said(4), GREEDY)
+    assert handle.heard[-1] == (0, Call)  # it had been the other's

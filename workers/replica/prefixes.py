@@ -1,0 +1,188 @@
+"""A call's transcript on its way to a replica: what the replica has of it stays at home.
+
+Every call means its whole transcript, and any replica can serve it. But most calls continue one
+that the same replica has just answered. So only the segments since then travel (`CallSuffix`), with
+a digest of all that precede them. A replica that does not have exactly these says so
+(`PrefixMissing`) and is sent the whole. What a step sends is then as long as the step, however long
+the thought. Log-probabilities stay at home, for no worker reads those of a transcript.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from hashlib import blake2b
+
+from orchestrator.types import Message, Segment, Segments, Transcript
+from orchestrator.worker import Call
+
+MAX_TOKENS = 1 << 21
+"""Of the transcripts that a replica keeps: some 50 bytes each."""
+
+
+@dataclass(frozen=True, slots=True)
+class CallSuffix:
+    """A call whose transcript lacks its messages and its first segments.
+
+    `thought` and `answer` say how many segments of each are missing; `digest` is theirs and that of
+    the messages.
+    """
+
+    call: Call
+    thought: int
+    answer: int
+    digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixMissing:
+    """A replica's reply to a `CallSuffix` that continues what it does not have."""
+
+
+class PrefixSender:
+    """The caller's side: what the replicas of one pool have seen, noted beside the segments."""
+
+    def forms(self, call: Call) -> Iterator[Call | CallSuffix]:
+        """How to send a call: what it adds to those that were delivered; if that fails, all."""
+        transcript = call.transcript
+        thought, answer = self._delivered(transcript.thought), self._delivered(transcript.answer)
+        if thought or answer:
+            rest = replace(
+                transcript,
+                messages=(),
+                thought=_bare(transcript.thought[thought:]),
+                answer=_bare(transcript.answer[answer:]),
+            )
+            known = replace(
+                transcript,
+                thought=transcript.thought.first(thought),
+                answer=transcript.answer.first(answer),
+            )
+            yield CallSuffix(replace(call, transcript=rest), thought, answer, digest(known))
+        yield self.whole(call)
+
+    def whole(self, call: Call) -> Call:
+        """The call with all that a worker reads."""
+        thought, answer = _bare(call.transcript.thought), _bare(call.transcript.answer)
+        return replace(call, transcript=replace(call.transcript, thought=thought, answer=answer))
+
+    def delivered(self, call: Call) -> None:
+        """Note that a replica has answered this call."""
+        for segments in (call.transcript.thought, call.transcript.answer):
+            mark = segments.fold(self._mark, None)
+            while mark is not None and not mark.delivered:
+                mark.delivered, mark = True, mark.before
+
+    def _delivered(self, segments: Segments) -> int:
+        """How many of the segments a replica has seen."""
+        mark = segments.fold(self._mark, None)
+        while mark is not None and not mark.delivered:
+            mark = mark.before
+        return 0 if mark is None else mark.size
+
+    def _mark(self, before: _Mark | None, segment: Segment) -> _Mark | None:
+        return _Mark(before)
+
+
+class _Mark:
+    """Whether a replica has seen the segments up to one of them."""
+
+    __slots__ = ("before", "delivered", "size")
+
+    def __init__(self, before: _Mark | None) -> None:
+        self.before, self.delivered = before, False
+        self.size: int = 1 if before is None else before.size + 1
+
+
+class PrefixReceiver:
+    """The replica's side: the last transcript of each request, those that called lately.
+
+    Args:
+        max_tokens: how many tokens they may have together, about.
+    """
+
+    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
+        self._max_tokens, self._tokens = max_tokens, 0
+        self._known: dict[str, Transcript] = {}  # the latest is last
+
+    def restore(self, call: Call | CallSuffix) -> Call | None:
+        """The whole call; None where its beginning is not here."""
+        if isinstance(call, CallSuffix):
+            whole = self._restored(call)
+            if whole is None:
+                return None
+            call = whole
+        self._keep(call.request, call.transcript)
+        return call
+
+    def _restored(self, suffix: CallSuffix) -> Call | None:
+        known, rest = self._known.get(suffix.call.request), suffix.call.transcript
+        if known is None:
+            return None
+        prefix = replace(
+            known,
+            thought=known.thought.first(suffix.thought),
+            answer=known.answer.first(suffix.answer),
+        )
+        if digest(prefix) != suffix.digest:
+            return None
+        whole = replace(
+            rest,
+            messages=known.messages,
+            thought=_joined(prefix.thought, rest.thought),
+            answer=_joined(prefix.answer, rest.answer),
+        )
+        return replace(suffix.call, transcript=whole)
+
+    def _keep(self, request: str, transcript: Transcript) -> None:
+        """Keep a request's transcript, or the one that is there where that goes on from it."""
+        known = self._known.pop(request, None)
+        if known is not None:
+            self._tokens -= _tokens(known)
+            if _continues(known, transcript):
+                transcript = known
+        self._known[request] = transcript
+        self._tokens += _tokens(transcript)
+        while self._tokens > self._max_tokens:
+            self._tokens -= _tokens(self._known.pop(next(iter(self._known))))
+
+
+def digest(transcript: Transcript) -> bytes:
+    """Equal for equal messages and segments; log-probabilities do not count."""
+    parts = (transcript.thought.fold(_chained, b""), transcript.answer.fold(_chained, b""))
+    return blake2b(b"%s|%s|%s" % (_of_messages(transcript.messages), *parts)).digest()
+
+
+@lru_cache(maxsize=64)
+def _of_messages(messages: tuple[Message, ...]) -> bytes:
+    return blake2b(repr(messages).encode(), digest_size=16).digest()
+
+
+def _chained(before: bytes, segment: Segment) -> bytes:
+    said = (segment.author, segment.text, segment.tokens, segment.tokenizer, segment.finish)
+    return blake2b(before + repr(said).encode(), digest_size=16).digest()
+
+
+def _bare(segments: Iterable[Segment]) -> Segments:
+    return Segments(replace(segment, logprobs=()) for segment in segments)
+
+
+def _joined(segments: Segments, others: Iterable[Segment]) -> Segments:
+    for segment in others:
+        segments = segments.plus(segment)
+    return segments
+
+
+def _continues(longer: Transcript, shorter: Transcript) -> bool:
+    return (
+        longer.messages == shorter.messages
+        and longer.thought.shared(shorter.thought) == len(shorter.thought)
+        and longer.answer.shared(shorter.answer) == len(shorter.answer)
+    )
+
+
+def _tokens(transcript: Transcript) -> int:
+    """About how many tokens a transcript has, its messages included."""
+    prompt = sum(len(message.content) for message in transcript.messages) // 4
+    return prompt + transcript.thought.tokens + transcript.answer.tokens
