@@ -1,5 +1,6 @@
-"""Token-level methods side by side, `baton bench-decode`, weights, `baton bench-weights`, and
-calls, `baton bench-calls`.
+"""Token-level methods, weights, calls of workers, and Baton's own cost as a thought grows.
+
+They are `baton bench-decode`, `baton bench-weights`, `baton bench-calls` and `baton bench-length`.
 
 In reading order:
 
@@ -14,5 +15,7 @@ In reading order:
 - `tables`: the tables.
 - `weights`: perplexity and the time of a pass, by the type of the weights.
 - `calls`: workers side by side, by the time of a call.
+- `instant`: workers that answer at once.
+- `length`: what a step, a remote delta and a call cost as a thought grows.
 - `picture`: the picture.
 """

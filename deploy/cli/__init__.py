@@ -18,6 +18,7 @@ In reading order:
 - `size`: what a request costs a running service, and what a load would need.
 - `bench_calls`: what a call takes through several workers.
 - `bench_decode`: token-level methods side by side.
+- `bench_length`: `baton bench-length`, the cost of a step as a thought grows.
 - `bench_weights`: `baton bench-weights`, types of weights side by side.
 - `train`: the embedded pair's training recipe.
 """

@@ -16,6 +16,7 @@ import typer
 from deploy.cli.ask import ask
 from deploy.cli.bench_calls import bench_calls
 from deploy.cli.bench_decode import bench_decode
+from deploy.cli.bench_length import bench_length
 from deploy.cli.bench_weights import bench_weights
 from deploy.cli.calibrate import calibrate
 from deploy.cli.check_config import check_config
@@ -61,6 +62,7 @@ app.command("ask")(ask)
 app.command("eval")(evaluate)
 app.command("bench-calls")(bench_calls)
 app.command("bench-decode")(bench_decode)
+app.command("bench-length")(bench_length)
 app.command("bench-weights")(bench_weights)
 app.command("calibrate")(calibrate)
 app.command("check-config")(check_config)
