@@ -24,7 +24,7 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta
-from workers.replica.prefixes import PrefixMissing, PrefixSender
+from workers.replica.prefixes import PrefixMissing, PrefixSender, bare
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
 from workers.retry import CircuitBreaker, TimedRetry
 from workers.streams import merge_deltas
@@ -80,7 +80,7 @@ class ReplicaWorker:
         return answer
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
-        answer: Verification = await self._answer("verify", call, segment, sampling)
+        answer: Verification = await self._answer("verify", call, bare(segment), sampling)
         return answer
 
     async def statuses(self, timeout_s: float = 1.0) -> list[ReplicaStatus]:

@@ -51,8 +51,8 @@ class PrefixSender:
             rest = replace(
                 transcript,
                 messages=(),
-                thought=_bare(transcript.thought[thought:]),
-                answer=_bare(transcript.answer[answer:]),
+                thought=_all_bare(transcript.thought[thought:]),
+                answer=_all_bare(transcript.answer[answer:]),
             )
             known = replace(
                 transcript,
@@ -64,7 +64,7 @@ class PrefixSender:
 
     def whole(self, call: Call) -> Call:
         """The call with all that a worker reads."""
-        thought, answer = _bare(call.transcript.thought), _bare(call.transcript.answer)
+        thought, answer = map(_all_bare, (call.transcript.thought, call.transcript.answer))
         return replace(call, transcript=replace(call.transcript, thought=thought, answer=answer))
 
     def delivered(self, call: Call) -> None:
@@ -164,8 +164,13 @@ def _chained(before: bytes, segment: Segment) -> bytes:
     return blake2b(before + repr(said).encode(), digest_size=16).digest()
 
 
-def _bare(segments: Iterable[Segment]) -> Segments:
-    return Segments(replace(segment, logprobs=()) for segment in segments)
+def bare(segment: Segment) -> Segment:
+    """A segment as a worker reads it: without log-probabilities."""
+    return replace(segment, logprobs=()) if segment.logprobs else segment
+
+
+def _all_bare(segments: Iterable[Segment]) -> Segments:
+    return Segments(map(bare, segments))
 
 
 def _joined(segments: Segments, others: Iterable[Segment]) -> Segments:

@@ -168,3 +168,4 @@ async def test_a_request_that_moves_to_another_replica_is_answered_all_the_same(
     handle.at = 0
     await worker.verify(Call("r", transcript), said(4), GREEDY)
     assert handle.heard[-1] == (0, Call)  # it had been the other's
+    assert handle.backend.calls[-1].args[0] == replace(said(4), logprobs=())
