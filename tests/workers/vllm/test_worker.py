@@ -14,6 +14,7 @@ from orchestrator.types import (
     Message,
     Sampling,
     Segment,
+    Segments,
     StopCriteria,
     Transcript,
 )
@@ -81,7 +82,7 @@ async def test_a_judge_reads_the_step_and_not_the_thought_before_it(large: Any) 
     transcript = long_thought(large)
     await written(large, transcript, StopCriteria(0))  # now the thought is in the cache
     *before, last = transcript.thought
-    shorter = Transcript(transcript.messages, tuple(before))
+    shorter = Transcript(transcript.messages, Segments(before))
     for _ in range(
         2
     ):  # the second time the step itself is in the cache, and must be read all the same
@@ -97,7 +98,7 @@ async def test_a_judge_reads_the_step_and_not_the_thought_before_it(large: Any) 
 async def test_scores_behind_a_cached_prefix_are_those_of_a_prompt_read_whole(large: Any) -> None:
     transcript = long_thought(large, 12)
     *before, last = transcript.thought
-    shorter = Transcript(transcript.messages, tuple(before))
+    shorter = Transcript(transcript.messages, Segments(before))
     large.reset_prefix_cache()
     cold = await large.verify(call(shorter), last, GREEDY)
     assert cold.usage.cached == 0
@@ -110,7 +111,7 @@ async def test_scores_behind_a_cached_prefix_are_those_of_a_prompt_read_whole(la
 async def test_calls_of_all_kinds_at_once_answer_as_they_do_alone(large: Any) -> None:
     transcript = long_thought(large, 6)
     *before, last = transcript.thought
-    shorter = Transcript(transcript.messages, tuple(before))
+    shorter = Transcript(transcript.messages, Segments(before))
     query = LabelQuery((Message("user", "Good?"),), "Score: ", DIGITS, nll=True)
     doubtful = StopCriteria(24, min_confidence=0.4)
     gated = StopCriteria(24, max_entropy=1.0)
