@@ -332,10 +332,11 @@ class Limits:
     """What one request may spend.
 
     `max_tokens` caps thought and answer together; `deadline_s` is wall time from the start of the
-    request; `stop` are strings that end the answer. (The cap on thinking alone is the policy's
-    `budget`.)
+    request; `stop` are strings that end the answer; without `thinking` there is no thought at all.
+    (The cap on thinking alone is the policy's `budget`.)
     """
 
     max_tokens: int = 2048
     deadline_s: float | None = None
     stop: tuple[str, ...] = field(default=())
+    thinking: bool = True

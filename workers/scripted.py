@@ -243,13 +243,16 @@ class Scripted:
         if cuts := [at for stop in criteria.stop if (at := text.find(stop)) >= 0]:
             text, finish = text[: min(cuts)], "stop"
         kept = ""
-        for count, word in enumerate(words(text)):
+        pieces = words(text)
+        for count, word in enumerate(pieces):
             if count == criteria.max_tokens:
                 return segment(call.author, kept, "length", line.logprob)
             kept += word
             if any(delimiter in kept for delimiter in criteria.until):
                 ends_so = line.finish is not None and kept == line.text
                 return segment(call.author, kept, finish if ends_so else "until", line.logprob)
+        if finish in ("eos", "think_end") and len(pieces) == criteria.max_tokens:
+            finish = "length"  # the end is a token too
         return segment(call.author, kept, finish, line.logprob)
 
     async def _next_score(self, transcript: Transcript) -> Any:

@@ -25,6 +25,7 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.budget import spent
 from orchestrator.loop.events import (
     ActionCompleted,
     Metrics,
@@ -134,7 +135,7 @@ class LocalClient:
                     transcript = event.transcript
                     answer = EvaluatedAnswer(
                         transcript.answer.text().strip(),
-                        transcript.thought.tokens + transcript.answer.tokens,
+                        spent(transcript),
                         event.metrics,
                         event.steps,
                         Recording(request, tuple(recorded)) if self._recording else None,

@@ -60,7 +60,9 @@ class RequestContext:
             )
         return cls(
             body,
-            Limits(body.cap or limits.max_tokens, limits.deadline_s, tuple(body.stop)),
+            Limits(
+                body.cap or limits.max_tokens, limits.deadline_s, tuple(body.stop), body.thinking
+            ),
             request.headers,
             request.state.request_id,
             request.state.key,

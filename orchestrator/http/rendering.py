@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from orchestrator.http.context import RequestContext
 from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.budget import spent
 from orchestrator.loop.events import Event, TextDelta
 
 COMPLETION: Final = "chatcmpl-"
@@ -86,11 +87,12 @@ def finish_reason(response: ResponseAccumulator) -> str | None:
 
 
 def usage(response: ResponseAccumulator) -> Json | None:
-    """As OpenAI counts: accepted tokens only, drafts and judge calls never."""
+    """As OpenAI counts: accepted tokens and the ends of thought and turn that a model wrote;
+    drafts and judge calls never."""
     if response.completed is None:
         return None
     transcript, prompt = response.completed.transcript, response.prompt.prompt
-    completion = transcript.thought.tokens + transcript.answer.tokens
+    completion = spent(transcript)
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,

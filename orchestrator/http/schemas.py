@@ -7,8 +7,9 @@ are honoured by doing nothing. A null top-level parameter means "not given".
 Defaults that differ from OpenAI's: `temperature` is 0 (greedy), because reasoning is more accurate
 and steps are repeatable.
 
-`reasoning_effort` caps the accepted thinking tokens at a share of `max_tokens` (`EFFORT`); where
-`policy.budget` is given as well the smaller cap holds.
+`reasoning_effort` caps the accepted thinking tokens at a share of `max_tokens` (`EFFORT`),
+`thinking_token_budget` at a number of its own; of these and `policy.budget` the smallest holds.
+Effort `none`, or a budget of 0, is an answer without a thought.
 """
 
 from __future__ import annotations
@@ -38,11 +39,15 @@ from orchestrator.validation import body_path, invalid_request
 
 MAX_DEPTH: Final = 32  # levels of nesting of a body
 MAX_VALUES: Final = 20_000  # values in a body: bounds the time that validation takes
-EFFORT: Final[dict[str, float | None]] = {
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+EFFORT: Final[dict[Effort, float | None]] = {
+    "none": None,  # no thought to cap
     "minimal": 1 / 8,
     "low": 1 / 4,
     "medium": 1 / 2,
     "high": None,  # no cap of its own: the policy's
+    "xhigh": None,
+    "max": None,
 }
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "audio": (),
@@ -74,7 +79,6 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "thinking_token_budget": (),
     "tool_choice": ("none",),
     "tools": ([],),
     "top_logprobs": (0,),
@@ -161,7 +165,8 @@ class ChatRequest(BaseModel):
     )
     stream: bool = False
     stream_options: StreamOptions | None = None
-    reasoning_effort: Literal["minimal", "low", "medium", "high"] | None = None
+    reasoning_effort: Effort | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None  # -1: no cap
     user: Annotated[str, Field(max_length=256)] | None = None
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
         Field(default_factory=dict, max_length=16)
@@ -195,10 +200,19 @@ class ChatRequest(BaseModel):
         """Whether a stream is to end with the usage."""
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def thinking(self) -> bool:
+        """Whether there is to be a thought."""
+        return self.reasoning_effort != "none" and self.thinking_token_budget != 0
+
     def thinking_cap(self, max_tokens: int) -> int | None:
-        """What `reasoning_effort` leaves of `max_tokens` for the thought; None: no cap."""
-        share = EFFORT[self.reasoning_effort] if self.reasoning_effort else None
-        return None if share is None else max(1, int(share * max_tokens))
+        """What the request leaves of `max_tokens` for the thought; None: no cap."""
+        caps = []
+        if self.reasoning_effort and (share := EFFORT[self.reasoning_effort]) is not None:
+            caps.append(max(1, int(share * max_tokens)))
+        if self.thinking_token_budget is not None and self.thinking_token_budget > 0:
+            caps.append(self.thinking_token_budget)
+        return min(caps, default=None)
 
     @property
     def conversation(self) -> tuple[Message, ...]:

@@ -35,7 +35,7 @@ from orchestrator.loop.events import (
     StepCompleted,
     TextDelta,
 )
-from orchestrator.types import Classification, Cost, Generation, Step, Usage, Verification
+from orchestrator.types import Classification, Cost, Generation, Segment, Step, Usage, Verification
 
 WORKERS: tuple[WorkerName, ...] = ("small", "large")
 E = TypeVar("E", bound=Event)
@@ -84,6 +84,13 @@ class ResponseAccumulator:
         for observe in self.observers:
             observe(event)
         return event
+
+    def give_up(self, draft: Segment) -> None:
+        """Count an accepted draft as rejected: there was no room for it."""
+        small = draft.author == "small"
+        self._accepted -= small
+        self._rejected += small
+        self._kept[draft.author] -= len(draft.tokens)
 
     def start(self) -> None:
         """The policy starts now: times are counted from here."""

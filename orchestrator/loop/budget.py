@@ -1,10 +1,13 @@
 """What a request may spend, and how an accepted segment ends a phase.
 
 Two caps: the request's `max_tokens` bounds thought and answer together, the policy's `budget` the
-accepted thought (where there is none, it bounds nothing). A few tokens of `max_tokens` are kept
-back for the answer, so that a thought cut short still leads to one (SpecReason 5.1 counts accuracy
-under a token budget the same way). Drafts and judge calls are never charged here: they are counted
-in `metrics`.
+accepted thought (where there is none, it bounds nothing). A cap that the undisturbed answer fits in
+changes nothing: the ends that a model writes itself count a token each, as with OpenAI, and no
+token is kept back for the answer. Where `max_tokens` cuts the thought all the same, the last of it
+is given up for a short answer (`reserve`), and the request ends by "length". At the `budget` the
+thought is closed, the answer is written, and it ends as answers do (SpecReason 5.1 counts accuracy
+under a token budget so). Drafts and judge calls are never charged here: they are counted in
+`metrics`.
 
 Everything is a pure function of the transcript, so a replay ends every phase where the live run
 did.
@@ -13,26 +16,30 @@ did.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import Limits, Segment, StopCriteria, Transcript
 
-ANSWER_RESERVE = 64
 NUDGE = Segment("policy", "Answer: ")
 """The beginning of an answer where a model ends its turn with a thought and no answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The caps of one request: `thought` tokens of thinking, `total` with the answer."""
+    """The caps of one request: `thought` tokens of thinking, `total` with the answer.
+
+    `reserve`: tokens at the end of a thought that are given up for an answer where `total` cuts it.
+    """
 
     total: int
     thought: int
     stop: tuple[str, ...] = ()
+    reserve: int = 0
 
     @classmethod
-    def of(cls, limits: Limits, budget: int | None = None) -> Budget:
-        """The caps of a request's `limits` and a policy's own `budget`.
+    def of(cls, limits: Limits, budget: int | None = None, reserve: int = 0) -> Budget:
+        """The caps of a request's `limits`, and a policy's own `budget` and `answer_reserve`.
 
         Raises:
             InvalidRequest: a cap below one token.
@@ -41,15 +48,33 @@ class Budget:
             raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
         if budget is not None and budget < 1:
             raise InvalidRequest("budget must be at least 1", param="budget")
-        most = limits.max_tokens - min(ANSWER_RESERVE, limits.max_tokens // 2)
-        thought = most if budget is None else min(budget, most)
-        return cls(limits.max_tokens, thought, limits.stop)
+        total = limits.max_tokens
+        thought = total if budget is None else min(budget, total)
+        return cls(total, thought, limits.stop, min(reserve, total // 2))
 
     def left(self, transcript: Transcript) -> int:
         """Tokens that the phase the transcript is in may still take."""
         if transcript.closed:
-            return max(0, self.total - transcript.thought.tokens - transcript.answer.tokens)
+            return max(0, self.total - spent(transcript))
         return max(0, self.thought - transcript.thought.tokens)
+
+    def certain(self, transcript: Transcript, tokens: int) -> int:
+        """How many of the next `tokens` tokens stay in the transcript however their text ends.
+
+        The others are given up for an answer if all `tokens` are made and `max_tokens` is reached.
+        """
+        if transcript.closed or tokens < self.total - transcript.thought.tokens:
+            return tokens
+        return max(0, tokens - self.reserve)
+
+    def overruns(self, transcript: Transcript, segment: Segment) -> bool:
+        """Whether a draft of the thought would leave nothing of `max_tokens` for an answer."""
+        return (
+            not transcript.closed
+            and self.reserve > 0
+            and segment.finish not in ("think_end", "eos")
+            and transcript.thought.tokens + len(segment.tokens) >= self.total
+        )
 
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:
         """The criteria with `max_tokens` no more than what is left; in the answer the caller's
@@ -66,7 +91,7 @@ class Budget:
         ends it. `allowed`: the tokens that its generation was allowed, where it made fewer.
 
         A generation that stops at "length" with fewer tokens than allowed (or none at all) met the
-        end of the worker's context: another would give nothing, so the phase ends there.
+        end of the worker's context, or gave its last ones up for the answer: the phase ends there.
         """
         size = len(segment.tokens)
         exhausted = segment.finish == "length" and (size == 0 or (allowed or 0) > size)
@@ -75,7 +100,7 @@ class Budget:
             if segment.finish in ("eos", "stop", "think_end"):
                 if self._lacks_answer(after, segment):
                     return replace(after.extend(NUDGE), forced=True)
-                return replace(after, done=True, finish="stop")
+                return replace(after, done=True)
             if exhausted or self.left(after) == 0:
                 return replace(after, done=True, finish="length")
             return after
@@ -83,7 +108,8 @@ class Budget:
             # A model that ends its turn inside the thought has nothing more to think either.
             return self.close(after)
         if exhausted or self.left(after) == 0:
-            return self.close(after, forced=True)
+            own = not exhausted and self.thought < self.total
+            return self.close(after, forced=True, finish="stop" if own else "length")
         return after
 
     def _lacks_answer(self, transcript: Transcript, segment: Segment) -> bool:
@@ -96,17 +122,33 @@ class Budget:
             and self.left(transcript) > 0
         )
 
-    def close(self, transcript: Transcript, forced: bool = False) -> Transcript:
+    def close(
+        self,
+        transcript: Transcript,
+        forced: bool = False,
+        finish: Literal["stop", "length"] = "stop",
+    ) -> Transcript:
         """The transcript with its chain ended: what follows is the answer, or nothing where there
-        is no thought; done at once where no token is left to answer with."""
+        is no thought; done at once where no token is left to answer with.
+
+        `finish` is "length" where `max_tokens` or a context cut the thought, whatever is still
+        answered.
+        """
         if transcript.done or (transcript.closed and transcript.thinking):
             return transcript
         if not transcript.thinking:
             return replace(transcript, forced=forced, done=True, finish="length")
-        closed = replace(transcript, closed=True, forced=forced)
+        closed = replace(transcript, closed=True, forced=forced, finish=finish)
         return closed if self.left(closed) else self.cut(closed)
 
     def cut(self, transcript: Transcript) -> Transcript:
         """The transcript ended here, because no token is left."""
         forced = transcript.forced or not transcript.closed
         return replace(transcript, closed=True, forced=forced, done=True, finish="length")
+
+
+def spent(transcript: Transcript) -> int:
+    """Tokens that a transcript counts as: its text's, and the ends that a model wrote itself."""
+    ended = transcript.thinking and transcript.closed and not transcript.forced
+    finished = transcript.done and transcript.finish == "stop"
+    return transcript.thought.tokens + transcript.answer.tokens + ended + finished

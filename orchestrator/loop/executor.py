@@ -162,7 +162,9 @@ class Executor:
         stream = self._workers[name].generate(
             self._call_for(name, transcript), criteria, self._sampling_of(self._next_seed())
         )
-        shown, ms = "", 0.0
+        # The end of a thought is held back where max_tokens may turn it into room for an answer.
+        certain = self._budget.certain(transcript, criteria.max_tokens)
+        shown, ms, kept = "", 0.0, 0
         tokens: list[int] = []
         logprobs: list[float] = []
         answer: Any = None
@@ -177,11 +179,18 @@ class Executor:
                 if item is None:
                     raise WorkerUnavailable(f"the {name} worker's stream broke off")
                 if isinstance(item, Generation):
-                    text, answer = item.segment.text[len(shown) :], item
+                    answer, segment = item, item.segment
+                    capped = certain < criteria.max_tokens <= item.usage.generated
+                    if capped and segment.finish == "length":
+                        segment = _first(segment, shown, kept)
+                        answer = replace(item, segment=segment)
+                    text = segment.text[len(shown) :]
                 else:
-                    text = item.text
                     tokens += item.tokens
                     logprobs += item.logprobs
+                    text = ""
+                    if len(tokens) <= certain:
+                        text, kept = item.text, len(tokens)
                 if text:
                     shown += text
                     yield TextDelta(name, phase, text)
@@ -189,7 +198,7 @@ class Executor:
             answer = error
             if shown and isinstance(error, WorkerError | ContextLengthExceeded):
                 log.warning("request %s: %s worker: %s", self._request, name, error)
-                segment = Segment(name, shown, tuple(tokens), tuple(logprobs))
+                segment = Segment(name, shown, tuple(tokens[:kept]), tuple(logprobs[:kept]))
                 answer = Generation(segment, Usage(generated=len(tokens)), ms)
         finally:
             await _close_stream(stream)
@@ -261,6 +270,12 @@ class Executor:
             if not timeout.expired():
                 raise
             raise DeadlineExceeded(f"no answer within {self._deadline_s:g} s") from None
+
+
+def _first(segment: Segment, text: str, count: int) -> Segment:
+    """A segment's first `count` tokens, whose text is `text`."""
+    tokens, logprobs = segment.tokens[:count], segment.logprobs[:count]
+    return replace(segment, text=text, tokens=tokens, logprobs=logprobs)
 
 
 async def _close_stream(stream: AsyncIterator[Any]) -> None:

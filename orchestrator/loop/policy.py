@@ -26,6 +26,12 @@ class Policy(BaseModel):
     budget: int | None = Field(
         default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"
     )
+    answer_reserve: int = Field(
+        default=64,
+        ge=0,
+        description="the last tokens of a thought that max_tokens cuts, given up for an answer; "
+        "half of max_tokens at most",
+    )
 
     @property
     def one_vocabulary(self) -> bool:

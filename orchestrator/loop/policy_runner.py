@@ -54,8 +54,10 @@ class PolicyRunner:
         response: ResponseAccumulator | None = None,
     ) -> None:
         self.policy = policy
-        self.budget = Budget.of(limits, policy.budget)
+        self.budget = Budget.of(limits, policy.budget, policy.answer_reserve)
         self.transcript = Transcript(tuple(messages))
+        if not limits.thinking:
+            self.transcript = self.transcript.without_thought()
         self.response = ResponseAccumulator() if response is None else response
         self._script = policy.solve(self.transcript)
         self._stops = StopStrings(limits.stop)
@@ -155,7 +157,7 @@ class PolicyRunner:
         """Accept a segment; what the budget puts behind it is shown too."""
         after = self.budget.commit(self.transcript, segment, allowed)
         if self._stops.found:
-            after = replace(after, done=True, finish="stop")
+            after = replace(after, done=True, finish=self.transcript.finish)
         self.transcript = self._reply = after
         if not after.done and after.last is NUDGE:
             yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text))
@@ -172,20 +174,26 @@ class PolicyRunner:
         elif isinstance(action, Write):
             self._check_extends(action.transcript)
             segment = answer.segment
-            allowed = self.budget.clip(action.transcript, action.criteria).max_tokens
-            # Half a character at the end is made and dropped: then the context is not full.
+            allowed = self.budget.clip(before, action.criteria).max_tokens
+            # Half a character at the end is made and dropped: then the context is not full. What
+            # was made up to max_tokens and not shown is given up.
             short = answer.usage.generated < allowed
+            short |= self.budget.certain(before, allowed) < allowed
             if segment.text or segment.tokens:
                 yield self._step(segment, result.ms, accepted=True)
             yield from self._commit(segment, allowed if short else None)
         elif isinstance(action, Accept):
             self._check_extends(action.transcript)
-            segment = action.segment
-            if segment.text:
+            segment, ms = action.segment, self._draft_ms.get(action.segment, 0.0)
+            fits = not self.budget.overruns(before, segment)
+            if fits and segment.text:
                 yield from self._shown(TextDelta(segment.author, self.phase, segment.text))
-            ms = self._draft_ms.get(segment, 0.0)
-            yield self._step(segment, ms, accepted=True, score=action.score)
-            yield from self._commit(segment)
+            yield self._step(segment, ms, accepted=fits, score=action.score)
+            if fits:
+                yield from self._commit(segment)
+            else:
+                self.response.give_up(segment)
+                self.transcript = self._reply = self.budget.close(before, True, "length")
         elif isinstance(action, Reject):
             ms = self._draft_ms.get(action.segment, 0.0)
             yield self._step(action.segment, ms, accepted=False, score=action.score)

@@ -420,10 +420,10 @@ async def test_with_empty_lists_hesitation_is_plain_text() -> None:
 
 
 async def test_discarded_probes_are_counted_and_the_pen_comes_back_in_mid_sentence() -> None:
-    small = Scripted(["2+2 is 4.\n\n", "Wait, is it", "6.\n\n", "so it is 6.", "It is six."])
+    small = Scripted(["2+2 is 4.\n\n", "Wait, is it", "6.\n\n", "so it's 6.", "It is six."])
     large = Scripted(["and 2 more is 6, I think"])
     ended = await run(SpeculativeThinking(n1=4), small, large)
-    assert said(ended) == ("2+2 is 4.\n\nand 2 more is 6.\n\nso it is 6.", "It is six.")
+    assert said(ended) == ("2+2 is 4.\n\nand 2 more is 6.\n\nso it's 6.", "It is six.")
     assert [(step.author, step.accepted) for step in ended.steps] == [
         ("small", True),
         ("small", False),
@@ -493,9 +493,9 @@ async def test_no_budget_is_overdrawn(budget: int) -> None:
 
 
 async def test_the_small_model_goes_on_where_the_large_dies() -> None:
-    small = Scripted(["2+2 is 4.\n\n", "Wait, is", "Wait, 2 more is 6.\n\n", "so 6.", "It is six."])
+    small = Scripted(["2+2 is 4.\n\n", "Wait, is", "Wait, 2 more is 6.\n\n", "6.", "It is six."])
     ended = await run(SpeculativeThinking(n1=2), small, Scripted(failures={0: GONE}))
-    assert said(ended) == ("2+2 is 4.\n\nWait, 2 more is 6.\n\nso 6.", "It is six.")
+    assert said(ended) == ("2+2 is 4.\n\nWait, 2 more is 6.\n\n6.", "It is six.")
     assert ended.metrics.discarded_tokens == 2
 
 

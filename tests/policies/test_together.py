@@ -15,6 +15,7 @@ from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
 from deploy.evaluation.replay import replay
 from deploy.service.config import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
+from orchestrator.loop.budget import spent
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
@@ -130,6 +131,42 @@ async def test_a_budget_of_one_token(workers: Any, name: str) -> None:
     assert ended.transcript.thought.tokens <= 1
     assert ended.transcript.done
     assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
+
+
+@pytest.mark.parametrize("problem", [*PROBLEMS, *draw("heldout", 3, 3)], ids=lambda p: p.question)
+async def test_a_cap_that_the_answer_fits_in_changes_nothing(workers: Any, problem: Any) -> None:
+    _, whole = await run(made("large-only"), workers, problem.question)
+    need = spent(whole.transcript)
+    for spare in (0, 1, 10):
+        _, ended = await run(made("large-only"), workers, problem.question, max_tokens=need + spare)
+        assert ended.transcript == whole.transcript
+        assert ended.transcript.finish == "stop"
+    for missing in (1, 5, 20):
+        _, ended = await run(
+            made("large-only"), workers, problem.question, max_tokens=need - missing
+        )
+        assert (ended.transcript.finish, ended.transcript.done) == ("length", True)
+        assert spent(ended.transcript) <= need - missing
+
+
+@pytest.mark.parametrize("name", POLICIES)
+async def test_a_cap_of_any_size_cuts_every_policy(workers: Any, name: str) -> None:
+    _, whole = await run(made(name), workers, PROBLEMS[0].question)
+    need = spent(whole.transcript)
+    for max_tokens in (1, 2, need // 2, need - 9, need - 1, need):
+        _, ended = await run(made(name), workers, PROBLEMS[0].question, max_tokens=max_tokens)
+        assert ended.transcript.finish == ("stop" if max_tokens == need else "length")
+        assert spent(ended.transcript) <= max_tokens
+
+
+async def test_a_model_that_thinks_can_be_asked_not_to(workers: Any) -> None:
+    for name in ("large-only", "specreason"):
+        _, ended = await run(
+            made(name), workers, PROBLEMS[0].question, max_tokens=60, thinking=False
+        )
+        transcript = ended.transcript
+        assert (transcript.thought, transcript.thinking, transcript.done) == ((), False, True)
+        assert transcript.answer
 
 
 @pytest.fixture(scope="module")

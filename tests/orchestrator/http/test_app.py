@@ -111,7 +111,8 @@ def test_completion(url: str) -> None:
     assert usage.prompt_tokens == 2
     assert usage.prompt_tokens_details.cached_tokens == 0
     assert usage.completion_tokens_details.reasoning_tokens == 9  # the rejected draft's 5: never
-    assert usage.completion_tokens == 9 + sum(step["tokens"] for step in extra["answer_steps"])
+    answered = sum(step["tokens"] for step in extra["answer_steps"])
+    assert usage.completion_tokens == 9 + 1 + answered + 1  # both ends are tokens, as with OpenAI
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
 
 
@@ -184,20 +185,54 @@ def test_policy_parameters(url: str) -> None:
     assert authors(model="large-only") == ["large"]
 
 
-def test_caps(url: str) -> None:
+def test_max_tokens(url: str) -> None:
+    whole = post(url, {"model": "large-only"}).json()
+    need = whole["usage"]["completion_tokens"]
+    for spare in (0, 1, 10):
+        reply = post(url, {"max_tokens": need + spare, "model": "large-only"}).json()
+        assert reply["choices"] == whole["choices"]
+    for missing in (1, 4, need - 4, need - 1):
+        reply = post(url, {"max_completion_tokens": need - missing, "model": "large-only"}).json()
+        assert reply["choices"][0]["finish_reason"] == "length"
+        assert reply["usage"]["completion_tokens"] <= need - missing
     short = post(url, {"max_tokens": 4, "model": "large-only"}).json()
-    assert short["choices"][0]["finish_reason"] == "length"
-    assert short["usage"]["completion_tokens"] == 4
-    for body in (
+    assert short["baton"]["forced"]
+    assert short["choices"][0]["message"]["content"] == "The"  # the white space before it counts
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
         {"policy": {"budget": 2}},
+        {"thinking_token_budget": 2},
+        {"thinking_token_budget": 2, "policy": {"budget": 3}, "max_tokens": 20},
         {"reasoning_effort": "low", "max_completion_tokens": 8},
         {"reasoning_effort": "low", "max_tokens": 8, "policy": {"budget": 7}},
+        {"reasoning_effort": "minimal", "max_tokens": 100, "thinking_token_budget": 2},
         {"reasoning_effort": "high", "max_tokens": 800, "policy": {"budget": 2}},
-    ):
-        reply = post(url, {**body, "model": "large-only"}).json()
-        assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2, body
-        assert reply["baton"]["forced"]
-        assert reply["choices"][0]["message"]["content"]
+        {"reasoning_effort": "max", "thinking_token_budget": -1, "policy": {"budget": 2}},
+    ],
+)
+def test_thinking_budgets(url: str, body: dict[str, Any]) -> None:
+    reply = post(url, {**body, "model": "large-only"}).json()
+    assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2
+    assert reply["baton"]["forced"]
+    assert reply["choices"][0]["message"]["content"] == "The answer is 8."
+    assert reply["choices"][0]["finish_reason"] == "stop"
+
+
+@pytest.mark.parametrize("body", [{"reasoning_effort": "none"}, {"thinking_token_budget": 0}])
+def test_no_thought_at_all(body: dict[str, Any]) -> None:
+    pair = [Scripted(story=("", PLAIN)) for _ in range(2)]
+    with serving(service(*pair)) as url:
+        for model in ("large-only", "specreason"):
+            reply = post(url, {**body, "model": model}).json()
+            assert reply["choices"][0]["message"]["content"] == PLAIN
+            assert reply["choices"][0]["message"]["reasoning"] == ""
+            assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
+            assert "".join(step["text"] for step in reply["baton"]["steps"]) == PLAIN
+    heard = [call.call.transcript for worker in pair for call in worker.calls]
+    assert not any(transcript.thinking for transcript in heard)
 
 
 def test_stop_and_harmless_parameters(url: str) -> None:
@@ -324,7 +359,7 @@ def test_without_a_thought_the_steps_are_the_content(model: str) -> None:
         assert (message.content, message.reasoning_content, message.reasoning) == (PLAIN, "", "")
         assert (reply.choices[0].finish_reason, extra["forced"]) == ("stop", False)
         assert reply.usage.completion_tokens_details.reasoning_tokens == 0
-        assert reply.usage.completion_tokens == len(words(PLAIN))
+        assert reply.usage.completion_tokens == len(words(PLAIN)) + 1  # and the end
         assert "".join(step["text"] for step in extra["steps"]) == PLAIN
         assert extra["answer_steps"] == []
         chunks = list(api.chat.completions.create(model=model, messages=ASKED, stream=True))

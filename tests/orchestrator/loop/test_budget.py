@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.loop.actions import Script, Write
-from orchestrator.loop.budget import ANSWER_RESERVE, Budget
+from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
@@ -32,21 +32,19 @@ def said(tokens: int, finish: Finish = "until") -> Segment:
 
 
 @pytest.mark.parametrize(
-    ("max_tokens", "own", "thought"),
+    ("max_tokens", "own", "thought", "reserve"),
     [
-        (2048, None, 2048 - ANSWER_RESERVE),
-        (2048, 100, 100),
-        (2048, 30, 30),
-        (2048, 300, 300),
-        (100, 90, 50),  # half of a small max_tokens is kept for the answer
-        (10, 10, 5),
-        (1, None, 1),
-        (2048, 1, 1),
+        (2048, None, 2048, 64),
+        (2048, 100, 100, 64),
+        (2048, 3000, 2048, 64),
+        (100, 90, 90, 50),  # half of a small max_tokens at most
+        (1, None, 1, 0),
+        (2048, 1, 1, 64),
     ],
 )
-def test_caps(max_tokens: int, own: int | None, thought: int) -> None:
-    budget = Budget.of(Limits(max_tokens=max_tokens), own)
-    assert (budget.total, budget.thought) == (max_tokens, thought)
+def test_caps(max_tokens: int, own: int | None, thought: int, reserve: int) -> None:
+    budget = Budget.of(Limits(max_tokens=max_tokens), own, reserve=64)
+    assert (budget.total, budget.thought, budget.reserve) == (max_tokens, thought, reserve)
 
 
 @pytest.mark.parametrize(
@@ -65,8 +63,8 @@ def test_criteria_are_clipped_to_what_is_left() -> None:
     assert budget.clip(thinking, StopCriteria(512)).max_tokens == 10
     assert budget.clip(thinking, StopCriteria(5)).max_tokens == 5
     answering = budget.close(thinking)
-    assert budget.clip(answering, StopCriteria(512)).max_tokens == 70
-    assert budget.clip(budget.commit(answering, said(60)), StopCriteria(512)).max_tokens == 10
+    assert budget.clip(answering, StopCriteria(512)).max_tokens == 69  # its end is a token too
+    assert budget.clip(budget.commit(answering, said(60)), StopCriteria(512)).max_tokens == 9
 
 
 def test_the_callers_stop_strings_hold_in_the_answer_only() -> None:

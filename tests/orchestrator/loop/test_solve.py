@@ -29,6 +29,7 @@ from orchestrator.loop.actions import (
     WorkerName,
     Write,
 )
+from orchestrator.loop.budget import spent
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
@@ -226,14 +227,52 @@ async def test_at_the_budget_the_thought_is_closed_and_answered(budget: int) -> 
         assert answer(ended) == LARGE[1]
 
 
-@pytest.mark.parametrize("max_tokens", [1, 2, 3, 5, 8, 12, 15])
-async def test_max_tokens_caps_thought_and_answer(max_tokens: int) -> None:
-    for policy in (LargeOnly(), SmallOnly(), SpecReason(), SpecReason(threshold=10)):
+@pytest.mark.parametrize(
+    "policy", [LargeOnly(), SmallOnly(), SpecReason(), SpecReason(threshold=10)]
+)
+async def test_max_tokens_cuts_what_does_not_fit_and_nothing_else(policy: Policy) -> None:
+    _, whole = await run(policy, pair())
+    need = spent(whole.transcript)
+    assert need == whole.transcript.thought.tokens + whole.transcript.answer.tokens + 2  # two ends
+    for max_tokens in range(1, need + 12):
         _, ended = await run(policy, pair(), limits=Limits(max_tokens=max_tokens))
-        used = ended.transcript.thought.tokens + ended.transcript.answer.tokens
-        assert used <= max_tokens
-        assert ended.transcript.done
-        assert (ended.transcript.finish == "length") == (used == max_tokens)
+        transcript = ended.transcript
+        assert transcript.done
+        assert spent(transcript) <= max_tokens
+        if max_tokens >= need:
+            assert transcript == whole.transcript
+        else:
+            assert transcript.finish == "length"
+            if transcript.forced and max_tokens > 1 and isinstance(policy, LargeOnly | SmallOnly):
+                assert answer(ended)  # a short one, in what the thought gave up
+
+
+async def test_a_reserve_of_nothing_thinks_to_the_cap() -> None:
+    for policy in (LargeOnly(answer_reserve=0), SpecReason(answer_reserve=0)):
+        _, ended = await run(policy, pair(), limits=Limits(max_tokens=8))
+        transcript = ended.transcript
+        assert (transcript.thought.tokens, answer(ended)) == (8, "")
+        assert (transcript.finish, transcript.forced) == ("length", True)
+
+
+async def test_what_is_held_back_shows_when_the_thought_ends() -> None:
+    thought, size = LARGE[0], len(words(LARGE[0]))
+    policy = LargeOnly(answer_reserve=4)
+    events, ended = await run(policy, pair(), limits=Limits(max_tokens=size + 2))
+    first, *rest = (e.text for e in events if isinstance(e, TextDelta) and e.phase == "thought")
+    assert (ended.transcript.text, ended.transcript.forced) == (thought, False)
+    assert len(rest) == size - 2  # those two short of the reserve came singly, the rest at once
+    assert first == words(thought)[0]
+
+
+async def test_a_draft_that_leaves_no_room_for_an_answer_is_given_up() -> None:
+    _, ended = await run(SpecReason(), pair(), limits=Limits(max_tokens=5))
+    assert [(step.text, step.accepted) for step in ended.steps if step.phase == "thought"] == [
+        ("2+2 is 5.\n\n", True),
+        ("and 2 ", False),
+    ]
+    assert (ended.transcript.text, ended.transcript.finish) == ("2+2 is 5.\n\n", "length")
+    assert (ended.metrics.discarded_tokens, ended.metrics.acceptance_rate) == (2, 0.5)
 
 
 async def test_stop_strings_end_the_answer() -> None:
@@ -501,10 +540,10 @@ async def test_a_loop_without_a_thought_is_cut_and_says_length() -> None:
 @pytest.mark.parametrize("spare", [0, 1])
 async def test_a_cap_that_an_answer_without_a_thought_fits_in_changes_nothing(spare: int) -> None:
     size = len(words(PLAIN[1]))
-    _, ended = await run(LargeOnly(), plain_pair(), limits=Limits(size + spare))
+    _, ended = await run(LargeOnly(), plain_pair(), limits=Limits(size + 1 + spare))
     assert (ended.transcript.text, ended.transcript.finish) == (PLAIN[1], "stop")
-    _, ended = await run(LargeOnly(budget=2), plain_pair(), limits=Limits(size - 1))
-    assert (ended.transcript.answer.tokens, ended.transcript.finish) == (size - 1, "length")
+    _, ended = await run(LargeOnly(budget=2), plain_pair(), limits=Limits(size))
+    assert (ended.transcript.answer.tokens, ended.transcript.finish) == (size, "length")
 
 
 async def test_a_stop_string_ends_an_answer_made_of_steps() -> None:
