@@ -27,7 +27,10 @@ LINE_EVERY_S = 10.0  # of progress, where it is written to a file
 COLOURS = {"small": "cyan", "large": "magenta", "policy": "yellow"}
 
 Url = Annotated[
-    str | None, typer.Option(help="A running service; without it everything runs in-process.")
+    str | None,
+    typer.Option(
+        envvar="BATON_URL", help="A running service; without it everything runs in-process."
+    ),
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
 ServiceUrl = Annotated[str, typer.Option("--url", envvar="BATON_URL", help="The running service.")]

@@ -148,7 +148,7 @@ def rollback(
     note: Note = "",
     as_json: AsJson = False,
 ) -> None:
-    """Back to what was active before, or to a version by name.
+    """Back to what was active before, or to a version by name; again: one further back.
 
     [bold]Examples[/]
 
@@ -156,10 +156,8 @@ def rollback(
 
       baton policy rollback specreason@3
     """
-    if to is not None:
-        _activate(to, url, note, as_json)
-        return
-    change(url, "POST", "/v1/policies/rollback", {"note": note}, as_json, _is_active)
+    body = {"note": note, **({} if to is None else {"to": to})}
+    change(url, "POST", "/v1/policies/rollback", body, as_json, _is_active)
 
 
 @policy.command("history")

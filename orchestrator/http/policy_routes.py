@@ -6,7 +6,7 @@
     GET  /v1/policies/{name}@{version} one version
     GET  /v1/policies/active           what the model `baton` means
     PUT  /v1/policies/active           {version: NAME@VERSION, or null for the file's default}
-    POST /v1/policies/rollback         restore what was active before
+    POST /v1/policies/rollback         restore what was active before, or {to: NAME@VERSION}
     GET  /v1/policies/history          who changed what, newest first
 
 Changes need the admin key, which `auth` checks.
@@ -43,7 +43,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 class ChangeNote(BaseModel):
-    """The body of a rollback, or of the end of an experiment: why, and by whom."""
+    """Why something is changed, and by whom: the body of the end of an experiment."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -55,6 +55,12 @@ class Activation(ChangeNote):
     """The body of `PUT /v1/policies/active`."""
 
     version: str | None
+
+
+class Rollback(ChangeNote):
+    """The body of a rollback; `to`: NAME@VERSION, or "default"; None: what was active before."""
+
+    to: str | None = None
 
 
 def add_policy_routes(app: FastAPI, service: Service) -> None:
@@ -88,8 +94,8 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/policies/rollback")
     async def rollback(request: Request) -> Response:
-        given = await read_body(service, request, ChangeNote)
-        target = await versions.rollback(audit_info(request, given))
+        given = await read_body(service, request, Rollback)
+        target = await versions.rollback(audit_info(request, given), given.to)
         await refresh(service)
         return JSONResponse(await _version(service, target))
 

@@ -16,7 +16,7 @@ import json
 import re
 import time
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
@@ -35,6 +35,7 @@ FILE: Final = "default"
 
 _REFERENCE: Final = re.compile(r"([A-Za-z0-9._-]{1,64})@([1-9][0-9]{0,8})")
 _CACHED: Final = 256  # versions, the most recent ones that requests pinned
+_REMEMBERED: Final = 32  # versions that were active before, for rollbacks
 _TRIES: Final = 20  # against others who change a pointer at the same time
 
 Note = Annotated[str, StringConstraints(max_length=1000)]
@@ -168,29 +169,43 @@ class PolicyVersions:
         for _ in range(_TRIES):
             state = await self._state()
             try:
-                await self._move(state, target, "activate", info)
+                await self._store.commit(
+                    update=_activation(state, target),
+                    audit=_audit("activate", info, target or FILE, state, moved=True),
+                )
             except Conflict:
                 continue
             return
         raise Conflict("too many change the active policy at the same time; try again")
 
-    async def rollback(self, info: AuditInfo) -> str | None:
-        """Restore what was active before; a second rollback undoes the first.
+    async def rollback(self, info: AuditInfo, to: str | None = None) -> str | None:
+        """Restore what was active before, or `to` (`NAME@VERSION`, or "default": the file's).
+
+        A second rollback goes one further back. What was rolled back does not return by another:
+        whoever wants it activates it.
 
         Returns:
             What is active now, `NAME@VERSION`; None for the deployment file's default.
 
         Raises:
-            InvalidRequest: there is nothing to roll back.
+            InvalidRequest: there is nothing to roll back. UnknownPolicy: no such version.
             Conflict: somebody changed the pointer in the same moment.
         """
         state = await self._state()
-        if PREVIOUS not in state.pointers:
-            raise InvalidRequest("nothing was ever activated: there is nothing to roll back")
-        target = previous(state)
+        earlier = _earlier(state)
+        if to is not None:
+            target = None if to == FILE else to
+            known = earlier.index(target) + 1 if target in earlier else 0
+        elif earlier:
+            target, known = earlier[0], 1
+        else:
+            raise InvalidRequest("nothing was active before: there is nothing to roll back")
         if target is not None:
             await self.find(target)
-        await self._move(state, target, "rollback", info)
+        await self._store.commit(
+            update=_pointers(state, target, earlier[known:]),
+            audit=_audit("rollback", info, target or FILE, state, moved=True),
+        )
         return target
 
     async def find(self, target: str, *, identity: str | None = None) -> PublishedPolicy:
@@ -264,14 +279,6 @@ class PolicyVersions:
         assert state is not None
         return state
 
-    async def _move(
-        self, state: StoreState, target: str | None, action: str, info: AuditInfo
-    ) -> None:
-        await self._store.commit(
-            update=_activation(state, target),
-            audit=_audit(action, info, target or FILE, state, moved=True),
-        )
-
 
 def active(state: StoreState) -> str | None:
     """The active version's `NAME@VERSION`; None: the deployment file's default.
@@ -279,12 +286,12 @@ def active(state: StoreState) -> str | None:
     Raises:
         StoreError: the pointer holds something else.
     """
-    return _pointed(state, ACTIVE)
+    return _version(ACTIVE, state.pointers.get(ACTIVE, FILE.encode()))
 
 
 def previous(state: StoreState) -> str | None:
-    """As `active`, for the version that was active before it."""
-    return _pointed(state, PREVIOUS)
+    """As `active`, for the version that a rollback restores; None also where there is none."""
+    return next(iter(_earlier(state)), None)
 
 
 def latest(state: StoreState) -> dict[str, int]:
@@ -293,8 +300,13 @@ def latest(state: StoreState) -> dict[str, int]:
     return {name: _number(state, name) for name in names}
 
 
-def _pointed(state: StoreState, pointer: str) -> str | None:
-    target = state.pointers.get(pointer, FILE.encode()).decode(errors="replace")
+def _earlier(state: StoreState) -> list[str | None]:
+    """What was active before, the latest first."""
+    return [_version(PREVIOUS, target) for target in state.pointers.get(PREVIOUS, b"").split()]
+
+
+def _version(pointer: str, data: bytes) -> str | None:
+    target = data.decode(errors="replace")
     if target != FILE and reference(target) is None:
         raise StoreError(f"{pointer} holds no version: {target[:80]!r}")
     return None if target == FILE else target
@@ -312,10 +324,17 @@ def _path(name: str, version: int) -> str:
 
 
 def _activation(state: StoreState, target: str | None) -> list[PointerUpdate]:
-    before = state.pointers.get(ACTIVE)
+    before, earlier = active(state), _earlier(state)
+    return _pointers(state, target, earlier if before == target else [before, *earlier])
+
+
+def _pointers(
+    state: StoreState, target: str | None, earlier: Sequence[str | None]
+) -> list[PointerUpdate]:
+    remembered = " ".join(version or FILE for version in earlier[:_REMEMBERED])
     return [
-        PointerUpdate(ACTIVE, before, (target or FILE).encode()),
-        PointerUpdate(PREVIOUS, state.pointers.get(PREVIOUS), before or FILE.encode()),
+        PointerUpdate(ACTIVE, state.pointers.get(ACTIVE), (target or FILE).encode()),
+        PointerUpdate(PREVIOUS, state.pointers.get(PREVIOUS), remembered.encode()),
     ]
 
 

@@ -170,6 +170,15 @@ def test_problem_files_are_checked(baton: Any, tmp_path: Path, line: str, said: 
     assert said in ran.err
 
 
+@pytest.mark.parametrize("command", [("ask", "x"), ("eval", "--problems", "builtin:dev")])
+def test_the_service_of_the_environment_is_asked(
+    baton: Any, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("BATON_URL", DEAD)
+    ran = baton(*command)
+    assert (ran.status, DEAD in ran.err) == (1, True)
+
+
 def test_ask_in_process(baton: Any, tiny_file: Path) -> None:
     ran = baton("ask", "12 + 34", "--config", str(tiny_file), "--max-tokens", "60")
     assert (ran.status, ran.err) == (0, "")

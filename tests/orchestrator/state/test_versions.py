@@ -97,12 +97,12 @@ async def test_active_moves_and_rolls_back(store: Store) -> None:
     await one.publish(publication(threshold=3, activate=False), ANNA)
     assert active(await now(store)) == "specreason@2"
     assert await one.rollback(ANNA) == "specreason@1"
-    assert (active(await now(store)), previous(await now(store))) == (
-        "specreason@1",
-        "specreason@2",
-    )
-    assert await one.rollback(ANNA) == "specreason@2"
+    assert (active(await now(store)), previous(await now(store))) == ("specreason@1", None)
+    assert await one.rollback(ANNA) is None  # the file's; not what was rolled back
+    with pytest.raises(InvalidRequest, match="nothing to roll back"):
+        await one.rollback(ANNA)
     await one.activate("specreason@3", ANNA)
+    await one.activate("specreason@3", ANNA)  # twice is once
     await one.activate(None, ANNA)
     assert active(await now(store)) is None
     assert await one.rollback(ANNA) == "specreason@3"
@@ -111,6 +111,22 @@ async def test_active_moves_and_rolls_back(store: Store) -> None:
     with pytest.raises(UnknownPolicy):
         await one.activate("specreason", ANNA)
     assert active(await now(store)) == "specreason@3"
+
+
+async def test_a_rollback_by_name_forgets_what_it_leaves(store: Store) -> None:
+    one = versions(store)
+    for threshold in (1, 2, 3):
+        await one.publish(publication(threshold=threshold), ANNA)
+    assert await one.rollback(ANNA, "specreason@1") == "specreason@1"
+    assert previous(await now(store)) is None
+    assert await one.rollback(ANNA, "specreason@3") == "specreason@3"  # by name, whatever it is
+    assert await one.rollback(ANNA, "default") is None
+    with pytest.raises(UnknownPolicy):
+        await one.rollback(ANNA, "specreason@4")
+    await one.activate("specreason@2", ANNA)
+    await one.rollback(ANNA)
+    with pytest.raises(InvalidRequest, match="nothing to roll back"):
+        await one.rollback(ANNA)
 
 
 async def test_a_first_version_rolls_back_to_the_file(store: Store) -> None:
