@@ -112,7 +112,9 @@ class CachedWorker:
         request = recording.request
         if _sampling_key(request.sampling) != ():
             return 0
-        budget = Budget.of(request.limits, request.parameters.get("budget"))
+        parameters = request.parameters
+        reserve = parameters.get("answer_reserve", 0)  # a recording may be older than the parameter
+        budget = Budget.of(request.limits, parameters.get("budget"), reserve)
         jobs: dict[Job, Any] = {}
         loaded = 0
         for event in recording.events:
@@ -136,6 +138,9 @@ class CachedWorker:
                 # A stream that broke off is recorded as a short generation without a prompt.
                 if worker == name and not drawn and answer.usage.prompt:
                     clipped = budget.clip(transcript, criteria)
+                    certain = budget.certain(transcript, clipped.max_tokens)
+                    if answer.segment.finish == "length" and certain < clipped.max_tokens:
+                        return 0  # what it gave up for the answer is not on record
                     key = _generation_key(transcript, clipped, Sampling())
                     self._store(key, clipped.max_tokens, answer)
                     return 1

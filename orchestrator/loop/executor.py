@@ -38,8 +38,8 @@ from orchestrator.loop.actions import (
 )
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, TextDelta
-from orchestrator.types import Generation, Sampling, Segment, Transcript, Usage
-from orchestrator.worker import Call, Worker
+from orchestrator.types import Generation, Sampling, Segment, StopCriteria, Transcript, Usage
+from orchestrator.worker import Call, Delta, Worker
 
 log = logging.getLogger(__name__)
 
@@ -159,12 +159,8 @@ class Executor:
         name, transcript = action.worker, action.transcript
         phase: Literal["thought", "answer"] = "answer" if transcript.closed else "thought"
         criteria = self._budget.clip(transcript, action.criteria)
-        stream = self._workers[name].generate(
-            self._call_for(name, transcript), criteria, self._sampling_of(self._next_seed())
-        )
-        # The end of a thought is held back where max_tokens may turn it into room for an answer.
-        certain = self._budget.certain(transcript, criteria.max_tokens)
-        shown, ms, kept = "", 0.0, 0
+        stream = self._generation(name, transcript, criteria)
+        shown, ms = "", 0.0
         tokens: list[int] = []
         logprobs: list[float] = []
         answer: Any = None
@@ -179,18 +175,11 @@ class Executor:
                 if item is None:
                     raise WorkerUnavailable(f"the {name} worker's stream broke off")
                 if isinstance(item, Generation):
-                    answer, segment = item, item.segment
-                    capped = certain < criteria.max_tokens <= item.usage.generated
-                    if capped and segment.finish == "length":
-                        segment = _first(segment, shown, kept)
-                        answer = replace(item, segment=segment)
-                    text = segment.text[len(shown) :]
+                    text, answer = item.segment.text[len(shown) :], item
                 else:
+                    text = item.text
                     tokens += item.tokens
                     logprobs += item.logprobs
-                    text = ""
-                    if len(tokens) <= certain:
-                        text, kept = item.text, len(tokens)
                 if text:
                     shown += text
                     yield TextDelta(name, phase, text)
@@ -198,11 +187,49 @@ class Executor:
             answer = error
             if shown and isinstance(error, WorkerError | ContextLengthExceeded):
                 log.warning("request %s: %s worker: %s", self._request, name, error)
-                segment = Segment(name, shown, tuple(tokens[:kept]), tuple(logprobs[:kept]))
+                segment = Segment(name, shown, tuple(tokens), tuple(logprobs))
                 answer = Generation(segment, Usage(generated=len(tokens)), ms)
         finally:
             await _close_stream(stream)
         yield ActionCompleted(action, answer, ms)
+
+    async def _generation(
+        self, name: WorkerName, transcript: Transcript, criteria: StopCriteria
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """A worker's stream. What `max_tokens` may yet turn into room for an answer is generated
+        by a call of its own and held back until it is known whether it stays."""
+        worker, sampling = self._workers[name], self._sampling_of(self._next_seed())
+        certain = self._budget.certain(transcript, criteria.max_tokens)
+        first: Generation | None = None
+        if certain or not criteria.max_tokens:
+            call = self._call_for(name, transcript)
+            stream = worker.generate(call, replace(criteria, max_tokens=certain), sampling)
+            try:
+                async for item in stream:
+                    if isinstance(item, Generation):
+                        first = item
+                    else:
+                        yield item
+            finally:
+                await _close_stream(stream)
+            if first is None:
+                return
+            if certain == criteria.max_tokens or not _is_cut(first, certain):
+                yield first
+                return
+            transcript = transcript.extend(first.segment)
+            size = len(first.segment.tokens)
+            criteria = replace(criteria, max_tokens=criteria.max_tokens - size, max_entropy=None)
+        stream = worker.generate(self._call_for(name, transcript), criteria, sampling, stream=False)
+        try:
+            async for item in stream:
+                if isinstance(item, Generation):
+                    if _is_cut(item, criteria.max_tokens):
+                        nothing = replace(item.segment, text="", tokens=(), logprobs=())
+                        item = replace(item, segment=nothing)
+                    yield item if first is None else _joined(first, item)
+        finally:
+            await _close_stream(stream)
 
     def _start(self, action: Generate | Classify | Verify) -> Job:
         job, running = Job(self._started), _Running()
@@ -272,10 +299,24 @@ class Executor:
             raise DeadlineExceeded(f"no answer within {self._deadline_s:g} s") from None
 
 
-def _first(segment: Segment, text: str, count: int) -> Segment:
-    """A segment's first `count` tokens, whose text is `text`."""
-    tokens, logprobs = segment.tokens[:count], segment.logprobs[:count]
-    return replace(segment, text=text, tokens=tokens, logprobs=logprobs)
+def _is_cut(generation: Generation, max_tokens: int) -> bool:
+    """Whether it ended because all of its tokens were made."""
+    return generation.segment.finish == "length" and generation.usage.generated >= max_tokens
+
+
+def _joined(first: Generation, rest: Generation) -> Generation:
+    """A generation that was made by two calls."""
+    end = rest.segment
+    begin, usage = first.segment, first.usage
+    segment = replace(
+        end,
+        text=begin.text + end.text,
+        tokens=begin.tokens + end.tokens,
+        logprobs=begin.logprobs + end.logprobs,
+    )
+    generated, passes = usage.generated + rest.usage.generated, usage.passes + rest.usage.passes
+    usage = replace(usage, generated=generated, passes=passes)
+    return replace(first, segment=segment, usage=usage, ms=first.ms + rest.ms)
 
 
 async def _close_stream(stream: AsyncIterator[Any]) -> None:

@@ -133,18 +133,20 @@ async def test_a_budget_of_one_token(workers: Any, name: str) -> None:
     assert all(worker.stats()["live_rows"] == 0 for worker in workers.values())
 
 
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.8, seed=3)], ids=["greedy", "drawn"])
 @pytest.mark.parametrize("problem", [*PROBLEMS, *draw("heldout", 3, 3)], ids=lambda p: p.question)
-async def test_a_cap_that_the_answer_fits_in_changes_nothing(workers: Any, problem: Any) -> None:
-    _, whole = await run(made("large-only"), workers, problem.question)
+async def test_a_cap_that_the_answer_fits_in_changes_nothing(
+    workers: Any, problem: Any, sampling: Sampling
+) -> None:
+    policy, question = made("large-only"), problem.question
+    _, whole = await run(policy, workers, question, sampling)
     need = spent(whole.transcript)
     for spare in (0, 1, 10):
-        _, ended = await run(made("large-only"), workers, problem.question, max_tokens=need + spare)
+        _, ended = await run(policy, workers, question, sampling, max_tokens=need + spare)
         assert ended.transcript == whole.transcript
         assert ended.transcript.finish == "stop"
     for missing in (1, 5, 20):
-        _, ended = await run(
-            made("large-only"), workers, problem.question, max_tokens=need - missing
-        )
+        _, ended = await run(policy, workers, question, sampling, max_tokens=need - missing)
         assert (ended.transcript.finish, ended.transcript.done) == ("length", True)
         assert spent(ended.transcript) <= need - missing
 
