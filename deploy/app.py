@@ -80,6 +80,9 @@ class Orchestrator:
             trace_ttl_s=args.store.trace_ttl_s,
             limits=ServiceLimits(**args.limits.model_dump()),
             ready=self._ready,
+            contexts=self._contexts,
+            reasoning_field=args.orchestrator.reasoning_field,
+            cors_origins=args.orchestrator.cors_origins,
             proxy_adds_request_id=True,
         )
         self._end_spans = None
@@ -87,6 +90,7 @@ class Orchestrator:
             self._service.spans, self._end_spans = open_spans(args.tracing)
         self._ready_lock, self._ready_until = asyncio.Lock(), 0.0
         self._ready_pools: dict[str, bool] = {}
+        self._known_contexts: dict[WorkerName, int | None] = {}
         count_replicas(self._service.registry, replicas)
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -116,6 +120,13 @@ class Orchestrator:
             self._export()
             if self._end_spans is not None:
                 self._end_spans()
+
+    async def _contexts(self) -> dict[WorkerName, int | None]:
+        """Each model's context in tokens: asked for until a pool has told it."""
+        for name, worker in self._workers.items():
+            if self._known_contexts.get(name) is None:
+                self._known_contexts[name] = await _context(worker)
+        return self._known_contexts
 
     async def _ready(self) -> dict[str, bool]:
         """Whether each pool has a replica that answers.
@@ -187,6 +198,15 @@ async def _answers(worker: AnyWorker) -> bool:
     except WorkerUnavailable:
         return False
     return True
+
+
+async def _context(worker: AnyWorker) -> int | None:
+    if not isinstance(worker, ReplicaWorker):
+        return worker.context
+    try:
+        return (await worker.status(timeout_s=1.0)).context
+    except WorkerUnavailable:
+        return None
 
 
 def _host() -> str | None:

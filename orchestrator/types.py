@@ -61,7 +61,8 @@ class StopCriteria:
     top probability is below it (finish "doubt"). `max_entropy`: end before anything is written
     if the entropy of the first token's distribution is above it (natural log, at temperature 1;
     finish "doubt", no tokens). The model's end of thought (while thinking) and end of turn always
-    end it, and are in neither text nor tokens.
+    end it, and are in neither text nor tokens; with `ignore_eos` an end of turn is a token like
+    any other, but without text.
     """
 
     max_tokens: int
@@ -69,6 +70,7 @@ class StopCriteria:
     stop: tuple[str, ...] = ()
     min_confidence: float = 0.0
     max_entropy: float | None = None
+    ignore_eos: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -332,11 +334,13 @@ class Limits:
     """What one request may spend.
 
     `max_tokens` caps thought and answer together; `deadline_s` is wall time from the start of the
-    request; `stop` are strings that end the answer; without `thinking` there is no thought at all.
-    (The cap on thinking alone is the policy's `budget`.)
+    request; `stop` are strings that end the answer; without `thinking` there is no thought at all;
+    with `ignore_eos` only a cap or a stop string ends the answer. (The cap on thinking alone is the
+    policy's `budget`.)
     """
 
     max_tokens: int = 2048
     deadline_s: float | None = None
     stop: tuple[str, ...] = field(default=())
     thinking: bool = True
+    ignore_eos: bool = False

@@ -219,7 +219,7 @@ class Scripted:
         length = prompt + transcript.thought.tokens + transcript.answer.tokens
         if self.context is not None and length >= self.context:
             raise ContextLengthExceeded(
-                f"{length} tokens do not fit a context of {self.context}",
+                f"this model's maximum context length is {self.context} tokens, not {length}",
                 param="messages",
                 code="context_length_exceeded",
             )

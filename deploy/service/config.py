@@ -415,6 +415,13 @@ class OrchestratorSpec(Strict):
 
     replicas: Replicas = ONE
     nodes: Nodes = {}
+    reasoning_field: Literal["reasoning_content", "reasoning", "both"] = Field(
+        default="reasoning_content",
+        description="what holds the thought; some clients show it twice where they find both",
+    )
+    cors_origins: list[str] = Field(
+        default=[], description='origins of web pages that may ask the service, or "*"; none'
+    )
 
 
 class LimitsSpec(Strict):

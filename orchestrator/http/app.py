@@ -22,7 +22,9 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Match, Route
 
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.http.chat_response import ChatResponse
@@ -67,12 +69,13 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _query_error)
     started = int(time.time())
 
-    def card(model: str) -> dict[str, object]:
+    async def card(model: str) -> dict[str, object]:
         return {
             "id": model,
             "object": "model",
             "created": started,
             "owned_by": "baton",
+            "max_model_len": await service.context_of(model),
             "speculation": dict(service.speculation),
             "methods": [
                 {"name": name, "lossy": label != name} for name, label in service.methods.items()
@@ -86,13 +89,14 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> Response:
-        return JSONResponse({"object": "list", "data": [card(name) for name in service.models]})
+        cards = [await card(name) for name in service.models]
+        return JSONResponse({"object": "list", "data": cards})
 
     @app.get("/v1/models/{model:path}")
     async def model(model: str) -> Response:
         if not await service.knows(model):
             raise UnknownPolicy(f"the model {model[:64]!r} does not exist")
-        return JSONResponse(card(model))
+        return JSONResponse(await card(model))
 
     @app.get("/v1/traces/{trace_id}")
     async def trace(trace_id: str) -> Response:
@@ -124,6 +128,18 @@ def create_app(service: Service) -> FastAPI:
 
     add_policy_routes(app, service)
     add_experiment_routes(app, service)
+    for route in app.routes:
+        if isinstance(route, Route) and route.methods and "GET" in route.methods:
+            route.methods.add("HEAD")
+    if service.cors_origins:
+        # Outside of the middleware that checks keys: a browser's preflight has none.
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=list(service.cors_origins),
+            allow_methods=["GET", "POST", "PUT"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
+        )
     return app
 
 
@@ -162,8 +178,16 @@ async def _readiness(service: Service) -> Response:
     )
 
 
-async def _routing_error(_: Request, error: Exception) -> Response:
-    return http_error(error).response()
+async def _routing_error(request: Request, error: Exception) -> Response:
+    answer = http_error(error)
+    if answer.status == 405:  # the router names the methods of the first route that fits the path
+        fitting = (
+            route.methods or set()
+            for route in request.app.routes
+            if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
+        )
+        answer.headers["allow"] = ", ".join(sorted(set[str]().union(*fitting)))
+    return answer.response()
 
 
 async def _query_error(_: Request, error: Exception) -> Response:

@@ -37,8 +37,10 @@ from orchestrator.http.rendering import (
     finish_reason,
     outcome,
     record,
+    running_usage,
     sse,
     trace_name,
+    usage,
     usage_chunk,
 )
 from orchestrator.http.service import Service
@@ -192,14 +194,14 @@ class ChatResponse(Response):
         while self._response.completed is None:
             await events.take()
         self._record("finished")
-        body = dump(completion(self._context, self._response))
+        body = dump(completion(self._context, self._response, self._service.reasoning_fields))
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, headers)
         await self._send(send, body, more=False)
 
     async def _write_stream(self, events: EventQueue, send: Send) -> None:
         context, response, limits = self._context, self._response, self._service.limits
-        strip, completed = Stripped(), False
+        strip, completed = Stripped(begun=context.body.continue_final_message), False
         while not completed:
             batch = await events.take(limits.ping_s if self._started else limits.headers_s)
             completed = any(isinstance(event, RequestCompleted) for event in batch)
@@ -207,12 +209,20 @@ class ChatResponse(Response):
                 await self._start(send, STREAM_HEADERS)
                 first = {"role": "assistant", "content": ""}
                 await self._send(send, sse(chunk(context, first)))
-            if data := b"".join(sse(chunk(context, delta)) for delta in deltas(batch, strip)):
-                await self._send(send, data)
+            chunks = [
+                chunk(context, delta)
+                for delta in deltas(batch, strip, self._service.reasoning_fields)
+            ]
+            if chunks:
+                if context.body.wants_running_usage:
+                    chunks[-1]["usage"] = running_usage(response)
+                await self._send(send, b"".join(map(sse, chunks)))
             elif not batch:
                 await self._send(send, b": ping\n\n")
         self._record("finished")
         last = chunk(context, {}, finish_reason(response))
+        if context.body.wants_running_usage:
+            last["usage"] = usage(response)
         data = sse({**last, "baton": baton(context, response)})
         if context.body.wants_usage:
             data += sse(usage_chunk(context, response))

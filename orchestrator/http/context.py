@@ -61,12 +61,22 @@ class RequestContext:
         return cls(
             body,
             Limits(
-                body.cap or limits.max_tokens, limits.deadline_s, tuple(body.stop), body.thinking
+                body.cap or limits.max_tokens,
+                limits.deadline_s,
+                tuple(body.stop),
+                body.thinking,
+                body.ignore_eos,
             ),
             request.headers,
             request.state.request_id,
             request.state.key,
         )
+
+    @property
+    def question(self) -> str:
+        """What the user said last; the last message where no user said anything."""
+        asked = [message.content for message in self.messages if message.role == "user"]
+        return asked[-1] if asked else self.messages[-1].content
 
     @property
     def session(self) -> str | None:

@@ -153,5 +153,5 @@ def _routing_error(error: HTTPException) -> HttpError:
     status = HTTPStatus(error.status_code)
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
     kind = "server_error" if status >= 500 else "invalid_request_error"
-    headers = dict(error.headers or {})
+    headers = {name.lower(): value for name, value in (error.headers or {}).items()}
     return HttpError(status, status.phrase.lower(), kind, code=code, headers=headers)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
@@ -23,10 +23,13 @@ Json = dict[str, Any]
 
 
 class Stripped:
-    """`str.strip()` for a text that comes in pieces: white space waits for what follows it."""
+    """`str.strip()` for a text that comes in pieces: white space waits for what follows it.
 
-    def __init__(self) -> None:
-        self._begun, self._held = False, ""
+    `begun`: it goes on with another text, so the white space before it stays.
+    """
+
+    def __init__(self, *, begun: bool = False) -> None:
+        self._begun, self._held = begun, ""
 
     def feed(self, text: str) -> str:
         """The part of the text that is certain after this piece, "" for none."""
@@ -39,13 +42,16 @@ class Stripped:
         return certain
 
 
-def deltas(events: Iterable[Event], strip: Stripped) -> Iterator[Json]:
-    """The accepted text in `events` as OpenAI deltas; neighbours of one phase share one."""
+def deltas(events: Iterable[Event], strip: Stripped, thought_in: Sequence[str]) -> Iterator[Json]:
+    """The accepted text in `events` as OpenAI deltas; neighbours of one phase share one.
+
+    `thought_in` names the fields that hold the thought.
+    """
     texts = [event for event in events if isinstance(event, TextDelta)]
     for phase, group in groupby(texts, key=lambda text: text.phase):
         text = "".join(item.text for item in group)
         if phase == "thought":
-            yield {"reasoning_content": text, "reasoning": text}
+            yield dict.fromkeys(thought_in, text)
         elif text := strip.feed(text):
             yield {"content": text}
 
@@ -56,16 +62,24 @@ def chunk(context: RequestContext, delta: Json, finish: str | None = None) -> Js
     return {**made, "usage": None} if context.body.wants_usage else made
 
 
+def running_usage(response: ResponseAccumulator) -> Json:
+    """The usage so far: the tokens of what was shown."""
+    thought, answer = response.shown["thought"], response.shown["answer"]
+    return _usage(response, thought + answer, thought)
+
+
 def usage_chunk(context: RequestContext, response: ResponseAccumulator) -> Json:
     return {**_head(context, "chat.completion.chunk"), "choices": [], "usage": usage(response)}
 
 
-def completion(context: RequestContext, response: ResponseAccumulator) -> Json:
+def completion(
+    context: RequestContext, response: ResponseAccumulator, thought_in: Sequence[str]
+) -> Json:
+    """The whole answer; `thought_in` names the fields that hold the thought."""
     message = {
         "role": "assistant",
         "content": response.answer,
-        "reasoning_content": response.thought,
-        "reasoning": response.thought,
+        **dict.fromkeys(thought_in, response.thought),
         "refusal": None,
     }
     choice = {
@@ -91,14 +105,18 @@ def usage(response: ResponseAccumulator) -> Json | None:
     drafts and judge calls never."""
     if response.completed is None:
         return None
-    transcript, prompt = response.completed.transcript, response.prompt.prompt
-    completion = spent(transcript)
+    transcript = response.completed.transcript
+    return _usage(response, spent(transcript), transcript.thought.tokens)
+
+
+def _usage(response: ResponseAccumulator, completion: int, thought: int) -> Json:
+    prompt = response.prompt.prompt
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": min(response.prompt.cached, prompt)},
-        "completion_tokens_details": {"reasoning_tokens": transcript.thought.tokens},
+        "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
 
@@ -143,7 +161,7 @@ def record(
         "metadata": context.body.metadata,
         "key": context.key,
         "messages": [asdict(message) for message in context.messages],
-        "question": context.messages[-1].content,
+        "question": context.question,
         "steps": [asdict(step) for step in response.steps],
         "reasoning_content": response.thought,
         "answer": response.answer,

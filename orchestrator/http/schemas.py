@@ -1,8 +1,10 @@
 """What a chat completion request may say; everything else is refused by name.
 
-A parameter is honoured or refused, never silently ignored. `UNSUPPORTED` lists OpenAI's (and a few
-servers') parameters that Baton does not have, each with the values that mean the default: those
-are honoured by doing nothing. A null top-level parameter means "not given".
+A parameter that changes an answer is honoured or refused, never silently ignored. `UNSUPPORTED`
+lists OpenAI's (and a few servers') parameters that Baton does not have, those that matter most to a
+client first, each with the values that mean the default: those are honoured by doing nothing.
+`HINTS` change no answer (who asks, what to cache, how soon) and pass. A null top-level parameter
+means "not given".
 
 Defaults that differ from OpenAI's: `temperature` is 0 (greedy), because reasoning is more accurate
 and steps are repeatable.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal
 
 from fastapi import Request
@@ -49,41 +52,51 @@ EFFORT: Final[dict[Effort, float | None]] = {
     "xhigh": None,
     "max": None,
 }
+HINTS: Final = frozenset(
+    {
+        "parallel_tool_calls",  # without tools there are none
+        "priority",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "service_tier",
+        "session_id",
+        "store",
+        "verbosity",
+    }
+)
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
-    "audio": (),
-    "best_of": (1,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "echo": (False,),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
     "functions": ([],),
-    "ignore_eos": (False,),
-    "include_reasoning": (True,),
-    "logit_bias": ({},),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "guided_json": (),
+    "guided_regex": (),
+    "guided_choice": (),
+    "guided_grammar": (),
+    "structured_outputs": (),
+    "n": (1,),
+    "best_of": (1,),
     "logprobs": (False,),
+    "top_logprobs": (0,),
+    "logit_bias": ({},),
     "min_p": (0,),
     "min_tokens": (0,),
-    "modalities": (["text"],),
-    "moderation": (),
-    "n": (1,),
-    "parallel_tool_calls": (),
-    "prediction": (),
+    "frequency_penalty": (0,),
     "presence_penalty": (0,),
-    "prompt_cache_key": (),
-    "prompt_cache_options": (),
-    "prompt_cache_retention": (),
-    "reasoning": (),
     "repetition_penalty": (1,),
-    "response_format": ({"type": "text"},),
-    "safety_identifier": (),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
-    "tool_choice": ("none",),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "verbosity": ("medium",),
+    "stop_token_ids": ([],),
+    "prediction": (),
+    "reasoning": (),
+    "include_reasoning": (True,),
+    "chat_template": (),
+    "echo": (False,),
+    "modalities": (["text"],),
+    "audio": (),
     "web_search_options": (),
+    "moderation": (),
 }
 
 
@@ -121,7 +134,8 @@ class ChatMessage(BaseModel):
     """One turn. The fields below `content` let a client send back a reply exactly as it came.
 
     Earlier reasoning is accepted and not shown to the models again, as reasoning models are
-    trained to expect; the rest must be empty.
+    trained to expect; so is a `name`, for which chat templates have no place. The rest must be
+    empty.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -131,7 +145,7 @@ class ChatMessage(BaseModel):
     reasoning: str | None = None
     refusal: None = None
     audio: None = None
-    name: None = None
+    name: Annotated[str, Field(max_length=256)] | None = None
     function_call: None = None
     tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
@@ -140,7 +154,16 @@ class ChatMessage(BaseModel):
 class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     include_usage: bool = False
+    continuous_usage_stats: bool = False
     include_obfuscation: Literal[False] = False
+
+
+class TemplateSettings(BaseModel):
+    """`chat_template_kwargs`: the switches by which templates are told to think or not."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    enable_thinking: bool | None = None
+    thinking: bool | None = None
 
 
 _Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -167,6 +190,10 @@ class ChatRequest(BaseModel):
     stream_options: StreamOptions | None = None
     reasoning_effort: Effort | None = None
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None  # -1: no cap
+    chat_template_kwargs: TemplateSettings = TemplateSettings()
+    ignore_eos: bool = False
+    continue_final_message: bool = False
+    add_generation_prompt: bool = True
     user: Annotated[str, Field(max_length=256)] | None = None
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
         Field(default_factory=dict, max_length=16)
@@ -176,13 +203,25 @@ class ChatRequest(BaseModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> ChatRequest:
-        last = self.messages[-1]
-        if last.role != "user":
-            raise _contradiction("messages", "the last message must be the user's")
-        if not last.content.strip():
+        last, place = self.messages[-1], f"messages[{len(self.messages) - 1}]"
+        if last.role == "assistant" and not self.continue_final_message:
             raise _contradiction(
-                f"messages[{len(self.messages) - 1}].content", "the question is empty"
+                "messages",
+                "the last message is the assistant's: to have it continued, say "
+                "continue_final_message: true; else the user's message must be last",
             )
+        if self.continue_final_message and last.role != "assistant":
+            raise _contradiction(
+                "continue_final_message", "the last message is not the assistant's"
+            )
+        if self.add_generation_prompt == self.continue_final_message and (
+            "add_generation_prompt" in self.model_fields_set
+        ):
+            raise _contradiction(
+                "add_generation_prompt", "must be the opposite of continue_final_message"
+            )
+        if not last.content.strip():
+            raise _contradiction(f"{place}.content", "the question is empty")
         if self.stream_options is not None and not self.stream:
             raise _contradiction("stream_options", "only allowed when stream is true")
         caps = {self.max_tokens, self.max_completion_tokens} - {None}
@@ -198,12 +237,21 @@ class ChatRequest(BaseModel):
     @property
     def wants_usage(self) -> bool:
         """Whether a stream is to end with the usage."""
-        return self.stream_options is not None and self.stream_options.include_usage
+        options = self.stream_options
+        return options is not None and (options.include_usage or options.continuous_usage_stats)
+
+    @property
+    def wants_running_usage(self) -> bool:
+        """Whether every chunk of a stream is to hold the usage so far."""
+        return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
     def thinking(self) -> bool:
         """Whether there is to be a thought."""
-        return self.reasoning_effort != "none" and self.thinking_token_budget != 0
+        template = self.chat_template_kwargs
+        switched_off = False in (template.enable_thinking, template.thinking)
+        off = switched_off or self.reasoning_effort == "none" or self.thinking_token_budget == 0
+        return not (off or self.continue_final_message)
 
     def thinking_cap(self, max_tokens: int) -> int | None:
         """What the request leaves of `max_tokens` for the thought; None: no cap."""
@@ -262,18 +310,33 @@ def parse_chat(body: bytes) -> ChatRequest:
         InvalidRequest: not JSON, an unknown key, or a value that cannot be honoured; named.
     """
     given = parse_object(body)
-    for name, harmless in UNSUPPORTED.items():
-        value = given.pop(name, None)
-        if value is not None and not any(_same(value, allowed) for allowed in harmless):
-            raise InvalidRequest(
-                f"{name} is not supported here", param=name, code="unsupported_parameter"
-            )
-    known = ChatRequest.model_fields
-    given = {k: v for k, v in given.items() if v is not None or k not in known}
+    fields = ChatRequest.model_fields
+    refused = [
+        name
+        for name, harmless in UNSUPPORTED.items()
+        if given.get(name) is not None and not any(_same(given[name], one) for one in harmless)
+    ]
+    unknown = sorted(given.keys() - fields.keys() - UNSUPPORTED.keys() - HINTS)
+    if refused or unknown:
+        raise _refusal(refused, unknown)
+    given = {k: v for k, v in given.items() if v is not None and k in fields}
     try:
         return ChatRequest.model_validate(given)
     except ValidationError as error:
         raise invalid_request(error) from None
+
+
+def _refusal(refused: Sequence[str], unknown: Sequence[str]) -> InvalidRequest:
+    """One error for all parameters that cannot be honoured, the most telling first."""
+    first = (*refused, *unknown)[0][:64]
+    said = [
+        ", ".join(name[:64] for name in names[:16])
+        + f" {'is' if len(names) == 1 else 'are'} {what}"
+        for names, what in ((refused, "not supported here"), (unknown, "unknown here"))
+        if names
+    ]
+    code = "unsupported_parameter" if refused else "unknown_parameter"
+    return InvalidRequest("; ".join(said), param=first, code=code)
 
 
 def parse_object(body: bytes) -> dict[str, Any]:

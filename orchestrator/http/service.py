@@ -14,7 +14,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
@@ -45,6 +45,12 @@ from orchestrator.worker import Worker, check_method
 if TYPE_CHECKING:  # most services make no spans, and load nothing of it
     from orchestrator.telemetry.spans import Spans
 
+ReasoningField = Literal["reasoning_content", "reasoning", "both"]
+REASONING_FIELDS: Final[dict[ReasoningField, tuple[str, ...]]] = {
+    "reasoning_content": ("reasoning_content",),
+    "reasoning": ("reasoning",),
+    "both": ("reasoning_content", "reasoning"),
+}
 DEFAULT_MODEL = "baton"
 """The model name that means: the active version, or the deployment file's default policy."""
 
@@ -70,6 +76,10 @@ async def _nothing_to_check() -> Mapping[str, bool]:
     return {}
 
 
+async def _nothing_known() -> Mapping[WorkerName, int | None]:
+    return {}
+
+
 @dataclass(slots=True)
 class Service:
     """One replica's state and settings.
@@ -77,7 +87,10 @@ class Service:
     `defaults` are parameters per policy from the deployment file. `speculation` says what each
     worker decodes with, a lossy method marked as such; `methods` what a request may name for the
     large one, by name and as users read it. `ready` says of each worker pool whether it answers;
-    cheaply, since that needs no key. `scrape` gives the Prometheus text: this process's unless
+    cheaply, since that needs no key. `contexts` gives each worker's context in tokens, None where
+    it is not known. `reasoning_field` names the fields of a message that hold the thought: one,
+    since clients that read both show it twice. `cors_origins` are web pages' origins that a browser
+    may let ask the service; "*": all. `scrape` gives the Prometheus text: this process's unless
     replaced. `store` is what all replicas share; traces stay in it for `trace_ttl_s` seconds.
     `spans`, where there are any, makes spans of requests. `proxy_adds_request_id`: a proxy in front
     of the service adds `x-request-id` to responses, as Serve's does.
@@ -97,6 +110,9 @@ class Service:
     store: Store = field(default_factory=MemoryStore)
     trace_ttl_s: float = 24 * 3600.0
     ready: Callable[[], Awaitable[Mapping[str, bool]]] = _nothing_to_check
+    contexts: Callable[[], Awaitable[Mapping[WorkerName, int | None]]] = _nothing_known
+    reasoning_field: ReasoningField = "reasoning_content"
+    cors_origins: Sequence[str] = ()
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     scrape: Callable[[], Awaitable[bytes]] | None = None
     spans: Spans | None = None
@@ -164,6 +180,19 @@ class Service:
         pinned = [f"{name}@{version}" for name, version in newest if name in self.policies]
         return [DEFAULT_MODEL, *self.policies, *pinned]
 
+    @property
+    def reasoning_fields(self) -> tuple[str, ...]:
+        """The fields of a message that hold the thought."""
+        return REASONING_FIELDS[self.reasoning_field]
+
+    async def context_of(self, model: str) -> int | None:
+        """The context of a model in tokens: the smallest of its policy's workers, where known."""
+        name = model.partition("@")[0]
+        policy = self.policies.get(name) or self.policies[self.default_policy]
+        contexts = await self.contexts()
+        known = [contexts.get(worker) for worker in policy.workers]
+        return min((context for context in known if context is not None), default=None)
+
     async def knows(self, model: str) -> bool:
         """Whether a request may name this model."""
         if model in self.models:
@@ -222,6 +251,13 @@ class Service:
             context.policy, context.speculation = built.policy, built.speculation
         else:
             await self._apply_body(context, configuration.active)
+        if body.ignore_eos and len(context.policy.workers) != 1:
+            raise InvalidRequest(
+                f"ignore_eos: only a policy of one model can write on behind its end, "
+                f"{context.policy_name} cannot; ask the model large-only or small-only",
+                param="ignore_eos",
+                code="unsupported_parameter",
+            )
         context.policy = _capped(context.policy, body.thinking_cap(context.limits.max_tokens))
         context.decoding = self.speculation
         if context.speculation is not None:

@@ -51,6 +51,8 @@ class ResponseAccumulator:
         self.steps: list[Step] = []
         self.observers: list[Callable[[Event], object]] = []
         self.completed: RequestCompleted | None = None
+        self.continues = False  # whether the answer goes on with text of the request
+        self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.thinking = True  # whether there is a thought; without one the steps are the answer's
         self.first_text_s: float | None = None  # until the first accepted text
         self.first_step_ms: float | None = None  # until the first accepted step
@@ -71,6 +73,7 @@ class ResponseAccumulator:
         match event:
             case TextDelta():
                 self._texts.append(event)
+                self.shown[event.phase] += event.tokens
                 if self.first_text_s is None:
                     self.first_text_s = self.elapsed_s
             case StepCompleted(step):
@@ -104,7 +107,8 @@ class ResponseAccumulator:
     @property
     def answer(self) -> str:
         """The accepted answer, without the white space around it."""
-        return self._text("answer").strip()
+        text = self._text("answer").rstrip()
+        return text if self.continues else text.lstrip()
 
     def _text(self, phase: Literal["thought", "answer"]) -> str:
         return "".join(delta.text for delta in self._texts if delta.phase == phase)
@@ -191,14 +195,14 @@ class ResponseAccumulator:
     def _add_call(self, action: Action[Any], result: Any, ms: float) -> None:
         match action, result:
             case (
-                (Generate(worker, transcript) | Write(worker, transcript)),
+                (Generate(worker, transcript, criteria) | Write(worker, transcript, criteria)),
                 Generation(segment, usage),
             ):
                 tokens = len(segment.tokens)
                 self._generated[worker] += max(tokens, usage.generated)
                 if isinstance(action, Generate):
                     self._drafted[worker] += tokens
-                if not transcript.thought and not transcript.answer:
+                if not criteria.max_tokens or not (transcript.thought or transcript.answer):
                     self._prompts.setdefault(worker, usage)
                 self._add_usage(worker, usage)
                 self._ms[worker] += ms

@@ -36,6 +36,7 @@ class Budget:
     thought: int
     stop: tuple[str, ...] = ()
     reserve: int = 0
+    ignore_eos: bool = False
 
     @classmethod
     def of(cls, limits: Limits, budget: int | None = None, reserve: int = 0) -> Budget:
@@ -50,7 +51,8 @@ class Budget:
             raise InvalidRequest("budget must be at least 1", param="budget")
         total = limits.max_tokens
         thought = total if budget is None else min(budget, total)
-        return cls(total, thought, limits.stop, min(reserve, total // 2))
+        reserve = 0 if limits.ignore_eos else min(reserve, total // 2)
+        return cls(total, thought, limits.stop, reserve, limits.ignore_eos)
 
     def left(self, transcript: Transcript) -> int:
         """Tokens that the phase the transcript is in may still take."""
@@ -80,9 +82,8 @@ class Budget:
         """The criteria with `max_tokens` no more than what is left; in the answer the caller's
         stop strings are added."""
         tokens = max(0, min(criteria.max_tokens, self.left(transcript)))
-        if transcript.closed and self.stop:
-            return replace(criteria, max_tokens=tokens, stop=(*criteria.stop, *self.stop))
-        return replace(criteria, max_tokens=tokens)
+        stop = (*criteria.stop, *self.stop) if transcript.closed else criteria.stop
+        return replace(criteria, max_tokens=tokens, stop=stop, ignore_eos=self.ignore_eos)
 
     def commit(
         self, transcript: Transcript, segment: Segment, allowed: int | None = None

@@ -11,11 +11,12 @@ from orchestrator.types import Author, Step, Transcript
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Accepted text, in order; only this ever reaches the client."""
+    """Accepted text, in order, and its number of tokens; only this ever reaches the client."""
 
     author: Author
     phase: Literal["thought", "answer"]
     text: str
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,7 +160,7 @@ class Executor:
         phase: Literal["thought", "answer"] = "answer" if transcript.closed else "thought"
         criteria = self._budget.clip(transcript, action.criteria)
         stream = self._generation(name, transcript, criteria)
-        shown, ms = "", 0.0
+        shown, told, ms = "", 0, 0.0
         tokens: list[int] = []
         logprobs: list[float] = []
         answer: Any = None
@@ -176,13 +176,15 @@ class Executor:
                     raise WorkerUnavailable(f"the {name} worker's stream broke off")
                 if isinstance(item, Generation):
                     text, answer = item.segment.text[len(shown) :], item
+                    tokens[:] = item.segment.tokens
                 else:
                     text = item.text
                     tokens += item.tokens
                     logprobs += item.logprobs
                 if text:
                     shown += text
-                    yield TextDelta(name, phase, text)
+                    yield TextDelta(name, phase, text, len(tokens) - told)
+                    told = len(tokens)
         except (WorkerError, InvalidRequest) as error:
             answer = error
             if shown and isinstance(error, WorkerError | ContextLengthExceeded):

@@ -55,12 +55,11 @@ class PolicyRunner:
     ) -> None:
         self.policy = policy
         self.budget = Budget.of(limits, policy.budget, policy.answer_reserve)
-        self.transcript = Transcript(tuple(messages))
-        if not limits.thinking:
-            self.transcript = self.transcript.without_thought()
+        self.transcript = _beginning(messages, limits)
         self.response = ResponseAccumulator() if response is None else response
         self._script = policy.solve(self.transcript)
-        self._stops = StopStrings(limits.stop)
+        self._stops = StopStrings(limits.stop, begun=bool(self.transcript.answer))
+        self._held_tokens = 0  # of text that the stop strings hold back
         self._reply: Any = None
         self._draft_ms: dict[Segment, float] = {}
         self._idle = 0
@@ -78,6 +77,7 @@ class PolicyRunner:
             self.transcript = self.transcript.without_thought()
             self._script = self.policy.solve(self.transcript)
         self.response.thinking = self.transcript.thinking
+        self.response.continues = bool(self.transcript.answer)
         yield from map(self.response.add, prefilled)
 
     def next_action(self) -> Action[Any] | None:
@@ -143,8 +143,11 @@ class PolicyRunner:
         """As much of a text as the client may see, up to a stop string."""
         if delta.phase == "thought":
             yield delta
-        elif text := self._stops.feed(delta.text):
-            yield replace(delta, text=text)
+            return
+        self._held_tokens += delta.tokens
+        if text := self._stops.feed(delta.text):
+            tokens, self._held_tokens = self._held_tokens, 0
+            yield replace(delta, text=text, tokens=tokens)
 
     def _end_of_text(self) -> Iterator[TextDelta]:
         last = self.transcript.last
@@ -187,7 +190,8 @@ class PolicyRunner:
             segment, ms = action.segment, self._draft_ms.get(action.segment, 0.0)
             fits = not self.budget.overruns(before, segment)
             if fits and segment.text:
-                yield from self._shown(TextDelta(segment.author, self.phase, segment.text))
+                size = len(segment.tokens)
+                yield from self._shown(TextDelta(segment.author, self.phase, segment.text, size))
             yield self._step(segment, ms, accepted=fits, score=action.score)
             if fits:
                 yield from self._commit(segment)
@@ -232,3 +236,12 @@ class PolicyRunner:
         return StepCompleted(
             Step(segment.author, segment.text, accepted, tokens, ms, score, self.phase)
         )
+
+
+def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:
+    """The transcript of a request; an assistant's message at the end is an answer that goes on."""
+    if messages and messages[-1].role == "assistant":
+        begun = Segment("policy", messages[-1].content)
+        return replace(Transcript(tuple(messages[:-1])).without_thought(), answer=(begun,))
+    transcript = Transcript(tuple(messages))
+    return transcript if limits.thinking else transcript.without_thought()

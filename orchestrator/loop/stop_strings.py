@@ -13,13 +13,15 @@ from collections.abc import Sequence
 class StopStrings:
     """Passes an answer's text on, up to the first stop string.
 
+    `begun`: the answer goes on with text that is there already.
+
     Attributes:
         found: whether there was one; nothing is passed on after it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
+    def __init__(self, stops: Sequence[str], *, begun: bool = False) -> None:
         self._stops = tuple(filter(None, stops))
-        self._held, self._begun = "", False
+        self._held, self._begun = "", begun
         self.found = False
 
     def feed(self, text: str) -> str:

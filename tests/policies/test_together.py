@@ -161,6 +161,20 @@ async def test_a_cap_of_any_size_cuts_every_policy(workers: Any, name: str) -> N
         assert spent(ended.transcript) <= max_tokens
 
 
+async def test_an_end_of_turn_that_is_ignored_ends_nothing(workers: Any) -> None:
+    _, whole = await run(made("large-only"), workers, PROBLEMS[0].question)
+    size = spent(whole.transcript) + 20
+    events, ended = await run(
+        made("large-only"), workers, PROBLEMS[0].question, max_tokens=size, ignore_eos=True
+    )
+    transcript = ended.transcript
+    assert (spent(transcript), transcript.finish) == (size, "length")
+    assert transcript.thought == whole.transcript.thought  # which its own end still ends
+    said = "".join(event.text for event in events if isinstance(event, TextDelta))
+    assert said.startswith(whole.transcript.text + whole.transcript.answer[0].text)
+    assert "<|" not in said
+
+
 async def test_a_model_that_thinks_can_be_asked_not_to(workers: Any) -> None:
     for name in ("large-only", "specreason"):
         _, ended = await run(

@@ -243,6 +243,8 @@ class RemoteWorker:
                 raise self._lacks(f"log-probabilities of tokens, which {name} needs")
         ids = self.prompts.transcript(call.transcript)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
+        if criteria.ignore_eos:
+            raise Unsupported("ignoring the end of turn (ignore_eos), as the builtin engine can")
         options = ParserOptions.of(
             call.transcript, len(ids), criteria, self.context, self._stop_token_ids
         )

@@ -45,6 +45,9 @@ class EngineWorker(Worker, Protocol):
     @property
     def alive(self) -> bool: ...
 
+    @property
+    def context(self) -> int | None: ...
+
     def stats(self) -> dict[str, int]: ...
 
     def close(self) -> None: ...
@@ -52,10 +55,11 @@ class EngineWorker(Worker, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica's name, and its counters and gauges."""
+    """A replica's name, its counters and gauges, and its model's context in tokens."""
 
     replica: str  # as Serve names it
     stats: dict[str, int]
+    context: int | None
 
 
 class RecentRequests:
@@ -128,7 +132,8 @@ class ReplicaServer:
 
     async def status(self) -> ReplicaStatus:
         """Call it in a replica of Ray Serve."""
-        return ReplicaStatus(serve.get_replica_context().replica_tag, self.stats())
+        replica = serve.get_replica_context().replica_tag
+        return ReplicaStatus(replica, self.stats(), self._worker.context)
 
     def _export_stats(self) -> None:
         if self._export is not None:

@@ -48,7 +48,8 @@ def check_length(length: int, context: int | None) -> None:
     """Raises ContextLengthExceeded where `length` tokens do not fit; None is not known."""
     if context is not None and length > context:
         raise ContextLengthExceeded(
-            f"{length} tokens do not fit this model's context of {context}",
+            f"this model's maximum context length is {context} tokens, and the prompt has "
+            f"{length}: shorten the messages",
             param="messages",
             code="context_length_exceeded",
         )

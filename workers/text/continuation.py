@@ -67,9 +67,10 @@ class Continuation:
         self.generated += 1
         if confidence < self._criteria.min_confidence:
             return "doubt"
-        if token in self._stop_token_ids:
+        markup = token in self._stop_token_ids
+        if markup and (token == self._close_id or not self._criteria.ignore_eos):
             return "think_end" if token == self._close_id else "eos"
-        if finish := self._detokenizer.push(token, logprob):
+        if finish := self._detokenizer.push(token, logprob, markup=markup):
             return finish
         return "length" if self.generated >= self.max_tokens else None
 

@@ -67,18 +67,14 @@ class Detokenizer:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
 
-    @property
-    def text(self) -> str:
-        return "".join(self._texts)
-
-    def push(self, token: int, logprob: float) -> Finish | None:
-        """Append a token; returns why the text ends with it, if it does."""
+    def push(self, token: int, logprob: float, *, markup: bool = False) -> Finish | None:
+        """Append a token, which adds no text where it is `markup`; returns why the text ends with
+        it, if it does."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
-        new = self._decoder.decode(self._pieces[token])
-        self._texts.append(new)
-        start, window = self._length - len(self._tail), self._tail + new
-        self._length += len(new)
+        new = "" if markup else self._decoder.decode(self._pieces[token])
+        start = max(0, len(self.text) - self._longest + 1)
+        self.text += new
         whole = not self._decoder.getstate()[0]
         if whole:
             self._borders.append((len(self.tokens), self._length))

@@ -11,7 +11,9 @@ import pytest
 
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.schemas import HINTS
 from orchestrator.state.memory import MemoryStore
+from orchestrator.types import StopCriteria, Transcript
 from tests.orchestrator.serving import (
     HTTP,
     STORY,
@@ -94,7 +96,8 @@ def test_completion(url: str) -> None:
         reply: Any = api.chat.completions.create(model="baton", messages=ASKED)
     choice, extra = reply.choices[0], reply.model_extra["baton"]
     assert choice.message.content == "The answer is 8."
-    assert choice.message.reasoning_content == choice.message.reasoning == STORY[0]
+    assert choice.message.reasoning_content == STORY[0]
+    assert not hasattr(choice.message, "reasoning")  # clients that read both would show it twice
     assert choice.finish_reason == "stop"
     assert (extra["policy"], extra["version"], extra["experiment"]) == ("specreason", 0, None)
     lines = [(step["author"], step["accepted"], step["score"]) for step in extra["steps"]]
@@ -128,8 +131,8 @@ def test_stream_says_the_same_in_pieces(url: str) -> None:
     deltas = [chunk.choices[0].delta for chunk in said]
     assert deltas[0].role == "assistant"
     assert "".join(delta.content or "" for delta in deltas) == "The answer is 8."
-    for name in ("reasoning", "reasoning_content"):
-        assert "".join((d.model_extra or {}).get(name, "") for d in deltas) == STORY[0]
+    thought = [(d.model_extra or {}).get("reasoning_content", "") for d in deltas]
+    assert "".join(thought) == STORY[0]
     assert all(chunk.choices[0].finish_reason is None for chunk in said)
     assert last.choices[0].finish_reason == "stop"
     assert last.model_extra["baton"]["steps"][0]["author"] == "small"
@@ -228,11 +231,110 @@ def test_no_thought_at_all(body: dict[str, Any]) -> None:
         for model in ("large-only", "specreason"):
             reply = post(url, {**body, "model": model}).json()
             assert reply["choices"][0]["message"]["content"] == PLAIN
-            assert reply["choices"][0]["message"]["reasoning"] == ""
+            assert reply["choices"][0]["message"]["reasoning_content"] == ""
             assert reply["usage"]["completion_tokens_details"]["reasoning_tokens"] == 0
             assert "".join(step["text"] for step in reply["baton"]["steps"]) == PLAIN
     heard = [call.call.transcript for worker in pair for call in worker.calls]
     assert not any(transcript.thinking for transcript in heard)
+
+
+@pytest.mark.parametrize(
+    ("field", "names"),
+    [("reasoning", ["reasoning"]), ("both", ["reasoning", "reasoning_content"])],
+)
+def test_where_the_thought_is_held_is_a_setting(field: Any, names: list[str]) -> None:
+    with serving(service(reasoning_field=field)) as url, client(url) as api:
+        message: Any = post(url).json()["choices"][0]["message"]
+        assert {name: message[name] for name in names} == dict.fromkeys(names, STORY[0])
+        assert ("reasoning_content" in message) == ("reasoning_content" in names)
+        chunks = api.chat.completions.create(model="baton", messages=ASKED, stream=True)
+        deltas = [chunk.choices[0].delta.model_extra or {} for chunk in chunks]
+        assert {name for delta in deltas for name in delta} == set(names)
+
+
+def test_usage_with_every_chunk(url: str) -> None:
+    options: Any = {"include_usage": True, "continuous_usage_stats": True}
+    with client(url) as api:
+        chunks: list[Any] = list(
+            api.chat.completions.create(
+                model="large-only", messages=ASKED, stream=True, stream_options=options
+            )
+        )
+    first, *said, last, usage = chunks
+    assert first.usage is None
+    counts = [chunk.usage.completion_tokens for chunk in said]
+    assert counts == sorted(counts)
+    assert counts[-1] == usage.usage.completion_tokens - 2  # the ends are not shown
+    assert {chunk.usage.prompt_tokens for chunk in said} == {usage.usage.prompt_tokens}
+    assert last.usage == usage.usage
+
+
+def test_models_say_how_long_a_prompt_may_be() -> None:
+    async def contexts() -> dict[Any, Any]:
+        return {"small": 512, "large": 1024}
+
+    async def unknown() -> dict[Any, Any]:
+        return {"small": None}
+
+    with serving(service(contexts=contexts)) as url, client(url) as api:
+        lengths = {card.id: (card.model_extra or {})["max_model_len"] for card in api.models.list()}
+        known = {"large-only": 1024, "small-only": 512, "specreason": 512, "baton": 512}
+        assert lengths == lengths | known
+        one: Any = api.models.retrieve("large-only")
+        assert one.max_model_len == 1024
+    with serving(service(contexts=unknown)) as url:
+        assert HTTP.get(f"{url}/v1/models/baton").json()["max_model_len"] is None
+
+
+def test_ignore_eos_reaches_a_single_model() -> None:
+    large = scripted()
+    with serving(service(large=large)) as url:
+        assert post(url, {"model": "large-only", "ignore_eos": True}).status_code == 200
+    assert all(call.args[0].ignore_eos for call in large.calls)
+
+
+def test_hints_pass_and_change_nothing(url: str) -> None:
+    plain = post(url, {"model": "large-only"}).json()["choices"]
+    for name in sorted(HINTS):
+        for value in (True, "text", 3):
+            assert post(url, {"model": "large-only", name: value}).json()["choices"] == plain
+    named = [{"role": "user", "name": "ann", "content": ASKED[0]["content"]}]
+    assert post(url, {"model": "large-only", "messages": named}).json()["choices"] == plain
+
+
+def test_a_system_message_alone(url: str) -> None:
+    reply = post(url, {"messages": [{"role": "system", "content": "Say it."}]}).json()
+    assert reply["choices"][0]["message"]["content"] == "The answer is 8."
+    record = HTTP.get(f"{url}/v1/traces/{reply['baton']['trace_id']}").json()
+    assert record["question"] == "Say it."
+
+
+@pytest.mark.parametrize("model", ["large-only", "specreason"])
+@pytest.mark.parametrize("stop", [[], ["."]])
+def test_an_answer_that_is_begun_goes_on(model: str, stop: list[str]) -> None:
+    def line(transcript: Transcript, criteria: StopCriteria) -> str:
+        assert (transcript.thinking, transcript.messages[-1].role) == (False, "user")
+        begun, *_ = transcript.answer
+        assert (begun.author, begun.text) == ("policy", "The answer")
+        return " is 8." if not criteria.until else " is 8.\n\n"
+
+    pair = [Scripted(line) for _ in range(2)]
+    turns: Any = [*ASKED, {"role": "assistant", "content": "The answer"}]
+    more: Any = {"continue_final_message": True, "add_generation_prompt": False}
+    with serving(service(*pair)) as url, client(url) as api:
+        reply: Any = api.chat.completions.create(
+            model=model, messages=turns, stop=stop, max_tokens=3, extra_body=more
+        )
+        said = " is 8" if stop else " is 8."
+        assert reply.choices[0].message.content.startswith(said)
+        assert reply.usage.prompt_tokens == 2
+        chunks = api.chat.completions.create(
+            model=model, messages=turns, stop=stop, max_tokens=3, extra_body=more, stream=True
+        )
+        told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        assert told == reply.choices[0].message.content
+        kept = HTTP.get(f"{url}/v1/traces/{reply.model_extra['baton']['trace_id']}").json()
+        assert kept["question"] == ASKED[0]["content"]
 
 
 def test_stop_and_harmless_parameters(url: str) -> None:
@@ -356,7 +458,7 @@ def test_without_a_thought_the_steps_are_the_content(model: str) -> None:
     with serving(service(*pair)) as url, client(url) as api:
         reply: Any = api.chat.completions.create(model=model, messages=ASKED)
         message, extra = reply.choices[0].message, reply.model_extra["baton"]
-        assert (message.content, message.reasoning_content, message.reasoning) == (PLAIN, "", "")
+        assert (message.content, message.reasoning_content) == (PLAIN, "")
         assert (reply.choices[0].finish_reason, extra["forced"]) == ("stop", False)
         assert reply.usage.completion_tokens_details.reasoning_tokens == 0
         assert reply.usage.completion_tokens == len(words(PLAIN)) + 1  # and the end

@@ -107,7 +107,25 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": "hi"}, "messages", "invalid_type"),
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
     (turns("user", "assistant"), "messages", "invalid_value"),
-    (turns("system"), "messages", "invalid_value"),
+    ({**turns("user", "assistant"), "continue_final_message": False}, "messages", "invalid_value"),
+    (
+        {**turns("user"), "continue_final_message": True},
+        "continue_final_message",
+        "invalid_value",
+    ),
+    (
+        {
+            **turns("user", "assistant"),
+            "continue_final_message": True,
+            "add_generation_prompt": True,
+        },
+        "add_generation_prompt",
+        "invalid_value",
+    ),
+    ({"chat_template_kwargs": {"loud": True}}, "chat_template_kwargs.loud", "unknown_parameter"),
+    ({"ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
+    ({"model": "route", "ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
+    ({"min_tokens": 5}, "min_tokens", "unsupported_parameter"),
     (turns("robot"), "messages[0].role", "invalid_value"),
     (turns("tool", "user"), "messages[0].role", "unsupported_parameter"),
     (turns("user", content=""), "messages[0].content", "invalid_value"),
@@ -120,7 +138,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ),
     (turns("user", content="a\0b"), "messages[0].content", "invalid_value"),
     (turns("user", content="half \ud83d"), "messages[0].content", "invalid_value"),
-    ({"messages": [{**ASKED[0], "name": "ann"}]}, "messages[0].name", "invalid_value"),
+    ({"messages": [{**ASKED[0], "name": 5}]}, "messages[0].name", "invalid_type"),
     ({"user": "\udc00"}, "user", "invalid_value"),
     ({"policy": "specreason"}, "policy", "invalid_type"),
     ({"policy": {"treshold": 5}}, "policy.treshold", "unknown_parameter"),
@@ -149,6 +167,49 @@ def test_refused_by_name(url: str, body: dict[str, Any], param: str, code: str) 
 
 
 JSON = {"content-type": "application/json"}
+
+
+def test_all_that_is_refused_is_named_at_once_the_most_telling_first(url: str) -> None:
+    body = {"temprature": 1, "n": 2, "tools": [{"type": "function"}], "zeal": 1, "seed": 1}
+    found = error(post(url, body), 400)
+    assert (found["param"], found["code"]) == ("tools", "unsupported_parameter")
+    assert found["message"] == "tools, n are not supported here; temprature, zeal are unknown here"
+    found = error(post(url, dict.fromkeys(map(str, range(40)), 1)), 400)
+    assert len(found["message"]) < 200
+
+
+def test_a_path_allows_all_of_its_methods(url: str) -> None:
+    for method, path, allowed in (
+        ("DELETE", "/v1/policies/active", "GET, HEAD, PUT"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+    ):
+        reply = HTTP.request(method, url + path)
+        assert error(reply, 405)["code"] == "method_not_allowed"
+        assert reply.headers["allow"] == allowed
+
+
+def test_head_is_get_without_a_body(url: str) -> None:
+    for path in ("/health", "/ready", "/v1/models", "/v1/models/baton", "/metrics", "/v1/policies"):
+        head, get = HTTP.head(url + path), HTTP.get(url + path)
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"] == get.headers["content-type"]
+
+
+def test_cross_origin_requests_are_a_setting() -> None:
+    ask = {"origin": "https://page.example", "access-control-request-method": "POST"}
+    path, allowed = "/v1/chat/completions", "access-control-allow-origin"
+    with serving(service()) as url:
+        assert allowed not in HTTP.options(url + path, headers=ask).headers
+        assert allowed not in HTTP.get(f"{url}/health", headers=ask).headers
+    access = Access(Keys(["sk-one"]))
+    with serving(service(access=access, cors_origins=["https://page.example"])) as url:
+        preflight = HTTP.options(url + path, headers=ask)  # a browser sends no key with it
+        assert (preflight.status_code, preflight.headers[allowed]) == (200, ask["origin"])
+        refused = HTTP.get(f"{url}/v1/models", headers=ask)
+        assert (refused.status_code, refused.headers[allowed]) == (401, ask["origin"])
+        other = HTTP.get(f"{url}/health", headers={"origin": "https://other.example"})
+        assert allowed not in other.headers
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
@@ -258,6 +319,9 @@ def test_context_length(stream: bool) -> None:
     with serving(service(large=scripted(context=2))) as url:
         found = error(post(url, {"stream": stream}), 400)
     assert (found["code"], found["param"]) == ("context_length_exceeded", "messages")
+    assert (
+        "maximum context length is 2 tokens" in found["message"]
+    )  # fallbacks look for these words
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -404,6 +468,9 @@ def test_every_route_wants_a_key() -> None:
                     reply = HTTP.request(method, url + path, headers=tried)
                     if path in OPEN_PATHS:
                         assert reply.status_code == 200
+                        continue
+                    if method == "HEAD":
+                        assert (reply.status_code, reply.content) == (401, b"")
                         continue
                     assert error(reply, 401)["code"] == "invalid_api_key"
                     assert reply.headers["www-authenticate"] == "Bearer"

@@ -127,7 +127,7 @@ def test_a_slow_reader_does_not_hold_the_workers() -> None:
 
 def test_a_reader_that_stopped_reading() -> None:
     """Its connection stays open, and still its place is given to somebody else."""
-    large = Scripted(story=(("x" * 300 + " ") * 4000, "Done."))  # 3 MB on the wire
+    large = Scripted(story=(("x" * 900 + " ") * 4000, "Done."))  # 4 MB on the wire
     made = service(large=large, limits=ServiceLimits(max_tokens=8000, send_s=0.2))
     with serving(made) as url:
         connection = _ask(url, model="large-only", stream=True)

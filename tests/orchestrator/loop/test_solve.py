@@ -186,7 +186,7 @@ async def test_a_write_is_streamed_while_it_is_made() -> None:
         async for event in events:
             if isinstance(event, TextDelta):
                 break
-        assert event == TextDelta("large", "thought", "2+2 ")
+        assert event == TextDelta("large", "thought", "2+2 ", 1)
         assert large.live == 1  # it goes on writing
     assert large.live == 0
 
