@@ -17,7 +17,8 @@ from typing import Any, Literal
 
 from orchestrator.persistent import PersistentSequence
 
-Role = Literal["system", "user", "assistant"]
+Role = Literal["system", "user", "assistant", "prompt"]
+"""Who says a message; "prompt" is a text that is continued as it is, with no chat template."""
 Author = Literal["small", "large", "policy"]
 Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
 """Why a generation ended: a delimiter of its criteria (kept in the text), a caller's stop string
@@ -27,10 +28,12 @@ confidence, or high entropy at the first token)."""
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of the conversation."""
+    """One turn of the conversation, or a prompt, which may also come as `tokens`: ids of whatever
+    vocabulary the worker has."""
 
     role: Role
     content: str
+    tokens: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +169,14 @@ class Transcript:
         return replace(self, thinking=False, closed=True)
 
     @property
-    def phase(self) -> Segments:
+    def begins_answer(self) -> bool:
+        """Whether the next text begins an answer: the white space before it is not shown."""
+        continued = bool(self.messages) and self.messages[0].role == "prompt"
+        begun = continued or any(segment.text.strip() for segment in self.answer)
+        return self.closed and not begun
+
+    @property
+    def phase(self) -> tuple[Segment, ...]:
         """The accepted segments of the phase it is in."""
         return self.answer if self.closed else self.thought
 
@@ -257,7 +267,8 @@ class Verification:
     "doubt" where it may begin a marker of several tokens: only a generation shows). A character
     that lies across tokens, or across segments, belongs to the one that completes it: accepted
     texts add up to the text of the accepted ids wherever a segment is cut. `ending` is the negative
-    log-likelihood of the end that the segment claims; None where it claims none.
+    log-likelihood of the end that the segment claims; None where it claims none. `logprobs` are
+    those of the choices.
     """
 
     nll: tuple[float, ...]
@@ -267,6 +278,7 @@ class Verification:
     pieces: tuple[str, ...] = ()
     options: tuple[Segment, ...] = ()
     ending: float | None = None
+    logprobs: tuple[float, ...] = ()
 
     def split(self, segment: Segment, count: int) -> tuple[Segment, Segment]:
         """The verified segment's first `count` tokens, and the rest of it with its ending."""

@@ -8,6 +8,9 @@ In reading order, the first six as a request meets them:
 - `context`: `RequestContext`, one request from its headers to its answer.
 - `service`: one replica's parts, and how a request gets its place and its policy.
 - `chat_response`: runs the step loop for one request and sends what it gives.
+- `chat_format`: an answer in the form of a chat completion, and what every form has.
+- `completion_schema`: what a request to continue a text may say.
+- `completion_format`: an answer in the form of a text completion.
 - `rendering`: a request and its response as JSON.
 - `errors`: every error as an HTTP response.
 - `auth`: keys, and what each may do.

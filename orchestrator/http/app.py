@@ -1,6 +1,7 @@
 """The HTTP surface that belongs to answering: OpenAI-compatible, with SSE.
 
-    POST /v1/chat/completions  /v1/feedback     GET /v1/models  /v1/models/{id}  /v1/traces/{id}
+    POST /v1/chat/completions  /v1/completions  /v1/feedback
+    GET /v1/models  /v1/models/{id}  /v1/traces/{id}
     GET /health (alive)  /ready (the worker pools answer)  /metrics (Prometheus)
 
 Administration is in `policy_routes` and `experiment_routes`, which add their routes here. There is
@@ -16,6 +17,7 @@ import re
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Final
 
 from fastapi import FastAPI, Request
@@ -27,7 +29,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
 
 from orchestrator.errors import StoreError, UnknownPolicy
+from orchestrator.http.chat_format import ChatFormat
 from orchestrator.http.chat_response import ChatResponse
+from orchestrator.http.completion_format import CompletionFormat
+from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.errors import RETRY_AFTER_S, HttpError, RequestRefused, http_error
 from orchestrator.http.experiment_routes import add_experiment_routes
@@ -35,7 +40,7 @@ from orchestrator.http.feedback import parse_feedback, reward
 from orchestrator.http.middleware import RequestMiddleware
 from orchestrator.http.policy_routes import add_policy_routes
 from orchestrator.http.rendering import COMPLETION, OUTCOMES, trace_name
-from orchestrator.http.schemas import json_body, parse_chat
+from orchestrator.http.schemas import json_body, parse_chat, parse_request
 from orchestrator.http.service import Service
 from orchestrator.validation import body_path
 
@@ -85,7 +90,14 @@ def create_app(service: Service) -> FastAPI:
     @app.post("/v1/chat/completions")
     async def chat(request: Request) -> Response:
         body = parse_chat(await json_body(request, service.limits))
-        return ChatResponse(service, RequestContext.of(request, body, service.limits))
+        make = partial(ChatFormat, thought_in=service.reasoning_fields)
+        return ChatResponse(service, RequestContext.of(request, body, service.limits), make)
+
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        body = parse_request(await json_body(request, service.limits), CompletionRequest)
+        context = RequestContext.of(request, body, service.limits)
+        return ChatResponse(service, context, CompletionFormat)
 
     @app.get("/v1/models")
     async def models() -> Response:

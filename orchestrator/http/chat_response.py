@@ -1,4 +1,4 @@
-"""One chat completion: run the step loop, send what it gives, stop when the client is gone.
+"""One answer: run the step loop, send what it gives, stop when the client is gone.
 
 Three tasks a request. The *producer* (`EventQueue`) drives `solve` and never waits for a slow
 reader (what can gather is bounded by max_tokens), so a worker's row is free as soon as its work is
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing, suppress
 from typing import Final
 
@@ -23,26 +23,10 @@ from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.errors import Unsupported, describe
 from orchestrator.experiments.shadows import ShadowRequest
+from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
 from orchestrator.http.errors import http_error
-from orchestrator.http.rendering import (
-    OUTCOMES,
-    Json,
-    Stripped,
-    baton,
-    chunk,
-    completion,
-    deltas,
-    dump,
-    finish_reason,
-    outcome,
-    record,
-    running_usage,
-    sse,
-    trace_name,
-    usage,
-    usage_chunk,
-)
+from orchestrator.http.rendering import OUTCOMES, Json, dump, outcome, record, trace_name
 from orchestrator.http.service import Service
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, RequestCompleted
@@ -108,12 +92,22 @@ class EventQueue:
 
 
 class ChatResponse(Response):
-    """The response to a chat completion: a JSON object, or a stream of server-sent events."""
+    """The response to a request for a text: a JSON object, or a stream of server-sent events.
 
-    def __init__(self, service: Service, context: RequestContext) -> None:
+    Args:
+        make_format: of the request and of what its events amount to, the form of the answer.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        context: RequestContext,
+        make_format: Callable[[RequestContext, ResponseAccumulator], AnswerFormat],
+    ) -> None:
         super().__init__()
         self._service, self._context = service, context
         self._response = ResponseAccumulator()
+        self._format = make_format(context, self._response)
         self._started = self._ended = self._recorded = self._exposed = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -188,45 +182,31 @@ class ChatResponse(Response):
                 raise
             log.error("trace %s broke off: %s", self._context.trace_id, describe(error))
             with suppress(_ClientGone):
-                await self._send(send, sse(body), more=False)
+                await self._send(send, self._format.failure(body), more=False)
 
     async def _write_whole(self, events: EventQueue, send: Send) -> None:
         while self._response.completed is None:
             await events.take()
+        body = dump(await self._format.whole(self._service.workers))
         self._record("finished")
-        body = dump(completion(self._context, self._response, self._service.reasoning_fields))
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, headers)
         await self._send(send, body, more=False)
 
     async def _write_stream(self, events: EventQueue, send: Send) -> None:
-        context, response, limits = self._context, self._response, self._service.limits
-        strip, completed = Stripped(begun=context.body.continue_final_message), False
+        limits, completed = self._service.limits, False
         while not completed:
             batch = await events.take(limits.ping_s if self._started else limits.headers_s)
             completed = any(isinstance(event, RequestCompleted) for event in batch)
             if not self._started:
                 await self._start(send, STREAM_HEADERS)
-                first = {"role": "assistant", "content": ""}
-                await self._send(send, sse(chunk(context, first)))
-            chunks = [
-                chunk(context, delta)
-                for delta in deltas(batch, strip, self._service.reasoning_fields)
-            ]
-            if chunks:
-                if context.body.wants_running_usage:
-                    chunks[-1]["usage"] = running_usage(response)
-                await self._send(send, b"".join(map(sse, chunks)))
+                await self._send(send, self._format.begin())
+            if data := self._format.more(batch):
+                await self._send(send, data)
             elif not batch:
                 await self._send(send, b": ping\n\n")
         self._record("finished")
-        last = chunk(context, {}, finish_reason(response))
-        if context.body.wants_running_usage:
-            last["usage"] = usage(response)
-        data = sse({**last, "baton": baton(context, response)})
-        if context.body.wants_usage:
-            data += sse(usage_chunk(context, response))
-        await self._send(send, data + b"data: [DONE]\n\n", more=False)
+        await self._send(send, self._format.end(), more=False)
 
     async def _start(self, send: Send, headers: dict[str, str]) -> None:
         self._started = True
@@ -265,7 +245,7 @@ class ChatResponse(Response):
                 if not self._started:
                     await error.response()(scope, receive, send)
                 elif self._context.body.stream and not self._ended:
-                    await self._send(send, sse(error.body), more=False)
+                    await self._send(send, self._format.failure(error.body), more=False)
 
 
 async def _wait_for_hangup(receive: Receive) -> None:

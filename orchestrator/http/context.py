@@ -12,20 +12,20 @@ from fastapi import Request
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.experimenter import Enrollment
 from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.schemas import ChatRequest
+from orchestrator.http.schemas import GenerationRequest
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Limits, Message, Sampling
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """A chat completion on its way through the service.
+    """A request for a text on its way through the service.
 
     The upper half is set when the body has been parsed, the lower one by `Service.admit`, when the
     request gets its place and its policy.
     """
 
-    body: ChatRequest
+    body: GenerationRequest
     limits: Limits
     headers: Mapping[str, str]
     request_id: str  # of the HTTP request; the client may choose it
@@ -47,16 +47,16 @@ class RequestContext:
         self.messages, self.sampling = self.body.conversation, self.body.sampling
 
     @classmethod
-    def of(cls, request: Request, body: ChatRequest, limits: ServiceLimits) -> RequestContext:
+    def of(cls, request: Request, body: GenerationRequest, limits: ServiceLimits) -> RequestContext:
         """The context of a request that passed the middleware.
 
         Raises:
             InvalidRequest: more tokens than this service makes.
         """
         if body.cap is not None and body.cap > limits.max_tokens_cap:
-            param = "max_completion_tokens" if body.max_tokens is None else "max_tokens"
             raise InvalidRequest(
-                f"{param}: this service makes at most {limits.max_tokens_cap} tokens", param=param
+                f"{body.cap_name}: this service makes at most {limits.max_tokens_cap} tokens",
+                param=body.cap_name,
             )
         return cls(
             body,

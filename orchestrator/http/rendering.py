@@ -13,6 +13,7 @@ from orchestrator.http.context import RequestContext
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.budget import spent
 from orchestrator.loop.events import Event, TextDelta
+from orchestrator.types import Message
 
 COMPLETION: Final = "chatcmpl-"
 """Before a trace id it is the id of the answer, as OpenAI's clients show it."""
@@ -160,7 +161,7 @@ def record(
         "user": context.body.user,
         "metadata": context.body.metadata,
         "key": context.key,
-        "messages": [asdict(message) for message in context.messages],
+        "messages": [_message(message) for message in context.messages],
         "question": context.question,
         "steps": [asdict(step) for step in response.steps],
         "reasoning_content": response.thought,
@@ -170,6 +171,11 @@ def record(
         "status": status,
         "error": error,
     }
+
+
+def _message(message: Message) -> Json:
+    shown: Json = {"role": message.role, "content": message.content}
+    return shown if message.tokens is None else {**shown, "tokens": message.tokens}
 
 
 def outcome(context: RequestContext, response: ResponseAccumulator, status: str) -> Json:

@@ -1,4 +1,4 @@
-"""What a chat completion request may say; everything else is refused by name.
+"""What a request for a text may say; everything else is refused by name.
 
 A parameter that changes an answer is honoured or refused, never silently ignored. `UNSUPPORTED`
 lists OpenAI's (and a few servers') parameters that Baton does not have, those that matter most to a
@@ -19,8 +19,8 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Sequence
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from fastapi import Request
 from pydantic import (
@@ -170,69 +170,79 @@ _Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
-class ChatRequest(BaseModel):
-    """The body of `POST /v1/chat/completions`."""
+R = TypeVar("R", bound="GenerationRequest")
+
+
+class GenerationRequest(BaseModel):
+    """What all bodies that ask for a text have in common, in OpenAI's words and a few of Baton's.
+
+    Attributes:
+        hints: parameters of that path that change no answer.
+        unsupported: those that Baton does not have, and the values that are harmless.
+    """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    hints: ClassVar[frozenset[str]] = HINTS
+    unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED
 
-    model: str
-    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=2048)]
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 0.0
+    model: str = Field(description="a policy, or one of its published versions: NAME@VERSION")
+    temperature: Annotated[float, Field(ge=0, le=2)] = Field(default=0.0, description="0 is greedy")
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0  # 0 and -1 mean off
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(default=0, description="0 and -1: off")
     seed: _Int64 | None = None
     stop: Annotated[list[_Stop], Field(max_length=16), BeforeValidator(_listed)] = Field(
-        default_factory=list
+        default_factory=list, description="strings that end the answer; one, or several"
     )
     stream: bool = False
     stream_options: StreamOptions | None = None
-    reasoning_effort: Effort | None = None
-    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None  # -1: no cap
-    chat_template_kwargs: TemplateSettings = TemplateSettings()
-    ignore_eos: bool = False
-    continue_final_message: bool = False
-    add_generation_prompt: bool = True
+    ignore_eos: bool = Field(
+        default=False, description="write to the cap; for load tests of a single model"
+    )
     user: Annotated[str, Field(max_length=256)] | None = None
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (
         Field(default_factory=dict, max_length=16)
     )
-    policy: dict[str, Any] = Field(default_factory=dict)
-    speculation: str | None = None  # the large worker's token-level method; None: its default
+    policy: dict[str, Any] = Field(
+        default_factory=dict, description="the policy's parameters for this request"
+    )
+    speculation: str | None = Field(
+        default=None, description="the large worker's token-level method; none: its default"
+    )
 
     @model_validator(mode="after")
-    def _consistent(self) -> ChatRequest:
-        last, place = self.messages[-1], f"messages[{len(self.messages) - 1}]"
-        if last.role == "assistant" and not self.continue_final_message:
-            raise _contradiction(
-                "messages",
-                "the last message is the assistant's: to have it continued, say "
-                "continue_final_message: true; else the user's message must be last",
-            )
-        if self.continue_final_message and last.role != "assistant":
-            raise _contradiction(
-                "continue_final_message", "the last message is not the assistant's"
-            )
-        if self.add_generation_prompt == self.continue_final_message and (
-            "add_generation_prompt" in self.model_fields_set
-        ):
-            raise _contradiction(
-                "add_generation_prompt", "must be the opposite of continue_final_message"
-            )
-        if not last.content.strip():
-            raise _contradiction(f"{place}.content", "the question is empty")
+    def _streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:
-            raise _contradiction("stream_options", "only allowed when stream is true")
-        caps = {self.max_tokens, self.max_completion_tokens} - {None}
-        if len(caps) > 1:
-            raise _contradiction("max_completion_tokens", "contradicts max_tokens")
+            raise contradiction("stream_options", "only allowed when stream is true")
         return self
 
     @property
     def cap(self) -> int | None:
         """The cap on thought and answer together, in tokens; None where none was given."""
-        return self.max_completion_tokens or self.max_tokens
+        raise NotImplementedError
+
+    @property
+    def cap_name(self) -> str:
+        """The parameter that gives it."""
+        return "max_tokens"
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        """What is to be answered."""
+        raise NotImplementedError
+
+    @property
+    def thinking(self) -> bool:
+        """Whether there is to be a thought."""
+        return True
+
+    @property
+    def alone(self) -> str | None:
+        """The parameter that asks for what only a policy of one model can do; None: none does."""
+        return "ignore_eos" if self.ignore_eos else None
+
+    def thinking_cap(self, max_tokens: int) -> int | None:
+        """What the request leaves of `max_tokens` for the thought; None: no cap."""
+        return None
 
     @property
     def wants_usage(self) -> bool:
@@ -246,18 +256,78 @@ class ChatRequest(BaseModel):
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
     @property
+    def sampling(self) -> Sampling:
+        # Workers want a seed that is not negative; 63 bits of it are enough.
+        seed = None if self.seed is None else self.seed & (2**63 - 1)
+        return Sampling(self.temperature, self.top_p, max(self.top_k, 0), seed)
+
+
+class ChatRequest(GenerationRequest):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=2048)]
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="cap on thought and answer together"
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="the same"
+    )
+    reasoning_effort: Effort | None = Field(
+        default=None, description="cap on the thought, as a share of max_tokens; none: no thought"
+    )
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = Field(
+        default=None, description="cap on the thought in tokens; -1: no cap, 0: no thought"
+    )
+    chat_template_kwargs: TemplateSettings = TemplateSettings()
+    continue_final_message: bool = Field(
+        default=False, description="the answer goes on with the last message, the assistant's"
+    )
+    add_generation_prompt: bool = Field(
+        default=True, description="the opposite of continue_final_message, where it is given"
+    )
+
+    @model_validator(mode="after")
+    def _consistent(self) -> ChatRequest:
+        last, place = self.messages[-1], f"messages[{len(self.messages) - 1}]"
+        if last.role == "assistant" and not self.continue_final_message:
+            raise contradiction(
+                "messages",
+                "the last message is the assistant's: to have it continued, say "
+                "continue_final_message: true; else the user's message must be last",
+            )
+        if self.continue_final_message and last.role != "assistant":
+            raise contradiction("continue_final_message", "the last message is not the assistant's")
+        if self.add_generation_prompt == self.continue_final_message and (
+            "add_generation_prompt" in self.model_fields_set
+        ):
+            raise contradiction(
+                "add_generation_prompt", "must be the opposite of continue_final_message"
+            )
+        if not last.content.strip():
+            raise contradiction(f"{place}.content", "the question is empty")
+        caps = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(caps) > 1:
+            raise contradiction("max_completion_tokens", "contradicts max_tokens")
+        return self
+
+    @property
+    def cap(self) -> int | None:
+        return self.max_completion_tokens or self.max_tokens
+
+    @property
+    def cap_name(self) -> str:
+        return "max_completion_tokens" if self.max_tokens is None else "max_tokens"
+
+    @property
     def thinking(self) -> bool:
-        """Whether there is to be a thought."""
         template = self.chat_template_kwargs
         switched_off = False in (template.enable_thinking, template.thinking)
         off = switched_off or self.reasoning_effort == "none" or self.thinking_token_budget == 0
         return not (off or self.continue_final_message)
 
     def thinking_cap(self, max_tokens: int) -> int | None:
-        """What the request leaves of `max_tokens` for the thought; None: no cap."""
-        caps = []
-        if self.reasoning_effort and (share := EFFORT[self.reasoning_effort]) is not None:
-            caps.append(max(1, int(share * max_tokens)))
+        share = EFFORT[self.reasoning_effort] if self.reasoning_effort else None
+        caps = [] if share is None else [max(1, int(share * max_tokens))]
         if self.thinking_token_budget is not None and self.thinking_token_budget > 0:
             caps.append(self.thinking_token_budget)
         return min(caps, default=None)
@@ -265,12 +335,6 @@ class ChatRequest(BaseModel):
     @property
     def conversation(self) -> tuple[Message, ...]:
         return tuple(Message(message.role, message.content) for message in self.messages)
-
-    @property
-    def sampling(self) -> Sampling:
-        # Workers want a seed that is not negative; 63 bits of it are enough.
-        seed = None if self.seed is None else self.seed & (2**63 - 1)
-        return Sampling(self.temperature, self.top_p, max(self.top_k, 0), seed)
 
 
 async def json_body(request: Request, limits: ServiceLimits) -> bytes:
@@ -304,24 +368,29 @@ async def json_body(request: Request, limits: ServiceLimits) -> bytes:
 
 
 def parse_chat(body: bytes) -> ChatRequest:
+    """A chat completion's body; see `parse_request`."""
+    return parse_request(body, ChatRequest)
+
+
+def parse_request(body: bytes, kind: type[R]) -> R:
     """A request from its bytes.
 
     Raises:
         InvalidRequest: not JSON, an unknown key, or a value that cannot be honoured; named.
     """
-    given = parse_object(body)
-    fields = ChatRequest.model_fields
+    given, fields = parse_object(body), kind.model_fields.keys()
     refused = [
         name
-        for name, harmless in UNSUPPORTED.items()
-        if given.get(name) is not None and not any(_same(given[name], one) for one in harmless)
+        for name, harmless in kind.unsupported.items()
+        if name not in fields and given.get(name) is not None
+        if not any(_same(given[name], one) for one in harmless)
     ]
-    unknown = sorted(given.keys() - fields.keys() - UNSUPPORTED.keys() - HINTS)
+    unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
     if refused or unknown:
         raise _refusal(refused, unknown)
-    given = {k: v for k, v in given.items() if v is not None and k in fields}
+    given = {name: value for name, value in given.items() if value is not None and name in fields}
     try:
-        return ChatRequest.model_validate(given)
+        return kind.model_validate(given)
     except ValidationError as error:
         raise invalid_request(error) from None
 
@@ -362,7 +431,8 @@ def _too_large(limits: ServiceLimits) -> RequestRefused:
     return RequestRefused(413, message, code="request_too_large")
 
 
-def _contradiction(place: str, message: str) -> InvalidRequest:
+def contradiction(place: str, message: str) -> InvalidRequest:
+    """The error of a body whose parts do not go together, at that place."""
     return InvalidRequest(f"{place}: {message}", param=place, code="invalid_value")
 
 

@@ -251,11 +251,11 @@ class Service:
             context.policy, context.speculation = built.policy, built.speculation
         else:
             await self._apply_body(context, configuration.active)
-        if body.ignore_eos and len(context.policy.workers) != 1:
+        if body.alone is not None and len(context.policy.workers) != 1:
             raise InvalidRequest(
-                f"ignore_eos: only a policy of one model can write on behind its end, "
-                f"{context.policy_name} cannot; ask the model large-only or small-only",
-                param="ignore_eos",
+                f"{body.alone}: only a policy of one model can do this, and {context.policy_name} "
+                "is none; ask the model large-only or small-only",
+                param=body.alone,
                 code="unsupported_parameter",
             )
         context.policy = _capped(context.policy, body.thinking_cap(context.limits.max_tokens))

@@ -53,6 +53,7 @@ class ResponseAccumulator:
         self.completed: RequestCompleted | None = None
         self.continues = False  # whether the answer goes on with text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
+        self.vocabulary = ""  # hash of the one that the worker of the last call has
         self.thinking = True  # whether there is a thought; without one the steps are the answer's
         self.first_text_s: float | None = None  # until the first accepted text
         self.first_step_ms: float | None = None  # until the first accepted step
@@ -107,8 +108,13 @@ class ResponseAccumulator:
     @property
     def answer(self) -> str:
         """The accepted answer, without the white space around it."""
-        text = self._text("answer").rstrip()
+        text = self.raw_answer.rstrip()
         return text if self.continues else text.lstrip()
+
+    @property
+    def raw_answer(self) -> str:
+        """The accepted answer as it was written."""
+        return self._text("answer")
 
     def _text(self, phase: Literal["thought", "answer"]) -> str:
         return "".join(delta.text for delta in self._texts if delta.phase == phase)
@@ -202,6 +208,7 @@ class ResponseAccumulator:
                 self._generated[worker] += max(tokens, usage.generated)
                 if isinstance(action, Generate):
                     self._drafted[worker] += tokens
+                self.vocabulary = segment.tokenizer or self.vocabulary
                 if not criteria.max_tokens or not (transcript.thought or transcript.answer):
                     self._prompts.setdefault(worker, usage)
                 self._add_usage(worker, usage)

@@ -58,7 +58,8 @@ class PolicyRunner:
         self.transcript = _beginning(messages, limits)
         self.response = ResponseAccumulator() if response is None else response
         self._script = policy.solve(self.transcript)
-        self._stops = StopStrings(limits.stop, begun=bool(self.transcript.answer))
+        self._continues = self.transcript.closed and not self.transcript.begins_answer
+        self._stops = StopStrings(limits.stop, begun=self._continues)
         self._held_tokens = 0  # of text that the stop strings hold back
         self._reply: Any = None
         self._draft_ms: dict[Segment, float] = {}
@@ -77,7 +78,7 @@ class PolicyRunner:
             self.transcript = self.transcript.without_thought()
             self._script = self.policy.solve(self.transcript)
         self.response.thinking = self.transcript.thinking
-        self.response.continues = bool(self.transcript.answer)
+        self.response.continues = self._continues
         yield from map(self.response.add, prefilled)
 
     def next_action(self) -> Action[Any] | None:

@@ -119,7 +119,7 @@ class LocalWorker:
         request = VerifyRequest(
             RequestHandle(self.engine.lease_s),
             ids,
-            num_logits=len(tokens) + 1,
+            num_logits=min(len(tokens) + 1, len(ids)),
             sampling=sampling,
             seed=_seed(sampling),
             stop_token_ids=finish_token_ids(
@@ -127,6 +127,9 @@ class LocalWorker:
             ),
         )
         output: ScoreOutput = await self.engine.answer(request)
+        if not prefix:  # nothing precedes the first token, so it is given
+            output.nll, output.choices = [0.0, *output.nll], [tokens[0], *output.choices]
+            output.logprobs = [0.0, *output.logprobs]
         return verification(
             output,
             call,

@@ -58,6 +58,8 @@ class RequestBuilder:
         return text
 
     def _chat(self, transcript: Transcript, query: LabelQuery | None) -> dict[str, Any]:
+        if transcript.messages[0].role == "prompt":
+            raise Unsupported("continuing a text as it is, which the server of a chat cannot")
         turns, lead_in = (query.turns, query.lead_in) if query else ((), "")
         before = self._prompts.before_assistant(transcript.messages)
         written = self._tokenizer.decode(self._prompts.transcript(transcript))

@@ -16,7 +16,6 @@ from orchestrator.worker import Delta
 from workers.remote.protocol import Chunk, ServerCapabilities, Token
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve
-from workers.text.continuation import begins_answer
 from workers.text.detokenizer import Detokenizer, Stop
 from workers.text.retokenizer import Retokenizer
 from workers.text.tokenizer import Tokenizer
@@ -57,7 +56,7 @@ class ParserOptions:
                 remaining_tokens, context - length - thinking * answer_reserve(context)
             )
         step = begun(transcript, criteria.until)
-        first = begins_answer(transcript)
+        first = transcript.begins_answer
         return cls(criteria, remaining_tokens, thinking, first, step, stop_token_ids)
 
     def stop_fields(

@@ -167,7 +167,10 @@ class RemoteWorker:
         began = perf_counter()
         check_sampling(sampling)
         tokens, capabilities = self.prompts.verified(segment), await self.capabilities()
-        ids = self.prompts.transcript(call.transcript) + list(tokens)
+        prefix = self.prompts.transcript(call.transcript)
+        if not prefix:
+            raise Unsupported("log-probabilities from the first token on")
+        ids = prefix + list(tokens)
         check_length(len(ids) + 1, self.context)
         stop_token_ids = finish_token_ids(
             self.tokenizer, self._stop_token_ids, call.transcript, segment

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import cast
 
-from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
+from orchestrator.types import Author, Finish, Segment, StopCriteria
 from orchestrator.worker import Call, Delta
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve, check_length
@@ -43,13 +43,17 @@ class Continuation:
         self._author, self._criteria, self._tokenizer = call.author, criteria, tokenizer
         self._stop_token_ids = stop_token_ids
         self._close_id = tokenizer.close_id if thinking else None
+        self.ends = frozenset(stop_token_ids)
+        """The ids that end this text."""
+        if criteria.ignore_eos:
+            self.ends &= {self._close_id}
         stops: list[Stop] = [(stop, "stop") for stop in criteria.stop]
         self._detokenizer = Detokenizer(
             tokenizer.pieces,
             tokenizer.encode,
             StepEnd(criteria.until, begun(transcript, criteria.until)),
             stops + tokenizer.stops(thinking),
-            begins_answer=begins_answer(transcript),
+            begins_answer=transcript.begins_answer,
             unfinished_bytes=prompts.unfinished(transcript),
         )
         reserved = answer_reserve(context) if thinking else 0
@@ -67,9 +71,9 @@ class Continuation:
         self.generated += 1
         if confidence < self._criteria.min_confidence:
             return "doubt"
-        markup = token in self._stop_token_ids
-        if markup and (token == self._close_id or not self._criteria.ignore_eos):
+        if token in self.ends:
             return "think_end" if token == self._close_id else "eos"
+        markup = token in self._stop_token_ids
         if finish := self._detokenizer.push(token, logprob, markup=markup):
             return finish
         return "length" if self.generated >= self.max_tokens else None
@@ -89,8 +93,3 @@ class Continuation:
             self._tokenizer.hash,
             finish,
         )
-
-
-def begins_answer(transcript: Transcript) -> bool:
-    """Whether what continues it begins the answer: all white space before that is not shown."""
-    return transcript.closed and transcript.answer.is_blank

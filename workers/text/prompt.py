@@ -54,13 +54,26 @@ class PromptRenderer:
 
     def transcript(self, transcript: Transcript) -> list[int]:
         """Ids of everything accepted so far; the next token continues thought or answer."""
-        thinking = transcript.thinking and self.tokenizer.thinks
-        ids = [*self._prompt(transcript.messages, thinking), *self._ids(transcript.thought)]
+        if transcript.messages[0].role == "prompt":
+            ids = self._prompt(transcript.messages[0])
+        else:
+            roles = tuple(message.role for message in transcript.messages)
+            parts = self._opening(roles, transcript.thinking and self.tokenizer.thinks)
+            ids = self._fill(parts, transcript.messages)
+        ids.extend(chain.from_iterable(map(self.segment, transcript.thought)))
         if transcript.closed:
             if transcript.thinking:
                 ids.extend(self._closing)
-            ids.extend(self._ids(transcript.answer))
+            ids.extend(chain.from_iterable(map(self.segment, transcript.answer)))
+        if ids and (max(ids) >= len(self.tokenizer.pieces) or min(ids) < 0):
+            raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
         return ids
+
+    def _prompt(self, message: Message) -> list[int]:
+        """A text that is continued as it is, behind what every text begins with; or its ids."""
+        if message.tokens is not None:
+            return list(message.tokens)
+        return [*self.tokenizer.begin, *self.tokenizer.encode(message.content)]
 
     def segment(self, segment: Segment) -> tuple[int, ...]:
         """A segment's own ids where they are of our vocabulary, else its text encoded alone."""

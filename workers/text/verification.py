@@ -85,4 +85,5 @@ def verification(
         tuple(pieces),
         tuple(options),
         output.ending if segment.finish in ENDED else None,
+        tuple(output.logprobs),
     )

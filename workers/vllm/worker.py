@@ -32,7 +32,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from orchestrator.errors import Overloaded, WorkerError, WorkerUnavailable
+from orchestrator.errors import Overloaded, Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.types import (
     Classification,
     Finish,
@@ -146,7 +146,7 @@ class VllmWorker:
         first: float | None = None
         cost = _Cost(len(ids))
         if text.max_tokens > 0:
-            limits = {"max_tokens": text.max_tokens, "stop_token_ids": sorted(self._stop_token_ids)}
+            limits = {"max_tokens": text.max_tokens, "stop_token_ids": sorted(text.ends)}
             parameters = _parameters(sampling, logprobs=shown, **limits)
             async with aclosing(self._outputs(ids, parameters, WRITER, cost)) as outputs:
                 async for output in outputs:
@@ -231,6 +231,8 @@ class VllmWorker:
         check_sampling(sampling)
         tokens = self.prompts.verified(segment)
         prefix = self.prompts.transcript(call.transcript)
+        if not prefix:
+            raise Unsupported("log-probabilities from the first token on")
         ids = prefix + list(tokens)
         check_length(len(ids) + 1, self.context)
         cost = _Cost(len(ids))

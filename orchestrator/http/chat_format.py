@@ -1,0 +1,98 @@
+"""An answer in the form of a chat completion; and what every form of an answer has.
+
+A form (chat completion, completion, response) turns the events of a request into what its clients
+read. It knows no connection: `ChatResponse` sends what it gives.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+
+from orchestrator.http.context import RequestContext
+from orchestrator.http.rendering import (
+    Json,
+    Stripped,
+    baton,
+    chunk,
+    completion,
+    deltas,
+    finish_reason,
+    running_usage,
+    sse,
+    usage,
+    usage_chunk,
+)
+from orchestrator.http.schemas import ChatRequest
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.events import Event
+from orchestrator.worker import Worker
+
+
+class AnswerFormat(ABC):
+    """One answer in the form of one of the API's paths.
+
+    Args:
+        context: the request.
+        response: what its events amount to so far; each is in there before it comes here.
+    """
+
+    def __init__(self, context: RequestContext, response: ResponseAccumulator) -> None:
+        self.context, self.response = context, response
+
+    @abstractmethod
+    async def whole(self, workers: Mapping[WorkerName, Worker]) -> Json:
+        """The body of an answer that is not streamed; `workers` know what it lacks."""
+
+    @abstractmethod
+    def begin(self) -> bytes:
+        """How a stream begins, once the prompt is read."""
+
+    @abstractmethod
+    def more(self, events: Sequence[Event]) -> bytes:
+        """What a stream shows of these events; empty for nothing."""
+
+    @abstractmethod
+    def end(self) -> bytes:
+        """How a stream ends."""
+
+    def failure(self, body: Json) -> bytes:
+        """The end of a stream that broke off; `body` is the error as OpenAI has it."""
+        return sse(body)
+
+
+class ChatFormat(AnswerFormat):
+    """`POST /v1/chat/completions`; `thought_in` names the fields that hold the thought."""
+
+    def __init__(
+        self, context: RequestContext, response: ResponseAccumulator, thought_in: Sequence[str]
+    ) -> None:
+        super().__init__(context, response)
+        body = context.body
+        assert isinstance(body, ChatRequest)
+        self._body, self._thought_in = body, thought_in
+        self._strip = Stripped(begun=body.continue_final_message)
+
+    async def whole(self, workers: Mapping[WorkerName, Worker]) -> Json:
+        return completion(self.context, self.response, self._thought_in)
+
+    def begin(self) -> bytes:
+        return sse(chunk(self.context, {"role": "assistant", "content": ""}))
+
+    def more(self, events: Sequence[Event]) -> bytes:
+        chunks = [
+            chunk(self.context, delta) for delta in deltas(events, self._strip, self._thought_in)
+        ]
+        if chunks and self._body.wants_running_usage:
+            chunks[-1]["usage"] = running_usage(self.response)
+        return b"".join(map(sse, chunks))
+
+    def end(self) -> bytes:
+        last = chunk(self.context, {}, finish_reason(self.response))
+        if self._body.wants_running_usage:
+            last["usage"] = usage(self.response)
+        data = sse({**last, "baton": baton(self.context, self.response)})
+        if self._body.wants_usage:
+            data += sse(usage_chunk(self.context, self.response))
+        return data + b"data: [DONE]\n\n"

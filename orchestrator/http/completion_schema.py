@@ -1,0 +1,77 @@
+"""The body of `POST /v1/completions`: a text, or token ids, that one model continues as it is."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from orchestrator.http.schemas import HINTS, UNSUPPORTED, GenerationRequest, contradiction
+from orchestrator.types import Message
+
+
+def _prompt(given: object) -> object:
+    """One prompt, which may be the only one of a list; everything else is refused here, since of
+    the alternatives of a union pydantic names each."""
+    prompt = given[0] if isinstance(given, list) and given and not _is_id(given[0]) else given
+    if isinstance(given, list) and len(given) > 1 and prompt is not given:
+        raise PydanticCustomError(
+            "unsupported_parameter", "must be one prompt; send others in requests beside this one"
+        )
+    if prompt in ("", []):
+        raise PydanticCustomError("invalid_value", "must not be empty")
+    if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(map(_is_id, prompt))):
+        raise PydanticCustomError("invalid_type", "must be a string or an array of token ids")
+    return prompt
+
+
+def _is_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
+
+
+class CompletionRequest(GenerationRequest):
+    """A text completion, by a policy of one model: no chat template, no thought, no steps."""
+
+    hints: ClassVar[frozenset[str]] = HINTS
+    unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
+        **UNSUPPORTED,
+        "suffix": ("",),
+        "prompt_logprobs": (0,),
+    }
+
+    prompt: Annotated[str | list[int], BeforeValidator(_prompt)] = Field(
+        description="a text, or the ids of its tokens; a list may hold one of them"
+    )
+    max_tokens: Annotated[int, Field(ge=1)] = 16
+    echo: bool = Field(default=False, description="show the prompt before its continuation")
+    logprobs: Literal[0, 1] | None = Field(
+        default=None, description="log-probabilities of the tokens, and of the likeliest in place"
+    )
+
+    @model_validator(mode="after")
+    def _whole_only(self) -> CompletionRequest:
+        for name, given in (("echo", self.echo), ("logprobs", self.logprobs is not None)):
+            if given and self.stream:
+                raise contradiction(name, "only allowed when stream is false")
+        if self.logprobs is not None and self.stop:
+            raise contradiction("logprobs", "only allowed without stop")
+        return self
+
+    @property
+    def cap(self) -> int:
+        return self.max_tokens
+
+    @property
+    def thinking(self) -> bool:
+        return False
+
+    @property
+    def alone(self) -> str:
+        return "model"
+
+    @property
+    def conversation(self) -> tuple[Message, ...]:
+        if isinstance(self.prompt, str):
+            return (Message("prompt", self.prompt),)
+        return (Message("prompt", "", tuple(self.prompt)),)

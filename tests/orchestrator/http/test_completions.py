@@ -1,0 +1,179 @@
+"""`POST /v1/completions` over the embedded pair, with the official client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from math import exp
+from typing import Any
+
+import openai
+import pytest
+
+from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.workers import load_worker
+from tests.orchestrator.serving import HTTP, client, service, serving
+from workers.engine.worker import LocalWorker
+
+TEXT = "12+30=42.\n\n42-2="
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[LocalWorker]:
+    worker = load_worker(load(DEFAULT_FILE).args.workers.large)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def url(large: LocalWorker) -> Iterator[str]:
+    with serving(service(large=large)) as url:
+        yield url
+
+
+def complete(url: str, **body: Any) -> Any:
+    with client(url) as api:
+        made = api.completions.create(**{"model": "large-only", "prompt": TEXT, **body})
+        return list(made) if body.get("stream") else made
+
+
+def refused(url: str, **body: Any) -> Any:
+    given = {"model": "large-only", "prompt": TEXT, **body}
+    reply = HTTP.post(f"{url}/v1/completions", json=given)
+    assert reply.status_code == 400, reply.text
+    return reply.json()["error"]
+
+
+def test_a_text_is_continued(url: str) -> None:
+    reply = complete(url, max_tokens=3)
+    choice = reply.choices[0]
+    assert choice.text.startswith("40.")
+    assert (choice.index, choice.finish_reason, choice.logprobs) == (0, "length", None)
+    assert (reply.object, reply.model) == ("text_completion", "large-only")
+    assert reply.usage.completion_tokens == 3
+    assert reply.model_extra["baton"]["policy"] == "large-only"
+
+
+def test_ids_say_what_the_text_says(url: str, large: LocalWorker) -> None:
+    tokenizer = large.tokenizer
+    ids = [*tokenizer.begin, *tokenizer.encode(TEXT)]
+    text, numbers, listed = (
+        complete(url, prompt=prompt, max_tokens=20) for prompt in (TEXT, ids, [ids])
+    )
+    assert text.choices == numbers.choices == listed.choices
+    assert text.usage.prompt_tokens == len(ids)
+
+
+def test_white_space_is_kept_and_stop_strings_are_found_in_it(url: str) -> None:
+    whole = complete(url, prompt="The answer", max_tokens=4).choices[0]
+    first = " " + whole.text.split()[0]
+    assert whole.text.startswith(first)
+    cut = complete(url, prompt="The answer", stop=first).choices[0]
+    assert (cut.text, cut.finish_reason) == ("", "stop")
+
+
+def test_stream(url: str) -> None:
+    whole = complete(url, max_tokens=12)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *said, last, usage = complete(url, max_tokens=12, stream=True, stream_options=options)
+    assert "".join(chunk.choices[0].text for chunk in said) == whole.choices[0].text
+    assert len(said) > 1
+    assert last.choices[0].finish_reason == whole.choices[0].finish_reason
+    assert (usage.choices, usage.usage) == ([], whole.usage)
+    counts = [chunk.usage.completion_tokens for chunk in said]
+    assert counts == sorted(counts)
+
+
+def test_stream_on_the_wire(url: str) -> None:
+    body = {"model": "large-only", "prompt": TEXT, "stream": True}
+    text = HTTP.post(f"{url}/v1/completions", json=body).text
+    assert text.endswith("data: [DONE]\n\n")
+    first = json.loads(text.partition("\n\n")[0].removeprefix("data: "))
+    assert "usage" not in first
+
+
+@pytest.mark.parametrize("kind", ["text", "ids"])
+def test_log_likelihoods_as_evaluations_ask_for_them(
+    url: str, large: LocalWorker, kind: str
+) -> None:
+    ids = [*large.tokenizer.begin, *large.tokenizer.encode(TEXT)]
+    prompt = TEXT if kind == "text" else ids
+    reply = complete(url, prompt=prompt, echo=True, logprobs=1, max_tokens=1)
+    told, text = reply.choices[0].logprobs, reply.choices[0].text
+    assert text.endswith(TEXT + "4")
+    assert "".join(told.tokens) == text
+    for at, token in zip(told.text_offset, told.tokens, strict=True):
+        assert text[at:].startswith(token)
+    assert (told.token_logprobs[0], told.top_logprobs[0]) == (None, None)
+    likely, best = told.token_logprobs[-1], told.top_logprobs[-1]
+    assert exp(likely) > 0.9
+    assert likely == max(best.values())
+    for token, value, top in list(
+        zip(told.tokens, told.token_logprobs, told.top_logprobs, strict=True)
+    )[1:]:
+        assert value == top[token] <= max(top.values()) <= 0
+    wrong = complete(url, prompt=TEXT + "39.", echo=True, logprobs=1, max_tokens=1)
+    values = wrong.choices[0].logprobs
+    place = values.tokens.index("3", len(values.tokens) - 5)
+    assert values.token_logprobs[place] < max(values.top_logprobs[place].values()) - 1
+
+
+def test_echo_and_log_probabilities_each_alone(url: str, large: LocalWorker) -> None:
+    assert complete(url, echo=True, max_tokens=2).choices[0].text == TEXT + "40"
+    ids = list(large.tokenizer.encode(TEXT))
+    assert complete(url, prompt=ids, echo=True, max_tokens=2).choices[0].text.startswith(TEXT)
+    told = complete(url, logprobs=0, max_tokens=4).choices[0]
+    assert "".join(told.logprobs.tokens) == told.text
+    assert len(told.logprobs.token_logprobs) == 4
+    assert None not in told.logprobs.token_logprobs
+
+
+def test_load_tools_get_as_many_tokens_as_they_want(url: str) -> None:
+    reply = complete(url, max_tokens=80, extra_body={"ignore_eos": True})
+    assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (80, "length")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"model": "specreason"}, "model"),
+        ({"model": "baton"}, "model"),
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [[]]}, "prompt"),
+        ({"prompt": 5}, "prompt"),
+        ({"prompt": ["one", "two"]}, "prompt"),
+        ({"prompt": [1, "two"]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [10**6]}, "messages"),
+        ({"prompt": None}, "prompt"),
+        ({"n": 2}, "n"),
+        ({"suffix": "end"}, "suffix"),
+        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": 1, "stream": True}, "logprobs"),
+        ({"logprobs": 1, "stop": "x"}, "logprobs"),
+        ({"echo": True, "stream": True}, "echo"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 10**6}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"prompt": "12 + " * 3000}, "messages"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_refused_by_name(url: str, body: dict[str, Any], param: str) -> None:
+    assert refused(url, **body)["param"] == param
+
+
+def test_the_official_client_says_why(url: str) -> None:
+    with (
+        client(url) as api,
+        pytest.raises(openai.BadRequestError, match="ask the model large-only"),
+    ):
+        api.completions.create(model="specreason", prompt=TEXT)
+
+
+def test_a_completion_is_on_record(url: str) -> None:
+    reply = complete(url, prompt=[5, 6, 7])
+    trace = HTTP.get(f"{url}/v1/traces/{reply.model_extra['baton']['trace_id']}").json()
+    assert trace["messages"] == [{"role": "prompt", "content": "", "tokens": [5, 6, 7]}]
+    assert trace["answer"] == reply.choices[0].text.rstrip()
