@@ -11,6 +11,8 @@ In reading order, the first six as a request meets them:
 - `chat_format`: an answer in the form of a chat completion, and what every form has.
 - `completion_schema`: what a request to continue a text may say.
 - `completion_format`: an answer in the form of a text completion.
+- `responses_schema`: what a request for a response may say.
+- `responses_format`: an answer in the form of a response, with its stream of events.
 - `rendering`: a request and its response as JSON.
 - `errors`: every error as an HTTP response.
 - `auth`: keys, and what each may do.

@@ -1,6 +1,6 @@
 """The HTTP surface that belongs to answering: OpenAI-compatible, with SSE.
 
-    POST /v1/chat/completions  /v1/completions  /v1/feedback
+    POST /v1/chat/completions  /v1/completions  /v1/responses  /v1/feedback
     GET /v1/models  /v1/models/{id}  /v1/traces/{id}
     GET /health (alive)  /ready (the worker pools answer)  /metrics (Prometheus)
 
@@ -40,6 +40,8 @@ from orchestrator.http.feedback import parse_feedback, reward
 from orchestrator.http.middleware import RequestMiddleware
 from orchestrator.http.policy_routes import add_policy_routes
 from orchestrator.http.rendering import COMPLETION, OUTCOMES, trace_name
+from orchestrator.http.responses_format import ResponsesFormat
+from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import json_body, parse_chat, parse_request
 from orchestrator.http.service import Service
 from orchestrator.validation import body_path
@@ -98,6 +100,12 @@ def create_app(service: Service) -> FastAPI:
         body = parse_request(await json_body(request, service.limits), CompletionRequest)
         context = RequestContext.of(request, body, service.limits)
         return ChatResponse(service, context, CompletionFormat)
+
+    @app.post("/v1/responses")
+    async def respond(request: Request) -> Response:
+        body = parse_request(await json_body(request, service.limits), ResponsesRequest)
+        context = RequestContext.of(request, body, service.limits)
+        return ChatResponse(service, context, ResponsesFormat)
 
     @app.get("/v1/models")
     async def models() -> Response:

@@ -20,7 +20,9 @@ OPEN_PATHS: Final = frozenset({"/health", "/ready"})
 """What a probe may read without a key. /metrics is not here: it shows load and policy names, and
 Prometheus can send a bearer token."""
 
-USER_PATHS: Final = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/feedback"})
+USER_PATHS: Final = frozenset(
+    {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/feedback"}
+)
 """What an API key may post to; every other change needs the admin key."""
 READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 

@@ -1,0 +1,226 @@
+"""`POST /v1/responses` with the official client."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from orchestrator.errors import WorkerUnavailable
+from tests.orchestrator.serving import HTTP, STORY, client, scripted, service, serving
+from workers.scripted import Scripted
+
+ASKED = "Twice 2+2?"
+ANSWER = "The answer is 8."
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(service()) as url:
+        yield url
+
+
+def create(url: str, **body: Any) -> Any:
+    with client(url) as api:
+        return api.responses.create(**{"model": "specreason", "input": ASKED, **body})
+
+
+def stream(url: str, **body: Any) -> list[Any]:
+    with client(url) as api:
+        return list(
+            api.responses.create(**{"model": "specreason", "input": ASKED, **body}, stream=True)
+        )
+
+
+def test_a_response(url: str) -> None:
+    reply = create(url, metadata={"run": "7"})
+    assert reply.output_text == ANSWER
+    thought, message = reply.output
+    assert (thought.type, [part.text for part in thought.summary]) == ("reasoning", [STORY[0]])
+    assert (message.type, message.role, message.status) == ("message", "assistant", "completed")
+    assert (reply.status, reply.error, reply.incomplete_details) == ("completed", None, None)
+    assert (reply.model, reply.metadata, reply.tools) == ("specreason", {"run": "7"}, [])
+    usage = reply.usage
+    assert usage.output_tokens_details.reasoning_tokens == 9
+    assert usage.total_tokens == usage.input_tokens + usage.output_tokens
+    assert reply.model_extra["baton"]["policy"] == "specreason"
+    trace = HTTP.get(f"{url}/v1/traces/{reply.model_extra['baton']['trace_id']}").json()
+    assert trace["question"] == ASKED
+
+
+def test_the_stream_says_the_same(url: str) -> None:
+    whole, events = create(url), stream(url)
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type for event in events]
+    assert kinds[:2] == ["response.created", "response.in_progress"]
+    once = [kind for kind in kinds[2:] if not kind.endswith(".delta")]
+    assert once == [
+        "response.output_item.added",
+        "response.reasoning_summary_part.added",
+        "response.reasoning_summary_text.done",
+        "response.reasoning_summary_part.done",
+        "response.output_item.done",
+        "response.output_item.added",
+        "response.content_part.added",
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+
+    def told(kind: str) -> str:
+        return "".join(event.delta for event in events if event.type == kind)
+
+    assert told("response.reasoning_summary_text.delta") == STORY[0]
+    assert told("response.output_text.delta") == ANSWER
+    final = events[-1].response
+    same = {"output", "usage", "status", "model", "incomplete_details"}
+    shown, expected = final.model_dump(include=same), whole.model_dump(include=same)
+    for output in (*shown["output"], *expected["output"]):
+        output.pop("id")
+    assert shown == expected
+    assert final.model_extra["baton"]["steps"]
+    done = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.model_dump() for item in done] == [item.model_dump() for item in final.output]
+    assert events[0].response.id == final.id
+
+
+def test_the_clients_own_assembly(url: str) -> None:
+    with client(url) as api, api.responses.stream(model="specreason", input=ASKED) as made:
+        for _ in made:
+            pass
+        assert made.get_final_response().output_text == ANSWER
+
+
+def test_stream_on_the_wire(url: str) -> None:
+    body = {"model": "large-only", "input": ASKED, "stream": True}
+    reply = HTTP.post(f"{url}/v1/responses", json=body)
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    for event in reply.text.strip().split("\n\n"):
+        name, data = event.split("\n")
+        assert json.loads(data.removeprefix("data: "))["type"] == name.removeprefix("event: ")
+
+
+def test_a_conversation() -> None:
+    large = scripted()
+    with serving(service(large=large)) as url, client(url) as api:
+        first = api.responses.create(model="large-only", input=ASKED, instructions="Be brief.")
+        turns: Any = [
+            {"role": "developer", "content": "Be kind."},
+            {"role": "user", "content": [{"type": "input_text", "text": ASKED}]},
+            *(item.model_dump() for item in first.output),  # as they came, reasoning and all
+            {"type": "message", "role": "user", "content": "Sure?"},
+        ]
+        again = api.responses.create(model="large-only", input=turns, instructions="Be brief.")
+    assert again.output_text == ANSWER
+    heard = large.calls[-1].call.transcript.messages
+    assert [(message.role, message.content) for message in heard] == [
+        ("system", "Be brief."),
+        ("system", "Be kind."),
+        ("user", ASKED),
+        ("assistant", ANSWER),
+        ("user", "Sure?"),
+    ]
+
+
+def test_caps_and_efforts(url: str) -> None:
+    cut = create(url, model="large-only", max_output_tokens=6)
+    assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert cut.usage.output_tokens <= 6
+    assert stream(url, model="large-only", max_output_tokens=6)[-1].type == "response.incomplete"
+    low = create(url, model="large-only", max_output_tokens=8, reasoning={"effort": "low"})
+    assert low.usage.output_tokens_details.reasoning_tokens == 2
+    assert low.model_extra["baton"]["forced"]
+    assert (low.status, low.output_text) == ("completed", ANSWER)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_without_a_thought_there_is_a_message_alone(streamed: bool) -> None:
+    pair = [Scripted(story=("", ANSWER)) for _ in range(2)]
+    with serving(service(*pair)) as url:
+        body: Any = {"model": "large-only", "reasoning": {"effort": "none"}}
+        reply = stream(url, **body)[-1].response if streamed else create(url, **body)
+    assert [item.type for item in reply.output] == ["message"]
+    assert reply.output_text == ANSWER
+
+
+def test_hints_pass(url: str) -> None:
+    reply = create(
+        url,
+        store=True,
+        include=["reasoning.encrypted_content"],
+        truncation="disabled",
+        parallel_tool_calls=True,
+        service_tier="auto",
+        text={"format": {"type": "text"}, "verbosity": "low"},
+        reasoning={"summary": "auto"},
+        tools=[],
+        tool_choice="auto",
+        user="ann",
+    )
+    assert reply.output_text == ANSWER
+    assert reply.store is False  # nothing is
+
+
+FUNCTION = {"type": "function", "name": "add", "parameters": {}}
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tools": [FUNCTION]}, "tools"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10**6}, "max_output_tokens"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"messages": []}, "messages"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": None}, "input"),
+        ({"input": ["hi"]}, "input"),
+        ({"input": [{"role": "tool", "content": "hi"}]}, "input"),
+        ({"input": [{"role": "user", "content": 5}]}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
+        ({"input": [{"role": "user", "content": "hi", "mood": "glad"}]}, "input"),
+        ({"input": [{"role": "assistant", "content": "hi"}]}, "input"),
+        ({"input": [{"type": "function_call_output", "output": "5"}]}, "input"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_refused_by_name(url: str, body: dict[str, Any], param: str) -> None:
+    given = {"model": "specreason", "input": ASKED, **body}
+    reply = HTTP.post(f"{url}/v1/responses", json=given)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+    assert param in reply.json()["error"]["message"]
+
+
+def test_what_is_not_supported_in_a_conversation_is_named(url: str) -> None:
+    with pytest.raises(openai.BadRequestError, match="function_call_output"):
+        create(url, input=[{"type": "function_call_output", "call_id": "1", "output": "5"}])
+
+
+def test_a_stream_that_breaks_off_ends_in_an_error() -> None:
+    large = scripted(deaths={0: 3}, failures={1: WorkerUnavailable("gone")})
+    with serving(service(large=large)) as url:
+        body = {"model": "large-only", "input": ASKED, "stream": True}
+        *_, last, end = HTTP.post(f"{url}/v1/responses", json=body).text.split("\n\n")
+    assert end == ""
+    told = json.loads(last.removeprefix("event: error\ndata: "))
+    assert (told["type"], told["code"]) == ("error", "worker_unavailable")
+    large = scripted(deaths={0: 3}, failures={1: WorkerUnavailable("gone")})
+    with (
+        serving(service(large=large)) as url,
+        pytest.raises(openai.APIError, match="a worker is not available"),
+    ):
+        stream(url, model="large-only")
