@@ -13,6 +13,8 @@ In reading order, the first six as a request meets them:
 - `completion_format`: an answer in the form of a text completion.
 - `responses_schema`: what a request for a response may say.
 - `responses_format`: an answer in the form of a response, with its stream of events.
+- `openapi`: the service's own description, made of what checks its requests.
+- `docs_page`: that description as a page for people.
 - `rendering`: a request and its response as JSON.
 - `errors`: every error as an HTTP response.
 - `auth`: keys, and what each may do.

@@ -3,9 +3,10 @@
     POST /v1/chat/completions  /v1/completions  /v1/responses  /v1/feedback
     GET /v1/models  /v1/models/{id}  /v1/traces/{id}
     GET /health (alive)  /ready (the worker pools answer)  /metrics (Prometheus)
+    GET /openapi.json  /docs (for people)
 
-Administration is in `policy_routes` and `experiment_routes`, which add their routes here. There is
-no /docs and no /openapi.json: the shapes are OpenAI's.
+Administration is in `policy_routes` and `experiment_routes`, which add their routes here. What
+each route says of itself (`described`) is what /openapi.json and /docs show.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
 from orchestrator.errors import StoreError, UnknownPolicy
@@ -34,15 +35,17 @@ from orchestrator.http.chat_response import ChatResponse
 from orchestrator.http.completion_format import CompletionFormat
 from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
+from orchestrator.http.docs_page import HEADERS, page
 from orchestrator.http.errors import RETRY_AFTER_S, HttpError, RequestRefused, http_error
 from orchestrator.http.experiment_routes import add_experiment_routes
-from orchestrator.http.feedback import parse_feedback, reward
+from orchestrator.http.feedback import Feedback, parse_feedback, reward
 from orchestrator.http.middleware import RequestMiddleware
+from orchestrator.http.openapi import describe, described
 from orchestrator.http.policy_routes import add_policy_routes
 from orchestrator.http.rendering import COMPLETION, OUTCOMES, trace_name
 from orchestrator.http.responses_format import ResponsesFormat
 from orchestrator.http.responses_schema import ResponsesRequest
-from orchestrator.http.schemas import json_body, parse_chat, parse_request
+from orchestrator.http.schemas import ChatRequest, json_body, parse_chat, parse_request
 from orchestrator.http.service import Service
 from orchestrator.validation import body_path
 
@@ -89,40 +92,55 @@ def create_app(service: Service) -> FastAPI:
             ],
         }
 
-    @app.post("/v1/chat/completions")
+    @app.post(
+        "/v1/chat/completions",
+        **described(
+            "A chat completion, streamed or not", ChatRequest, "ChatCompletion", streams=True
+        ),
+    )
     async def chat(request: Request) -> Response:
         body = parse_chat(await json_body(request, service.limits))
         make = partial(ChatFormat, thought_in=service.reasoning_fields)
         return ChatResponse(service, RequestContext.of(request, body, service.limits), make)
 
-    @app.post("/v1/completions")
+    @app.post(
+        "/v1/completions",
+        **described(
+            "A text or token ids, continued", CompletionRequest, "TextCompletion", streams=True
+        ),
+    )
     async def complete(request: Request) -> Response:
         body = parse_request(await json_body(request, service.limits), CompletionRequest)
         context = RequestContext.of(request, body, service.limits)
         return ChatResponse(service, context, CompletionFormat)
 
-    @app.post("/v1/responses")
+    @app.post(
+        "/v1/responses",
+        **described(
+            "A response, streamed or not", ResponsesRequest, "ResponseObject", streams=True
+        ),
+    )
     async def respond(request: Request) -> Response:
         body = parse_request(await json_body(request, service.limits), ResponsesRequest)
         context = RequestContext.of(request, body, service.limits)
         return ChatResponse(service, context, ResponsesFormat)
 
-    @app.get("/v1/models")
+    @app.get("/v1/models", **described("Every policy is a model", answer="ModelList"))
     async def models() -> Response:
         cards = [await card(name) for name in service.models]
         return JSONResponse({"object": "list", "data": cards})
 
-    @app.get("/v1/models/{model:path}")
+    @app.get("/v1/models/{model:path}", **described("One model", answer="Model"))
     async def model(model: str) -> Response:
         if not await service.knows(model):
             raise UnknownPolicy(f"the model {model[:64]!r} does not exist")
         return JSONResponse(await card(model))
 
-    @app.get("/v1/traces/{trace_id}")
+    @app.get("/v1/traces/{trace_id}", **described("Everything on record about one request"))
     async def trace(trace_id: str) -> Response:
         return Response(await _record(service, trace_id), media_type="application/json")
 
-    @app.post("/v1/feedback")
+    @app.post("/v1/feedback", **described("What an answer was worth, from 0 to 1", Feedback))
     async def feedback(request: Request) -> Response:
         body = parse_feedback(await json_body(request, service.limits))
         try:
@@ -134,20 +152,30 @@ def create_app(service: Service) -> FastAPI:
         service.experimenter.record_reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})
 
-    @app.get("/health")
+    @app.get("/health", **described("The process lives"))
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready")
+    @app.get("/ready", **described("Both worker pools answer"))
     async def ready() -> Response:
         return await _readiness(service)
 
-    @app.get("/metrics")
+    @app.get("/metrics", **described("Metrics", kind="text/plain"))
     async def metrics() -> Response:
         return Response(await service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
 
     add_policy_routes(app, service)
     add_experiment_routes(app, service)
+    document = describe(app, service)
+
+    @app.get("/openapi.json", include_in_schema=False)
+    async def openapi() -> Response:
+        return JSONResponse(document)
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs(request: Request) -> Response:
+        return HTMLResponse(page(document, str(request.base_url).rstrip("/")), headers=HEADERS)
+
     for route in app.routes:
         if isinstance(route, Route) and route.methods and "GET" in route.methods:
             route.methods.add("HEAD")

@@ -40,9 +40,12 @@ class CompletionRequest(GenerationRequest):
         "prompt_logprobs": (0,),
     }
 
-    prompt: Annotated[str | list[int], BeforeValidator(_prompt)] = Field(
-        description="a text, or the ids of its tokens; a list may hold one of them"
-    )
+    prompt: Annotated[
+        str | list[int],
+        BeforeValidator(
+            _prompt, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
+        ),
+    ] = Field(description="a text, or the ids of its tokens; a list may hold one of them")
     max_tokens: Annotated[int, Field(ge=1)] = 16
     echo: bool = Field(default=False, description="show the prompt before its continuation")
     logprobs: Literal[0, 1] | None = Field(

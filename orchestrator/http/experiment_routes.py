@@ -19,6 +19,7 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
+from orchestrator.http.openapi import described
 from orchestrator.http.policy_routes import ChangeNote, audit_info, read_body, refresh
 from orchestrator.http.schemas import json_body, parse_object
 from orchestrator.http.service import Service
@@ -31,32 +32,32 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
     experimenter = service.experimenter
     runs = experimenter.runs
 
-    @app.get("/v1/experiments")
+    @app.get("/v1/experiments", **described("Every experiment's newest run"))
     async def overview() -> Response:
         state = await service.store.state()
         assert state is not None
         listed = [run_json(run) for run in await runs.read(state)]
         return JSONResponse({"object": "list", "degraded": service.degraded, "data": listed})
 
-    @app.post("/v1/experiments")
+    @app.post("/v1/experiments", **described("Start an experiment", Experiment, status=201))
     async def start(request: Request) -> Response:
         given = Experiment.parse(parse_object(await json_body(request, service.limits)))
         run = await runs.start(given, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run), status_code=201)
 
-    @app.get("/v1/experiments/{name}")
+    @app.get("/v1/experiments/{name}", **described("An experiment with its state"))
     async def show(name: str) -> Response:
         return JSONResponse(run_json(await runs.find(name)))
 
-    @app.get("/v1/experiments/{name}/report")
+    @app.get("/v1/experiments/{name}/report", **described("The readout"))
     async def readout(name: str) -> Response:
         run, analysis = await experimenter.report(name)
         coverage = run.state.coverage(run.experiment) if run.live else 0.0
         about = {"object": "baton.report", "run": run.number, "coverage": coverage}
         return JSONResponse({**about, **analysis.json()})
 
-    @app.post("/v1/experiments/{name}/stop")
+    @app.post("/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote))
     async def stop(name: str, request: Request) -> Response:
         given = await read_body(service, request, ChangeNote)
         run = await runs.stop(name, audit_info(request, given))

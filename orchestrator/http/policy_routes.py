@@ -23,6 +23,7 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Experiment
+from orchestrator.http.openapi import described
 from orchestrator.http.schemas import json_body, parse_object
 from orchestrator.http.service import Service
 from orchestrator.state.versions import (
@@ -68,42 +69,42 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
     versions = service.versions
     count = Query(LISTED, ge=1, le=1000)
 
-    @app.get("/v1/policies")
+    @app.get("/v1/policies", **described("Every policy, and what is active"))
     async def overview() -> Response:
         return JSONResponse(await _overview(service))
 
-    @app.post("/v1/policies")
+    @app.post("/v1/policies", **described("Publish a version", Publication, status=201))
     async def publish(request: Request) -> Response:
         given = await read_body(service, request, Publication)
         made = await versions.publish(given, audit_info(request, given))
         await refresh(service)
         return JSONResponse(version_json(made), status_code=201)
 
-    @app.get("/v1/policies/active")
+    @app.get("/v1/policies/active", **described("What the model baton means"))
     async def show_active() -> Response:
         state = await service.store.state()
         assert state is not None
         return JSONResponse(await _version(service, active(state)))
 
-    @app.put("/v1/policies/active")
+    @app.put("/v1/policies/active", **described("Change what baton means", Activation))
     async def activate(request: Request) -> Response:
         given = await read_body(service, request, Activation)
         await versions.activate(given.version, audit_info(request, given))
         await refresh(service)
         return JSONResponse(await _version(service, given.version))
 
-    @app.post("/v1/policies/rollback")
+    @app.post("/v1/policies/rollback", **described("Restore what was active before", Rollback))
     async def rollback(request: Request) -> Response:
         given = await read_body(service, request, Rollback)
         target = await versions.rollback(audit_info(request, given), given.to)
         await refresh(service)
         return JSONResponse(await _version(service, target))
 
-    @app.get("/v1/policies/history")
+    @app.get("/v1/policies/history", **described("Who changed what, newest first"))
     async def history(count: int = count) -> Response:
         return JSONResponse({"object": "list", "data": await versions.history(count)})
 
-    @app.get("/v1/policies/{name}")
+    @app.get("/v1/policies/{name}", **described("A policy's versions, or NAME@VERSION"))
     async def show(name: str, count: int = count) -> Response:
         if "@" in name:
             return JSONResponse(await _version(service, name))

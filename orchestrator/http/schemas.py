@@ -100,7 +100,9 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 }
 
 
-class _Part(BaseModel):
+class TextPart(BaseModel):
+    """A part of a message's content."""
+
     model_config = ConfigDict(strict=True, extra="forbid")
     type: Literal["text"]
     text: str
@@ -117,7 +119,7 @@ def _flatten(content: object) -> object:
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text":
             raise PydanticCustomError("unsupported_parameter", "only text parts are supported")
-    return "\n".join(_Part.model_validate(part).text for part in content)
+    return "\n".join(TextPart.model_validate(part).text for part in content)
 
 
 def _role(role: object) -> object:
@@ -139,8 +141,13 @@ class ChatMessage(BaseModel):
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
-    role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role)]
-    content: Annotated[str, BeforeValidator(_flatten)]
+    role: Annotated[
+        Literal["system", "user", "assistant"],
+        BeforeValidator(
+            _role, json_schema_input_type=Literal["system", "developer", "user", "assistant"]
+        ),
+    ]
+    content: Annotated[str, BeforeValidator(_flatten, json_schema_input_type=str | list[TextPart])]
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: None = None
@@ -190,9 +197,11 @@ class GenerationRequest(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(default=0, description="0 and -1: off")
     seed: _Int64 | None = None
-    stop: Annotated[list[_Stop], Field(max_length=16), BeforeValidator(_listed)] = Field(
-        default_factory=list, description="strings that end the answer; one, or several"
-    )
+    stop: Annotated[
+        list[_Stop],
+        Field(max_length=16),
+        BeforeValidator(_listed, json_schema_input_type=_Stop | list[_Stop]),
+    ] = Field(default_factory=list, description="strings that end the answer; one, or several")
     stream: bool = False
     stream_options: StreamOptions | None = None
     ignore_eos: bool = Field(

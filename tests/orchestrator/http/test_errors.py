@@ -295,8 +295,7 @@ def test_a_body_that_does_not_come() -> None:
 def test_routes_that_are_not(url: str) -> None:
     assert error(HTTP.get(f"{url}/nowhere"), 404)["code"] == "not_found"
     assert error(HTTP.get(f"{url}/v1/models/"), 404)
-    assert error(HTTP.get(f"{url}/docs"), 404)
-    assert error(HTTP.get(f"{url}/openapi.json"), 404)
+    assert error(HTTP.get(f"{url}/redoc"), 404)
     reply = HTTP.get(f"{url}/v1/chat/completions")
     assert error(reply, 405)["code"] == "method_not_allowed"
     assert reply.headers["allow"] == "POST"

@@ -1,0 +1,162 @@
+"""The service's description of itself: complete, true, and readable without anything else."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+from starlette.routing import Route
+
+from orchestrator.http.app import create_app
+from policies import POLICIES
+from tests.orchestrator.serving import HTTP, asking, post, service, serving
+
+HIDDEN = {"/docs", "/openapi.json"}
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(service(defaults={"specreason": {"threshold": 3}})) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def document(url: str) -> Any:
+    reply = HTTP.get(f"{url}/openapi.json")
+    assert reply.status_code == 200
+    return reply.json()
+
+
+def mistakes(document: Any, schema: Any, value: Any) -> list[str]:
+    whole = {**schema, "components": document["components"]}
+    return [error.message for error in Draft202012Validator(whole).iter_errors(value)]
+
+
+def body_schema(document: Any, path: str) -> Any:
+    content = document["paths"][path]["post"]["requestBody"]["content"]
+    return content["application/json"]["schema"]
+
+
+def test_every_path_is_described(document: Any) -> None:
+    described = {
+        (path, method.upper())
+        for path, operations in document["paths"].items()
+        for method in operations
+    }
+    served = {
+        (re.sub(r":path", "", route.path), method)
+        for route in create_app(service()).routes
+        if isinstance(route, Route) and route.path not in HIDDEN
+        for method in route.methods or ()
+        if method != "HEAD"
+    }
+    assert described == served
+    for operations in document["paths"].values():
+        for operation in operations.values():
+            assert operation["summary"]
+            assert {"4XX", "5XX"} < operation["responses"].keys()
+            assert "422" not in operation["responses"]
+
+
+def test_every_reference_leads_somewhere(document: Any) -> None:
+    def references(value: Any) -> Iterator[str]:
+        if isinstance(value, dict):
+            yield from (inner for key, inner in value.items() if key == "$ref")
+            for inner in value.values():
+                yield from references(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                yield from references(inner)
+
+    found = set(references(document))
+    assert len(found) > 20
+    for reference in found:
+        assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
+    for schema in document["components"]["schemas"].values():
+        Draft202012Validator.check_schema(schema)
+
+
+TURNS = [
+    {"role": "developer", "content": [{"type": "text", "text": "hi"}]},
+    asking()["messages"][0],
+]
+BODIES: list[tuple[str, dict[str, Any], bool]] = [
+    ("chat/completions", asking(), True),
+    ("chat/completions", asking(messages=TURNS, stop="x", n=1, store=True, tools=[]), True),
+    ("chat/completions", asking(policy={"threshold": 5}), True),
+    ("chat/completions", asking(policy={"name": "specreason", "threshold": 5}), True),
+    ("chat/completions", asking(stream=True, stream_options={"include_usage": True}), True),
+    ("chat/completions", asking(temprature=1), False),
+    ("chat/completions", asking(n=2), False),
+    ("chat/completions", asking(temperature=3), False),
+    ("chat/completions", asking(policy={"treshold": 5}), False),
+    ("chat/completions", {"model": "baton"}, False),
+    ("completions", {"model": "large-only", "prompt": "2+2="}, True),
+    ("completions", {"model": "large-only", "prompt": [[1, 2]], "echo": True}, True),
+    ("completions", {"model": "large-only", "prompt": 5}, False),
+    ("responses", {"model": "baton", "input": "hi", "reasoning": {"effort": "low"}}, True),
+    ("responses", {"model": "baton", "input": [{"role": "user", "content": "hi"}]}, True),
+    ("responses", {"model": "baton", "input": "hi", "tools": [{"type": "function"}]}, False),
+    ("feedback", {"trace_id": "a", "reward": 1}, True),
+    ("feedback", {"trace_id": "a", "reward": 2}, False),
+    ("policies", {"policy": "specreason", "params": {"threshold": 1}}, True),
+    ("policies", {"name": "specreason"}, False),
+]
+
+
+@pytest.mark.parametrize(("path", "body", "right"), BODIES, ids=lambda value: str(value)[:60])
+def test_a_body_is_right_by_the_document_where_the_service_takes_it(
+    url: str, document: Any, path: str, body: dict[str, Any], right: bool
+) -> None:
+    found = mistakes(document, body_schema(document, f"/v1/{path}"), body)
+    assert (not found) == right, found
+    if path in ("chat/completions", "responses"):
+        status = HTTP.post(f"{url}/v1/{path}", json=body).status_code
+        assert status == (200 if right else 400)
+
+
+def test_answers_are_as_described(url: str, document: Any) -> None:
+    trace = post(url).json()["baton"]["trace_id"]
+    asked = {"model": "baton", "input": "Twice 2+2?"}
+    replies = [
+        ("post", "/v1/chat/completions", post(url)),
+        ("post", "/v1/responses", HTTP.post(f"{url}/v1/responses", json=asked)),
+        *(
+            ("get", path, HTTP.get(url + path.format(model="baton", trace_id=trace)))
+            for path in ("/v1/models", "/v1/models/{model}", "/v1/traces/{trace_id}", "/health")
+        ),
+    ]
+    for method, path, reply in replies:
+        answers = document["paths"][path][method]["responses"]
+        schema = answers[str(reply.status_code)]["content"]["application/json"]["schema"]
+        assert mistakes(document, schema, reply.json()) == []
+    schema = document["components"]["schemas"]["Error"]
+    assert mistakes(document, schema, post(url, {"n": 2}).json()) == []
+    assert mistakes(document, schema, {"detail": "?"})
+
+
+def test_policies_are_described_as_they_are_here(document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    for name, policy in POLICIES.items():
+        assert policy.model_fields.keys() < schemas[f"policy.{name}"]["properties"].keys()
+    assert schemas["policy.specreason"]["properties"]["threshold"]["default"] == 3
+
+
+def test_the_page_says_it_all_and_loads_nothing(url: str, document: Any) -> None:
+    reply = HTTP.get(f"{url}/docs")
+    page = reply.text
+    assert reply.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in reply.headers["content-security-policy"]
+    assert not re.search(r"<script|<link|<img|\bsrc=|@import|url\(", page)
+    assert re.findall(r'href="([^"]*)"', page) == [f"{url}/openapi.json"]
+    for path in document["paths"]:
+        assert f"<code>{path}</code>" in page
+    for name, policy in POLICIES.items():
+        assert f"<h3>{name}</h3>" in page
+        for parameter in policy.model_fields:
+            assert f"<code>{parameter}</code>" in page
+    hostile = HTTP.get(f"{url}/docs", headers={"host": 'x"><script>alert(1)</script>'})
+    assert "<script" not in hostile.text
