@@ -50,7 +50,7 @@ async def listen(served: Served, question: str, model: str = "specreason", **mor
     )
     async for chunk in chunks:
         choice = chunk.choices[0]
-        received.thought += getattr(choice.delta, "reasoning", None) or ""
+        received.thought += getattr(choice.delta, "reasoning_content", None) or ""
         received.content += choice.delta.content or ""
         if choice.finish_reason:
             assert received.finish is None, "a stream ends once"

@@ -87,7 +87,7 @@ async def answer(nodes: Nodes, question: str, **more: Any) -> str:
         )
         async for chunk in chunks:
             delta = chunk.choices[0].delta
-            text += (getattr(delta, "reasoning", None) or "") + (delta.content or "")
+            text += (getattr(delta, "reasoning_content", None) or "") + (delta.content or "")
             finish = chunk.choices[0].finish_reason or finish
     assert finish in ("stop", "length")
     return text

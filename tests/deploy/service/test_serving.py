@@ -36,7 +36,7 @@ async def stream(served: Served, model: str = "large-only", **more: Any) -> tupl
     async for chunk in chunks:
         last = chunk
         delta = chunk.choices[0].delta
-        text += (getattr(delta, "reasoning", None) or "") + "|" * bool(delta.content)
+        text += (getattr(delta, "reasoning_content", None) or "") + "|" * bool(delta.content)
         text += delta.content or ""
     return text.replace("|", ""), last
 
@@ -79,7 +79,7 @@ async def test_the_stream_says_what_the_whole_answer_says(served: Served) -> Non
     )
     text, last = await stream(served)
     message: Any = whole.choices[0].message
-    assert text == message.reasoning + message.content
+    assert text == message.reasoning_content + message.content
     assert last.choices[0].finish_reason == whole.choices[0].finish_reason
 
 
@@ -151,7 +151,7 @@ async def test_text_is_shown_while_it_is_written(served: Served) -> None:
         max_tokens=LONG,
     )
     async for chunk in chunks:
-        if getattr(chunk.choices[0].delta, "reasoning", None):
+        if getattr(chunk.choices[0].delta, "reasoning_content", None):
             break
     assert served.metric("baton_worker_live_rows", "large") == 1
     await chunks.close()
@@ -228,6 +228,24 @@ async def test_a_request_stays_on_one_of_two_replicas(served: Served, endless_fi
     alone = await cached_alone(endless_file, questions)
     # What requests share among themselves (the markup before a question) is read twice.
     assert cached / prompt > max(0.9, alone - 0.02)
+
+
+async def test_the_other_doors_lead_to_the_same_models(served: Served) -> None:
+    api = served.client
+    card = await api.models.retrieve("large-only")
+    assert (card.model_extra or {})["max_model_len"] > 100
+    said = await api.completions.create(
+        model="large-only", prompt="12+30=", max_tokens=4, echo=True, logprobs=1
+    )
+    told = said.choices[0].logprobs
+    assert told is not None
+    assert "".join(told.tokens or ()) == said.choices[0].text
+    made = await api.responses.create(
+        model="large-only", input="What is 12+30?", max_output_tokens=60
+    )
+    assert [item.type for item in made.output] == ["reasoning", "message"]
+    assert made.usage is not None
+    assert made.usage.output_tokens <= 60
 
 
 async def test_errors_are_openais(served: Served) -> None:
