@@ -247,7 +247,7 @@ class RemoteWorker:
         ids = self.prompts.transcript(call.transcript)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
         if criteria.ignore_eos:
-            raise Unsupported("ignoring the end of turn (ignore_eos), as the builtin engine can")
+            raise Unsupported("ignoring the end of turn (ignore_eos), which no server is asked for")
         options = ParserOptions.of(
             call.transcript, len(ids), criteria, self.context, self._stop_token_ids
         )

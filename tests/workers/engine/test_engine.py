@@ -141,10 +141,10 @@ async def test_a_crash_in_the_handling_of_a_token_fails_that_call_only(
 ) -> None:
     push = Detokenizer.push
 
-    def crash(self: Detokenizer, token: int, logprob: float) -> Any:
+    def crash(self: Detokenizer, token: int, logprob: float, **more: Any) -> Any:
         if len(self.tokens) in crash_at:
             raise IndexError("no such token")
-        return push(self, token, logprob)
+        return push(self, token, logprob, **more)
 
     monkeypatch.setattr(Detokenizer, "push", crash)
     for at in (0, 3):  # with the prompt's last logits, and in the loop
