@@ -172,11 +172,11 @@ class Transcript:
     def begins_answer(self) -> bool:
         """Whether the next text begins an answer: the white space before it is not shown."""
         continued = bool(self.messages) and self.messages[0].role == "prompt"
-        begun = continued or any(segment.text.strip() for segment in self.answer)
+        begun = continued or not self.answer.is_blank
         return self.closed and not begun
 
     @property
-    def phase(self) -> tuple[Segment, ...]:
+    def phase(self) -> Segments:
         """The accepted segments of the phase it is in."""
         return self.answer if self.closed else self.thought
 

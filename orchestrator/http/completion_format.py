@@ -12,7 +12,15 @@ from orchestrator.http.rendering import Json, baton, finish_reason, running_usag
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event, TextDelta
-from orchestrator.types import Message, Sampling, Segment, Transcript, Verification
+from orchestrator.types import (
+    NO_SEGMENTS,
+    Message,
+    Sampling,
+    Segment,
+    Segments,
+    Transcript,
+    Verification,
+)
 from orchestrator.worker import Call, Worker
 
 
@@ -88,7 +96,7 @@ class CompletionFormat(AnswerFormat):
         (prompt,) = self.context.messages
         answer = self.response.completed.transcript.answer
         return [
-            await self._verify(workers, prompt, segment, answer[:number])
+            await self._verify(workers, prompt, segment, answer.first(number))
             for number, segment in enumerate(answer)
         ]
 
@@ -97,7 +105,7 @@ class CompletionFormat(AnswerFormat):
         workers: Mapping[WorkerName, Worker],
         prompt: Message,
         segment: Segment,
-        before: tuple[Segment, ...] = (),
+        before: Segments = NO_SEGMENTS,
     ) -> Verification:
         (name,) = self.context.policy.workers
         transcript = Transcript((prompt,), answer=before, thinking=False, closed=True)

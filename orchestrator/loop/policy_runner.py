@@ -243,6 +243,6 @@ def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:
     """The transcript of a request; an assistant's message at the end is an answer that goes on."""
     if messages and messages[-1].role == "assistant":
         begun = Segment("policy", messages[-1].content)
-        return replace(Transcript(tuple(messages[:-1])).without_thought(), answer=(begun,))
+        return Transcript(tuple(messages[:-1])).without_thought().extend(begun)
     transcript = Transcript(tuple(messages))
     return transcript if limits.thinking else transcript.without_thought()

@@ -67,14 +67,19 @@ class Detokenizer:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
 
+    @property
+    def text(self) -> str:
+        return "".join(self._texts)
+
     def push(self, token: int, logprob: float, *, markup: bool = False) -> Finish | None:
         """Append a token, which adds no text where it is `markup`; returns why the text ends with
         it, if it does."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         new = "" if markup else self._decoder.decode(self._pieces[token])
-        start = max(0, len(self.text) - self._longest + 1)
-        self.text += new
+        self._texts.append(new)
+        start, window = self._length - len(self._tail), self._tail + new
+        self._length += len(new)
         whole = not self._decoder.getstate()[0]
         if whole:
             self._borders.append((len(self.tokens), self._length))

@@ -54,26 +54,13 @@ class PromptRenderer:
 
     def transcript(self, transcript: Transcript) -> list[int]:
         """Ids of everything accepted so far; the next token continues thought or answer."""
-        if transcript.messages[0].role == "prompt":
-            ids = self._prompt(transcript.messages[0])
-        else:
-            roles = tuple(message.role for message in transcript.messages)
-            parts = self._opening(roles, transcript.thinking and self.tokenizer.thinks)
-            ids = self._fill(parts, transcript.messages)
-        ids.extend(chain.from_iterable(map(self.segment, transcript.thought)))
+        thinking = transcript.thinking and self.tokenizer.thinks
+        ids = [*self._prompt(transcript.messages, thinking), *self._ids(transcript.thought)]
         if transcript.closed:
             if transcript.thinking:
                 ids.extend(self._closing)
-            ids.extend(chain.from_iterable(map(self.segment, transcript.answer)))
-        if ids and (max(ids) >= len(self.tokenizer.pieces) or min(ids) < 0):
-            raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
+            ids.extend(self._ids(transcript.answer))
         return ids
-
-    def _prompt(self, message: Message) -> list[int]:
-        """A text that is continued as it is, behind what every text begins with; or its ids."""
-        if message.tokens is not None:
-            return list(message.tokens)
-        return [*self.tokenizer.begin, *self.tokenizer.encode(message.content)]
 
     def segment(self, segment: Segment) -> tuple[int, ...]:
         """A segment's own ids where they are of our vocabulary, else its text encoded alone."""
@@ -118,8 +105,21 @@ class PromptRenderer:
         return "".join(messages[t].content if isinstance(t, int) else t for t in texts)
 
     def _render_prompt(self, messages: tuple[Message, ...], thinking: bool) -> tuple[int, ...]:
+        if messages[0].role == "prompt":
+            return self._continued(messages[0])
         parts = self._opening(tuple(message.role for message in messages), thinking)
         return tuple(self._fill(parts, messages))
+
+    def _continued(self, message: Message) -> tuple[int, ...]:
+        """A text that is continued as it is, behind what every text begins with; or its ids."""
+        if message.tokens is None:
+            return (*self.tokenizer.begin, *self.tokenizer.encode(message.content))
+        if message.tokens and not self._is_known(message.tokens):
+            raise InvalidRequest("the prompt holds ids outside the vocabulary", param="prompt")
+        return message.tokens
+
+    def _is_known(self, ids: Sequence[int]) -> bool:
+        return min(ids) >= 0 and max(ids) < len(self.tokenizer.pieces)
 
     def _ids(self, segments: Segments) -> Sequence[int]:
         """The ids of segments; those of a transcript that grew are kept with it (`fold`)."""
@@ -136,7 +136,7 @@ class PromptRenderer:
         """
         ids, count = before
         new = self.segment(segment)
-        if new and (max(new) >= len(self.tokenizer.pieces) or min(new) < 0):
+        if new and not self._is_known(new):
             raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
         if len(ids) > count:
             ids = ids[:count]
