@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Passes an answer's text on, up to the first stop string.
+    """Passes an answer's text on, up to the stop string that is complete first.
 
     `begun`: the answer goes on with text that is there already.
 
@@ -35,9 +35,10 @@ class StopStrings:
                 self._held = text
                 return ""
             text = text.lstrip()
-        places = [at for stop in self._stops if (at := text.find(stop)) >= 0]
-        self.found = bool(places)
-        certain = min(places) if places else len(text) - self._beginning(text)
+        # The one that is whole first, so that it does not matter in which pieces the text comes.
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        self.found = bool(found)
+        certain = min(found)[1] if found else len(text) - self._beginning(text)
         self._held = "" if self.found else text[certain:]
         return text[:certain]
 

@@ -87,13 +87,13 @@ class Detokenizer:
             shown = new.lstrip()
             self._blank, self._begin = not shown, self._length - len(shown)
         matches = [
-            (start + at, finish)
+            (at + len(stop), at, finish)
             for stop, finish in self._stops
             if (at := window.find(stop, max(0, self._begin - start))) >= 0
         ]
         if matches:
-            at, finish = min(matches)
-            self._cut(at)
+            _, at, finish = min(matches)  # the one that is whole first
+            self._cut(start + at)
             return finish
         self._tail = window[max(0, len(window) - self._longest + 1) :]
         self._ending = self._ending or self._until.feed(new) is not None
