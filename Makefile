@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-real real-pair check redis results results-real decoding experiments alerts
+.PHONY: help setup serve test test-vllm test-real real-pair check redis results results-real decoding decoding-real experiments alerts
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -119,6 +119,16 @@ decoding: $(STAMP) ## time token-level methods, write docs/decoding (half an hou
 	  methods="$$methods,fspad:head=$(HEADS)/fspad-$$seed:$$shape"; \
 	  methods="$$methods,fspad:variant=eagle2:head=$(HEADS)/eagle2-$$seed:$$shape"; done; done; \
 	$(DECODE) --prompts 100 --rounds 1 --draft none --methods "$${methods#,}" --markdown $(DECODED)/heads.md; }
+
+REAL_DECODE := $(BIN)/baton bench-decode --model build/real-pair/large --draft build/real-pair/small --temperature 0 \
+  --prompts 4 --rounds 1
+
+decoding-real: $(STAMP) real-pair ## time token-level methods on pretrained models, write docs/decoding/real-pair-*.md (half an hour)
+	@$(REAL_DECODE) --dtype bfloat16 --methods chain:gamma=3,chain:gamma=7,hf-generate,hf-assisted \
+	  --rows $(REAL)/decode-bfloat16.jsonl --markdown $(DECODED)/real-pair-bfloat16.md
+	@$(REAL_DECODE) --dtype int8 --methods chain:gamma=2,chain:gamma=4,hf-generate,hf-assisted \
+	  --rows $(REAL)/decode-int8.jsonl --markdown $(DECODED)/real-pair-int8.md
+	@$(BIN)/baton bench-weights --model build/real-pair/large --dtypes bfloat16,int8 --limit 120
 
 RULES := deploy/prometheus/alerts.yaml
 MANIFEST := deploy/kubernetes/components/monitoring/alerts.yaml
