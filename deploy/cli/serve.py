@@ -21,6 +21,7 @@ EXAMPLES = """
   baton serve                       the embedded pair on the CPU
   baton serve --port 9000           elsewhere
   baton serve deploy/local.yaml     a deployment file of your own
+  baton serve --small Qwen/Qwen3-1.7B --large Qwen/Qwen3-8B --dry-run   a file for this machine
 """
 
 
@@ -31,8 +32,25 @@ def serve(
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Port instead of the file's.")
     ] = None,
+    small: Annotated[
+        str | None, typer.Option(help="With --large: a model; the file is written for you.")
+    ] = None,
+    large: Annotated[str | None, typer.Option(help="As --small, the large model.")] = None,
+    out: Annotated[
+        Path, typer.Option(help="Where the file for --small and --large is written.")
+    ] = Path("baton.yaml"),
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print that file, and serve nothing.")
+    ] = False,
 ) -> None:
     """Serve a deployment file, in the foreground."""
+    if small is not None or large is not None or dry_run:
+        text = _planned(config, small, large, port)
+        if dry_run:
+            print(text, end="")
+            return
+        _write_new(out, text)
+        config = out
     from deploy.service.environment import prepare
 
     prepare()  # before the imports below, which import ray
@@ -66,6 +84,42 @@ def serve(
 
 
 serve.__doc__ = f"{serve.__doc__}{EXAMPLES}"
+
+
+def _planned(config: Path | None, small: str | None, large: str | None, port: int | None) -> str:
+    """A deployment file for two models on this machine.
+
+    Raises:
+        InvalidRequest: not both models are named, or a file is named too.
+        ConfigError: they do not fit.
+    """
+    from orchestrator.errors import InvalidRequest
+
+    if small is None or large is None:
+        raise InvalidRequest("--small and --large go together: name both models")
+    if config is not None:
+        raise InvalidRequest(f"{config}: name a deployment file, or --small and --large, not both")
+    from deploy.service.plan import Machine, ModelSize, plan
+
+    return plan(ModelSize.of(small), ModelSize.of(large), Machine.look()).text(port or 8000)
+
+
+def _write_new(path: Path, text: str) -> None:
+    """Write a file that does not exist, or is the same already.
+
+    Raises:
+        ConfigError: it is another.
+    """
+    from orchestrator.errors import ConfigError
+
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        raise ConfigError(
+            f"{path} exists and is another file: serve it (`baton serve {path}`), or name another "
+            "by --out"
+        )
+    path.write_text(text, encoding="utf-8")
+    print(f"Wrote {path}:\n")
+    print("".join(line for line in text.splitlines(True) if line.startswith("#")))
 
 
 class _Stopped(KeyboardInterrupt):

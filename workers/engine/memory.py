@@ -37,12 +37,16 @@ def memory_need(config: Any, *, dtype: torch.dtype, slots: int, max_len: int) ->
     with torch.device("meta"):  # shapes alone: as quick for 70 billion parameters as for none
         network = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     weights = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
+    per_token = token_bytes(config, dtype)
+    return MemoryNeed(weights, slots * (max_len + SPARE) * per_token)
+
+
+def token_bytes(config: Any, dtype: torch.dtype) -> int:
+    """Bytes of the keys and values of one token, over all layers."""
     head_size = getattr(config, "head_dim", None)
     head_size = head_size or config.hidden_size // config.num_attention_heads
-    per_token = (
-        2 * config.num_hidden_layers * config.num_key_value_heads * head_size * dtype.itemsize
-    )
-    return MemoryNeed(weights, slots * (max_len + SPARE) * per_token)
+    values = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size
+    return int(values * dtype.itemsize)
 
 
 def reserve(need: MemoryNeed, *, device: str, share: float) -> None:

@@ -1,0 +1,113 @@
+"""Deployment files for two models: what fits where, as the file itself is checked."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from deploy.cli import main as cli
+from deploy.service.config import load
+from deploy.service.plan import GB, Gpu, Machine, ModelSize, Plan, plan
+from orchestrator.errors import ConfigError
+
+# Qwen3's, by their configs.
+TINY = ModelSize("Qwen/Qwen3-1.7B", 1_720_000_000, 114_688, 40_960, 8)
+MIDDLE = ModelSize("Qwen/Qwen3-8B", 8_190_000_000, 147_456, 40_960, 8)
+LARGE = ModelSize("Qwen/Qwen3-32B", 32_760_000_000, 262_144, 40_960, 8)
+H100 = Gpu("NVIDIA H100", 80 * GB)
+LAPTOP = Machine((), 8, 16 * GB)
+
+
+def machine(*gpus: Gpu) -> Machine:
+    return Machine(gpus, 16, 128 * GB)
+
+
+def checked(planned: Plan, tmp_path: Path) -> dict[str, dict[str, object]]:
+    """The workers of the file, after `baton serve`'s own checks."""
+    file = tmp_path / "planned.yaml"
+    file.write_text(planned.text())
+    load(file)
+    workers: dict[str, dict[str, object]] = yaml.safe_load(file.read_text())["applications"][0][
+        "args"
+    ]["workers"]
+    return workers
+
+
+def test_two_models_share_a_gpu_that_holds_both(tmp_path: Path) -> None:
+    planned = plan(TINY, MIDDLE, machine(H100))
+    workers = checked(planned, tmp_path)
+    shares = [float(str(workers[name]["gpu"])) for name in ("small", "large")]
+    assert 0.9 < sum(shares) <= 0.95
+    for share, model in zip(shares, (TINY, MIDDLE), strict=True):
+        assert share * H100.memory > model.weights + 32_768 * model.token_bytes
+    assert workers["large"]["engine"] == "vllm"
+    assert "Both fit on one NVIDIA H100" in planned.text()
+
+
+def test_a_large_model_is_spread_over_the_gpus_that_it_needs(tmp_path: Path) -> None:
+    workers = checked(plan(TINY, LARGE, machine(*[Gpu("L40S", 48 * GB)] * 4)), tmp_path)
+    assert workers["small"]["gpu"] == workers["large"]["gpu"] == 1
+    assert workers["large"]["tensor_parallel"] == 2
+    alone = checked(plan(TINY, LARGE, machine(H100, H100)), tmp_path)
+    assert "tensor_parallel" not in alone["large"]
+    assert alone["large"]["max_len"] == 16_384  # 32,768 would not fit behind 65.5 GB of weights
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_what_does_not_fit_is_said_with_numbers(gpus: int) -> None:
+    with pytest.raises(ConfigError, match=r"GB.*name a quantized checkpoint"):
+        plan(TINY, LARGE, machine(*[Gpu("RTX 4090", 24 * GB)] * gpus))
+    with pytest.raises(ConfigError, match=r"16\.0 GB are planned with: name smaller"):
+        plan(TINY, LARGE, LAPTOP)
+
+
+def test_a_laptop_gets_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
+    workers = checked(plan(TINY, MIDDLE, LAPTOP), tmp_path)
+    assert {worker["dtype"] for worker in workers.values()} == {"int8"}
+    assert all("engine" not in worker for worker in workers.values())
+    old = Machine((), 8, 64 * GB, int8=False)
+    workers = checked(plan(TINY, MIDDLE, old), tmp_path)
+    assert {worker["dtype"] for worker in workers.values()} == {"bfloat16"}
+
+
+def test_models_the_wrong_way_round_are_refused() -> None:
+    with pytest.raises(ConfigError, match="the other way round"):
+        plan(MIDDLE, TINY, LAPTOP)
+
+
+def test_the_size_of_a_checkpoint_is_that_of_its_config() -> None:
+    size = ModelSize.of("embedded:large")
+    assert size.parameters == pytest.approx(2_500_000, rel=0.05)
+    assert (size.token_bytes, size.context, size.heads) == (12 * 2 * 128 * 2, 1024, 4)
+    with pytest.raises(ConfigError, match="cannot tell the size of"):
+        ModelSize.of("no/such-model-anywhere")
+
+
+def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["baton", "serve", *args])
+    with pytest.raises(SystemExit) as info:
+        cli.main()
+    return int(info.value.code or 0)
+
+
+def test_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pair = ["--small", "embedded:small", "--large", "embedded:large"]
+    assert run(monkeypatch, *pair, "--dry-run", "--port", "9001") == 0
+    text = capsys.readouterr().out
+    file = tmp_path / "file.yaml"
+    file.write_text(text)
+    assert load(file).url == "http://127.0.0.1:9001"
+    assert "Our own engine" in text
+    assert run(monkeypatch, "--small", "embedded:small") == 2
+    assert "--small and --large go together" in capsys.readouterr().err
+    assert run(monkeypatch, str(file), *pair) == 2
+    assert "not both" in capsys.readouterr().err
+    file.write_text("something: else")
+    assert run(monkeypatch, *pair, "--out", str(file)) == 1
+    assert "is another file" in capsys.readouterr().err
+    assert file.read_text() == "something: else"
