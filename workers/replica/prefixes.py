@@ -19,6 +19,8 @@ from orchestrator.worker import Call
 
 MAX_TOKENS = 1 << 21
 """Of the transcripts that a replica keeps: some 50 bytes each."""
+ENTRY_TOKENS = 16
+"""What a transcript, and each of its messages, takes beside its tokens, in tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +190,8 @@ def _continues(longer: Transcript, shorter: Transcript) -> bool:
 
 
 def _tokens(transcript: Transcript) -> int:
-    """About how many tokens a transcript has, its messages included."""
-    prompt = sum(len(message.content) for message in transcript.messages) // 4
+    """About how many tokens a transcript has, its messages included, and what holds them."""
+    prompt = ENTRY_TOKENS * (1 + len(transcript.messages))
+    for message in transcript.messages:
+        prompt += len(message.content) // 4 + len(message.tokens or ())
     return prompt + transcript.thought.tokens + transcript.answer.tokens

@@ -23,6 +23,8 @@ from workers.streams import batch_stream, resume_generation
 log = logging.getLogger(__name__)
 
 STALL_TIMEOUT_S = 30.0  # an engine at work takes a step at least this often
+PROGRESS = ("passes", "rounds", "generated_tokens")
+"""Counters that the engine alone moves: those of calls that come and go say nothing of it."""
 RECENT_S = 10.0  # a request whose last call was so long ago may call again: its prefix is wanted
 MAX_TRACKED = 4096  # requests of which the last call is remembered
 Operation = Literal["generate", "classify", "verify", "status"]
@@ -95,7 +97,7 @@ class ReplicaServer:
         self, load: Callable[[], EngineWorker], exporter: Callable[[], Export] | None = None
     ) -> None:
         self._worker, self._export = load(), exporter and exporter()
-        self._last_stats: dict[str, int] = {}
+        self._progress, self._busy = list[int](), False
         self._last_progress = time.monotonic()
         self._recent, self._prefixes = RecentRequests(), PrefixReceiver()
         self._counts = dict.fromkeys(("calls", "later_calls", "affine_calls"), 0)
@@ -111,8 +113,10 @@ class ReplicaServer:
         if not self._worker.alive:
             raise WorkerUnavailable("the engine has stopped")
         stats, now = self._worker.stats(), time.monotonic()
-        if stats != self._last_stats or not (stats["live_rows"] or stats["queued"]):
-            self._last_stats, self._last_progress = stats, now
+        progress = [stats.get(name, 0) for name in PROGRESS]
+        was_busy, self._busy = self._busy, bool(stats["live_rows"] or stats["queued"])
+        if progress != self._progress or not (was_busy and self._busy):
+            self._progress, self._last_progress = progress, now
         if now - self._last_progress > STALL_TIMEOUT_S:
             raise WorkerUnavailable(f"the engine has made no progress for {STALL_TIMEOUT_S:g} s")
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 from pydantic import ValidationError
@@ -21,6 +24,7 @@ from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load_tokenizer
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
+from workers.vllm.lifeline import announce
 from workers.vllm.scheduler import AsyncJudgeScheduler, JudgeScheduler
 from workers.vllm.worker import SHOWN, Capacity, EngineCounter, VllmWorker
 
@@ -119,13 +123,15 @@ def load(
         if device == "cpu" and config.cache_config.kv_cache_memory_bytes is None:
             config.cache_config.kv_cache_memory_bytes = 2 * rows * _context_bytes(config)
         counter = EngineCounter()
-        engine = AsyncLLM(
-            config,
-            Executor.get_class(config),
-            log_stats=False,
-            log_requests=False,
-            stat_loggers=[lambda *_: counter],
-        )
+        announce()
+        with _alone_on_the_gpu(device):
+            engine = AsyncLLM(
+                config,
+                Executor.get_class(config),
+                log_stats=False,
+                log_requests=False,
+                stat_loggers=[lambda *_: counter],
+            )
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
         raise ConfigError(f"vLLM cannot load {model}: {_summary(error)}") from error
     tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
@@ -135,6 +141,7 @@ def load(
         context=context,
         capacity=Capacity(rows, queue, tokens),
         stop_token_ids=_stop_token_ids(config.model_config, tokenizer),
+        vocabulary=config.model_config.get_vocab_size(),
         counter=counter,
     )
 
@@ -168,6 +175,21 @@ def _prepare_environment(device: str, threads: int | None) -> None:
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
         if threads is not None:
             os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+@contextmanager
+def _alone_on_the_gpu(device: str) -> Iterator[None]:
+    """One engine after the other on a GPU of this machine.
+
+    vLLM takes whatever memory goes while it measures its own need for its own.
+    """
+    if device == "cpu":
+        yield
+        return
+    gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace("/", "-")
+    with open(Path(gettempdir()) / f"baton-vllm-{gpus}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes, also by a kill
+        yield
 
 
 def _context_bytes(config: Any) -> int:

@@ -16,9 +16,11 @@ from typing import Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from workers.vllm.lifeline import follow_parent
+from workers.vllm.lifeline import follow_parent, follow_parent_from_the_start
 
 MOST_CACHED = "baton_most_cached"
+
+follow_parent_from_the_start()
 
 
 class _ReadsAnew:
@@ -28,7 +30,7 @@ class _ReadsAnew:
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        follow_parent()  # here, since no other code of ours runs in vLLM's process
+        follow_parent()
         manager = self.kv_cache_manager
         whole = manager.get_computed_blocks
 

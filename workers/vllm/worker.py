@@ -16,15 +16,18 @@ Differences from the builtin engine, all of them vLLM's:
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
-from math import exp, log
+from math import exp
+from math import log as ln
 from time import perf_counter
 from typing import Any
 
 from vllm import SamplingParams
+from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind
@@ -32,7 +35,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from orchestrator.errors import Overloaded, Unsupported, WorkerError, WorkerUnavailable
+from orchestrator.errors import InvalidRequest, Overloaded, WorkerError, WorkerUnavailable
 from orchestrator.types import (
     Classification,
     Finish,
@@ -53,9 +56,15 @@ from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, veri
 from workers.top_logprobs import choices, entropy, probability, stop_nll
 from workers.vllm.scheduler import MOST_CACHED
 
+log = logging.getLogger(__name__)
+
 SHOWN = 64
 """Tokens whose log-probabilities are requested where the likeliest one is not enough."""
-_NEGLIGIBLE = log(1e-3)
+MAX_TEMPERATURE = 2.0
+"""The highest that vLLM takes."""
+MAX_LOOKUPS = 4
+"""Ends of the turn, not among the tokens shown, whose likelihood is asked for one by one."""
+_NEGLIGIBLE = ln(1e-3)
 JUDGE, WRITER = 0, 1
 """Priorities: a judge's call is short, and a whole request waits for it."""
 
@@ -102,6 +111,7 @@ class VllmWorker:
         tokenizer: the checkpoint's.
         context: its longest sequence, in tokens.
         stop_token_ids: end-of-turn ids of the checkpoint.
+        vocabulary: how many ids the model has: vLLM refuses others, which a tokenizer may name.
         counter: what the engine reports to.
     """
 
@@ -113,11 +123,14 @@ class VllmWorker:
         context: int,
         capacity: Capacity,
         stop_token_ids: Iterable[int] = (),
+        vocabulary: int | None = None,
         counter: EngineCounter | None = None,
     ) -> None:
         self.engine, self.tokenizer, self.context = engine, tokenizer, context
         self.prompts = PromptRenderer(tokenizer)
-        self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
+        ends = tokenizer.controls | frozenset(stop_token_ids)
+        known = len(tokenizer.pieces) if vocabulary is None else vocabulary
+        self._stop_token_ids = frozenset(token for token in ends if token < known)
         self._capacity, self._counter = capacity, counter or EngineCounter()
         self._live, self._closed = 0, False
         self._counts = dict.fromkeys(
@@ -231,25 +244,25 @@ class VllmWorker:
         check_sampling(sampling)
         tokens = self.prompts.verified(segment)
         prefix = self.prompts.transcript(call.transcript)
-        if not prefix:
-            raise Unsupported("log-probabilities from the first token on")
         ids = prefix + list(tokens)
+        given = 0 if prefix else 1  # nothing precedes the first token, so it is given
         check_length(len(ids) + 1, self.context)
         cost = _Cost(len(ids))
         stop_token_ids = finish_token_ids(
             self.tokenizer, self._stop_token_ids, call.transcript, segment
         )
-        scores = _scores(len(prefix), 1 if sampling.is_greedy else SHOWN) if tokens else {}
+        first = len(prefix) + given
+        scores = _scores(first, 1 if sampling.is_greedy else SHOWN) if first < len(ids) else {}
         parameters = _parameters(sampling, max_tokens=1, logprobs=SHOWN, **scores)
         output = await self._answer(ids, parameters, JUDGE, cost)
         ((made, behind),) = _made(output)
-        positions = _prompt(output, ids, slice(len(prefix), len(ids)))
-        chosen = choices([shown for _, shown in positions], sampling, len(prefix))
+        positions = _prompt(output, ids, slice(first, len(ids)))
+        chosen = choices([shown for _, shown in positions], sampling, first)
         logprobs = [shown[i] for i, (_, shown) in zip(chosen, positions, strict=True)]
         score = ScoreOutput(
-            nll=[-logprob for logprob, _ in positions],
-            choices=[*chosen, made],
-            logprobs=[*logprobs, behind[made]],
+            nll=[*[0.0] * given, *(-logprob for logprob, _ in positions)],
+            choices=[*tokens[:given], *chosen, made],
+            logprobs=[*[0.0] * given, *logprobs, behind[made]],
             ending=await self._stop_nll(ids, behind, stop_token_ids, cost),
         )
         return verification(
@@ -289,12 +302,13 @@ class VllmWorker:
         self._resetting = None
         with suppress(RuntimeError):  # no loop runs: nothing was cached by it
             loop = asyncio.get_running_loop()
-            self._resetting = loop.create_task(self.engine.reset_prefix_cache())
+            self._resetting = loop.create_task(self._reset())
 
     def close(self) -> None:
         """Stop the engine and its process; calls in progress fail with `WorkerUnavailable`."""
         if not self._closed:
             self._closed = True
+            self.engine.output_processor.propagate_error(EngineDeadError())
             self.engine.shutdown()
             del self.engine  # whose destructor fails once the interpreter is going down
 
@@ -308,9 +322,7 @@ class VllmWorker:
             raise Overloaded(f"all {self._capacity.rows} rows are taken and the queue is full")
         self._live += 1
         try:
-            if self._resetting is not None:
-                await self._resetting
-                self._resetting = None
+            await self._reset_ended()
             outputs = self.engine.generate(
                 tokens_input(list(ids)), parameters, secrets.token_hex(8), priority=priority
             )
@@ -324,10 +336,33 @@ class VllmWorker:
                     yield output
         except EngineDeadError as error:
             raise WorkerUnavailable("vLLM's engine process has died") from error
+        except VLLMClientError as error:
+            raise InvalidRequest(f"vLLM refuses the call: {_first_line(error)}") from error
+        except VLLMError as error:
+            raise WorkerError(f"vLLM failed: {_first_line(error)}") from error
         finally:
             self._live -= 1
             self._counts["prompt_tokens"] += len(ids)
             self._counts["cached_tokens"] += cost.cached
+
+    async def _reset_ended(self) -> None:
+        """Wait for a reset of the cache, which a cancelled caller does not cancel."""
+        resetting = self._resetting
+        if resetting is None:
+            return
+        try:
+            await asyncio.shield(resetting)
+        finally:
+            if self._resetting is resetting and resetting.done():
+                self._resetting = None
+
+    async def _reset(self) -> None:
+        """vLLM resets its cache only while no block is in use: ended calls free theirs soon."""
+        for _ in range(100):
+            if await self.engine.reset_prefix_cache():
+                return
+            await asyncio.sleep(0.01)
+        log.warning("vLLM's prefix cache was not reset: calls are still running")
 
     async def _answer(
         self, ids: Sequence[int], parameters: SamplingParams, priority: int, cost: _Cost
@@ -362,15 +397,18 @@ class VllmWorker:
     ) -> float:
         """The negative log-likelihood that any of `stop_token_ids` follows `ids`.
 
-        Of those that are not shown, the likeliest are asked for until the next adds nothing.
+        Of those that are not shown, the likeliest are asked for until the next adds nothing, or
+        `MAX_LOOKUPS` have been: what is left out is then less likely than each of them.
         """
         known = {token: shown[token] for token in stop_token_ids if token in shown}
         rest = set(stop_token_ids) - known.keys()
-        while rest:
+        for _ in range(MAX_LOOKUPS):
+            if not rest:
+                break
             token, logprob = await self._logprob(ids, rest, cost)
             known[token] = logprob
             rest.remove(token)
-            if logprob + log(len(rest) + 1) < max(known.values()) + _NEGLIGIBLE:
+            if logprob + ln(len(rest) + 1) < max(known.values()) + _NEGLIGIBLE:
                 break
         return stop_nll(known, stop_token_ids)
 
@@ -391,6 +429,17 @@ class _Cost:
 
 
 def _parameters(sampling: Sampling, **fields: Any) -> SamplingParams:
+    """vLLM's parameters of a request.
+
+    Raises:
+        InvalidRequest: the temperature is above what vLLM takes.
+    """
+    if sampling.temperature > MAX_TEMPERATURE:
+        raise InvalidRequest(
+            f"temperature must be at most {MAX_TEMPERATURE:g} where vLLM runs the model, not "
+            f"{sampling.temperature:g}",
+            param="temperature",
+        )
     return SamplingParams(
         temperature=0.0 if sampling.is_greedy else sampling.temperature,
         top_p=sampling.top_p,
@@ -430,25 +479,37 @@ def _prompt(
 ) -> list[tuple[float, Mapping[int, float]]]:
     """The log-probability of each id in `part` of the prompt, and those shown at its position.
 
+    vLLM's first runner gives a row for every id, its second only for those that it read, after one
+    empty row each.
+
     Raises:
         WorkerError: vLLM took some of them from its cache, and so does not know them.
     """
     if part.start >= part.stop:
         return []
-    if output.prompt_logprobs is None or (output.num_cached_tokens or 0) > part.start - 1:
+    rows, cached = output.prompt_logprobs, output.num_cached_tokens or 0
+    if rows is None or cached > part.start - 1:
         raise WorkerError(
             f"expected the log-probabilities of the prompt from position {part.start} on, but vLLM "
-            f"took {output.num_cached_tokens} tokens from its cache: is its scheduler another one?"
+            f"took {cached} tokens from its cache: is its scheduler another one?"
         )
+    unread = len(ids) - len(rows)
     found: list[tuple[float, Mapping[int, float]]] = []
     for position in range(part.start, part.stop):
-        logprobs = _values(output.prompt_logprobs[position])
+        logprobs = _values(rows[position - unread])
+        if ids[position] not in logprobs:
+            raise WorkerError(f"vLLM gave no log-probability of the prompt's position {position}")
         found.append((logprobs[ids[position]], logprobs))
     return found
 
 
 def _values(logprobs: Any) -> dict[int, float]:
     return {token: value.logprob for token, value in logprobs.items()}
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines() or str(error.__cause__ or "").strip().splitlines()
+    return lines[0] if lines else type(error).__name__
 
 
 def _ms_since(began: float) -> float:

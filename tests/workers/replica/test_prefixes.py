@@ -124,7 +124,7 @@ def test_a_call_that_comes_late_takes_nothing_away() -> None:
 
 
 def test_the_requests_that_called_longest_ago_are_forgotten() -> None:
-    sender, receiver = PrefixSender(), PrefixReceiver(max_tokens=34)  # of 12 to 16 each
+    sender, receiver = PrefixSender(), PrefixReceiver(max_tokens=130)  # of 60 to 64 each
     mine, other = thought(4), thought(4)
     delivered(sender, receiver, Call("mine", mine))
     delivered(sender, receiver, Call("other", other))
@@ -133,6 +133,17 @@ def test_the_requests_that_called_longest_ago_are_forgotten() -> None:
     delivered(sender, receiver, Call("third", thought(4)))
     assert isinstance(delivered(sender, receiver, Call("mine", mine.extend(said(5)))), CallSuffix)
     assert isinstance(delivered(sender, receiver, Call("other", other.extend(said(4)))), Call)
+
+
+def test_prompts_of_ids_count_as_what_they_are() -> None:
+    receiver = PrefixReceiver(max_tokens=1000)
+    for number in range(50):
+        prompt = Message("prompt", "", tuple(range(300)))
+        receiver.restore(Call(f"r{number}", Transcript((prompt,))))
+    assert len(receiver._known) == 3
+    for number in range(500):
+        receiver.restore(Call(f"e{number}", Transcript((Message("user", ""),))))
+    assert len(receiver._known) <= 1000 / 32
 
 
 class Listening(Handle):

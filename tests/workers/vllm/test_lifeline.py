@@ -48,6 +48,44 @@ def test_a_killed_worker_leaves_no_process(tmp_path: Path) -> None:
     assert [child for child in children if child.is_running()] == []
 
 
+def test_a_worker_killed_while_it_loads_leaves_no_process(tmp_path: Path) -> None:
+    script = tmp_path / "started.py"
+    script.write_text(STARTED)
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.DEVNULL, env=environment
+    ) as process:
+        loading: list[psutil.Process] = []
+        while not any("EngineCore" in child.name() for child in loading):
+            assert process.poll() is None
+            loading = psutil.Process(process.pid).children(recursive=True)
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    deadline = time.monotonic() + 60
+    while any(child.is_running() for child in loading) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert [child for child in loading if child.is_running()] == []
+
+
+async def test_closing_ends_calls_in_progress() -> None:
+    worker = load("embedded:small", device="cpu", rows=4, max_len=512, threads=1)
+    call = Call("r", Transcript((Message("user", "What is 3 + 4?"),)), "small")
+    items = worker.generate(call, StopCriteria(400), Sampling(1.5))
+    await anext(items)
+    worker.close()
+
+    async def rest() -> None:
+        async for _ in items:
+            pass
+
+    with pytest.raises(WorkerUnavailable):
+        await asyncio.wait_for(rest(), 20)
+    with pytest.raises(WorkerUnavailable):
+        await worker.generate(call, StopCriteria(4), Sampling()).__anext__()
+    worker.close()
+
+
 async def test_calls_fail_at_once_where_the_engine_process_dies() -> None:
     worker = load("embedded:small", device="cpu", rows=4, max_len=512, threads=1)
     call = Call("r", Transcript((Message("user", "What is 3 + 4?"),)), "small")
@@ -62,7 +100,8 @@ async def test_calls_fail_at_once_where_the_engine_process_dies() -> None:
         (core,) = (p for p in psutil.Process().children() if "EngineCore" in p.name())
         core.kill()
         results = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 20)
-        assert any(isinstance(result, WorkerUnavailable) for result in results)
+        assert all(result is None or isinstance(result, WorkerUnavailable) for result in results)
+        assert results != [None] * 3
         assert not worker.alive
         with pytest.raises(WorkerUnavailable):
             await one()

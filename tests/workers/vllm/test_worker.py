@@ -6,6 +6,9 @@ import asyncio
 from typing import Any
 
 import pytest
+from vllm import SamplingParams
+from vllm.logprobs import Logprob
+from vllm.outputs import RequestOutput
 
 from orchestrator.errors import InvalidRequest, Overloaded, WorkerError
 from orchestrator.types import (
@@ -20,6 +23,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call
 from workers.training.problems import draw
+from workers.vllm.worker import _Cost, _prompt
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
 GREEDY = Sampling()
@@ -158,11 +162,13 @@ async def test_a_closed_iterator_aborts_the_request(large: Any) -> None:
         break
     await items.aclose()
     assert large.stats()["live_rows"] == 0
-    for _ in range(100):
-        if large.engine.get_num_unfinished_requests() == 0:
+    passes = -1
+    for _ in range(20):  # 800 tokens would take seconds
+        before, passes = passes, large.stats()["passes"]
+        if passes == before:
             break
-        await asyncio.sleep(0.02)
-    assert large.engine.get_num_unfinished_requests() == 0
+        await asyncio.sleep(0.2)
+    assert passes == before
 
 
 async def test_more_calls_than_rows_and_queue_are_refused(large: Any) -> None:
@@ -184,6 +190,51 @@ async def test_a_method_for_one_request_is_refused(large: Any) -> None:
             Call("r", QUESTION, "large", "chain"), StopCriteria(4), GREEDY
         ):
             pass
+
+
+async def test_a_temperature_that_vllm_does_not_take_is_refused(large: Any) -> None:
+    with pytest.raises(InvalidRequest, match="at most 2 where vLLM"):
+        await written(large, QUESTION, StopCriteria(4), Sampling(3.0))
+
+
+async def test_what_vllm_refuses_is_the_callers_fault(large: Any) -> None:
+    parameters = SamplingParams(max_tokens=1, stop_token_ids=[10**6])
+    with pytest.raises(InvalidRequest, match="vLLM refuses the call"):
+        await large._answer([1, 2, 3], parameters, 0, _Cost(3))
+
+
+async def test_a_cancelled_caller_does_not_cancel_a_reset(large: Any) -> None:
+    large.reset_prefix_cache()
+    task = asyncio.create_task(written(large, QUESTION, StopCriteria(4)))
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (await written(large, QUESTION, StopCriteria(4))).usage.cached == 0
+
+
+async def test_the_first_token_of_a_text_without_a_prompt_is_given(large: Any) -> None:
+    ids = large.tokenizer.encode("12 + 34 = 46")
+    segment = Segment("large", "12 + 34 = 46", ids, (0.0,) * len(ids), large.tokenizer.hash)
+    bare = Transcript((Message("prompt", "", ()),)).without_thought()
+    scored = await large.verify(call(bare), segment, GREEDY)
+    assert (scored.nll[0], scored.choices[0]) == (0.0, ids[0])
+    assert len(scored.nll) == len(ids)
+    assert len(scored.choices) == len(ids) + 1
+
+
+@pytest.mark.parametrize("cached", [0, 3])
+def test_both_layouts_of_a_prompts_rows_are_read(cached: int) -> None:
+    ids = [5, 6, 7, 8, 9, 10]
+    rows = [{token: Logprob(-float(token))} for token in ids]
+    output = RequestOutput("r", None, ids, None, [], True, num_cached_tokens=cached)
+    output.prompt_logprobs = [None, *rows[1:]]  # the first runner: one for every id
+    assert [value for value, _ in _prompt(output, ids, slice(4, 6))] == [-9.0, -10.0]
+    output.prompt_logprobs = [None, *rows[cached + 1 :]]  # the second: those that were read
+    assert [value for value, _ in _prompt(output, ids, slice(4, 6))] == [-9.0, -10.0]
+    if cached:
+        with pytest.raises(WorkerError, match="took 3 tokens from its cache"):
+            _prompt(output, ids, slice(2, 6))
 
 
 async def test_an_id_that_the_tokenizer_does_not_have_is_an_error(
