@@ -148,6 +148,7 @@ class Transcript:
     forced: bool = False  # the thought was closed by a budget or a loop, not by a model
     done: bool = False  # the answer has ended
     finish: Literal["stop", "length"] = "stop"  # why it ended, in OpenAI's words
+    ends: int = 0  # of thought and turn that a model wrote itself: a token each, in no segment
 
     @property
     def chain(self) -> Segments:

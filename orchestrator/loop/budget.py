@@ -101,7 +101,8 @@ class Budget:
             if segment.finish in ("eos", "stop", "think_end"):
                 if self._lacks_answer(after, segment):
                     return replace(after.extend(NUDGE), forced=True)
-                return replace(after, done=True)
+                ends = after.ends + (segment.finish != "stop")
+                return replace(after, done=True, ends=ends)
             if exhausted or self.left(after) == 0:
                 return replace(after, done=True, finish="length")
             return after
@@ -139,7 +140,8 @@ class Budget:
             return transcript
         if not transcript.thinking:
             return replace(transcript, forced=forced, done=True, finish="length")
-        closed = replace(transcript, closed=True, forced=forced, finish=finish)
+        ends = transcript.ends + (not forced)
+        closed = replace(transcript, closed=True, forced=forced, finish=finish, ends=ends)
         return closed if self.left(closed) else self.cut(closed)
 
     def cut(self, transcript: Transcript) -> Transcript:
@@ -150,6 +152,4 @@ class Budget:
 
 def spent(transcript: Transcript) -> int:
     """Tokens that a transcript counts as: its text's, and the ends that a model wrote itself."""
-    ended = transcript.thinking and transcript.closed and not transcript.forced
-    finished = transcript.done and transcript.finish == "stop"
-    return transcript.thought.tokens + transcript.answer.tokens + ended + finished
+    return transcript.thought.tokens + transcript.answer.tokens + transcript.ends

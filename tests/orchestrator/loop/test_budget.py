@@ -8,7 +8,7 @@ import pytest
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.loop.actions import Script, Write
-from orchestrator.loop.budget import Budget
+from orchestrator.loop.budget import Budget, spent
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
@@ -106,6 +106,16 @@ def test_a_model_that_closes_right_at_the_cap_was_not_forced() -> None:
 def test_how_an_answer_ends(finish: Finish, done: bool, reason: str) -> None:
     after = Budget(100, 40).commit(ANSWERING, said(3, finish), allowed=3)
     assert (after.done, after.finish) == (done, reason)
+
+
+@pytest.mark.parametrize(
+    ("finish", "ends"), [("eos", 1), ("think_end", 1), ("stop", 0), ("length", 0)]
+)
+def test_an_end_counts_where_a_model_wrote_it(finish: Finish, ends: int) -> None:
+    budget = Budget(100, 40)
+    assert spent(budget.commit(ANSWERING, said(3, finish))) == 3 + ends
+    forced = budget.close(QUESTION, forced=True, finish="length")
+    assert spent(budget.commit(forced, said(3, finish))) == 3 + ends
 
 
 def test_max_tokens_in_the_answer_is_length() -> None:
