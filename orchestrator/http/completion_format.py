@@ -42,7 +42,7 @@ class CompletionFormat(AnswerFormat):
             text = str(body.prompt) + text
         if body.logprobs is not None:
             scored += await self._score_answer(workers)
-        logprobs = None if body.logprobs is None else _logprobs(scored, body.echo)
+        logprobs = None if body.logprobs is None else _logprobs(scored, body.echo, self._unwritten)
         return {
             **self._choice(text, finish_reason(self.response), logprobs),
             "usage": usage(self.response),
@@ -95,10 +95,24 @@ class CompletionFormat(AnswerFormat):
         assert self.response.completed is not None
         (prompt,) = self.context.messages
         answer = self.response.completed.transcript.answer
+        segments = list(answer) or [Segment(self._worker, "", finish="eos")]
         return [
             await self._verify(workers, prompt, segment, answer.first(number))
-            for number, segment in enumerate(answer)
+            for number, segment in enumerate(segments)
         ]
+
+    @property
+    def _unwritten(self) -> bool:
+        """Whether a token was made that no text shows: the model's own end, or, where there is
+        nothing else, half a character. Evaluations that ask for one token count on its row."""
+        assert self.response.completed is not None
+        transcript = self.response.completed.transcript
+        return transcript.ends > 0 or not transcript.answer
+
+    @property
+    def _worker(self) -> WorkerName:
+        (name,) = self.context.policy.workers
+        return name
 
     async def _verify(
         self,
@@ -107,14 +121,16 @@ class CompletionFormat(AnswerFormat):
         segment: Segment,
         before: Segments = NO_SEGMENTS,
     ) -> Verification:
-        (name,) = self.context.policy.workers
         transcript = Transcript((prompt,), answer=before, thinking=False, closed=True)
-        call = Call(self.context.trace_id, transcript, name)
-        return await workers[name].verify(call, segment, Sampling())
+        call = Call(self.context.trace_id, transcript, self._worker)
+        return await workers[self._worker].verify(call, segment, Sampling())
 
 
-def _logprobs(scored: Sequence[Verification], echo: bool) -> Json:
-    """As OpenAI lists them: the first token of an echoed text has none."""
+def _logprobs(scored: Sequence[Verification], echo: bool, unwritten: bool) -> Json:
+    """As OpenAI lists them: the first token of an echoed text has none.
+
+    `unwritten`: a token that no text shows follows the scored ones, with a row of its own.
+    """
     tokens = [piece for one in scored for piece in one.pieces]
     values: list[float | None] = [-nll for one in scored for nll in one.nll]
     top: list[Json | None] = []
@@ -122,6 +138,15 @@ def _logprobs(scored: Sequence[Verification], echo: bool) -> Json:
         rows = zip(one.pieces, one.nll, one.choices, one.options, one.logprobs, strict=False)
         for piece, nll, choice, option, logprob in rows:  # the last choice follows all tokens
             top.append({option.text or f"token_id:{choice}": logprob, piece: -nll})
+    if unwritten:
+        last = scored[-1]
+        value = last.logprobs[-1] if last.ending is None else -last.ending
+        tokens.append("")
+        values.append(value)
+        choice, option = last.choices[-1], last.options[-1]
+        ends = option.finish in ("eos", "think_end")
+        best = {} if ends else {option.text or f"token_id:{choice}": last.logprobs[-1]}
+        top.append({**best, "": value})
     if echo and values:
         values[0] = top[0] = None
     offsets = list(accumulate(map(len, tokens), initial=0))[:-1]

@@ -12,6 +12,7 @@ import pytest
 
 from deploy.service.config import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
+from orchestrator.types import Message, Transcript
 from tests.orchestrator.serving import HTTP, client, service, serving
 from workers.engine.worker import LocalWorker
 
@@ -118,6 +119,27 @@ def test_log_likelihoods_as_evaluations_ask_for_them(
     assert values.token_logprobs[place] < max(values.top_logprobs[place].values()) - 1
 
 
+def test_the_models_own_end_has_a_row_too(url: str, large: LocalWorker) -> None:
+    tokenizer = large.tokenizer
+    question = Transcript((Message("user", "What is 37+12?"),))
+    ids = list(large.prompts.transcript(question))
+    whole = complete(url, prompt=ids, logprobs=1, max_tokens=200)
+    told = whole.choices[0].logprobs
+    assert whole.choices[0].finish_reason == "stop"
+    assert len(told.tokens) == whole.usage.completion_tokens
+    assert "".join(told.tokens) == whole.choices[0].text
+    ended = [*ids, *tokenizer.encode(whole.choices[0].text)]
+    for echo in (True, False):
+        reply = complete(url, prompt=ended, echo=echo, logprobs=1, max_tokens=1)
+        told = reply.choices[0].logprobs
+        assert len(told.tokens) == len(ended) * echo + 1
+        assert "".join(told.tokens) == reply.choices[0].text
+        assert told.tokens[-1] == ""
+        assert exp(told.token_logprobs[-1]) > 0.9
+        assert told.top_logprobs[-1] == {"": told.token_logprobs[-1]}
+        assert told.text_offset[-1] == len(reply.choices[0].text)
+
+
 def test_echo_and_log_probabilities_each_alone(url: str, large: LocalWorker) -> None:
     assert complete(url, echo=True, max_tokens=2).choices[0].text == TEXT + "40"
     ids = list(large.tokenizer.encode(TEXT))
@@ -145,7 +167,7 @@ def test_load_tools_get_as_many_tokens_as_they_want(url: str) -> None:
         ({"prompt": ["one", "two"]}, "prompt"),
         ({"prompt": [1, "two"]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
-        ({"prompt": [10**6]}, "messages"),
+        ({"prompt": [10**6]}, "prompt"),
         ({"prompt": None}, "prompt"),
         ({"n": 2}, "n"),
         ({"suffix": "end"}, "suffix"),
