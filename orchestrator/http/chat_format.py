@@ -41,9 +41,16 @@ class AnswerFormat(ABC):
     def __init__(self, context: RequestContext, response: ResponseAccumulator) -> None:
         self.context, self.response = context, response
 
+    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
+        """Ask `workers` what the form needs besides the answer, once the prompt is read; a worker
+        that cannot tell refuses here, before anything is generated."""
+
+    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
+        """Ask `workers` what the form needs of the finished answer."""
+
     @abstractmethod
-    async def whole(self, workers: Mapping[WorkerName, Worker]) -> Json:
-        """The body of an answer that is not streamed; `workers` know what it lacks."""
+    def whole(self) -> Json:
+        """The body of an answer that is not streamed."""
 
     @abstractmethod
     def begin(self) -> bytes:
@@ -74,7 +81,7 @@ class ChatFormat(AnswerFormat):
         self._body, self._thought_in = body, thought_in
         self._strip = Stripped(begun=body.continue_final_message)
 
-    async def whole(self, workers: Mapping[WorkerName, Worker]) -> Json:
+    def whole(self) -> Json:
         return completion(self.context, self.response, self._thought_in)
 
     def begin(self) -> bytes:

@@ -15,13 +15,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack, aclosing, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    ExitStack,
+    aclosing,
+    asynccontextmanager,
+    suppress,
+)
 from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from orchestrator.errors import Unsupported, describe
+from orchestrator.errors import DeadlineExceeded, Unsupported, describe
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
@@ -154,9 +160,34 @@ class ChatResponse(Response):
                 speculation=context.speculation,
                 response=response,
             )
+            prompt_read, deadline = False, self._deadline()
             async with aclosing(events):
                 async for event in events:
+                    if not prompt_read:
+                        prompt_read = True
+                        async with deadline():
+                            await self._format.before(service.workers)
+                    if isinstance(event, RequestCompleted):
+                        async with deadline():
+                            await self._format.after(service.workers)
                     yield event
+
+    def _deadline(self) -> Callable[[], AbstractAsyncContextManager[None]]:
+        """From now on: a block that the request's deadline ends."""
+        seconds = self._context.limits.deadline_s
+        until = None if seconds is None else asyncio.get_running_loop().time() + seconds
+
+        @asynccontextmanager
+        async def block() -> AsyncGenerator[None, None]:
+            try:
+                async with asyncio.timeout_at(until) as timeout:
+                    yield
+            except TimeoutError:
+                if not timeout.expired():
+                    raise
+                raise DeadlineExceeded(f"no answer within {seconds:g} s") from None
+
+        return block
 
     async def _write(self, send: Send) -> None:
         events = EventQueue(self._events())
@@ -185,9 +216,9 @@ class ChatResponse(Response):
                 await self._send(send, self._format.failure(body), more=False)
 
     async def _write_whole(self, events: EventQueue, send: Send) -> None:
-        while self._response.completed is None:
-            await events.take()
-        body = dump(await self._format.whole(self._service.workers))
+        while not any(isinstance(event, RequestCompleted) for event in await events.take()):
+            pass
+        body = dump(self._format.whole())
         self._record("finished")
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, headers)

@@ -31,17 +31,29 @@ class CompletionFormat(AnswerFormat):
         super().__init__(context, response)
         assert isinstance(context.body, CompletionRequest)
         self._body = context.body
+        self._prompt: Verification | None = None  # scored, where that is asked for
+        self._answer: list[Verification] = []
 
-    async def whole(self, workers: Mapping[WorkerName, Worker]) -> Json:
-        body, text = self._body, self.response.raw_answer
-        scored: list[Verification] = []
+    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
+        body = self._body
         if body.echo and (body.logprobs is not None or not isinstance(body.prompt, str)):
-            scored.append(await self._score_prompt(workers))
-            text = "".join(scored[0].pieces) + text
+            self._prompt = await self._score_prompt(workers)
+        elif body.logprobs is not None:  # only a call shows whether the worker can score
+            (prompt,) = self.context.messages
+            await self._verify(workers, prompt, Segment(self._worker, ""))
+
+    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
+        if self._body.logprobs is not None:
+            self._answer = await self._score_answer(workers)
+
+    def whole(self) -> Json:
+        body, text = self._body, self.response.raw_answer
+        scored = self._answer
+        if self._prompt is not None:
+            scored = [self._prompt, *scored]
+            text = "".join(self._prompt.pieces) + text
         elif body.echo:
             text = str(body.prompt) + text
-        if body.logprobs is not None:
-            scored += await self._score_answer(workers)
         logprobs = None if body.logprobs is None else _logprobs(scored, body.echo, self._unwritten)
         return {
             **self._choice(text, finish_reason(self.response), logprobs),

@@ -7,7 +7,7 @@ each is announced, comes in deltas and is completed, every event with its number
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count, groupby
 from typing import Any, Literal
 
@@ -16,9 +16,7 @@ from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import Json, Stripped, baton, dump, finish_reason, usage
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.loop.accumulator import ResponseAccumulator
-from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event, TextDelta
-from orchestrator.worker import Worker
 
 Phase = Literal["thought", "answer"]
 
@@ -34,7 +32,7 @@ class ResponsesFormat(AnswerFormat):
         self._open: Phase | None = None  # what the item that is being streamed holds
         self._items = 0  # completed ones
 
-    async def whole(self, workers: Mapping[WorkerName, Worker]) -> Json:
+    def whole(self) -> Json:
         return self._finished()
 
     def begin(self) -> bytes:

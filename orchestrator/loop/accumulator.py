@@ -143,7 +143,8 @@ class ResponseAccumulator:
 
     def outcome(self, error: BaseException | None = None) -> str:
         """How the request ended: `stop`, `length`, or what kind of error ended it."""
-        if self.completed is not None:  # a client may go after the last word
+        if self.completed is not None and not isinstance(error, Exception):
+            # A client may go after the last word.
             return self.completed.transcript.finish
         return "error" if error is None else error_kind(error)
 

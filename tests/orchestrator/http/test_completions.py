@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from math import exp
@@ -12,9 +13,13 @@ import pytest
 
 from deploy.service.config import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
-from orchestrator.types import Message, Transcript
-from tests.orchestrator.serving import HTTP, client, service, serving
+from orchestrator.errors import Unsupported
+from orchestrator.http.limits import ServiceLimits
+from orchestrator.types import Message, Sampling, Segment, Transcript, Verification
+from orchestrator.worker import Call
+from tests.orchestrator.serving import HTTP, STORY, client, service, serving
 from workers.engine.worker import LocalWorker
+from workers.scripted import Scripted
 
 TEXT = "12+30=42.\n\n42-2="
 
@@ -138,6 +143,45 @@ def test_the_models_own_end_has_a_row_too(url: str, large: LocalWorker) -> None:
         assert exp(told.token_logprobs[-1]) > 0.9
         assert told.top_logprobs[-1] == {"": told.token_logprobs[-1]}
         assert told.text_offset[-1] == len(reply.choices[0].text)
+
+
+def counted(url: str, outcome: str) -> float:
+    label = f'baton_requests_total{{outcome="{outcome}",policy="large-only"}}'
+    lines = HTTP.get(f"{url}/metrics").text.splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(label))
+
+
+class CannotScore(Scripted):
+    async def verify(self, *_: Any) -> Verification:
+        raise Unsupported("log-probabilities")
+
+
+class ScoresSlowly(Scripted):
+    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+        if segment.text:
+            await asyncio.sleep(30)
+        return await super().verify(call, segment, sampling)
+
+
+@pytest.mark.parametrize("body", [{"logprobs": 1}, {"logprobs": 1, "echo": True}])
+def test_a_worker_that_cannot_score_refuses_before_it_generates(body: dict[str, Any]) -> None:
+    large = CannotScore(story=STORY)
+    with serving(service(large=large)) as url:
+        error = refused(url, prompt="hi", **body)
+        assert error["code"] == "unsupported_policy"
+        assert all(call.args[0].max_tokens == 0 for call in large.calls)
+        assert counted(url, "stop") == 0
+
+
+@pytest.mark.parametrize("body", [{"logprobs": 1}, {"logprobs": 1, "echo": True}])
+def test_scoring_is_within_the_deadline_and_the_metrics(body: dict[str, Any]) -> None:
+    limits = ServiceLimits(deadline_s=0.3)
+    with serving(service(large=ScoresSlowly(story=STORY), limits=limits)) as url:
+        given = {"model": "large-only", "prompt": "hi", **body}
+        reply = HTTP.post(f"{url}/v1/completions", json=given)
+        assert reply.status_code == 503
+        assert reply.json()["error"]["code"] == "deadline_exceeded"
+        assert counted(url, "stop") == 0
 
 
 def test_echo_and_log_probabilities_each_alone(url: str, large: LocalWorker) -> None:
