@@ -41,11 +41,11 @@ class AnswerFormat(ABC):
     def __init__(self, context: RequestContext, response: ResponseAccumulator) -> None:
         self.context, self.response = context, response
 
-    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
+    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
         """Ask `workers` what the form needs besides the answer, once the prompt is read; a worker
         that cannot tell refuses here, before anything is generated."""
 
-    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
+    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
         """Ask `workers` what the form needs of the finished answer."""
 
     @abstractmethod
