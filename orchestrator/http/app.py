@@ -42,7 +42,7 @@ from orchestrator.http.feedback import Feedback, parse_feedback, reward
 from orchestrator.http.middleware import RequestMiddleware
 from orchestrator.http.openapi import describe, described
 from orchestrator.http.policy_routes import add_policy_routes
-from orchestrator.http.rendering import COMPLETION, OUTCOMES, trace_name
+from orchestrator.http.rendering import OUTCOMES, trace_id_of, trace_name
 from orchestrator.http.responses_format import ResponsesFormat
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import ChatRequest, json_body, parse_chat, parse_request
@@ -197,7 +197,7 @@ async def _record(service: Service, trace_id: str) -> bytes:
     Raises:
         RequestRefused: 404, there is none, or no longer.
     """
-    trace_id, found = trace_id.removeprefix(COMPLETION), None
+    trace_id, found = trace_id_of(trace_id), None
     if _TRACE_ID.fullmatch(trace_id):
         found = await service.outbox.get(trace_name(trace_id))
     if found is None:

@@ -8,7 +8,15 @@ from itertools import accumulate
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
-from orchestrator.http.rendering import Json, baton, finish_reason, running_usage, sse, usage
+from orchestrator.http.rendering import (
+    TEXT_COMPLETION,
+    Json,
+    baton,
+    finish_reason,
+    running_usage,
+    sse,
+    usage,
+)
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event, TextDelta
@@ -86,7 +94,7 @@ class CompletionFormat(AnswerFormat):
 
     def _choice(self, text: str, finish: str | None, logprobs: Json | None = None) -> Json:
         return {
-            "id": f"cmpl-{self.context.trace_id}",
+            "id": TEXT_COMPLETION + self.context.trace_id,
             "object": "text_completion",
             "created": self.context.created,
             "model": self._body.model,

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.http.rendering import trace_id_of
 from orchestrator.http.schemas import parse_object
 from orchestrator.validation import invalid_request
 
@@ -41,7 +42,7 @@ def reward(feedback: Feedback, record: dict[str, Any]) -> dict[str, Any]:
     about = {key: record.get(key) for key in ("policy", "version", "experiment", "arm")}
     return {
         "kind": "reward",
-        "trace_id": feedback.trace_id,
+        "trace_id": trace_id_of(feedback.trace_id),
         "at": time.time(),
         **about,
         "reward": feedback.reward,

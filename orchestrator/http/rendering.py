@@ -16,7 +16,9 @@ from orchestrator.loop.events import Event, TextDelta
 from orchestrator.types import Message
 
 COMPLETION: Final = "chatcmpl-"
-"""Before a trace id it is the id of the answer, as OpenAI's clients show it."""
+TEXT_COMPLETION: Final = "cmpl-"
+RESPONSE: Final = "resp_"
+"""Before a trace id each is the id of an answer, as OpenAI's clients show it."""
 OUTCOMES: Final = "outcomes"
 """The store's stream of outcomes and rewards."""
 
@@ -207,6 +209,14 @@ def outcome(context: RequestContext, response: ResponseAccumulator, status: str)
         "prompt_tokens": metrics.prefill_tokens,
         "accepted": metrics.acceptance_rate,
     }
+
+
+def trace_id_of(answer: str) -> str:
+    """The trace id in the id of an answer of any form; a trace id is its own."""
+    for form in (COMPLETION, TEXT_COMPLETION, RESPONSE):
+        if answer.startswith(form):
+            return answer.removeprefix(form)
+    return answer
 
 
 def trace_name(trace_id: str) -> str:

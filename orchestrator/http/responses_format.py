@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
-from orchestrator.http.rendering import Json, Stripped, baton, dump, finish_reason, usage
+from orchestrator.http.rendering import RESPONSE, Json, Stripped, baton, dump, finish_reason, usage
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, TextDelta
@@ -144,7 +144,7 @@ class ResponsesFormat(AnswerFormat):
     def _response(self, status: str, output: list[Json]) -> Json:
         body, cut = self._body, status == "incomplete"
         return {
-            "id": f"resp_{self.context.trace_id}",
+            "id": RESPONSE + self.context.trace_id,
             "object": "response",
             "created_at": self.context.created,
             "status": status,

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from orchestrator.errors import ConfigError, WorkerUnavailable
+from orchestrator.http.feedback import Feedback, reward
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.schemas import HINTS
 from orchestrator.state.memory import MemoryStore
@@ -359,6 +360,27 @@ def test_trace(url: str) -> None:
     missing = HTTP.get(f"{url}/v1/traces/nonesuch")
     assert missing.status_code == 404
     assert missing.json()["error"]["code"] == "trace_not_found"
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("chat/completions", {"messages": ASKED}),
+        ("completions", {"prompt": "Twice 2+2?"}),
+        ("responses", {"input": "Twice 2+2?"}),
+    ],
+)
+def test_the_id_of_an_answer_finds_its_trace_and_takes_its_reward(
+    path: str, body: dict[str, Any]
+) -> None:
+    with serving(service()) as url:
+        reply = HTTP.post(f"{url}/v1/{path}", json={"model": "large-only", **body}).json()
+        trace = HTTP.get(f"{url}/v1/traces/{reply['id']}")
+        assert trace.json()["id"] == reply["baton"]["trace_id"]
+        worth = {"trace_id": reply["id"], "reward": 1.0}
+        assert HTTP.post(f"{url}/v1/feedback", json=worth).status_code == 200
+        event = reward(Feedback(**worth), trace.json())
+        assert event["trace_id"] == reply["baton"]["trace_id"]
 
 
 def test_request_ids(url: str) -> None:
