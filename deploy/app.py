@@ -43,7 +43,7 @@ if TYPE_CHECKING:  # it needs torch, and only some deployments need it
     from workers.vllm.worker import VllmWorker
 
 AnyWorker = Union[ReplicaWorker, "RemoteWorker"]
-READY_S = 1.0  # for which the answer of /ready is reused
+READY_S = 1.0  # for which the answer of /ready, or that a pool did not tell its context, is reused
 
 
 @serve.ingress()
@@ -90,6 +90,7 @@ class Orchestrator:
             self._service.spans, self._end_spans = open_spans(args.tracing)
         self._ready_lock, self._ready_until = asyncio.Lock(), 0.0
         self._ready_pools: dict[str, bool] = {}
+        self._contexts_lock, self._contexts_until = asyncio.Lock(), 0.0
         self._known_contexts: dict[WorkerName, int | None] = {}
         count_replicas(self._service.registry, replicas)
         context = serve.get_replica_context()
@@ -122,10 +123,16 @@ class Orchestrator:
                 self._end_spans()
 
     async def _contexts(self) -> dict[WorkerName, int | None]:
-        """Each model's context in tokens: asked for until a pool has told it."""
-        for name, worker in self._workers.items():
-            if self._known_contexts.get(name) is None:
-                self._known_contexts[name] = await _context(worker)
+        """Each model's context in tokens: asked for until a pool has told it.
+
+        Requests at the same time share one question, and a failure is reused a while.
+        """
+        async with self._contexts_lock:
+            unknown = [name for name in self._workers if self._known_contexts.get(name) is None]
+            if unknown and time.monotonic() > self._contexts_until:
+                told = await asyncio.gather(*(_context(self._workers[name]) for name in unknown))
+                self._known_contexts.update(zip(unknown, told, strict=True))
+                self._contexts_until = time.monotonic() + READY_S
         return self._known_contexts
 
     async def _ready(self) -> dict[str, bool]:

@@ -16,7 +16,7 @@ import json
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
@@ -47,6 +47,7 @@ from orchestrator.http.responses_format import ResponsesFormat
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import ChatRequest, json_body, parse_chat, parse_request
 from orchestrator.http.service import Service
+from orchestrator.loop.actions import WorkerName
 from orchestrator.validation import body_path
 
 log = logging.getLogger(__name__)
@@ -79,13 +80,13 @@ def create_app(service: Service) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _query_error)
     started = int(time.time())
 
-    async def card(model: str) -> dict[str, object]:
+    def card(model: str, contexts: Mapping[WorkerName, int | None]) -> dict[str, object]:
         return {
             "id": model,
             "object": "model",
             "created": started,
             "owned_by": "baton",
-            "max_model_len": await service.context_of(model),
+            "max_model_len": service.context_of(model, contexts),
             "speculation": dict(service.speculation),
             "methods": [
                 {"name": name, "lossy": label != name} for name, label in service.methods.items()
@@ -127,14 +128,15 @@ def create_app(service: Service) -> FastAPI:
 
     @app.get("/v1/models", **described("Every policy is a model", answer="ModelList"))
     async def models() -> Response:
-        cards = [await card(name) for name in service.models]
+        contexts = await service.contexts()
+        cards = [card(name, contexts) for name in service.models]
         return JSONResponse({"object": "list", "data": cards})
 
     @app.get("/v1/models/{model:path}", **described("One model", answer="Model"))
     async def model(model: str) -> Response:
         if not await service.knows(model):
             raise UnknownPolicy(f"the model {model[:64]!r} does not exist")
-        return JSONResponse(await card(model))
+        return JSONResponse(card(model, await service.contexts()))
 
     @app.get("/v1/traces/{trace_id}", **described("Everything on record about one request"))
     async def trace(trace_id: str) -> Response:

@@ -185,11 +185,12 @@ class Service:
         """The fields of a message that hold the thought."""
         return REASONING_FIELDS[self.reasoning_field]
 
-    async def context_of(self, model: str) -> int | None:
+    def context_of(self, model: str, contexts: Mapping[WorkerName, int | None]) -> int | None:
         """The context of a model in tokens: the smallest of its policy's workers, where known."""
-        name = model.partition("@")[0]
+        name, active = model.partition("@")[0], self.watcher.current.active
+        if name == DEFAULT_MODEL:
+            name = self.default_policy if active is None else active.document.policy
         policy = self.policies.get(name) or self.policies[self.default_policy]
-        contexts = await self.contexts()
         known = [contexts.get(worker) for worker in policy.workers]
         return min((context for context in known if context is not None), default=None)
 

@@ -270,6 +270,22 @@ def test_usage_with_every_chunk(url: str) -> None:
     assert last.usage == usage.usage
 
 
+def test_the_list_of_models_asks_once_and_follows_the_active_version() -> None:
+    asked = 0
+
+    async def contexts() -> dict[Any, Any]:
+        nonlocal asked
+        asked += 1
+        return {"small": 512, "large": 1024}
+
+    with serving(service(contexts=contexts)) as url:
+        assert len(HTTP.get(f"{url}/v1/models").json()["data"]) > 1
+        assert asked == 1
+        HTTP.post(f"{url}/v1/policies", json={"policy": "large-only", "params": {}})
+        HTTP.put(f"{url}/v1/policies/active", json={"version": "large-only@1"})
+        until(lambda: HTTP.get(f"{url}/v1/models/baton").json()["max_model_len"] == 1024)
+
+
 def test_models_say_how_long_a_prompt_may_be() -> None:
     async def contexts() -> dict[Any, Any]:
         return {"small": 512, "large": 1024}
