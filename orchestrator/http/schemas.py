@@ -479,8 +479,13 @@ def _check_values(root: dict[str, Any]) -> None:
             for key, inner in value.items():
                 _check_text(key, loc)
                 todo.append((inner, (*loc, key)))
-        elif isinstance(value, list):
+        elif isinstance(value, list) and not _are_ids(value):
             todo.extend((inner, (*loc, index)) for index, inner in enumerate(value))
+
+
+def _are_ids(values: list[object]) -> bool:
+    """Whether a list holds token ids alone: checked as a whole, it counts as one value."""
+    return all(type(value) is int for value in values)
 
 
 def _check_text(text: str, loc: tuple[int | str, ...]) -> None:

@@ -230,6 +230,13 @@ def test_refused_by_name(url: str, body: dict[str, Any], param: str) -> None:
     assert refused(url, **body)["param"] == param
 
 
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_long_prompt_of_ids_is_as_long_as_the_context_says(url: str, listed: bool) -> None:
+    ids = [5] * 20_001
+    error = refused(url, prompt=[ids] if listed else ids)
+    assert error["code"] == "context_length_exceeded"
+
+
 def test_the_official_client_says_why(url: str) -> None:
     with (
         client(url) as api,
