@@ -118,7 +118,7 @@ class ModelSize:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class DeploymentPlan:
     """The workers' part of a deployment file, and the reasons for it."""
 
     workers: dict[str, dict[str, Any]]
@@ -147,7 +147,7 @@ class Plan:
         return head + yaml.safe_dump(data, sort_keys=False)
 
 
-def plan(small: ModelSize, large: ModelSize, machine: Machine) -> Plan:
+def plan(small: ModelSize, large: ModelSize, machine: Machine) -> DeploymentPlan:
     """Where the two models run.
 
     Raises:
@@ -160,7 +160,7 @@ def plan(small: ModelSize, large: ModelSize, machine: Machine) -> Plan:
         )
     choose = _on_gpus if machine.gpus else _on_cpu
     workers, reasons = choose(small, large, machine)
-    return Plan(
+    return DeploymentPlan(
         workers,
         (
             f"Written by `baton serve --small {small.name} --large {large.name}` for this machine:",

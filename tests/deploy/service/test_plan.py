@@ -10,7 +10,7 @@ import yaml
 
 from deploy.cli import main as cli
 from deploy.service.config import load
-from deploy.service.plan import GB, Gpu, Machine, ModelSize, Plan, plan
+from deploy.service.plan import GB, Gpu, Machine, ModelSize, DeploymentPlan, plan
 from orchestrator.errors import ConfigError
 
 # Qwen3's, by their configs.
@@ -25,7 +25,7 @@ def machine(*gpus: Gpu) -> Machine:
     return Machine(gpus, 16, 128 * GB)
 
 
-def checked(planned: Plan, tmp_path: Path) -> dict[str, dict[str, object]]:
+def checked(planned: DeploymentPlan, tmp_path: Path) -> dict[str, dict[str, object]]:
     """The workers of the file, after `baton serve`'s own checks."""
     file = tmp_path / "planned.yaml"
     file.write_text(planned.text())
