@@ -148,7 +148,7 @@ class Transcript:
     forced: bool = False  # the thought was closed by a budget or a loop, not by a model
     done: bool = False  # the answer has ended
     finish: Literal["stop", "length"] = "stop"  # why it ended, in OpenAI's words
-    # Of thought and turn, those that a model wrote itself: a token each, in no segment. A tally, and
+    # Of thought and turn, those that a model wrote itself: a token each, in no segment. A tally,
     # no part of what the transcript says: recordings from before it lack it.
     ends: int = field(default=0, compare=False)
 

@@ -10,7 +10,7 @@ import yaml
 
 from deploy.cli import main as cli
 from deploy.service.config import load
-from deploy.service.plan import GB, Gpu, Machine, ModelSize, DeploymentPlan, plan
+from deploy.service.plan import GB, DeploymentPlan, Gpu, Machine, ModelSize, plan
 from orchestrator.errors import ConfigError
 
 # Qwen3's, by their configs.
