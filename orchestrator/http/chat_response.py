@@ -15,19 +15,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import (
-    AbstractAsyncContextManager,
-    ExitStack,
-    aclosing,
-    asynccontextmanager,
-    suppress,
-)
+from contextlib import ExitStack, aclosing, suppress
 from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from orchestrator.errors import DeadlineExceeded, Unsupported, describe
+from orchestrator.errors import Unsupported, describe
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
@@ -36,6 +30,7 @@ from orchestrator.http.rendering import OUTCOMES, Json, dump, outcome, record, t
 from orchestrator.http.service import Service
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, RequestCompleted
+from orchestrator.loop.executor import deadline
 from orchestrator.telemetry.logs import about
 
 log = logging.getLogger(__name__)
@@ -160,34 +155,17 @@ class ChatResponse(Response):
                 speculation=context.speculation,
                 response=response,
             )
-            prompt_read, deadline = False, self._deadline()
+            prompt_read, within_deadline = False, deadline(context.limits.deadline_s)
             async with aclosing(events):
                 async for event in events:
                     if not prompt_read:
                         prompt_read = True
-                        async with deadline():
+                        async with within_deadline():
                             await self._format.before(service.workers)
                     if isinstance(event, RequestCompleted):
-                        async with deadline():
+                        async with within_deadline():
                             await self._format.after(service.workers)
                     yield event
-
-    def _deadline(self) -> Callable[[], AbstractAsyncContextManager[None]]:
-        """From now on: a block that the request's deadline ends."""
-        seconds = self._context.limits.deadline_s
-        until = None if seconds is None else asyncio.get_running_loop().time() + seconds
-
-        @asynccontextmanager
-        async def block() -> AsyncGenerator[None, None]:
-            try:
-                async with asyncio.timeout_at(until) as timeout:
-                    yield
-            except TimeoutError:
-                if not timeout.expired():
-                    raise
-                raise DeadlineExceeded(f"no answer within {seconds:g} s") from None
-
-        return block
 
     async def _write(self, send: Send) -> None:
         events = EventQueue(self._events())

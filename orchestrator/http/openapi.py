@@ -29,6 +29,20 @@ def _object(about: str, **properties: Any) -> Json:
     return {"type": "object", "description": about, "properties": properties}
 
 
+def _completion(about: str, kind: Json, **choice: Json) -> Json:
+    """A completion with one choice, which has these properties beside its place and finish."""
+    return _object(
+        about,
+        id=_TEXT,
+        object=kind,
+        created=_COUNT,
+        model=_TEXT,
+        choices=_list(_object("one", index=_COUNT, **choice, finish_reason=_FINISH)),
+        usage=_ref("Usage"),
+        baton=_ref("Baton"),
+    )
+
+
 def _list(items: Json) -> Json:
     return {"type": "array", "items": items}
 
@@ -85,45 +99,21 @@ _ANSWERS: Final[dict[str, Json]] = {
         answer_steps=_list(_ref("Step")),
         metrics={"type": "object"},
     ),
-    "ChatCompletion": _object(
+    "ChatCompletion": _completion(
         "OpenAI's chat completion; a stream has chat.completion.chunk objects and ends in [DONE].",
-        id=_TEXT,
-        object=_TEXT,
-        created=_COUNT,
-        model=_TEXT,
-        choices=_list(
-            _object(
-                "one",
-                index=_COUNT,
-                message=_object(
-                    "the answer, and the accepted thought",
-                    role={"const": "assistant"},
-                    content=_TEXT,
-                    reasoning_content=_TEXT,
-                ),
-                finish_reason=_FINISH,
-            )
+        _TEXT,
+        message=_object(
+            "the answer, and the accepted thought",
+            role={"const": "assistant"},
+            content=_TEXT,
+            reasoning_content=_TEXT,
         ),
-        usage=_ref("Usage"),
-        baton=_ref("Baton"),
     ),
-    "TextCompletion": _object(
+    "TextCompletion": _completion(
         "OpenAI's text completion.",
-        id=_TEXT,
-        object={"const": "text_completion"},
-        created=_COUNT,
-        model=_TEXT,
-        choices=_list(
-            _object(
-                "one",
-                index=_COUNT,
-                text=_TEXT,
-                logprobs={"type": ["object", "null"]},
-                finish_reason=_FINISH,
-            )
-        ),
-        usage=_ref("Usage"),
-        baton=_ref("Baton"),
+        {"const": "text_completion"},
+        text=_TEXT,
+        logprobs={"type": ["object", "null"]},
     ),
     "ResponseObject": _object(
         "OpenAI's response: a reasoning item, whose summary is the thought, and a message.",

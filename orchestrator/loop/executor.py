@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from time import perf_counter
@@ -70,8 +70,7 @@ class Executor:
     ) -> None:
         self._workers, self._request, self._speculation = workers, request, speculation
         self._sampling, self._budget = sampling, budget
-        self._deadline_s, now = deadline_s, asyncio.get_running_loop().time()
-        self._deadline = None if deadline_s is None else now + deadline_s
+        self._within_deadline = deadline(deadline_s)
         self._running: dict[Job, _Running] = {}
         self._calls = self._started = 0
         # A seed per call even where the request has none: a call retried elsewhere is the same.
@@ -290,15 +289,25 @@ class Executor:
             sampling = replace(sampling, temperature=temperature)
         return sampling if sampling.temperature <= 0 else replace(sampling, seed=seed)
 
+
+def deadline(seconds: float | None) -> Callable[[], AbstractAsyncContextManager[None]]:
+    """What makes blocks that end `seconds` from now, whenever they begin; None: they never do.
+
+    The blocks raise `DeadlineExceeded`.
+    """
+    until = None if seconds is None else asyncio.get_running_loop().time() + seconds
+
     @asynccontextmanager
-    async def _within_deadline(self) -> AsyncIterator[None]:
+    async def block() -> AsyncIterator[None]:
         try:
-            async with asyncio.timeout_at(self._deadline) as timeout:
+            async with asyncio.timeout_at(until) as timeout:
                 yield
         except TimeoutError:
             if not timeout.expired():
                 raise
-            raise DeadlineExceeded(f"no answer within {self._deadline_s:g} s") from None
+            raise DeadlineExceeded(f"no answer within {seconds:g} s") from None
+
+    return block
 
 
 def _is_cut(generation: Generation, max_tokens: int) -> bool:

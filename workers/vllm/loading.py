@@ -86,10 +86,11 @@ def load(
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
     """
     extra = check_engine_args(engine_args or {})
-    tokenizer = load_tokenizer(str(resolve(model)), thinking)
+    path = str(resolve(model))
+    tokenizer = load_tokenizer(path, thinking)
     _prepare_environment(device, threads)
     arguments: dict[str, Any] = {
-        "model": str(resolve(model)),
+        "model": path,
         "skip_tokenizer_init": True,
         "dtype": dtype or ("float32" if device == "cpu" else "auto"),
         "max_model_len": max_len,

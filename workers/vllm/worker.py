@@ -72,7 +72,7 @@ JUDGE, WRITER = 0, 1
 class EngineCounter(StatLoggerBase):  # type: ignore[misc]
     """Counts the engine's passes, what its speculation drafts, and how full its cache is."""
 
-    def __init__(self, vllm_config: Any = None, engine_index: int = 0) -> None:
+    def __init__(self) -> None:
         self.passes = self.drafted = self.accepted = 0
         self.cache_usage = 0.0
 
@@ -122,19 +122,18 @@ class VllmWorker:
         *,
         context: int,
         capacity: Capacity,
-        stop_token_ids: Iterable[int] = (),
-        vocabulary: int | None = None,
-        counter: EngineCounter | None = None,
+        stop_token_ids: Iterable[int],
+        vocabulary: int,
+        counter: EngineCounter,
     ) -> None:
         self.engine, self.tokenizer, self.context = engine, tokenizer, context
         self.prompts = PromptRenderer(tokenizer)
         ends = tokenizer.controls | frozenset(stop_token_ids)
-        known = len(tokenizer.pieces) if vocabulary is None else vocabulary
-        self._stop_token_ids = frozenset(token for token in ends if token < known)
-        self._capacity, self._counter = capacity, counter or EngineCounter()
+        self._stop_token_ids = frozenset(token for token in ends if token < vocabulary)
+        self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False
         self._counts = dict.fromkeys(
-            ("prompt_tokens", "cached_tokens", "generated_tokens", "rounds", "emitted_tokens"), 0
+            ("prompt_tokens", "cached_tokens", "generated_tokens", "rounds"), 0
         )
         self._resetting: asyncio.Task[Any] | None = None
 
@@ -286,6 +285,7 @@ class VllmWorker:
         counter = self._counter
         rows = self._capacity.rows
         return self._counts | {
+            "emitted_tokens": self._counts["generated_tokens"],  # all of them come from rounds
             "passes": counter.passes,
             "drafted_tokens": counter.drafted,
             "accepted_tokens": counter.accepted,
@@ -332,7 +332,6 @@ class VllmWorker:
                     cost.record(output, made)
                     self._counts["generated_tokens"] += made
                     self._counts["rounds"] += 1
-                    self._counts["emitted_tokens"] += made
                     yield output
         except EngineDeadError as error:
             raise WorkerUnavailable("vLLM's engine process has died") from error
