@@ -4,11 +4,13 @@ In reading order, the first six as a request meets them:
 
 - `middleware`: a request id, the key, errors as HTTP, a line in the log.
 - `app`: the routes.
-- `schemas`: what a request may say; everything else is refused by name.
+- `schemas`: what every request for a text may say; everything else is refused by name.
 - `context`: `RequestContext`, one request from its headers to its answer.
 - `service`: one replica's parts, and how a request gets its place and its policy.
 - `chat_response`: runs the step loop for one request and sends what it gives.
 - `chat_format`: an answer in the form of a chat completion, and what every form has.
+- `body`: a request's body, of bounded size, as JSON.
+- `chat_schema`: what a request for a chat completion may say.
 - `completion_schema`: what a request to continue a text may say.
 - `completion_format`: an answer in the form of a text completion.
 - `responses_schema`: what a request for a response may say.

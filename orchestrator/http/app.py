@@ -30,8 +30,10 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
 from orchestrator.errors import StoreError, UnknownPolicy
+from orchestrator.http.body import json_body
 from orchestrator.http.chat_format import ChatFormat
-from orchestrator.http.chat_response import ChatResponse
+from orchestrator.http.chat_response import ChatResponse, MakeFormat
+from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.completion_format import CompletionFormat
 from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
@@ -45,7 +47,7 @@ from orchestrator.http.policy_routes import add_policy_routes
 from orchestrator.http.rendering import OUTCOMES, trace_id_of, trace_name
 from orchestrator.http.responses_format import ResponsesFormat
 from orchestrator.http.responses_schema import ResponsesRequest
-from orchestrator.http.schemas import ChatRequest, json_body, parse_chat, parse_request
+from orchestrator.http.schemas import GenerationRequest, parse_request
 from orchestrator.http.service import Service
 from orchestrator.loop.actions import WorkerName
 from orchestrator.validation import body_path
@@ -93,38 +95,47 @@ def create_app(service: Service) -> FastAPI:
             ],
         }
 
-    @app.post(
+    def text_route(
+        path: str,
+        name: str,
+        kind: type[GenerationRequest],
+        make: MakeFormat,
+        *,
+        about: str,
+        answer: str,
+    ) -> None:
+        """Serve requests for a text: of this kind, answered in this form."""
+
+        async def respond(request: Request) -> Response:
+            body = parse_request(await json_body(request, service.limits), kind)
+            return ChatResponse(service, RequestContext.of(request, body, service.limits), make)
+
+        app.post(path, name=name, **described(about, kind, answer, streams=True))(respond)
+
+    text_route(
         "/v1/chat/completions",
-        **described(
-            "A chat completion, streamed or not", ChatRequest, "ChatCompletion", streams=True
-        ),
+        "chat",
+        ChatRequest,
+        partial(ChatFormat, thought_in=service.reasoning_fields),
+        about="A chat completion, streamed or not",
+        answer="ChatCompletion",
     )
-    async def chat(request: Request) -> Response:
-        body = parse_chat(await json_body(request, service.limits))
-        make = partial(ChatFormat, thought_in=service.reasoning_fields)
-        return ChatResponse(service, RequestContext.of(request, body, service.limits), make)
-
-    @app.post(
+    text_route(
         "/v1/completions",
-        **described(
-            "A text or token ids, continued", CompletionRequest, "TextCompletion", streams=True
-        ),
+        "complete",
+        CompletionRequest,
+        CompletionFormat,
+        about="A text or token ids, continued",
+        answer="TextCompletion",
     )
-    async def complete(request: Request) -> Response:
-        body = parse_request(await json_body(request, service.limits), CompletionRequest)
-        context = RequestContext.of(request, body, service.limits)
-        return ChatResponse(service, context, CompletionFormat)
-
-    @app.post(
+    text_route(
         "/v1/responses",
-        **described(
-            "A response, streamed or not", ResponsesRequest, "ResponseObject", streams=True
-        ),
+        "respond",
+        ResponsesRequest,
+        ResponsesFormat,
+        about="A response, streamed or not",
+        answer="ResponseObject",
     )
-    async def respond(request: Request) -> Response:
-        body = parse_request(await json_body(request, service.limits), ResponsesRequest)
-        context = RequestContext.of(request, body, service.limits)
-        return ChatResponse(service, context, ResponsesFormat)
 
     @app.get("/v1/models", **described("Every policy is a model", answer="ModelList"))
     async def models() -> Response:

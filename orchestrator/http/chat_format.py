@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import (
     Json,
@@ -23,7 +24,6 @@ from orchestrator.http.rendering import (
     usage,
     usage_chunk,
 )
-from orchestrator.http.schemas import ChatRequest
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event

@@ -43,6 +43,9 @@ STREAM_HEADERS: Final = {
 }
 
 
+MakeFormat = Callable[[RequestContext, ResponseAccumulator], AnswerFormat]
+
+
 class _ClientGone(Exception):
     """What is sent arrives nowhere."""
 
@@ -103,7 +106,7 @@ class ChatResponse(Response):
         self,
         service: Service,
         context: RequestContext,
-        make_format: Callable[[RequestContext, ResponseAccumulator], AnswerFormat],
+        make_format: MakeFormat,
     ) -> None:
         super().__init__()
         self._service, self._context = service, context

@@ -19,9 +19,9 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
+from orchestrator.http.body import json_body, parse_object
 from orchestrator.http.openapi import described
 from orchestrator.http.policy_routes import ChangeNote, audit_info, read_body, refresh
-from orchestrator.http.schemas import json_body, parse_object
 from orchestrator.http.service import Service
 
 Json = dict[str, Any]

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.http.body import parse_object
 from orchestrator.http.rendering import trace_id_of
-from orchestrator.http.schemas import parse_object
 from orchestrator.validation import invalid_request
 
 

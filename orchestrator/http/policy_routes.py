@@ -23,8 +23,8 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Experiment
+from orchestrator.http.body import json_body, parse_object
 from orchestrator.http.openapi import described
-from orchestrator.http.schemas import json_body, parse_object
 from orchestrator.http.service import Service
 from orchestrator.state.versions import (
     AuditInfo,

@@ -13,8 +13,8 @@ import uvicorn
 from openai import OpenAI
 
 from orchestrator.http.app import create_app
+from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
-from orchestrator.http.schemas import ChatRequest
 from orchestrator.http.service import Service
 from orchestrator.types import Limits
 from policies import POLICIES

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from orchestrator.errors import ConfigError, InvalidRequest
 from orchestrator.http.auth import Keys
+from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.rendering import Stripped
-from orchestrator.http.schemas import UNSUPPORTED, ChatRequest, parse_chat
+from orchestrator.http.schemas import UNSUPPORTED, parse_request
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
@@ -35,7 +36,7 @@ def test_stripping_in_pieces(pieces: list[str]) -> None:
 def test_any_body_is_understood_or_refused(body: dict[str, object]) -> None:
     whole = {"model": "baton", "messages": [{"role": "user", "content": "hi"}], **body}
     with suppress(InvalidRequest):
-        asked = parse_chat(json.dumps(whole).encode())
+        asked = parse_request(json.dumps(whole).encode(), ChatRequest)
         assert asked.conversation
         assert asked.sampling.temperature >= 0
 
@@ -44,13 +45,13 @@ def test_any_body_is_understood_or_refused(body: dict[str, object]) -> None:
 @given(st.binary())
 def test_any_bytes_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
-        parse_chat(body)
+        parse_request(body, ChatRequest)
 
 
 def test_roles_and_parts() -> None:
     parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
     turns = [{"role": "developer", "content": "be brief"}, {"role": "user", "content": parts}]
-    asked = parse_chat(json.dumps({"model": "m", "messages": turns}).encode())
+    asked = parse_request(json.dumps({"model": "m", "messages": turns}).encode(), ChatRequest)
     said = [(message.role, message.content) for message in asked.conversation]
     assert said == [("system", "be brief"), ("user", "one\ntwo")]
 
