@@ -1,11 +1,11 @@
 """The HTTP surface that belongs to answering: OpenAI-compatible, with SSE.
 
     POST /v1/chat/completions  /v1/completions  /v1/responses  /v1/feedback
-    GET /v1/models  /v1/models/{id}  /v1/traces/{id}
+    GET /v1/models  /v1/models/{id}
     GET /health (alive)  /ready (the worker pools answer)  /metrics (Prometheus)
     GET /openapi.json  /docs (for people)
 
-Administration is in `policy_routes` and `experiment_routes`, which add their routes here. What
+`trace_routes`, `policy_routes` and `experiment_routes` add theirs here. What
 each route says of itself (`described`) is what /openapi.json and /docs show.
 """
 
@@ -14,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import re
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -38,23 +37,23 @@ from orchestrator.http.completion_format import CompletionFormat
 from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.docs_page import HEADERS, page
-from orchestrator.http.errors import RETRY_AFTER_S, HttpError, RequestRefused, http_error
+from orchestrator.http.errors import RETRY_AFTER_S, HttpError, http_error
 from orchestrator.http.experiment_routes import add_experiment_routes
 from orchestrator.http.feedback import Feedback, parse_feedback, reward
 from orchestrator.http.middleware import RequestMiddleware
 from orchestrator.http.openapi import describe, described
 from orchestrator.http.policy_routes import add_policy_routes
-from orchestrator.http.rendering import OUTCOMES, trace_id_of, trace_name
+from orchestrator.http.rendering import OUTCOMES
 from orchestrator.http.responses_format import ResponsesFormat
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import GenerationRequest, parse_request
 from orchestrator.http.service import Service
+from orchestrator.http.trace_routes import add_trace_routes, read_record
 from orchestrator.loop.actions import WorkerName
 from orchestrator.validation import body_path
 
 log = logging.getLogger(__name__)
 
-_TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
 
 
@@ -149,15 +148,11 @@ def create_app(service: Service) -> FastAPI:
             raise UnknownPolicy(f"the model {model[:64]!r} does not exist")
         return JSONResponse(card(model, await service.contexts()))
 
-    @app.get("/v1/traces/{trace_id}", **described("Everything on record about one request"))
-    async def trace(trace_id: str) -> Response:
-        return Response(await _record(service, trace_id), media_type="application/json")
-
     @app.post("/v1/feedback", **described("What an answer was worth, from 0 to 1", Feedback))
     async def feedback(request: Request) -> Response:
         body = parse_feedback(await json_body(request, service.limits))
         try:
-            record = json.loads(await _record(service, body.trace_id))
+            record = json.loads(await read_record(service, body.trace_id))
         except StoreError:
             record = {}  # the reward is kept; which answer it is about shows when the store is back
         event = reward(body, record)
@@ -177,6 +172,7 @@ def create_app(service: Service) -> FastAPI:
     async def metrics() -> Response:
         return Response(await service.metrics_text(), media_type=CONTENT_TYPE_LATEST)
 
+    add_trace_routes(app, service)
     add_policy_routes(app, service)
     add_experiment_routes(app, service)
     document = describe(app, service)
@@ -202,20 +198,6 @@ def create_app(service: Service) -> FastAPI:
             expose_headers=["x-request-id", "retry-after"],
         )
     return app
-
-
-async def _record(service: Service, trace_id: str) -> bytes:
-    """A request's record.
-
-    Raises:
-        RequestRefused: 404, there is none, or no longer.
-    """
-    trace_id, found = trace_id_of(trace_id), None
-    if _TRACE_ID.fullmatch(trace_id):
-        found = await service.outbox.get(trace_name(trace_id))
-    if found is None:
-        raise RequestRefused(404, "no such trace, or no longer kept", code="trace_not_found")
-    return found
 
 
 async def _readiness(service: Service) -> Response:

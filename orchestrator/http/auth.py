@@ -71,6 +71,10 @@ class Access:
     users: Keys = field(default_factory=Keys)
     admins: Keys = field(default_factory=Keys)
 
+    def sees_all(self, authorization: str | None) -> bool:
+        """Whether this header may read what other keys' requests left behind."""
+        return not self.users or self.admins.owner(authorization) is not None
+
     def owner(self, method: str, path: str, authorization: str | None) -> str | None:
         """Who sends this request, as `Keys.owner` has it; None where no key is needed.
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
+from orchestrator.http.progress import Progress, beginning
 from orchestrator.http.rendering import (
     Json,
     Stripped,
@@ -80,12 +81,14 @@ class ChatFormat(AnswerFormat):
         assert isinstance(body, ChatRequest)
         self._body, self._thought_in = body, thought_in
         self._strip = Stripped(begun=body.continue_final_message)
+        self._progress = Progress(response) if body.wants_events else None
 
     def whole(self) -> Json:
         return completion(self.context, self.response, self._thought_in)
 
     def begin(self) -> bytes:
-        return sse(chunk(self.context, {"role": "assistant", "content": ""}))
+        first = chunk(self.context, {"role": "assistant", "content": ""})
+        return sse(first if self._progress is None else {**first, "baton": beginning(self.context)})
 
     def more(self, events: Sequence[Event]) -> bytes:
         chunks = [
@@ -93,6 +96,8 @@ class ChatFormat(AnswerFormat):
         ]
         if chunks and self._body.wants_running_usage:
             chunks[-1]["usage"] = running_usage(self.response)
+        if self._progress is not None and (told := self._progress.more(events)) is not None:
+            chunks.append({**chunk(self.context, {}), "choices": [], "baton": told})
         return b"".join(map(sse, chunks))
 
     def end(self) -> bytes:

@@ -7,7 +7,13 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.http.schemas import EFFORT, Effort, GenerationRequest, contradiction
+from orchestrator.http.schemas import (
+    EFFORT,
+    Effort,
+    GenerationRequest,
+    StreamOptions,
+    contradiction,
+)
 from orchestrator.types import Message
 
 
@@ -65,6 +71,13 @@ class ChatMessage(BaseModel):
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
+class ChatStreamOptions(StreamOptions):
+    include_events: bool = Field(
+        default=False,
+        description="chunks with `baton.events`: steps, rejected drafts, calls of the workers",
+    )
+
+
 class TemplateSettings(BaseModel):
     """`chat_template_kwargs`: the switches by which templates are told to think or not."""
 
@@ -89,6 +102,7 @@ class ChatRequest(GenerationRequest):
     thinking_token_budget: Annotated[int, Field(ge=-1)] | None = Field(
         default=None, description="cap on the thought in tokens; -1: no cap, 0: no thought"
     )
+    stream_options: ChatStreamOptions | None = None
     chat_template_kwargs: TemplateSettings = TemplateSettings()
     continue_final_message: bool = Field(
         default=False, description="the answer goes on with the last message, the assistant's"
@@ -120,6 +134,11 @@ class ChatRequest(GenerationRequest):
         if len(caps) > 1:
             raise contradiction("max_completion_tokens", "contradicts max_tokens")
         return self
+
+    @property
+    def wants_events(self) -> bool:
+        """Whether a stream is to tell what happens beside the accepted text."""
+        return self.stream_options is not None and self.stream_options.include_events
 
     @property
     def cap(self) -> int | None:

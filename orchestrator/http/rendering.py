@@ -13,6 +13,7 @@ from orchestrator.http.context import RequestContext
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.budget import spent
 from orchestrator.loop.events import Event, TextDelta
+from orchestrator.loop.timeline import CallSpan
 from orchestrator.types import Message
 
 COMPLETION: Final = "chatcmpl-"
@@ -165,7 +166,8 @@ def record(
         "key": context.key,
         "messages": [_message(message) for message in context.messages],
         "question": context.question,
-        "steps": [asdict(step) for step in response.steps],
+        "steps": [step_json(response, index) for index in range(len(response.steps))],
+        "calls": [call_json(call) for call in response.timeline.calls],
         "reasoning_content": response.thought,
         "answer": response.answer,
         "finish_reason": finish_reason(response) if status == "finished" else None,
@@ -173,6 +175,16 @@ def record(
         "status": status,
         "error": error,
     }
+
+
+def step_json(response: ResponseAccumulator, index: int) -> Json:
+    """A step with the time when it was complete, and the calls that made it by their index."""
+    return {**asdict(response.steps[index]), **asdict(response.timeline.steps[index])}
+
+
+def call_json(call: CallSpan) -> Json:
+    """A call of a worker, without what it does not have."""
+    return {name: value for name, value in asdict(call).items() if value is not None}
 
 
 def _message(message: Message) -> Json:
@@ -208,6 +220,7 @@ def outcome(context: RequestContext, response: ResponseAccumulator, status: str)
         "discarded_tokens": metrics.discarded_tokens,
         "prompt_tokens": metrics.prefill_tokens,
         "accepted": metrics.acceptance_rate,
+        "key": context.key,
     }
 
 

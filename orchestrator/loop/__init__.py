@@ -10,5 +10,6 @@ In reading order:
 - `budget`: what a request may spend, and how an accepted segment ends a phase.
 - `stop_strings`: a caller's stop strings in an answer of several segments.
 - `events`: what a running request reports to whoever watches it.
+- `timeline`: when each worker did what, and which calls made a step.
 - `accumulator`: what the events amount to: text, steps, totals; read by all who report.
 """

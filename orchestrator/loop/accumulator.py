@@ -35,6 +35,7 @@ from orchestrator.loop.events import (
     StepCompleted,
     TextDelta,
 )
+from orchestrator.loop.timeline import Timeline
 from orchestrator.types import Classification, Cost, Generation, Segment, Step, Usage, Verification
 
 WORKERS: tuple[WorkerName, ...] = ("small", "large")
@@ -50,6 +51,7 @@ class ResponseAccumulator:
     def __init__(self) -> None:
         self.steps: list[Step] = []
         self.observers: list[Callable[[Event], object]] = []
+        self.timeline = Timeline()
         self.completed: RequestCompleted | None = None
         self.continues = False  # whether the answer goes on with text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
@@ -79,15 +81,21 @@ class ResponseAccumulator:
                     self.first_text_s = self.elapsed_s
             case StepCompleted(step):
                 self.steps.append(step)
+                self.timeline.add_step(step, self.elapsed_s * 1000)
                 if step.accepted and self.first_step_ms is None:
                     self.first_step_ms = self.elapsed_s * 1000
             case ActionCompleted():
                 self._add_action(event)
+                self.timeline.add(event, self.elapsed_s * 1000)
             case RequestCompleted():
                 self.completed = event
         for observe in self.observers:
             observe(event)
         return event
+
+    def begin(self, action: Action[Any] | None) -> None:
+        """The policy asks for this now; None: it has nothing left to ask."""
+        self.timeline.begin(action, self.elapsed_s * 1000)
 
     def give_up(self, draft: Segment) -> None:
         """Count an accepted draft as rejected: there was no room for it."""

@@ -91,10 +91,12 @@ class PolicyRunner:
             Exception: a failure that the policy did not catch.
         """
         reply, self._reply = self._reply, None
+        action: Action[Any] | None = None
         try:
             if isinstance(reply, BaseException):
-                return self._script.throw(reply)
-            return self._script.send(reply)
+                action = self._script.throw(reply)
+            else:
+                action = self._script.send(reply)
         except StopIteration:
             if not self.transcript.done:
                 name = type(self.policy).__name__
@@ -105,7 +107,8 @@ class PolicyRunner:
         except ContextLengthExceeded:
             # The prompt did fit, so this is a transcript that outgrew a context: cut, not refused.
             self.transcript = self.budget.cut(self.transcript)
-        return None
+        self.response.begin(action)
+        return action
 
     def on_result(self, item: TextDelta | ActionCompleted) -> Iterator[Event]:
         """Take in what the executor gives: the events it causes, the last of them `item` itself.

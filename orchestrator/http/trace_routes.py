@@ -1,0 +1,110 @@
+"""The HTTP surface of what is on record about requests.
+
+    GET /v1/traces       the latest requests, newest first, filtered
+    GET /v1/traces/{id}  everything about one
+
+With keys, the list holds the requests of the key that asks; an admin key sees everybody's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Literal
+
+from fastapi import FastAPI, Query, Request
+from starlette.responses import JSONResponse, Response
+
+from orchestrator.errors import StoreError
+from orchestrator.http.errors import RequestRefused
+from orchestrator.http.openapi import described
+from orchestrator.http.rendering import OUTCOMES, trace_id_of, trace_name
+from orchestrator.http.service import Service
+
+Json = dict[str, Any]
+SEARCHED: Final = 2000
+"""Of the latest outcomes and rewards, how many a filter looks through."""
+QUESTION: Final = 200
+"""Characters of a question in the list."""
+
+_TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
+
+
+def add_trace_routes(app: FastAPI, service: Service) -> None:
+    """Add the routes; the application's middleware applies to them."""
+
+    @app.get("/v1/traces", **described("The latest requests, newest first"))
+    async def traces(
+        request: Request,
+        count: int = Query(50, ge=1, le=200),
+        policy: str | None = None,
+        version: int | None = None,
+        experiment: str | None = None,
+        arm: str | None = None,
+        status: Literal["finished", "failed", "cancelled"] | None = None,
+        min_ms: float = Query(0.0, ge=0),
+        min_large_tokens: int = Query(0, ge=0),
+    ) -> Response:
+        wanted = {
+            name: value
+            for name, value in (
+                ("policy", policy),
+                ("version", version),
+                ("experiment", experiment),
+                ("arm", arm),
+                ("status", status),
+            )
+            if value is not None
+        }
+        if not service.access.sees_all(request.headers.get("authorization")):
+            wanted["key"] = request.state.key
+        rows = []
+        for entry in await service.store.newest(OUTCOMES, SEARCHED):
+            row = json.loads(entry.event)
+            if (
+                row["kind"] == "outcome"
+                and all(row.get(name) == value for name, value in wanted.items())
+                and row["ms"] >= min_ms
+                and row["large_tokens"] >= min_large_tokens
+            ):
+                rows.append(row)
+                if len(rows) == count:
+                    break
+        questions = await asyncio.gather(*(_question(service, row["trace_id"]) for row in rows))
+        data = [
+            {"object": "baton.trace_summary", "id": row["trace_id"], **row, "question": question}
+            for row, question in zip(rows, questions, strict=True)
+        ]
+        return JSONResponse({"object": "list", "data": data})
+
+    @app.get("/v1/traces/{trace_id}", **described("Everything on record about one request"))
+    async def trace(trace_id: str) -> Response:
+        return Response(await read_record(service, trace_id), media_type="application/json")
+
+
+async def read_record(service: Service, trace_id: str) -> bytes:
+    """A request's record.
+
+    Raises:
+        RequestRefused: 404, there is none, or no longer.
+    """
+    trace_id, found = trace_id_of(trace_id), None
+    if _TRACE_ID.fullmatch(trace_id):
+        found = await service.outbox.get(trace_name(trace_id))
+    if found is None:
+        raise RequestRefused(404, "no such trace, or no longer kept", code="trace_not_found")
+    return found
+
+
+async def _question(service: Service, trace_id: str) -> str | None:
+    """How a request's question begins; None where its record is not kept any more."""
+    try:
+        found = await service.outbox.get(trace_name(trace_id))
+    except StoreError:
+        return None
+    if found is None:
+        return None
+    record: Mapping[str, str] = await asyncio.to_thread(json.loads, found)  # it may be long
+    return record["question"][:QUESTION]

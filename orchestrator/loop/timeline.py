@@ -1,0 +1,155 @@
+"""When each worker did what: the calls and steps of one request on one clock, in milliseconds.
+
+The clock starts with the request. A call is known when its result is taken, and which calls made a
+step is known from the text that they drafted or judged.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.loop.actions import (
+    Action,
+    Cancel,
+    Classify,
+    First,
+    Generate,
+    Job,
+    Start,
+    Verify,
+    WorkerName,
+    Write,
+)
+from orchestrator.loop.events import ActionCompleted
+from orchestrator.types import Author, Classification, Generation, Segment, Step, Verification
+
+CallKind = Literal["prefill", "draft", "write", "judge", "verify"]
+
+
+@dataclass(frozen=True, slots=True)
+class CallSpan:
+    """One call of a worker, from `at_ms` on for `ms`.
+
+    `tokens` are those it generated. `probabilities` is a judge's distribution over its labels,
+    `outside` the mass on everything else; `surprise` the highest negative log-likelihood (natural
+    log) of a token that was verified; `entropy` that of a draft's first token. None where a call
+    gives no such thing. `error` is what kind of failure ended it.
+    """
+
+    kind: CallKind
+    worker: WorkerName
+    at_ms: float
+    ms: float
+    tokens: int = 0
+    probabilities: tuple[float, ...] | None = None
+    outside: float | None = None
+    surprise: float | None = None
+    entropy: float | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepMoment:
+    """When a step was complete, and which calls drafted and judged it, by index."""
+
+    at_ms: float
+    calls: tuple[int, ...]
+
+
+class Cancelled(Exception):
+    """What a call comes to whose result was no longer wanted."""
+
+
+class Timeline:
+    """`calls` in the order in which their results were taken; `steps` in that of the steps."""
+
+    def __init__(self) -> None:
+        self.calls: list[CallSpan] = []
+        self.steps: list[StepMoment] = []
+        self._current: tuple[Action[Any], float] | None = None
+        self._jobs: dict[Job, tuple[Action[Any], float]] = {}
+        self._about: dict[tuple[Author, str], list[int]] = {}  # calls by the text they concern
+
+    def begin(self, action: Action[Any] | None, now_ms: float) -> None:
+        """The policy asks for this now; None: it has nothing left to ask."""
+        self._current = None if action is None else (action, now_ms)
+
+    @property
+    def running(self) -> list[tuple[WorkerName, CallKind, float]]:
+        """The calls whose results are waited for: who, what, and since when in milliseconds."""
+        waited = [*self._jobs.values(), *([self._current] if self._current else [])]
+        return [
+            (action.worker, _kind(action), since)
+            for action, since in waited
+            if isinstance(action, Generate | Write | Classify | Verify)
+        ]
+
+    def add_step(self, step: Step, now_ms: float) -> None:
+        """A step is complete."""
+        calls = self._about.pop((step.author, step.text), [])
+        self.steps.append(StepMoment(round(now_ms, 1), tuple(calls)))
+
+    def add(self, event: ActionCompleted, now_ms: float) -> None:
+        """An action is complete."""
+        self._current = None
+        match event.action, event.answer:
+            case Start(action), Job() as job:
+                self._jobs[job] = action, now_ms
+            case First(), (Job() as job, result) if job in self._jobs:
+                action, since = self._jobs.pop(job)
+                self._add_call(action, result, since, getattr(result, "ms", 0.0) or now_ms - since)
+            case Cancel(job), _ if job in self._jobs:
+                action, since = self._jobs.pop(job)
+                self._add_call(action, Cancelled(), since, now_ms - since)
+            case (Generate() | Write() | Classify() | Verify()) as action, result:
+                self._add_call(action, result, max(0.0, now_ms - event.ms), event.ms)
+            case _:
+                pass
+
+    def _add_call(self, action: Action[Any], result: Any, at_ms: float, ms: float) -> None:
+        assert isinstance(action, Generate | Write | Classify | Verify)
+        kind = _kind(action)
+        if kind == "prefill":
+            at_ms = 0.0  # the prompt is read first, by all workers at once
+        about: Segment | None = None
+        more: dict[str, Any] = {}
+        match action, result:
+            case _, BaseException():
+                more["error"] = type(result).__name__
+            case _, Generation(segment, usage):
+                about = segment if kind == "draft" else None
+                more["tokens"] = max(len(segment.tokens), usage.generated)
+                more["entropy"] = _rounded(result.entropy)
+            case Classify(_, transcript), Classification():
+                about = transcript.last
+                more["probabilities"] = tuple(round(p, 4) for p in result.probabilities)
+                more["outside"] = _rounded(result.outside)
+                more["surprise"] = _surprise(result)
+            case Verify(_, _, segment), Verification():
+                about = segment
+                more["surprise"] = _surprise(result)
+        if about is not None:
+            self._about.setdefault((about.author, about.text), []).append(len(self.calls))
+        self.calls.append(CallSpan(kind, action.worker, round(at_ms, 1), round(ms, 1), **more))
+
+
+def _kind(action: Generate | Write | Classify | Verify) -> CallKind:
+    match action:
+        case Generate():
+            return "draft" if action.criteria.max_tokens else "prefill"
+        case Write():
+            return "write"
+        case Classify():
+            return "judge"
+        case Verify():
+            return "verify"
+
+
+def _surprise(result: Classification | Verification) -> float | None:
+    values = (*(result.nll or ()), *(() if result.ending is None else (result.ending,)))
+    return _rounded(max(values, default=None))
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,65 @@
+"""`stream_options.include_events`: what a stream tells beside the accepted text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from tests.orchestrator.serving import STORY, client, post, scripted, service, serving
+
+EVENTS = {"stream": True, "stream_options": {"include_events": True}}
+
+
+def chunks(url: str, **body: Any) -> list[dict[str, Any]]:
+    lines = post(url, {**EVENTS, **body}).text.split("\n\n")
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    assert data[-1] == "[DONE]"
+    return [json.loads(line) for line in data[:-1]]
+
+
+def test_events_tell_each_call_text_and_step_once_and_in_order() -> None:
+    with serving(service(scripted(), scripted(scores=[9, 2]))) as url:
+        got = chunks(url)
+    first = got[0]["baton"]
+    assert first["policy"] == "specreason"
+    assert first["parameters"]["threshold"] == 7.0
+    told = [event for chunk in got if not chunk["choices"] for event in chunk["baton"]["events"]]
+    steps = [event for event in told if event["type"] == "step"]
+    final = got[-1]["baton"]
+    assert [(step["author"], step["accepted"]) for step in steps][:3] == [
+        ("small", True),
+        ("small", False),
+        ("large", True),
+    ]
+    same = ("author", "text", "accepted", "score")
+    shown = [*final["steps"], *final["answer_steps"]]
+    assert [[s[k] for k in same] for s in steps] == [[s[k] for k in same] for s in shown]
+    calls = [event for event in told if event["type"] == "call"]
+    assert [calls[index]["kind"] for index in steps[0]["calls"]] == ["draft", "judge"]
+    assert calls[steps[1]["calls"][1]]["probabilities"][2] == 1.0
+    for index, event in enumerate(told):  # a step never names a call that comes later
+        if event["type"] == "step":
+            earlier = sum(one["type"] == "call" for one in told[:index])
+            assert all(number < earlier for number in event["calls"])
+    thought = "".join(e["text"] for e in told if e["type"] == "text" and e["phase"] == "thought")
+    assert thought == STORY[0]
+
+
+def test_without_the_option_a_stream_is_as_openai_has_it() -> None:
+    with serving(service()) as url, client(url) as api:
+        asked: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
+        stream = api.chat.completions.create(model="baton", messages=asked, stream=True)
+        assert all(chunk.choices for chunk in stream)
+
+
+def test_it_is_an_option_of_streams_of_chat_completions_alone() -> None:
+    with serving(service()) as url:
+        for body in (
+            {"stream_options": {"include_events": True}},
+            {"stream": True, "stream_options": {"include_events": "yes"}},
+        ):
+            refused = post(url, body)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["param"].startswith("stream_options")
+        refused = post(url.replace("/v1", ""), {"stream": True, "stream_options": {"events": True}})
+        assert refused.status_code == 400

@@ -1,0 +1,75 @@
+"""The latest requests, and what is kept of one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.http.auth import Access, Keys
+from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
+
+
+def listed(url: str, key: str = "", **params: Any) -> list[dict[str, Any]]:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+    reply = HTTP.get(f"{url}/v1/traces", params=params, headers=headers)
+    assert reply.status_code == 200, reply.text
+    return reply.json()["data"]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    large = scripted(failures={3: WorkerUnavailable("gone")})
+    with serving(service(large=large)) as url:
+        post(url, {"model": "specreason"})
+        post(url, {"model": "small-only"})
+        failed = post(url, {"model": "large-only"})
+        assert failed.status_code == 503
+        until(lambda: len(listed(url)) == 3)
+        yield url
+
+
+def test_the_newest_comes_first_with_its_question(url: str) -> None:
+    rows = listed(url)
+    assert [row["policy"] for row in rows] == ["large-only", "small-only", "specreason"]
+    assert all(row["question"] == "Twice 2+2?" for row in rows)
+    assert HTTP.get(f"{url}/v1/traces/{rows[0]['id']}").json()["status"] == "failed"
+
+
+def test_filters(url: str) -> None:
+    assert [row["policy"] for row in listed(url, policy="small-only")] == ["small-only"]
+    assert [row["policy"] for row in listed(url, status="failed")] == ["large-only"]
+    assert [row["policy"] for row in listed(url, count=1)] == ["large-only"]
+    assert listed(url, min_ms=1e9) == []
+    assert listed(url, arm="nonesuch") == []
+    assert listed(url, min_large_tokens=10**6) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("count", 0), ("count", 201), ("status", "odd"), ("min_ms", "x")]
+)
+def test_a_filter_that_makes_no_sense_is_refused_by_name(url: str, name: str, value: Any) -> None:
+    refused = HTTP.get(f"{url}/v1/traces", params={name: value})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == f"query.{name}"
+
+
+def test_a_record_has_the_calls_that_its_steps_name(url: str) -> None:
+    (row,) = listed(url, policy="specreason")
+    record = HTTP.get(f"{url}/v1/traces/{row['id']}").json()
+    first = record["steps"][0]
+    assert [record["calls"][index]["kind"] for index in first["calls"]] == ["draft", "judge"]
+    assert first["at_ms"] > 0
+
+
+def test_a_key_sees_its_own_requests_and_the_admin_key_everybodys() -> None:
+    access = Access(Keys(["one", "two"]), Keys(["boss"]))
+    with serving(service(access=access)) as url:
+        for key in ("one", "two"):
+            post(url, headers={"authorization": f"Bearer {key}"})
+        until(lambda: len(listed(url, "boss")) == 2)
+        assert len(listed(url, "one")) == len(listed(url, "two")) == 1
+        assert listed(url, "one") != listed(url, "two")
+        assert HTTP.get(f"{url}/v1/traces").status_code == 401

@@ -1,0 +1,87 @@
+"""Which call ran when, and which calls made a step."""
+
+from __future__ import annotations
+
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.solve import solve
+from orchestrator.loop.timeline import Timeline
+from orchestrator.types import Limits, Message, Sampling
+from policies import POLICIES
+from policies.specreason import SpecReason
+from tests.orchestrator.serving import STORY
+from workers.scripted import Scripted
+
+QUESTION = [Message("user", "Twice 2+2?")]
+
+
+async def timeline_of(policy, small: Scripted, large: Scripted) -> tuple[Timeline, list[list]]:
+    """The timeline of a request, and what was running after each of its events."""
+    response = ResponseAccumulator()
+    events = solve(
+        policy,
+        QUESTION,
+        {"small": small, "large": large},
+        request="r",
+        sampling=Sampling(),
+        limits=Limits(),
+        response=response,
+    )
+    running = [[call[:2] for call in response.timeline.running] async for _ in events]
+    assert len(response.timeline.steps) == len(response.steps)
+    return response.timeline, running
+
+
+async def test_a_step_names_the_calls_that_drafted_and_judged_it() -> None:
+    timeline, running = await timeline_of(
+        SpecReason(), Scripted(story=STORY), Scripted(story=STORY, scores=[9, 2])
+    )
+    kinds = [(call.kind, call.worker) for call in timeline.calls]
+    assert sorted(kinds[:2]) == [("prefill", "large"), ("prefill", "small")]
+    assert kinds[2:7] == [
+        ("draft", "small"),
+        ("judge", "large"),
+        ("draft", "small"),
+        ("judge", "large"),
+        ("write", "large"),
+    ]
+    accepted, rejected, rewritten = timeline.steps[:3]
+    assert (accepted.calls, rejected.calls, rewritten.calls) == ((2, 3), (4, 5), ())
+    assert timeline.calls[3].probabilities == (*(0.0,) * 9, 1.0)
+    assert timeline.calls[5].probabilities == (0.0, 0.0, 1.0, *(0.0,) * 7)
+    assert timeline.calls[2].tokens == 4  # First, 2+2 is 4. with the blank line behind it
+    assert [("large", "write")] in running
+    assert running[-1] == []
+
+
+async def test_the_times_of_calls_lie_within_the_request_and_in_order() -> None:
+    delay = 0.003
+    timeline, _ = await timeline_of(
+        SpecReason(), Scripted(story=STORY, delay=delay), Scripted(story=STORY, delay=delay)
+    )
+    draft, judge = timeline.calls[2:4]
+    assert draft.ms >= 4 * delay * 1000
+    assert judge.at_ms >= draft.at_ms + draft.ms - 1
+    assert timeline.steps[0].at_ms >= judge.at_ms + judge.ms - 1
+
+
+async def test_jobs_at_the_same_time_overlap() -> None:
+    small, large = Scripted(story=STORY, delay=0.003), Scripted(story=STORY, delay=0.03)
+    timeline, _ = await timeline_of(POLICIES["lookahead"](), small, large)
+    calls = [call for call in timeline.calls if call.kind in ("draft", "judge")]
+    overlapping = [
+        (one.kind, other.kind)
+        for one in calls
+        for other in calls
+        if one.worker != other.worker
+        and one.at_ms < other.at_ms + other.ms
+        and other.at_ms < one.at_ms + one.ms
+    ]
+    assert overlapping
+
+
+async def test_a_call_that_failed_says_how() -> None:
+    small = Scripted(story=STORY, failures={0: WorkerUnavailable("gone")})
+    timeline, _ = await timeline_of(SpecReason(), small, Scripted(story=STORY))
+    assert timeline.calls[2].error == "WorkerUnavailable"
+    assert timeline.calls[2].probabilities is None
