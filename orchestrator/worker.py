@@ -39,13 +39,16 @@ class Call:
 
     `request` identifies the user's request: calls of one request prefer one replica, for its
     cache. `author` is the name under which the worker signs segments. `speculation` names the
-    token-level method by which the worker is to generate; None: its default.
+    token-level method by which the worker is to generate; None: its default. `owner` is for whom
+    the call is made: cached prefixes are shared among the calls of one owner, and no others can
+    tell from an answer, or from how soon it comes, what is cached. Only the service names owners.
     """
 
     request: str
     transcript: Transcript
     author: str = "large"
     speculation: str | None = None
+    owner: str = ""
 
 
 SERVER_METHOD = "the server's"

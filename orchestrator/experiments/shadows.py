@@ -38,7 +38,8 @@ POLL_S: Final = 0.02  # seconds between two checks for a request
 class ShadowRequest:
     """A served request to answer again, and its answer.
 
-    `speculation` is the large worker's method for the shadow; None: its default.
+    `speculation` is the large worker's method for the shadow; None: its default. `owner`: for whom
+    the request was answered.
     """
 
     trace_id: str
@@ -47,6 +48,7 @@ class ShadowRequest:
     limits: Limits
     answer: str
     speculation: str | None = None
+    owner: str = ""
 
 
 @dataclass(slots=True)

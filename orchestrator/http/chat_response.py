@@ -156,6 +156,7 @@ class ChatResponse(Response):
                 sampling=context.sampling,
                 limits=context.limits,
                 speculation=context.speculation,
+                owner=context.owner,
                 response=response,
             )
             prompt_read, within_deadline = False, deadline(context.limits.deadline_s)
@@ -246,6 +247,7 @@ class ChatResponse(Response):
                 context.sampling,
                 context.limits,
                 response.answer,
+                owner=context.owner,
             )
             service.experimenter.record_outcome(context.enrollment, ended, again)
 

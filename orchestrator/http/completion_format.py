@@ -142,7 +142,7 @@ class CompletionFormat(AnswerFormat):
         before: Segments = NO_SEGMENTS,
     ) -> Verification:
         transcript = Transcript((prompt,), answer=before, thinking=False, closed=True)
-        call = Call(self.context.trace_id, transcript, self._worker)
+        call = Call(self.context.trace_id, transcript, self._worker, owner=self.context.owner)
         return await workers[self._worker].verify(call, segment, Sampling())
 
 

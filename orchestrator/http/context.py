@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from hashlib import blake2b
 
 from fastapi import Request
 
@@ -77,6 +78,16 @@ class RequestContext:
         """What the user said last; the last message where no user said anything."""
         asked = [message.content for message in self.messages if message.role == "user"]
         return asked[-1] if asked else self.messages[-1].content
+
+    @property
+    def owner(self) -> str:
+        """For whom the answer is made: a name that nobody but the service knows or chooses.
+
+        That is the key's, and where the request names one, that of a user under this key.
+        """
+        if self.key is None and self.body.user is None:
+            return ""
+        return blake2b(repr((self.key, self.body.user)).encode(), digest_size=16).hexdigest()
 
     @property
     def session(self) -> str | None:

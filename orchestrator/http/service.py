@@ -68,6 +68,7 @@ class Solve(Protocol):
         sampling: Sampling,
         limits: Limits,
         speculation: str | None = None,
+        owner: str = "",
         response: ResponseAccumulator | None = None,
     ) -> AsyncGenerator[Event, None]: ...
 
@@ -347,6 +348,7 @@ class Service:
             sampling=request.sampling,
             limits=request.limits,
             speculation=request.speculation,
+            owner=request.owner,
         )
 
 

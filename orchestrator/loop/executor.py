@@ -56,7 +56,7 @@ class Executor:
     """The calls of one request.
 
     `speculation` names the large worker's token-level method; None is its default. `deadline_s`
-    counts from the moment this is made.
+    counts from the moment this is made. `owner` is whose request it is (`Call.owner`).
     """
 
     def __init__(
@@ -67,8 +67,10 @@ class Executor:
         budget: Budget,
         deadline_s: float | None,
         speculation: str | None,
+        owner: str = "",
     ) -> None:
         self._workers, self._request, self._speculation = workers, request, speculation
+        self._owner = owner
         self._sampling, self._budget = sampling, budget
         self._within_deadline = deadline(deadline_s)
         self._running: dict[Job, _Running] = {}
@@ -276,7 +278,8 @@ class Executor:
         raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
 
     def _call_for(self, name: WorkerName, transcript: Transcript) -> Call:
-        return Call(self._request, transcript, name, self._speculation if name == "large" else None)
+        speculation = self._speculation if name == "large" else None
+        return Call(self._request, transcript, name, speculation, self._owner)
 
     def _next_seed(self) -> int:
         self._calls += 1

@@ -48,12 +48,14 @@ async def solve(
     sampling: Sampling,
     limits: Limits,
     speculation: str | None = None,
+    owner: str = "",
     response: ResponseAccumulator | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Answer `messages` by `policy`: events as they happen, the last of them one
     `RequestCompleted`.
 
-    `speculation` names the token-level method of the large worker, of which a policy knows nothing.
+    `speculation` names the token-level method of the large worker, of which a policy knows nothing;
+    `owner` is for whom the answer is made: workers share cached prefixes within one owner.
     Into `response` every event is folded before it is yielded. Closing the generator, or cancelling
     the task that reads it, stops everything it started.
 
@@ -70,7 +72,9 @@ async def solve(
         raise ConfigError(f"the policy needs a worker that is not there: {', '.join(missing)}")
     began = perf_counter()
     runner = PolicyRunner(policy, messages, limits, response)
-    executor = Executor(workers, request, sampling, runner.budget, limits.deadline_s, speculation)
+    executor = Executor(
+        workers, request, sampling, runner.budget, limits.deadline_s, speculation, owner
+    )
     try:
         prefilled = await executor.prefill(runner.prefills())
         if policy.one_vocabulary:

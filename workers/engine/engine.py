@@ -192,7 +192,9 @@ class Engine:
     def _admit(self, request: EngineRequest) -> None:
         """Give a request its slot."""
         self._prefilling.append(request)  # first: whatever fails here, its caller is answered
-        request.slot, request.cached = self._prefixes.allocate(request.ids, request.num_logits)
+        request.slot, request.cached = self._prefixes.allocate(
+            request.ids, request.num_logits, request.owner
+        )
         self._counts["prompt_tokens"] += len(request.ids)
         self._counts["cached_tokens"] += request.cached
 

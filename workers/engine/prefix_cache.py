@@ -15,28 +15,36 @@ class PrefixCache:
     """The slots of a decoder's cache, and what ended requests left in them.
 
     A slot belongs to at most one request at a time. Released, it keeps its tokens, so that a later
-    prompt that begins like them need not prefill them again.
+    prompt of the same owner that begins like them need not prefill them again. Another owner's
+    prompt never meets them: how much of it is cached would tell what they are.
     """
 
     def __init__(self, decoder: Decoder) -> None:
         self._decoder, self._cache = decoder, decoder.target.cache
         self._free = dict.fromkeys(range(self._cache.slots))  # least recently used first
+        self._owners = [""] * self._cache.slots
 
-    def allocate(self, ids: list[int], num_logits: int) -> tuple[int, int]:
+    def allocate(self, ids: list[int], num_logits: int, owner: str = "") -> tuple[int, int]:
         """A slot for a prompt, and how many of its tokens are cached there.
 
-        That is the slot that holds most of the prompt. Where it is in use, or holds a longer text
-        of which the prompt shares only the beginning, the common part is copied to the least
-        recently used free slot instead. The last `num_logits` tokens do not count as cached: their
-        logits are wanted.
+        That is the owner's slot that holds most of the prompt. Where it is in use, or holds a
+        longer text of which the prompt shares only the beginning, the common part is copied to the
+        least recently used free slot instead. The last `num_logits` tokens do not count as cached:
+        their logits are wanted.
         """
-        shared = [self._shared_with(slot, ids) for slot in range(self._cache.slots)]
+        shared = [
+            self._shared_with(slot, ids) if self._owners[slot] == owner else 0
+            for slot in range(self._cache.slots)
+        ]
         best = max(range(self._cache.slots), key=shared.__getitem__)
         slot = best
         if best not in self._free or self._cache.lengths[best] > 2 * shared[best]:
             slot = next(iter(self._free))
-            if shared[best] > shared[slot]:
-                self._decoder.copy(best, slot, shared[best])
+        if slot != best and shared[best] > shared[slot]:
+            self._decoder.copy(best, slot, shared[best])
+        elif self._owners[slot] != owner:
+            self._decoder.copy(slot, slot, 0)  # nothing of it, in the methods' caches neither
+        self._owners[slot] = owner
         del self._free[slot]
         return slot, self._cache.allocate(slot, ids, len(ids) - num_logits)
 

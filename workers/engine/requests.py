@@ -90,13 +90,14 @@ class EngineRequest:
     """One call in the engine.
 
     ids: the prompt. num_logits: of how many of its last tokens the logits are wanted. kept_length:
-    how much of `ids` stays cached when the request is over (None: all).
+    how much of `ids` stays cached when the request is over (None: all). owner: see `Call.owner`.
     """
 
     handle: RequestHandle
     ids: list[int]
     num_logits: int = 1
     kept_length: int | None = None
+    owner: str = ""
     slot: int = -1
     prompt: int = 0
     cached: int = 0

@@ -48,6 +48,7 @@ class LocalWorker:
         """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
         check_sampling(sampling)
         check_method(call.speculation, self.engine.decoder.named)
+        await self.prompts.prepare(call.transcript, self.context)
         ids = self.prompts.transcript(call.transcript)
         continuation = Continuation(
             call,
@@ -60,6 +61,7 @@ class LocalWorker:
         request = GenerateRequest(
             RequestHandle(self.engine.lease_s, stream=stream),
             ids,
+            owner=call.owner,
             num_logits=1 if criteria.max_tokens > 0 else 0,
             continuation=continuation,
             max_entropy=criteria.max_entropy,
@@ -84,6 +86,7 @@ class LocalWorker:
         labels = label_ids(self.tokenizer, query.labels)
         last = call.transcript.last if query.nll else None
         scored = self.prompts.verified(last)
+        await self.prompts.prepare(call.transcript, self.context)
         prefix = self.prompts.transcript(call.transcript)
         side = self.prompts.side(query.turns, query.lead_in)
         ids = prefix + side
@@ -91,6 +94,7 @@ class LocalWorker:
         request = ClassifyRequest(
             RequestHandle(self.engine.lease_s),
             ids,
+            owner=call.owner,
             num_logits=len(scored) + len(side) + 1 if query.nll else 1,
             kept_length=len(prefix),
             labels=labels,
@@ -113,12 +117,14 @@ class LocalWorker:
         """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
         check_sampling(sampling)
         tokens = self.prompts.verified(segment)
+        await self.prompts.prepare(call.transcript, self.context)
         prefix = self.prompts.transcript(call.transcript)
         ids = prefix + list(tokens)
         check_length(len(ids), self.context)
         request = VerifyRequest(
             RequestHandle(self.engine.lease_s),
             ids,
+            owner=call.owner,
             num_logits=min(len(tokens) + 1, len(ids)),
             sampling=sampling,
             seed=_seed(sampling),

@@ -59,6 +59,11 @@ class ServerCapabilities:
     numbered: bool = False
 
     @property
+    def salts(self) -> bool:
+        """Whether it keeps the cached prefixes of callers apart (`cache_salt`, as vLLM does)."""
+        return self.ids and not self.numbered
+
+    @property
     def path(self) -> str:
         return "/chat/completions" if self.prompt == "chat" else "/completions"
 
@@ -379,12 +384,20 @@ def context(models: Any, name: str) -> int | None:
     return None
 
 
-def usage(answer: Mapping[str, Any], prompt: int, generated: int) -> Usage:
+def owner_fields(owner: str, capabilities: ServerCapabilities) -> dict[str, Any]:
+    """The field that keeps the cached prefixes of a call's owner from those of others."""
+    return {"cache_salt": owner} if owner and capabilities.salts else {}
+
+
+def usage(answer: Mapping[str, Any], prompt: int, generated: int, *, shared: bool = False) -> Usage:
     """What a call cost by the server's counts, or where it gives none by ours.
+
+    `shared`: what the server has cached may be others' prompts, so how much is not told.
 
     How many passes a server took it does not say: one a token is plain decoding.
     """
     counts = answer.get("usage") or {}
-    cached = (counts.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+    details = {} if shared else counts.get("prompt_tokens_details") or {}
+    cached = details.get("cached_tokens") or 0
     made = int(counts.get("completion_tokens") or generated)
     return Usage(int(counts.get("prompt_tokens") or prompt), int(cached), made, max(1, made))

@@ -132,6 +132,7 @@ class RemoteWorker:
             raise self._lacks("log-probabilities, which a distribution over labels needs")
         judged = call.transcript.last if nll else None
         verified = self.prompts.verified(judged)
+        await self.prompts.prepare(call.transcript, self.context)
         prefix = self.prompts.transcript(call.transcript)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
@@ -139,6 +140,8 @@ class RemoteWorker:
         body |= protocol.request_fields(
             self.model, Sampling(), capabilities, 1, top=capabilities.wide or protocol.TOP[0]
         )
+        body |= protocol.owner_fields(call.owner, capabilities)
+        shared = bool(call.owner) and not capabilities.salts
         if capabilities.labels:
             body["logprob_token_ids"] = list(chosen)
         if nll:
@@ -147,7 +150,7 @@ class RemoteWorker:
             )
             body |= self._prompt_logprobs(capabilities, capabilities.top if stop_token_ids else 1)
         answer = await self.server.ask(capabilities.path, body, call.request)
-        usage = protocol.usage(answer, len(ids), 1)
+        usage = protocol.usage(answer, len(ids), 1, shared=shared)
         if capabilities.prompt == "chat" and usage.prompt != len(ids):
             raise self._lacks("a chat template that includes the thought in a judge's prompt")
         named = dict(zip(labels, chosen, strict=True))
@@ -167,6 +170,7 @@ class RemoteWorker:
         began = perf_counter()
         check_sampling(sampling)
         tokens, capabilities = self.prompts.verified(segment), await self.capabilities()
+        await self.prompts.prepare(call.transcript, self.context)
         prefix = self.prompts.transcript(call.transcript)
         if not prefix:
             raise Unsupported("log-probabilities from the first token on")
@@ -181,6 +185,8 @@ class RemoteWorker:
             self.model, sampling, capabilities, 1, top=capabilities.top if stop_token_ids else top
         )
         body |= self._prompt_logprobs(capabilities, top)
+        body |= protocol.owner_fields(call.owner, capabilities)
+        shared = bool(call.owner) and not capabilities.salts
         if capabilities.labels and stop_token_ids:  # the end of the turn first
             named = sorted(stop_token_ids, key=lambda i: (i != self._eos, i))
             body["logprob_token_ids"] = named[: capabilities.top]
@@ -189,7 +195,7 @@ class RemoteWorker:
             output = protocol.score_output(
                 answer, ids, len(tokens), sampling, stop_token_ids, self.vocabulary
             )
-            usage = protocol.usage(answer, len(ids), 1)
+            usage = protocol.usage(answer, len(ids), 1, shared=shared)
             return verification(
                 output, call, segment, self.prompts, self._stop_token_ids, usage, _ms_since(began)
             )
@@ -244,6 +250,7 @@ class RemoteWorker:
         ):
             if limited and not (capabilities.ids and capabilities.top):
                 raise self._lacks(f"log-probabilities of tokens, which {name} needs")
+        await self.prompts.prepare(call.transcript, self.context)
         ids = self.prompts.transcript(call.transcript)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
         if criteria.ignore_eos:
@@ -256,6 +263,8 @@ class RemoteWorker:
         body |= protocol.request_fields(
             self.model, sampling, capabilities, options.remaining_tokens, top=top
         )
+        body |= protocol.owner_fields(call.owner, capabilities)
+        shared = bool(call.owner) and not capabilities.salts
         unfinished_bytes, finish = self.prompts.unfinished(call.transcript), None
         parser = ResponseParser(self.tokenizer, capabilities, options, unfinished_bytes)
         spent: Mapping[str, Any] = {}
@@ -291,7 +300,7 @@ class RemoteWorker:
         made = parser.made or len(segment.tokens)
         if finish == "length":
             made = max(made, options.remaining_tokens)  # a text encoded again may have fewer tokens
-        usage = protocol.usage(spent, len(ids), made)
+        usage = protocol.usage(spent, len(ids), made, shared=shared)
         if options.remaining_tokens <= 0 or parser.withheld:
             usage = replace(usage, generated=0)  # it only prefilled, or not even that
         yield Generation(segment, usage, _ms_since(began), parser.entropy, self.tokenizer.thinks)

@@ -11,11 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from functools import lru_cache
 from hashlib import blake2b
 
 from orchestrator.types import Message, Segment, Segments, Transcript
 from orchestrator.worker import Call
+from workers.memo import remembered
 
 MAX_TOKENS = 1 << 21
 """Of the transcripts that a replica keeps: some 50 bytes each."""
@@ -153,12 +153,16 @@ class PrefixReceiver:
 def digest(transcript: Transcript) -> bytes:
     """Equal for equal messages and segments; log-probabilities do not count."""
     parts = (transcript.thought.fold(_chained, b""), transcript.answer.fold(_chained, b""))
-    return blake2b(b"%s|%s|%s" % (_of_messages(transcript.messages), *parts)).digest()
+    return blake2b(b"%s|%s|%s" % (_digest_of(transcript.messages)[0], *parts)).digest()
 
 
-@lru_cache(maxsize=64)
-def _of_messages(messages: tuple[Message, ...]) -> bytes:
-    return blake2b(repr(messages).encode(), digest_size=16).digest()
+def _messages_digest(messages: tuple[Message, ...]) -> tuple[bytes, int]:
+    """The digest, and how many bytes it is made of."""
+    said = repr(messages).encode()
+    return blake2b(said, digest_size=16).digest(), len(said)
+
+
+_digest_of = remembered(_messages_digest, 16 << 20, lambda made: made[1])
 
 
 def _chained(before: bytes, segment: Segment) -> bytes:

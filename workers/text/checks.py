@@ -44,12 +44,15 @@ def answer_reserve(context: int) -> int:
     return min(64, context // 8)
 
 
-def check_length(length: int, context: int | None) -> None:
-    """Raises ContextLengthExceeded where `length` tokens do not fit; None is not known."""
+def check_length(length: int, context: int | None, *, at_least: bool = False) -> None:
+    """Raises ContextLengthExceeded where `length` tokens do not fit; None is not known.
+
+    `at_least`: there may be more of them.
+    """
     if context is not None and length > context:
         raise ContextLengthExceeded(
             f"this model's maximum context length is {context} tokens, and the prompt has "
-            f"{length}: shorten the messages",
+            f"{'at least ' if at_least else ''}{length}: shorten the messages",
             param="messages",
             code="context_length_exceeded",
         )

@@ -10,15 +10,19 @@ It holds because nothing is ever encoded across the border of a segment.
 
 from __future__ import annotations
 
+import asyncio
 import re
+from array import array
 from collections.abc import Sequence
-from functools import lru_cache
+from concurrent.futures import ThreadPoolExecutor
 from itertools import chain
 
 from jinja2 import TemplateError
 
 from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
 from orchestrator.types import Message, Segment, Segments, Transcript
+from workers.memo import remembered
+from workers.text.checks import check_length
 from workers.text.detokenizer import unfinished
 from workers.text.thinking import Variables
 from workers.text.tokenizer import Tokenizer
@@ -27,6 +31,12 @@ FINAL_ANSWER = "\n\n**Final Answer**\n\n"
 """Between a thought of somebody else's and the answer of a model that marks none: without it the
 model takes the thought for its answer, and has nothing to add."""
 _PLACEHOLDER = re.compile(r"BATON(\d{4})SLOT")
+LONG = 1 << 14
+"""Characters of a prompt that is tokenized in a thread: other calls do not wait for it."""
+_PROMPT_BYTES, _MARKUP_BYTES = 128 << 20, 4 << 20
+"""What is kept of prompts, and of the markup between contents."""
+_TOKEN_BYTES = 16
+"""Of a prompt's id in an array, and of the text that it stands for, about."""
 Part = int | tuple[int, ...]
 """The index of a content, or ids of markup."""
 
@@ -36,9 +46,12 @@ class PromptRenderer:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self._opening = lru_cache(maxsize=256)(self._render_opening)
-        self._side = lru_cache(maxsize=256)(self._render_side)
-        self._prompt = lru_cache(maxsize=64)(self._render_prompt)
+        self._opening = remembered(self._render_opening, _MARKUP_BYTES, _bytes_of_parts)
+        self._side = remembered(self._render_side, _MARKUP_BYTES, _bytes_of_parts)
+        self._prompt = remembered(
+            self._render_prompt, _PROMPT_BYTES, lambda ids: _TOKEN_BYTES * len(ids)
+        )
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
         closing = (
             tokenizer.encode_markup(tokenizer.format.closing)
             if tokenizer.format is not None and tokenizer.thinks
@@ -51,6 +64,23 @@ class PromptRenderer:
             self._side(("user",))
         except InvalidRequest as error:
             raise ConfigError(f"the chat template cannot render a question: {error}") from error
+
+    async def prepare(self, transcript: Transcript, context: int | None) -> None:
+        """Refuse messages that are too long for a context of so many tokens, and have those that
+        are merely long tokenized by a thread, one prompt after the other; call it before
+        `transcript`.
+
+        Raises:
+            ContextLengthExceeded: they do not fit, however their text is cut into tokens.
+        """
+        messages = transcript.messages
+        size = sum(len(message.content) for message in messages)
+        if size > LONG:
+            check_length(int(size / self.tokenizer.token_chars), context, at_least=True)
+            thinking = transcript.thinking and self.tokenizer.thinks
+            loop = asyncio.get_running_loop()
+            ids = await loop.run_in_executor(self._thread, self._prompt, messages, thinking)
+            check_length(len(ids), context)
 
     def transcript(self, transcript: Transcript) -> list[int]:
         """Ids of everything accepted so far; the next token continues thought or answer."""
@@ -104,11 +134,11 @@ class PromptRenderer:
         texts = texts[: texts.index(len(messages))]
         return "".join(messages[t].content if isinstance(t, int) else t for t in texts)
 
-    def _render_prompt(self, messages: tuple[Message, ...], thinking: bool) -> tuple[int, ...]:
+    def _render_prompt(self, messages: tuple[Message, ...], thinking: bool) -> Sequence[int]:
         if messages[0].role == "prompt":
-            return self._continued(messages[0])
+            return array("I", self._continued(messages[0]))
         parts = self._opening(tuple(message.role for message in messages), thinking)
-        return tuple(self._fill(parts, messages))
+        return array("I", self._fill(parts, messages))
 
     def _continued(self, message: Message) -> tuple[int, ...]:
         """A text that is continued as it is, behind what every text begins with; or its ids."""
@@ -212,3 +242,7 @@ class PromptRenderer:
     def _encode(self, texts: Sequence[int | str]) -> tuple[Part, ...]:
         encode = self.tokenizer.encode_markup
         return tuple(t if isinstance(t, int) else encode(t) for t in texts if t != "")
+
+
+def _bytes_of_parts(parts: Sequence[Part]) -> int:
+    return 64 * sum(1 if isinstance(part, int) else 1 + len(part) for part in parts)

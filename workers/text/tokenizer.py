@@ -12,7 +12,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from functools import lru_cache
+from math import inf
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -20,11 +20,15 @@ from tokenizers import Tokenizer as Backend
 
 from orchestrator.errors import ConfigError
 from orchestrator.types import Finish
+from workers.memo import remembered
 from workers.text.chat_template import PLAIN_TEMPLATE, ChatTemplate
 from workers.text.detokenizer import Stop
 from workers.text.thinking import AUTO, NONE, ThinkingFormat, find_format
 
-_SHORT = 8192  # characters of a text that is worth remembering; bounds what that may take
+_SHORT = 8192  # characters of a text that is worth remembering, and takes no thread's time
+COMPOSED = 4  # characters that Unicode's normal forms make one of, at most
+_REMEMBERED_BYTES = 8 << 20  # of short texts and their ids
+_ID_BYTES = 48  # of an id in a tuple, and of the text that it stands for, about
 
 
 class Tokenizer:
@@ -50,6 +54,8 @@ class Tokenizer:
         controls: ids that a model may emit but that are never text.
         eos_id: the end of a turn, if the checkpoint names one.
         begin: ids that servers put before any text.
+        token_chars: the most characters that one token may stand for; infinite where that is not
+            known.
         chat_template: the checkpoint's.
     """
 
@@ -83,7 +89,10 @@ class Tokenizer:
         markers = [i for i, content in added.items() if len(content) > 2 and content in markup]
         special = [token["id"] for token in spec["added_tokens"] if token["special"]]
         self.controls = frozenset(special + markers)
-        self._encode_short = lru_cache(maxsize=2048)(self._encode)
+        self.token_chars = _token_chars(spec, max(map(len, self.pieces)))
+        self._encode_short = remembered(
+            self._encode, _REMEMBERED_BYTES, lambda ids: _ID_BYTES * len(ids)
+        )
         for content in added.values():
             if self.controls.intersection(self.encode(content)):
                 raise ConfigError(f"the tokenizer reads the plain text {content!r} as a control")
@@ -92,7 +101,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, of which none is a control. Short texts are remembered."""
-        return (self._encode_short if len(text) <= _SHORT else self._encode)(text)
+        if len(text) <= _SHORT:
+            return self._encode_short(text)
+        # Unlike `encode` it lets other threads run meanwhile.
+        (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
+        return tuple(encoding.ids)
 
     def _encode(self, text: str) -> tuple[int, ...]:
         return tuple(self._plain.encode(text, add_special_tokens=False).ids)
@@ -135,6 +148,22 @@ def _hash(model: dict[str, Any], added: dict[int, str]) -> str:
         rows = vocabulary
     parts = [model.get("type"), rows, model.get("merges"), sorted(added.items())]
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _token_chars(spec: dict[str, Any], longest: int) -> float:
+    """The most characters of a text that a token of at most `longest` bytes may stand for."""
+    normalizer, model = spec["normalizer"], spec["model"]
+    if model.get("fuse_unk") and not model.get("byte_fallback"):
+        return inf
+    if normalizer is None:
+        return longest
+    for part in normalizer.get("normalizers", [normalizer]):
+        replaced = part.get("pattern", {}).get("String")
+        if replaced is not None and len(part["content"]) >= len(replaced):
+            continue
+        if part["type"] not in ("NFC", "NFD", "NFKC", "NFKD"):
+            return inf
+    return COMPOSED * longest
 
 
 def _continuing(spec: dict[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,7 @@ class VllmWorker:
         began = perf_counter()
         check_sampling(sampling)
         check_method(call.speculation, ())
+        await self.prompts.prepare(call.transcript, self.context)
         ids = self.prompts.transcript(call.transcript)
         text = Continuation(
             call,
@@ -156,7 +157,7 @@ class VllmWorker:
         shown = 1 if criteria.max_entropy is None else SHOWN
         finish: Finish | None = None
         first: float | None = None
-        cost = _Cost(len(ids))
+        cost = _Cost(len(ids), call.owner)
         if text.max_tokens > 0:
             limits = {"max_tokens": text.max_tokens, "stop_token_ids": sorted(text.ends)}
             parameters = _parameters(sampling, logprobs=shown, **limits)
@@ -200,10 +201,11 @@ class VllmWorker:
         labels = label_ids(self.tokenizer, query.labels)
         last = call.transcript.last if query.nll else None
         scored = self.prompts.verified(last)
+        await self.prompts.prepare(call.transcript, self.context)
         prefix = self.prompts.transcript(call.transcript)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
-        cost = _Cost(len(ids))
+        cost = _Cost(len(ids), call.owner)
         stop_token_ids = finish_token_ids(
             self.tokenizer, self._stop_token_ids, call.transcript, last
         )
@@ -242,11 +244,12 @@ class VllmWorker:
         began = perf_counter()
         check_sampling(sampling)
         tokens = self.prompts.verified(segment)
+        await self.prompts.prepare(call.transcript, self.context)
         prefix = self.prompts.transcript(call.transcript)
         ids = prefix + list(tokens)
         given = 0 if prefix else 1  # nothing precedes the first token, so it is given
         check_length(len(ids) + 1, self.context)
-        cost = _Cost(len(ids))
+        cost = _Cost(len(ids), call.owner)
         stop_token_ids = finish_token_ids(
             self.tokenizer, self._stop_token_ids, call.transcript, segment
         )
@@ -323,8 +326,9 @@ class VllmWorker:
         self._live += 1
         try:
             await self._reset_ended()
+            prompt = tokens_input(list(ids), cache_salt=cost.owner or None)
             outputs = self.engine.generate(
-                tokens_input(list(ids)), parameters, secrets.token_hex(8), priority=priority
+                prompt, parameters, secrets.token_hex(8), priority=priority
             )
             async with aclosing(outputs):
                 async for output in outputs:
@@ -413,10 +417,11 @@ class VllmWorker:
 
 
 class _Cost:
-    """What one call of ours costs in vLLM, over all its requests."""
+    """What one call of ours costs in vLLM, over all its requests, and for whom it is made."""
 
-    def __init__(self, prompt: int) -> None:
+    def __init__(self, prompt: int, owner: str = "") -> None:
         self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
+        self.owner = owner
 
     def record(self, output: RequestOutput, made: int) -> None:
         self.cached = max(self.cached, output.num_cached_tokens or 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 from orchestrator.types import (
     LabelQuery,
@@ -54,3 +55,25 @@ async def test_a_classification_leaves_the_prefix_and_nothing_else(worker: Local
     assert answer.usage.prompt > prefix
     assert worker.stats()["held_tokens"] == prefix
     assert worker.stats()["lossy"] == 0
+
+
+async def test_a_stranger_finds_nothing_of_what_others_asked(worker: LocalWorker) -> None:
+    secret = replace(ask("The code is 123456 and nobody else knows it"), owner="one")
+    first = await run(worker, secret, StopCriteria(4))
+    for guess in (secret, ask("The code is 123456"), ask("The code is 654321")):
+        worker.reset_prefix_cache()
+        await run(worker, secret, StopCriteria(4))
+        guessed = await run(worker, replace(guess, owner="another"), StopCriteria(4))
+        assert guessed.usage.cached == 0
+        own = await run(worker, replace(guess, owner="another"), StopCriteria(4))
+        assert own.usage.cached == own.usage.prompt - 1
+    again = await run(worker, secret, StopCriteria(4))
+    assert again.usage.cached == again.usage.prompt - 1
+    assert again.segment.tokens == first.segment.tokens
+
+
+async def test_a_slot_that_changes_hands_begins_empty(worker: LocalWorker) -> None:
+    slots = worker.stats()["slots"]
+    for number in range(2 * slots):  # every slot is taken over from somebody else
+        answer = await run(worker, replace(ask(), owner=f"owner {number}"), StopCriteria(2))
+        assert answer.usage.cached == 0

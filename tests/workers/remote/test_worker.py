@@ -35,6 +35,7 @@ from policies.specreason import SpecReason
 from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serving
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
+from workers.remote import protocol
 from workers.remote.errors import Absent
 from workers.remote.protocol import Chunk, ServerCapabilities, Token
 from workers.remote.response_parser import ParserOptions, ResponseParser
@@ -514,3 +515,21 @@ async def test_bad_sampling_is_refused_here(vllm: dict[Any, RemoteWorker]) -> No
                 vllm["small"], ask("1+1?"), StopCriteria(4), replace(GREEDY, **{name: value})
             )
         assert caught.value.param == name
+
+
+async def test_cached_prefixes_are_kept_apart_by_owner(pair: dict[Any, LocalWorker]) -> None:
+    servers = Servers(pair, ServerBehavior())
+    with servers as workers:
+        owned = replace(call(ask("12+3?")), owner="somebody's digest")
+        for one in (owned, call(ask("12+3?"))):
+            _ = [item async for item in workers["small"].generate(one, StopCriteria(3), GREEDY)]
+    salts = [body.get("cache_salt") for _, body in servers.apps["small"].requests]
+    assert salts[-2:] == ["somebody's digest", None]
+
+
+def test_what_a_server_shares_among_its_callers_is_not_told() -> None:
+    answer = {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 7}}}
+    assert protocol.usage(answer, 9, 1).cached == 7
+    assert protocol.usage(answer, 9, 1, shared=True).cached == 0
+    assert not replace(VLLM, numbered=True).salts
+    assert not ServerCapabilities("text").salts

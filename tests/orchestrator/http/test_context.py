@@ -1,0 +1,25 @@
+"""What a request's context makes of who asks."""
+
+from __future__ import annotations
+
+import json
+
+from orchestrator.http.context import RequestContext
+from orchestrator.http.schemas import parse_chat
+from orchestrator.types import Limits
+
+
+def owner(key: str | None, user: str | None = None) -> str:
+    question = {"model": "baton", "messages": [{"role": "user", "content": "12 + 34?"}]}
+    body = parse_chat(json.dumps(question | ({"user": user} if user else {})).encode())
+    return RequestContext(body, Limits(), {}, "r", key).owner
+
+
+def test_an_owner_is_a_key_and_a_user_under_it() -> None:
+    owners = {
+        owner(key, user) for key in (None, "0a1b2c3d", "11112222") for user in (None, "ann", "bob")
+    }
+    assert len(owners) == 9
+    assert owner("0a1b2c3d", "ann") == owner("0a1b2c3d", "ann")
+    assert owner(None) == ""
+    assert not any("ann" in one or "0a1b2c3d" in one for one in owners)
