@@ -17,7 +17,7 @@ In reading order, the first six as a request meets them:
 - `responses_format`: an answer in the form of a response, with its stream of events.
 - `openapi`: the service's own description, made of what checks its requests.
 - `docs_page`: that description as a page for people.
-- `progress`: what a running request does, for a stream that asked for it.
+- `stream_events`: what a running request does, for a stream that asked for it.
 - `rendering`: a request and its response as JSON.
 - `errors`: every error as an HTTP response.
 - `auth`: keys, and what each may do.

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
-from orchestrator.http.progress import Progress, beginning
 from orchestrator.http.rendering import (
     Json,
     Stripped,
@@ -25,6 +24,7 @@ from orchestrator.http.rendering import (
     usage,
     usage_chunk,
 )
+from orchestrator.http.stream_events import StreamEvents, beginning
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
@@ -81,14 +81,14 @@ class ChatFormat(AnswerFormat):
         assert isinstance(body, ChatRequest)
         self._body, self._thought_in = body, thought_in
         self._strip = Stripped(begun=body.continue_final_message)
-        self._progress = Progress(response) if body.wants_events else None
+        self._events = StreamEvents(response) if body.wants_events else None
 
     def whole(self) -> Json:
         return completion(self.context, self.response, self._thought_in)
 
     def begin(self) -> bytes:
         first = chunk(self.context, {"role": "assistant", "content": ""})
-        return sse(first if self._progress is None else {**first, "baton": beginning(self.context)})
+        return sse(first if self._events is None else {**first, "baton": beginning(self.context)})
 
     def more(self, events: Sequence[Event]) -> bytes:
         chunks = [
@@ -96,7 +96,7 @@ class ChatFormat(AnswerFormat):
         ]
         if chunks and self._body.wants_running_usage:
             chunks[-1]["usage"] = running_usage(self.response)
-        if self._progress is not None and (told := self._progress.more(events)) is not None:
+        if self._events is not None and (told := self._events.more(events)) is not None:
             chunks.append({**chunk(self.context, {}), "choices": [], "baton": told})
         return b"".join(map(sse, chunks))
 

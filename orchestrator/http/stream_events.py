@@ -28,7 +28,7 @@ def beginning(context: RequestContext) -> Json:
     }
 
 
-class Progress:
+class StreamEvents:
     """A request's events as JSON, each once; `response` is what they amount to so far."""
 
     def __init__(self, response: ResponseAccumulator) -> None:
