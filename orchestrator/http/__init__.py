@@ -21,6 +21,7 @@ In reading order, the first six as a request meets them:
 - `rendering`: a request and its response as JSON.
 - `errors`: every error as an HTTP response.
 - `auth`: keys, and what each may do.
+- `cors`: which pages of other origins may ask.
 - `limits`: what one replica takes on.
 - `feedback`: rewards for answers.
 - `trace_routes`: the routes of what is on record about requests.

@@ -24,7 +24,6 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
-from starlette.middleware.cors import CORSMiddleware
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
@@ -36,6 +35,7 @@ from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.completion_format import CompletionFormat
 from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
+from orchestrator.http.cors import CrossOrigin
 from orchestrator.http.docs_page import HEADERS, page
 from orchestrator.http.errors import RETRY_AFTER_S, HttpError, http_error
 from orchestrator.http.experiment_routes import add_experiment_routes
@@ -54,6 +54,7 @@ from orchestrator.validation import body_path
 
 log = logging.getLogger(__name__)
 
+TEXT_ERRORS: Final = (404, 429, 503)  # no such model, no place, no worker or no time
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
 
 
@@ -109,7 +110,9 @@ def create_app(service: Service) -> FastAPI:
             body = parse_request(await json_body(request, service.limits), kind)
             return ChatResponse(service, RequestContext.of(request, body, service.limits), make)
 
-        app.post(path, name=name, **described(about, kind, answer, streams=True))(respond)
+        app.post(
+            path, name=name, **described(about, kind, answer, errors=TEXT_ERRORS, streams=True)
+        )(respond)
 
     text_route(
         "/v1/chat/completions",
@@ -142,13 +145,16 @@ def create_app(service: Service) -> FastAPI:
         cards = [card(name, contexts) for name in service.models]
         return JSONResponse({"object": "list", "data": cards})
 
-    @app.get("/v1/models/{model:path}", **described("One model", answer="Model"))
+    @app.get("/v1/models/{model:path}", **described("One model", answer="Model", errors=(404, 503)))
     async def model(model: str) -> Response:
         if not await service.knows(model):
             raise UnknownPolicy(f"the model {model[:64]!r} does not exist")
         return JSONResponse(card(model, await service.contexts()))
 
-    @app.post("/v1/feedback", **described("What an answer was worth, from 0 to 1", Feedback))
+    @app.post(
+        "/v1/feedback",
+        **described("What an answer was worth, from 0 to 1", Feedback, errors=(404,)),
+    )
     async def feedback(request: Request) -> Response:
         body = parse_feedback(await json_body(request, service.limits))
         try:
@@ -164,7 +170,7 @@ def create_app(service: Service) -> FastAPI:
     async def health() -> Response:
         return JSONResponse({"status": "ok"})
 
-    @app.get("/ready", **described("Both worker pools answer"))
+    @app.get("/ready", **described("Both worker pools answer", errors=(503,)))
     async def ready() -> Response:
         return await _readiness(service)
 
@@ -189,14 +195,7 @@ def create_app(service: Service) -> FastAPI:
         if isinstance(route, Route) and route.methods and "GET" in route.methods:
             route.methods.add("HEAD")
     if service.cors_origins:
-        # Outside of the middleware that checks keys: a browser's preflight has none.
-        app.add_middleware(
-            CORSMiddleware,
-            allow_origins=list(service.cors_origins),
-            allow_methods=["GET", "POST", "PUT"],
-            allow_headers=["*"],
-            expose_headers=["x-request-id", "retry-after"],
-        )
+        app.add_middleware(CrossOrigin, service=service)
     return app
 
 

@@ -21,7 +21,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
-from orchestrator.errors import Unsupported, describe
+from orchestrator.errors import InvalidRequest, Unsupported, describe
 from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
@@ -189,6 +189,8 @@ class ChatResponse(Response):
         except Exception as error:
             if isinstance(error, Unsupported):
                 error.policy = self._context.policy_name
+            elif isinstance(error, InvalidRequest) and error.param == "messages":
+                error.param = self._context.body.question_name  # workers know messages alone
             body = http_error(error).body
             self._record("failed", body["error"])
             if not self._started:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from orchestrator.http.chat_format import AnswerFormat
@@ -32,6 +33,35 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Worker
 
 
+@dataclass(frozen=True, slots=True)
+class _Scored:
+    """A segment, and its worker's verification."""
+
+    segment: Segment
+    scores: Verification
+
+    def rows(self) -> Iterator[tuple[str, float, Json]]:
+        """Of each token its name, its negative log-likelihood, and the likeliest in its place."""
+        scores, ids = self.scores, self.segment.tokens
+        for i, (piece, nll) in enumerate(zip(scores.pieces, scores.nll, strict=True)):
+            choice, logprob = scores.choices[i], scores.logprobs[i]
+            # A prompt that came as text has no ids here: equal likelihoods tell the likeliest one.
+            token = (
+                ids[i] if len(ids) == len(scores.pieces) else choice if logprob == -nll else None
+            )
+            name = piece if token is None else _name(piece, token)
+            likeliest = name if token == choice else _name(scores.options[i].text, choice)
+            yield name, nll, {likeliest: logprob}
+
+    def widths(self) -> Iterator[int]:
+        """How much of the shown text each token is: of an answer, markup is not shown."""
+        text, at, is_prompt = self.segment.text, 0, self.segment.author == "policy"
+        for piece in self.scores.pieces:
+            width = len(piece) if is_prompt or text.startswith(piece, at) else 0
+            at += width
+            yield width
+
+
 class CompletionFormat(AnswerFormat):
     """The text as the model wrote it, white space and all."""
 
@@ -39,8 +69,8 @@ class CompletionFormat(AnswerFormat):
         super().__init__(context, response)
         assert isinstance(context.body, CompletionRequest)
         self._body = context.body
-        self._prompt: Verification | None = None  # scored, where that is asked for
-        self._answer: list[Verification] = []
+        self._prompt: _Scored | None = None  # where that is asked for
+        self._answer: list[_Scored] = []
 
     async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
         body = self._body
@@ -59,7 +89,7 @@ class CompletionFormat(AnswerFormat):
         scored = self._answer
         if self._prompt is not None:
             scored = [self._prompt, *scored]
-            text = "".join(self._prompt.pieces) + text
+            text = "".join(self._prompt.scores.pieces) + text
         elif body.echo:
             text = str(body.prompt) + text
         logprobs = None if body.logprobs is None else _logprobs(scored, body.echo, self._unwritten)
@@ -101,7 +131,7 @@ class CompletionFormat(AnswerFormat):
             "choices": [{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}],
         }
 
-    async def _score_prompt(self, workers: Mapping[WorkerName, Worker]) -> Verification:
+    async def _score_prompt(self, workers: Mapping[WorkerName, Worker]) -> _Scored:
         """The prompt's tokens, behind whatever any text begins with."""
         (prompt,) = self.context.messages
         if prompt.tokens is None:
@@ -111,7 +141,7 @@ class CompletionFormat(AnswerFormat):
         segment = Segment("policy", "", prompt.tokens, tokenizer=self.response.vocabulary)
         return await self._verify(workers, Message("prompt", "", ()), segment)
 
-    async def _score_answer(self, workers: Mapping[WorkerName, Worker]) -> list[Verification]:
+    async def _score_answer(self, workers: Mapping[WorkerName, Worker]) -> list[_Scored]:
         assert self.response.completed is not None
         (prompt,) = self.context.messages
         answer = self.response.completed.transcript.answer
@@ -140,39 +170,45 @@ class CompletionFormat(AnswerFormat):
         prompt: Message,
         segment: Segment,
         before: Segments = NO_SEGMENTS,
-    ) -> Verification:
+    ) -> _Scored:
         transcript = Transcript((prompt,), answer=before, thinking=False, closed=True)
         call = Call(self.context.trace_id, transcript, self._worker, owner=self.context.owner)
-        return await workers[self._worker].verify(call, segment, Sampling())
+        return _Scored(segment, await workers[self._worker].verify(call, segment, Sampling()))
 
 
-def _logprobs(scored: Sequence[Verification], echo: bool, unwritten: bool) -> Json:
+def _logprobs(scored: Sequence[_Scored], echo: bool, unwritten: bool) -> Json:
     """As OpenAI lists them: the first token of an echoed text has none.
 
     `unwritten`: a token that no text shows follows the scored ones, with a row of its own.
     """
-    tokens = [piece for one in scored for piece in one.pieces]
-    values: list[float | None] = [-nll for one in scored for nll in one.nll]
-    top: list[Json | None] = []
+    tokens, values, top = list[str](), list[float | None](), list[Json | None]()
+    widths = [width for one in scored for width in one.widths()]
     for one in scored:
-        rows = zip(one.pieces, one.nll, one.choices, one.options, one.logprobs, strict=False)
-        for piece, nll, choice, option, logprob in rows:  # the last choice follows all tokens
-            top.append({option.text or f"token_id:{choice}": logprob, piece: -nll})
+        for name, nll, best in one.rows():
+            tokens.append(name)
+            values.append(-nll)
+            top.append({**best, name: -nll})
     if unwritten:
-        last = scored[-1]
+        last = scored[-1].scores
         value = last.logprobs[-1] if last.ending is None else -last.ending
         tokens.append("")
+        widths.append(0)
         values.append(value)
         choice, option = last.choices[-1], last.options[-1]
         ends = option.finish in ("eos", "think_end")
-        best = {} if ends else {option.text or f"token_id:{choice}": last.logprobs[-1]}
+        best = {} if ends else {_name(option.text, choice): last.logprobs[-1]}
         top.append({**best, "": value})
     if echo and values:
         values[0] = top[0] = None
-    offsets = list(accumulate(map(len, tokens), initial=0))[:-1]
+    offsets = list(accumulate(widths, initial=0))[:-1]
     return {
         "tokens": tokens,
         "token_logprobs": values,
         "top_logprobs": top,
         "text_offset": offsets,
     }
+
+
+def _name(piece: str, token: int) -> str:
+    """A token's text; its id where it adds none: markup, or the beginning of a character."""
+    return piece or f"token_id:{token}"

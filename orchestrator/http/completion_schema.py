@@ -40,6 +40,8 @@ class CompletionRequest(GenerationRequest):
         "prompt_logprobs": (0,),
     }
 
+    question_name: ClassVar[str] = "prompt"
+
     prompt: Annotated[
         str | list[int],
         BeforeValidator(

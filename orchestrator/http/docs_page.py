@@ -80,11 +80,12 @@ def _operation(method: str, path: str, operation: Json, schemas: Json) -> Iterat
         if status.startswith("2"):
             for kind, content in answer["content"].items():
                 yield f"<p>Answers {escape(status)}, <code>{escape(kind)}</code>:</p>"
-                yield from _table(content["schema"], schemas)
+                yield from _table(content["schema"], schemas, says="optional")
     yield "</details>"
 
 
-def _table(schema: Json, schemas: Json) -> Iterator[str]:
+def _table(schema: Json, schemas: Json, says: str = "required") -> Iterator[str]:
+    """What an object may hold; `says`: whether to mark what it must, or what it may."""
     schema = _followed(schema, schemas)
     wanted, listed = schema.get("required", ()), schema.get("properties", {})
     properties = {
@@ -97,8 +98,8 @@ def _table(schema: Json, schemas: Json) -> Iterator[str]:
     yield "<table><tr><th>name<th>type<th>default<th></tr>"
     for name, about in sorted(properties.items(), key=lambda item: item[0] not in wanted):
         default = json.dumps(about["default"]) if "default" in about else ""
-        if name in wanted:
-            default = "required"
+        if (name in wanted) == (says == "required"):
+            default = says
         shown = escape(about.get("description", ""))
         yield (
             f"<tr><td><code>{escape(name)}</code><td>{escape(_type(about))}"

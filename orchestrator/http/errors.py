@@ -87,7 +87,7 @@ def http_error(error: BaseException) -> HttpError:
             )
         case ContextLengthExceeded():
             code = error.code or "context_length_exceeded"
-            return HttpError(400, error.message, param=error.param or "messages", code=code)
+            return HttpError(400, error.message, param=error.param, code=code)
         case UnknownPolicy():
             code = error.code or "model_not_found"
             return HttpError(404, error.message, param=error.param or "model", code=code)

@@ -32,32 +32,38 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
     experimenter = service.experimenter
     runs = experimenter.runs
 
-    @app.get("/v1/experiments", **described("Every experiment's newest run"))
+    @app.get("/v1/experiments", **described("Every experiment's newest run", errors=(503,)))
     async def overview() -> Response:
         state = await service.store.state()
         assert state is not None
         listed = [run_json(run) for run in await runs.read(state)]
         return JSONResponse({"object": "list", "degraded": service.degraded, "data": listed})
 
-    @app.post("/v1/experiments", **described("Start an experiment", Experiment, status=201))
+    @app.post(
+        "/v1/experiments", **described("Start an experiment", Experiment, status=201, errors=(404,))
+    )
     async def start(request: Request) -> Response:
         given = Experiment.parse(parse_object(await json_body(request, service.limits)))
         run = await runs.start(given, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run), status_code=201)
 
-    @app.get("/v1/experiments/{name}", **described("An experiment with its state"))
+    @app.get(
+        "/v1/experiments/{name}", **described("An experiment with its state", errors=(404, 503))
+    )
     async def show(name: str) -> Response:
         return JSONResponse(run_json(await runs.find(name)))
 
-    @app.get("/v1/experiments/{name}/report", **described("The readout"))
+    @app.get("/v1/experiments/{name}/report", **described("The readout", errors=(404, 503)))
     async def readout(name: str) -> Response:
         run, analysis = await experimenter.report(name)
         coverage = run.state.coverage(run.experiment) if run.live else 0.0
         about = {"object": "baton.report", "run": run.number, "coverage": coverage}
         return JSONResponse({**about, **analysis.json()})
 
-    @app.post("/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote))
+    @app.post(
+        "/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote, errors=(404,))
+    )
     async def stop(name: str, request: Request) -> Response:
         given = await read_body(service, request, ChangeNote)
         run = await runs.stop(name, audit_info(request, given))

@@ -6,7 +6,7 @@ with the deployment file's values as defaults. `described` is what a route says 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
 from typing import Any, Final
 
@@ -15,6 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
+from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS
 from orchestrator.http.schemas import GenerationRequest
 from orchestrator.http.service import Service
 
@@ -25,8 +26,11 @@ _REF: Final = "#/components/schemas/"
 _bodies: Final[dict[str, type[BaseModel]]] = {}  # by name: all that routes were described with
 
 
-def _object(about: str, **properties: Any) -> Json:
-    return {"type": "object", "description": about, "properties": properties}
+def _object(about: str, *optional: str, **properties: Any) -> Json:
+    """An object that has these properties always, but for the optional ones."""
+    wanted = [name for name in properties if name not in optional]
+    kind: Json = {"type": "object", "description": about, "properties": properties}
+    return {**kind, "required": wanted}
 
 
 def _completion(about: str, kind: Json, **choice: Json) -> Json:
@@ -55,19 +59,16 @@ _TEXT: Final = {"type": "string"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
 _FINISH: Final = {"enum": ["stop", "length"]}
 _ANSWERS: Final[dict[str, Json]] = {
-    "Error": {
-        **_object(
-            "Every error, as OpenAI has it.",
-            error=_object(
-                "what was expected, and what came",
-                message=_TEXT,
-                type=_TEXT,
-                param={"type": ["string", "null"]},
-                code={"type": ["string", "null"]},
-            ),
+    "Error": _object(
+        "Every error, as OpenAI has it.",
+        error=_object(
+            "what was expected, and what came",
+            message=_TEXT,
+            type=_TEXT,
+            param={"type": ["string", "null"]},
+            code={"type": ["string", "null"]},
         ),
-        "required": ["error"],
-    },
+    ),
     "Usage": _object(
         "Accepted tokens, and the ends of thought and turn that a model wrote.",
         prompt_tokens=_COUNT,
@@ -103,10 +104,13 @@ _ANSWERS: Final[dict[str, Json]] = {
         "OpenAI's chat completion; a stream has chat.completion.chunk objects and ends in [DONE].",
         _TEXT,
         message=_object(
-            "the answer, and the accepted thought",
+            "the answer, and the accepted thought in the field that the deployment names",
+            "reasoning_content",
+            "reasoning",
             role={"const": "assistant"},
             content=_TEXT,
             reasoning_content=_TEXT,
+            reasoning=_TEXT,
         ),
     ),
     "TextCompletion": _completion(
@@ -139,20 +143,35 @@ _ANSWERS: Final[dict[str, Json]] = {
 }
 
 
+_ERRORS: Final = {
+    400: "refused: the message says why, `param` where",
+    401: "no valid API key",
+    403: "this needs an admin key",
+    404: "there is none of that name",
+    408: "the body did not arrive in time",
+    409: "somebody else changed it in the same moment: read it again",
+    413: "the body is too large",
+    429: "all places are taken; Retry-After says when to try again",
+    500: "failed",
+    503: "not available now; Retry-After says when to try again",
+}
+
+
 def described(
     summary: str,
     body: type[BaseModel] | None = None,
     answer: str = "Object",
     *,
     status: int = 200,
+    errors: Sequence[int] = (),
     streams: bool = False,
     kind: str = "application/json",
 ) -> Json:
-    """What a route's decorator is told: what it does, its body, and its answer by name."""
+    """What a route's decorator is told: what it does, its body, its answer by name, and the
+    errors of its own (those that all such routes have, `describe` adds)."""
     content: Json = {kind: {"schema": _ref(answer) if kind == "application/json" else _TEXT}}
     if streams:
         content["text/event-stream"] = {"schema": _TEXT}
-    error = {"content": {"application/json": {"schema": _ref("Error")}}}
     extra: Json = {}
     if body is not None:
         _bodies[body.__name__] = body
@@ -164,8 +183,7 @@ def described(
         "status_code": status,
         "responses": {
             status: {"description": "the answer", "content": content},
-            "4XX": {"description": "refused; the message says why", **error},
-            "5XX": {"description": "failed; Retry-After says when to try again", **error},
+            **{error: _error(error) for error in errors},
         },
     }
 
@@ -178,9 +196,12 @@ def describe(app: FastAPI, service: Service) -> Json:
         summary="A large and a small reasoning model share one chain of thought.",
         routes=app.routes,
     )
-    for operations in document["paths"].values():
-        for operation in operations.values():
-            operation["responses"].pop("422", None)  # a wrong parameter is 400 here
+    for path, operations in document["paths"].items():
+        for method, operation in operations.items():
+            answers = operation["responses"]
+            answers.pop("422", None)  # a wrong parameter is 400 here
+            for status in _errors(path, method.upper(), operation):
+                answers.setdefault(str(status), _error(status))
     kinds = [(body, "validation") for body in _bodies.values()]
     _, made = models_json_schema(kinds, ref_template=_REF + "{model}")  # type: ignore[arg-type]
     schemas: dict[str, Json] = {**_ANSWERS, **made["$defs"]}
@@ -192,6 +213,26 @@ def describe(app: FastAPI, service: Service) -> Json:
     document["components"] = {"schemas": schemas, "securitySchemes": {"key": keys}}
     document["security"] = [{}, {"key": []}]
     return document
+
+
+def _errors(path: str, method: str, operation: Json) -> Iterator[int]:
+    """The statuses of errors that may meet any request of this kind."""
+    yield 500
+    if path not in OPEN_PATHS:
+        yield 401
+    if "requestBody" in operation:
+        yield from (400, 408, 413)
+    if any(parameter["in"] == "query" for parameter in operation.get("parameters", ())):
+        yield 400
+    if method not in READ_METHODS and path not in USER_PATHS:
+        yield from (403, 409, 503)
+
+
+def _error(status: int) -> Json:
+    return {
+        "description": _ERRORS[status],
+        "content": {"application/json": {"schema": _ref("Error")}},
+    }
 
 
 def _policy(schemas: dict[str, Json], service: Service, name: str) -> str:

@@ -14,7 +14,8 @@ Changes need the admin key, which `auth` checks.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from fastapi import FastAPI, Query, Request
@@ -73,38 +74,50 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
     async def overview() -> Response:
         return JSONResponse(await _overview(service))
 
-    @app.post("/v1/policies", **described("Publish a version", Publication, status=201))
+    @app.post(
+        "/v1/policies", **described("Publish a version", Publication, status=201, errors=(404,))
+    )
     async def publish(request: Request) -> Response:
         given = await read_body(service, request, Publication)
         made = await versions.publish(given, audit_info(request, given))
         await refresh(service)
         return JSONResponse(version_json(made), status_code=201)
 
-    @app.get("/v1/policies/active", **described("What the model baton means"))
+    @app.get("/v1/policies/active", **described("What the model baton means", errors=(503,)))
     async def show_active() -> Response:
         state = await service.store.state()
         assert state is not None
         return JSONResponse(await _version(service, active(state)))
 
-    @app.put("/v1/policies/active", **described("Change what baton means", Activation))
+    @app.put(
+        "/v1/policies/active", **described("Change what baton means", Activation, errors=(404,))
+    )
     async def activate(request: Request) -> Response:
         given = await read_body(service, request, Activation)
-        await versions.activate(given.version, audit_info(request, given))
+        with _naming("version"):
+            await versions.activate(given.version, audit_info(request, given))
         await refresh(service)
         return JSONResponse(await _version(service, given.version))
 
-    @app.post("/v1/policies/rollback", **described("Restore what was active before", Rollback))
+    @app.post(
+        "/v1/policies/rollback",
+        **described("Restore what was active before", Rollback, errors=(404,)),
+    )
     async def rollback(request: Request) -> Response:
         given = await read_body(service, request, Rollback)
-        target = await versions.rollback(audit_info(request, given), given.to)
+        with _naming("to"):
+            target = await versions.rollback(audit_info(request, given), given.to)
         await refresh(service)
         return JSONResponse(await _version(service, target))
 
-    @app.get("/v1/policies/history", **described("Who changed what, newest first"))
+    @app.get("/v1/policies/history", **described("Who changed what, newest first", errors=(503,)))
     async def history(count: int = count) -> Response:
         return JSONResponse({"object": "list", "data": await versions.history(count)})
 
-    @app.get("/v1/policies/{name}", **described("A policy's versions, or NAME@VERSION"))
+    @app.get(
+        "/v1/policies/{name}",
+        **described("A policy's versions, or NAME@VERSION", errors=(404, 503)),
+    )
     async def show(name: str, count: int = count) -> Response:
         if "@" in name:
             return JSONResponse(await _version(service, name))
@@ -153,10 +166,8 @@ async def _overview(service: Service) -> Json:
 async def _version(service: Service, target: str | None) -> Json:
     """A version by NAME@VERSION; None: the deployment file's default, whose version is 0."""
     if target is not None:
-        try:
+        with _naming("version"):
             return version_json((await service.versions.find(target)).document)
-        except UnknownPolicy as error:
-            raise UnknownPolicy(error.message, param="version", code="version_not_found") from None
     name = service.default_policy
     return {
         "object": "baton.policy",
@@ -168,6 +179,15 @@ async def _version(service: Service, target: str | None) -> Json:
         "author": "",
         "created": None,
     }
+
+
+@contextmanager
+def _naming(param: str) -> Iterator[None]:
+    """Say in which parameter a version that does not exist was named."""
+    try:
+        yield
+    except UnknownPolicy as error:
+        raise UnknownPolicy(error.message, param=param, code="version_not_found") from None
 
 
 async def read_body(service: Service, request: Request, kind: type[Body]) -> Body:

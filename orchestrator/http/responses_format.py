@@ -125,11 +125,16 @@ class ResponsesFormat(AnswerFormat):
         }
 
     def _status(self, phase: Phase) -> str:
-        """Of an item; a thought is complete with what was accepted of it."""
-        completed = self.response.completed
-        if phase == "thought" or completed is None:
+        """Of an item. A thought that an answer follows is complete with what was accepted of it,
+        and an answer that ended by itself is, also where a cap had cut the thought."""
+        if self.response.completed is None or finish_reason(self.response) != "length":
             return "completed"
-        return "incomplete" if completed.transcript.finish == "length" else "completed"
+        transcript = self.response.completed.transcript
+        if phase == "thought":
+            cut = transcript.forced and transcript.answer.is_blank
+        else:
+            cut = not transcript.answer or transcript.answer[-1].finish not in ("eos", "stop")
+        return "incomplete" if cut else "completed"
 
     def _item(self, phase: Phase, text: str | None, status: str) -> Json:
         parts = [] if text is None else [_part(phase, text)]

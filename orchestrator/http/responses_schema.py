@@ -113,6 +113,8 @@ class ResponsesRequest(GenerationRequest):
         "moderation": (),
     }
 
+    question_name: ClassVar[str] = "input"
+
     input: Annotated[
         list[tuple[Literal["system", "user", "assistant"], str]],
         Field(min_length=1, max_length=2048),

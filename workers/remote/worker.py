@@ -46,6 +46,7 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta, check_method
+from workers.model.rng import reseeded
 from workers.remote import protocol
 from workers.remote.probe import probe
 from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
@@ -182,7 +183,11 @@ class RemoteWorker:
         top = 1 if sampling.is_greedy else capabilities.top
         body: dict[str, Any] = {"prompt": ids}
         body |= protocol.request_fields(
-            self.model, sampling, capabilities, 1, top=capabilities.top if stop_token_ids else top
+            self.model,
+            reseeded(sampling, len(ids)),
+            capabilities,
+            1,
+            top=capabilities.top if stop_token_ids else top,
         )
         body |= self._prompt_logprobs(capabilities, top)
         body |= protocol.owner_fields(call.owner, capabilities)
@@ -261,7 +266,11 @@ class RemoteWorker:
         body = self._requests.body(capabilities.prompt, ids, call.transcript)
         top = 1 if criteria.max_entropy is None else capabilities.top
         body |= protocol.request_fields(
-            self.model, sampling, capabilities, options.remaining_tokens, top=top
+            self.model,
+            reseeded(sampling, len(ids)),
+            capabilities,
+            options.remaining_tokens,
+            top=top,
         )
         body |= protocol.owner_fields(call.owner, capabilities)
         shared = bool(call.owner) and not capabilities.salts

@@ -10,7 +10,7 @@ Differences from the builtin engine, all of them vLLM's:
   (`StopCriteria.max_entropy`) and choices drawn at a temperature (`verify`, but for the last) are
   taken from the `SHOWN` likeliest tokens (`workers.top_logprobs` says within what bounds);
 - prefill (a generation of no tokens) makes it generate one, which is dropped;
-- a seed draws the same tokens in the same call, and others where a lost call is resumed.
+- a seed draws the same tokens in the same call, and others where its text is made by two.
 """
 
 from __future__ import annotations
@@ -48,6 +48,7 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta, check_method
+from workers.model.rng import reseeded
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
@@ -160,7 +161,8 @@ class VllmWorker:
         cost = _Cost(len(ids), call.owner)
         if text.max_tokens > 0:
             limits = {"max_tokens": text.max_tokens, "stop_token_ids": sorted(text.ends)}
-            parameters = _parameters(sampling, logprobs=shown, **limits)
+            drawn = reseeded(sampling, len(ids))
+            parameters = _parameters(drawn, logprobs=shown, **limits)
             async with aclosing(self._outputs(ids, parameters, WRITER, cost)) as outputs:
                 async for output in outputs:
                     for token, logprobs in _made(output):
@@ -255,7 +257,8 @@ class VllmWorker:
         )
         first = len(prefix) + given
         scores = _scores(first, 1 if sampling.is_greedy else SHOWN) if first < len(ids) else {}
-        parameters = _parameters(sampling, max_tokens=1, logprobs=SHOWN, **scores)
+        drawn = reseeded(sampling, len(ids))
+        parameters = _parameters(drawn, max_tokens=1, logprobs=SHOWN, **scores)
         output = await self._answer(ids, parameters, JUDGE, cost)
         ((made, behind),) = _made(output)
         positions = _prompt(output, ids, slice(first, len(ids)))

@@ -194,6 +194,22 @@ def test_echo_and_log_probabilities_each_alone(url: str, large: LocalWorker) -> 
     assert None not in told.logprobs.token_logprobs
 
 
+def test_markup_that_no_text_shows_has_rows_and_shifts_nothing(
+    url: str, large: LocalWorker
+) -> None:
+    ids = list(large.prompts.transcript(Transcript((Message("user", "What is 37+12?"),))))
+    more = {"ignore_eos": True}
+    told = complete(url, prompt=ids, logprobs=1, max_tokens=50, extra_body=more).choices[0]
+    rows = told.logprobs
+    hidden = {"<|end|>", "</think>"} & set(rows.tokens)
+    assert hidden, "the model ended nothing"
+    for at, token in zip(rows.text_offset, rows.tokens, strict=True):
+        assert token in hidden or told.text[at:].startswith(token)
+    # A client that looks for the likeliest by its name finds the token that was drawn.
+    for token, top in zip(rows.tokens, rows.top_logprobs, strict=True):
+        assert max(top, key=top.get) == token
+
+
 def test_load_tools_get_as_many_tokens_as_they_want(url: str) -> None:
     reply = complete(url, max_tokens=80, extra_body={"ignore_eos": True})
     assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (80, "length")
@@ -222,7 +238,7 @@ def test_load_tools_get_as_many_tokens_as_they_want(url: str) -> None:
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 10**6}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"prompt": "12 + " * 3000}, "messages"),
+        ({"prompt": "12 + " * 3000}, "prompt"),
     ],
     ids=lambda value: str(value)[:40],
 )

@@ -212,6 +212,26 @@ def test_cross_origin_requests_are_a_setting() -> None:
         assert allowed not in other.headers
 
 
+@pytest.mark.parametrize("admins", [Keys(), Keys(["sk-admin"])], ids=["open", "admin-key"])
+def test_pages_of_other_origins_administer_with_an_admin_key_alone(admins: Keys) -> None:
+    page = "https://page.example"
+    made = service(access=Access(admins=admins), cors_origins=[page])
+    with serving(made) as url:
+        for method, path in (
+            ("PUT", "/v1/policies/active"),
+            ("POST", "/v1/policies"),
+            ("POST", "/v1/experiments/a/stop"),
+            ("GET", "/v1/policies"),
+            ("POST", "/v1/completions"),
+        ):
+            ask = {"origin": page, "access-control-request-method": method}
+            status = HTTP.options(url + path, headers=ask).status_code
+            is_use = method == "GET" or path == "/v1/completions"
+            assert (status == 200) == (is_use or bool(admins))
+        reply = HTTP.get(f"{url}/health", headers={"origin": page})
+        assert "x-should-retry" in reply.headers["access-control-expose-headers"]
+
+
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
 def test_unsupported_unless_it_asks_for_nothing(url: str, name: str) -> None:
     assert error(post(url, {name: {"some": "thing"}}), 400)["param"] == name

@@ -14,6 +14,7 @@ from orchestrator.http.app import create_app
 from policies import POLICIES
 from tests.orchestrator.serving import HTTP, asking, post, service, serving
 
+UNTYPED = {"/v1/traces/{trace_id}", "/health"}
 HIDDEN = {"/docs", "/openapi.json"}
 
 
@@ -33,6 +34,10 @@ def document(url: str) -> Any:
 def mistakes(document: Any, schema: Any, value: Any) -> list[str]:
     whole = {**schema, "components": document["components"]}
     return [error.message for error in Draft202012Validator(whole).iter_errors(value)]
+
+
+def paths(document: Any, method: str) -> dict[str, Any]:
+    return {path: one for path, one in document["paths"].items() if method in one}
 
 
 def body_schema(document: Any, path: str) -> Any:
@@ -57,8 +62,13 @@ def test_every_path_is_described(document: Any) -> None:
     for operations in document["paths"].values():
         for operation in operations.values():
             assert operation["summary"]
-            assert {"4XX", "5XX"} < operation["responses"].keys()
+            assert {"500"} < operation["responses"].keys()
             assert "422" not in operation["responses"]
+    answers = {path: one["post"]["responses"] for path, one in paths(document, "post").items()}
+    assert {"400", "401", "404", "408", "413", "429", "503"} < answers["/v1/responses"].keys()
+    assert "403" not in answers["/v1/responses"]
+    assert {"403", "404", "409"} < answers["/v1/policies/rollback"].keys()
+    assert "401" not in document["paths"]["/health"]["get"]["responses"]
 
 
 def test_every_reference_leads_somewhere(document: Any) -> None:
@@ -104,7 +114,10 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("feedback", {"trace_id": "a", "reward": 2}, False),
     ("policies", {"policy": "specreason", "params": {"threshold": 1}}, True),
     ("policies", {"name": "specreason"}, False),
+    ("policies/rollback", {"to": "specreason@1", "note": "why"}, True),
+    ("policies/rollback", {"to": 1}, False),
 ]
+STATUS = {"policies": 201, "feedback": 404, "policies/rollback": 200}  # 404: there is no such trace
 
 
 @pytest.mark.parametrize(("path", "body", "right"), BODIES, ids=lambda value: str(value)[:60])
@@ -113,17 +126,18 @@ def test_a_body_is_right_by_the_document_where_the_service_takes_it(
 ) -> None:
     found = mistakes(document, body_schema(document, f"/v1/{path}"), body)
     assert (not found) == right, found
-    if path in ("chat/completions", "responses"):
-        status = HTTP.post(f"{url}/v1/{path}", json=body).status_code
-        assert status == (200 if right else 400)
+    status = HTTP.post(f"{url}/v1/{path}", json=body).status_code
+    assert status == (STATUS.get(path, 200) if right else 400)
 
 
 def test_answers_are_as_described(url: str, document: Any) -> None:
     trace = post(url).json()["baton"]["trace_id"]
     asked = {"model": "baton", "input": "Twice 2+2?"}
+    continued = {"model": "large-only", "prompt": "Twice 2+2?"}
     replies = [
         ("post", "/v1/chat/completions", post(url)),
         ("post", "/v1/responses", HTTP.post(f"{url}/v1/responses", json=asked)),
+        ("post", "/v1/completions", HTTP.post(f"{url}/v1/completions", json=continued)),
         *(
             ("get", path, HTTP.get(url + path.format(model="baton", trace_id=trace)))
             for path in ("/v1/models", "/v1/models/{model}", "/v1/traces/{trace_id}", "/health")
@@ -133,6 +147,7 @@ def test_answers_are_as_described(url: str, document: Any) -> None:
         answers = document["paths"][path][method]["responses"]
         schema = answers[str(reply.status_code)]["content"]["application/json"]["schema"]
         assert mistakes(document, schema, reply.json()) == []
+        assert path in UNTYPED or mistakes(document, schema, {}), "anything is an answer"
     schema = document["components"]["schemas"]["Error"]
     assert mistakes(document, schema, post(url, {"n": 2}).json()) == []
     assert mistakes(document, schema, {"detail": "?"})

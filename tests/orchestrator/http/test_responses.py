@@ -15,6 +15,9 @@ from workers.scripted import Scripted
 
 ASKED = "Twice 2+2?"
 ANSWER = "The answer is 8."
+BOTH = {"reasoning", "message"}
+CUTS = {1: BOTH, 2: BOTH, 4: {"message"}, 10: {"message"}, 15: {"message"}, 16: set()}
+"""Which items of an answer in so many tokens are incomplete."""
 
 
 @pytest.fixture(scope="module")
@@ -131,6 +134,12 @@ def test_caps_and_efforts(url: str) -> None:
     assert (cut.status, cut.incomplete_details.reason) == ("incomplete", "max_output_tokens")
     assert cut.usage.output_tokens <= 6
     assert stream(url, model="large-only", max_output_tokens=6)[-1].type == "response.incomplete"
+    for budget, cut in CUTS.items():
+        states = {kind: "incomplete" if kind in cut else "completed" for kind in BOTH}
+        whole = create(url, model="large-only", max_output_tokens=budget)
+        last = stream(url, model="large-only", max_output_tokens=budget)[-1].response
+        for reply in (whole, last):
+            assert {item.type: item.status for item in reply.output} == states, budget
     low = create(url, model="large-only", max_output_tokens=8, reasoning={"effort": "low"})
     assert low.usage.output_tokens_details.reasoning_tokens == 2
     assert low.model_extra["baton"]["forced"]

@@ -373,9 +373,15 @@ async def test_scoring_that_needs_a_distribution_is_refused_by_name(
 @pytest.mark.parametrize("mixed", ["both", "small", "large"])
 @pytest.mark.parametrize("name", list(POLICIES))
 async def test_every_policy_answers_over_servers_as_in_process(
-    name: str, mixed: str, pair: dict[Any, LocalWorker], vllm: dict[Any, RemoteWorker]
+    name: str,
+    mixed: str,
+    pair: dict[Any, LocalWorker],
+    vllm: dict[Any, RemoteWorker],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Two remote workers, and one beside a local one: the same answer by the same steps."""
+    # This server draws by seed and position, as our engine does, so it needs no seed of its own.
+    monkeypatch.setattr("workers.remote.worker.reseeded", lambda sampling, _: sampling)
     workers = {**pair, **{key: vllm[key] for key in PAIR if mixed in ("both", key)}}
     fields = POLICIES[name].model_fields
     policy = POLICIES[name](**({"judge": "short"} if "judge" in fields else {}))
@@ -411,6 +417,23 @@ async def test_a_seed_makes_sampling_repeatable(vllm: dict[Any, RemoteWorker]) -
     ]
     assert texts[0] == texts[1]
     assert len(set(texts)) > 1
+
+
+async def test_the_second_half_of_a_text_does_not_repeat_the_draws_of_the_first(
+    pair: dict[Any, LocalWorker],
+) -> None:
+    servers = Servers(pair, ServerBehavior())
+    with servers as workers:
+        transcript, sampling = ask(QUESTIONS[0]), Sampling(1.2, seed=7)
+        first = await write(workers["small"], transcript, StopCriteria(8), sampling)
+        for _ in range(2):
+            await write(
+                workers["small"], transcript.extend(first.segment), StopCriteria(8), sampling
+            )
+    seeds = [body["seed"] for _, body in servers.apps["small"].requests if "seed" in body]
+    assert len(seeds) == 3
+    assert seeds[0] != seeds[1] == seeds[2]
+    assert all(0 <= seed < 2**53 for seed in seeds)
 
 
 async def test_doubt_ends_before_the_doubtful_token(
