@@ -35,7 +35,7 @@ _TRACE_ID: Final = re.compile(r"[A-Za-z0-9._-]{1,128}")
 def add_trace_routes(app: FastAPI, service: Service) -> None:
     """Add the routes; the application's middleware applies to them."""
 
-    @app.get("/v1/traces", **described("The latest requests, newest first"))
+    @app.get("/v1/traces", **described("The latest requests, newest first", errors=(503,)))
     async def traces(
         request: Request,
         count: int = Query(50, ge=1, le=200),
@@ -79,7 +79,10 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         ]
         return JSONResponse({"object": "list", "data": data})
 
-    @app.get("/v1/traces/{trace_id}", **described("Everything on record about one request"))
+    @app.get(
+        "/v1/traces/{trace_id}",
+        **described("Everything on record about one request", errors=(404, 503)),
+    )
     async def trace(trace_id: str) -> Response:
         return Response(await read_record(service, trace_id), media_type="application/json")
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 
+from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
-from orchestrator.http.schemas import parse_chat
+from orchestrator.http.schemas import parse_request
 from orchestrator.types import Limits
 
 
 def owner(key: str | None, user: str | None = None) -> str:
     question = {"model": "baton", "messages": [{"role": "user", "content": "12 + 34?"}]}
-    body = parse_chat(json.dumps(question | ({"user": user} if user else {})).encode())
+    body = parse_request(
+        json.dumps(question | ({"user": user} if user else {})).encode(), ChatRequest
+    )
     return RequestContext(body, Limits(), {}, "r", key).owner
 
 
