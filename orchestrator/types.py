@@ -37,6 +37,19 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
+class Constraint:
+    """What an answer must match, whoever writes it; a thought is free.
+
+    kind: "json_schema" (a JSON Schema, `source` its JSON), "regex", "grammar" (a grammar in Lark's
+    notation), or "tools" (calls of tools in the form of the model that writes them; `source` is the
+    JSON of `ToolRules`).
+    """
+
+    kind: Literal["json_schema", "regex", "grammar", "tools"]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Sampling:
     """How tokens are drawn. Temperature 0 is greedy; top_k 0 and top_p 1 mean off.
 
@@ -350,8 +363,8 @@ class Limits:
 
     `max_tokens` caps thought and answer together; `deadline_s` is wall time from the start of the
     request; `stop` are strings that end the answer; without `thinking` there is no thought at all;
-    with `ignore_eos` only a cap or a stop string ends the answer. (The cap on thinking alone is the
-    policy's `budget`.)
+    with `ignore_eos` only a cap or a stop string ends the answer; the answer matches `constraint`.
+    (The cap on thinking alone is the policy's `budget`.)
     """
 
     max_tokens: int = 2048
@@ -359,3 +372,4 @@ class Limits:
     stop: tuple[str, ...] = field(default=())
     thinking: bool = True
     ignore_eos: bool = False
+    constraint: Constraint | None = None

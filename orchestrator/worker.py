@@ -14,6 +14,7 @@ from typing import Protocol
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import (
     Classification,
+    Constraint,
     Generation,
     LabelQuery,
     Sampling,
@@ -42,6 +43,7 @@ class Call:
     token-level method by which the worker is to generate; None: its default. `owner` is for whom
     the call is made: cached prefixes are shared among the calls of one owner, and no others can
     tell from an answer, or from how soon it comes, what is cached. Only the service names owners.
+    `constraint` is what the whole answer must match, of which the transcript holds the beginning.
     """
 
     request: str
@@ -49,6 +51,7 @@ class Call:
     author: str = "large"
     speculation: str | None = None
     owner: str = ""
+    constraint: Constraint | None = None
 
 
 SERVER_METHOD = "the server's"
@@ -68,7 +71,9 @@ class Worker(Protocol):
 
         Raises:
             ContextLengthExceeded: the prefix does not fit.
-            InvalidRequest: the worker does not offer the method that the call names.
+            InvalidRequest: the worker does not offer the method that the call names; its
+                constraint is not valid, or the answer so far does not fit it.
+            Unsupported: the worker cannot hold a text to such a constraint.
             Overloaded, WorkerUnavailable: try again later, or elsewhere.
         """
         ...
@@ -86,7 +91,7 @@ class Worker(Protocol):
 
     async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
         """The negative log-likelihood of each token of a segment, and k + 1 choices (see
-        `Verification`).
+        `Verification`), each under the constraint of the call.
 
         For a segment of no tokens that is the one choice that follows the transcript. A worker that
         cannot say what its ids mean as text leaves `pieces` and `options` empty.

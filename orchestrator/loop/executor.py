@@ -38,7 +38,15 @@ from orchestrator.loop.actions import (
 )
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, TextDelta
-from orchestrator.types import Generation, Sampling, Segment, StopCriteria, Transcript, Usage
+from orchestrator.types import (
+    Constraint,
+    Generation,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+    Usage,
+)
 from orchestrator.worker import Call, Delta, Worker
 
 log = logging.getLogger(__name__)
@@ -56,7 +64,8 @@ class Executor:
     """The calls of one request.
 
     `speculation` names the large worker's token-level method; None is its default. `deadline_s`
-    counts from the moment this is made. `owner` is whose request it is (`Call.owner`).
+    counts from the moment this is made. `owner` is whose request it is (`Call.owner`); its answer
+    must match `constraint`.
     """
 
     def __init__(
@@ -68,9 +77,10 @@ class Executor:
         deadline_s: float | None,
         speculation: str | None,
         owner: str = "",
+        constraint: Constraint | None = None,
     ) -> None:
         self._workers, self._request, self._speculation = workers, request, speculation
-        self._owner = owner
+        self._owner, self._constraint = owner, constraint
         self._sampling, self._budget = sampling, budget
         self._within_deadline = deadline(deadline_s)
         self._running: dict[Job, _Running] = {}
@@ -278,8 +288,14 @@ class Executor:
         raise WorkerUnavailable(f"the {action.worker} worker's stream broke off")
 
     def _call_for(self, name: WorkerName, transcript: Transcript) -> Call:
-        speculation = self._speculation if name == "large" else None
-        return Call(self._request, transcript, name, speculation, self._owner)
+        return Call(
+            self._request,
+            transcript,
+            name,
+            self._speculation if name == "large" else None,
+            self._owner,
+            self._constraint if transcript.closed else None,
+        )
 
     def _next_seed(self) -> int:
         self._calls += 1

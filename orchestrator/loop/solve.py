@@ -73,7 +73,14 @@ async def solve(
     began = perf_counter()
     runner = PolicyRunner(policy, messages, limits, response)
     executor = Executor(
-        workers, request, sampling, runner.budget, limits.deadline_s, speculation, owner
+        workers,
+        request,
+        sampling,
+        runner.budget,
+        limits.deadline_s,
+        speculation,
+        owner,
+        limits.constraint,
     )
     try:
         prefilled = await executor.prefill(runner.prefills())

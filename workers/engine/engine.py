@@ -218,6 +218,7 @@ class Engine:
                     request.seed,
                     request.max_tokens,
                     request.method,
+                    request.matcher,
                 )
                 accepted = self.decoder.join(request.row, result)
                 self._prefilling.remove(request)

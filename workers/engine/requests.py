@@ -20,6 +20,7 @@ from torch import Tensor
 from orchestrator.errors import WorkerError, WorkerUnavailable
 from orchestrator.types import Finish, Sampling, Segment, Usage
 from orchestrator.worker import Delta
+from workers.model.masking import TokenMatcher, mask_chain
 from workers.model.rng import uniform
 from workers.model.sampling import draw, nan_logits, warp
 from workers.model.target import ModelOutput
@@ -164,10 +165,13 @@ class VerifyRequest(EngineRequest):
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     stop_token_ids: Collection[int] = ()
+    matcher: TokenMatcher | None = None  # of what the ids from `first` on must match
 
     def output(self, result: ModelOutput | None) -> ScoreOutput:
         assert result is not None
         logits = result.logits[0].float()
+        if self.matcher is not None:
+            mask_chain(self.matcher, self.ids[len(self.ids) - self.num_logits + 1 :], logits)
         log_probs = own_log_probs = logits.log_softmax(-1)
         first = len(self.ids) - self.num_logits + 1  # position of the first choice
         if self.sampling.is_greedy:
@@ -197,6 +201,7 @@ class GenerateRequest(EngineRequest):
     sampling: Sampling = field(default_factory=Sampling)
     seed: int = 0
     method: str | None = None  # by which it is decoded; None: the decoder's default
+    matcher: TokenMatcher | None = None  # of the grammar that the text must match
     row: Row | None = None
     entropy: float | None = None  # of the first token's distribution (natural log), where wanted
 

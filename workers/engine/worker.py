@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
@@ -20,6 +21,7 @@ from workers.engine.engine import Engine
 from workers.engine.requests import ClassifyRequest, GenerateRequest, RequestHandle, VerifyRequest
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.continuation import Continuation
+from workers.text.grammar import GrammarCompiler, Matcher, lark
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
@@ -41,6 +43,9 @@ class LocalWorker:
         self.prompts = PromptRenderer(tokenizer)
         self.context = engine.decoder.target.max_len
         self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
+        self._grammars = GrammarCompiler(
+            tokenizer, self._stop_token_ids, engine.decoder.target.vocabulary
+        )
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
@@ -68,6 +73,7 @@ class LocalWorker:
             sampling=sampling,
             seed=_seed(sampling),
             method=call.speculation,
+            matcher=await self._matcher(call),
         )
         items = self.engine.stream(request)
         try:
@@ -131,6 +137,7 @@ class LocalWorker:
             stop_token_ids=finish_token_ids(
                 self.tokenizer, self._stop_token_ids, call.transcript, segment
             ),
+            matcher=await self._matcher(call),
         )
         output: ScoreOutput = await self.engine.answer(request)
         if not prefix:  # nothing precedes the first token, so it is given
@@ -145,6 +152,13 @@ class LocalWorker:
             request.usage,
             request.ms,
         )
+
+    async def _matcher(self, call: Call) -> Matcher | None:
+        """Which tokens may come next where the call holds its text to a grammar."""
+        if call.constraint is None:
+            return None
+        written = self.prompts.answer(call.transcript)
+        return await asyncio.to_thread(self._grammars.matcher, lark(call.constraint), written)
 
     @property
     def alive(self) -> bool:

@@ -7,6 +7,7 @@ with one branch, no speculation is a tree with one node.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,8 @@ class Row:
 
     `ids` holds every committed token, the prompt included; the last one is not in the target's
     cache yet. `remaining_tokens` is how many more may be emitted; no draft goes beyond that.
-    `method` names its speculation method; None: the decoder's default.
+    `method` names its speculation method; None: the decoder's default. `matcher` says which tokens
+    may come next where the text must match a grammar (`workers.model.masking.TokenMatcher`).
     """
 
     slot: int
@@ -30,10 +32,18 @@ class Row:
     seed: int
     remaining_tokens: int = NO_LIMIT
     method: str | None = None
+    matcher: Any = None
 
     @property
     def greedy(self) -> bool:
         return self.sampling.is_greedy
+
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Take the matcher behind tokens that were emitted, up to the one that ends the text."""
+        if self.matcher is not None:
+            for token in tokens:
+                if not self.matcher.accept(token):
+                    break
 
 
 @dataclass(slots=True)

@@ -17,6 +17,7 @@ from types import MappingProxyType
 import torch
 
 from orchestrator.types import Sampling
+from workers.model.masking import mask
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method
@@ -49,12 +50,13 @@ class Decoder:
         """*** One round for the rows of one method. *** Each gains at least one token."""
         method, cache = self.method_of(rows[0]), self.target.cache
         plan = method.draft(rows)  # a token tree for each row
-        scores = method.score(self.target, plan)  # one target pass over all trees
+        scores = mask(plan, method.score(self.target, plan))  # one target pass over all trees
         accepted = method.verify(plan, scores)  # rejection sampling along each tree
         for row, one in zip(plan.rows, accepted, strict=True):
             cache.commit(row.slot, one.path)  # rejected drafts lie beyond its length now
             row.ids.extend(one.tokens)
             row.remaining_tokens -= len(one.tokens)
+            row.advance(one.tokens)
         method.commit(plan, accepted, scores)  # the same in the draft model's own cache
         return list(zip(plan.rows, accepted, strict=True))
 
@@ -63,8 +65,9 @@ class Decoder:
         """Make a row live: draw its first token from the `output` of its prompt's prefill."""
         plan = Plan([row], [Tree([row.ids[-1]], [-1])])
         method = self.method_of(row)
-        accepted = Method.verify(method, plan, output)[0]
+        accepted = Method.verify(method, plan, mask(plan, output))[0]
         row.ids.extend(accepted.tokens)
+        row.advance(accepted.tokens)
         row.remaining_tokens -= 1
         insort(self.rows, row, key=lambda other: other.slot)
         if row.remaining_tokens > 0:

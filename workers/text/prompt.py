@@ -92,6 +92,10 @@ class PromptRenderer:
             ids.extend(self._ids(transcript.answer))
         return ids
 
+    def answer(self, transcript: Transcript) -> Sequence[int]:
+        """Ids of the answer so far."""
+        return self._ids(transcript.answer)
+
     def segment(self, segment: Segment) -> tuple[int, ...]:
         """A segment's own ids where they are of our vocabulary, else its text encoded alone."""
         if segment.tokenizer == self.tokenizer.hash and segment.tokens:

@@ -1,0 +1,59 @@
+"""Logits held to a grammar: what a row may not write gets probability zero, at every draft node.
+
+The masked distribution is then the target's: whatever a method drafts, verification keeps exactly
+that distribution, and a draft the grammar forbids is rejected like any other that the target never
+writes.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from workers.model.target import ModelOutput
+from workers.model.tree import Plan, Tree
+
+
+class TokenMatcher(Protocol):
+    """Which tokens may come next in one row (`workers.text.grammar.Matcher`)."""
+
+    def allowed(self) -> Any:
+        """A numpy array [vocabulary] of booleans."""
+        ...
+
+    def accept(self, token: int) -> bool:
+        """Go on by a token; False, and nothing changed, where none follows it."""
+        ...
+
+    def rollback(self, count: int) -> None: ...
+
+
+def mask(plan: Plan, scores: ModelOutput) -> ModelOutput:
+    """The scores of a plan, those of its constrained rows masked; changed in place."""
+    for row, tree, logits in zip(plan.rows, plan.trees, scores.logits, strict=True):
+        if row.matcher is not None:
+            _mask_node(row.matcher, tree, logits, 0)
+    return scores
+
+
+def _mask_node(matcher: TokenMatcher, tree: Tree, logits: Tensor, node: int) -> None:
+    """Mask a node that the matcher has reached, and those below it that can be accepted."""
+    allowed = matcher.allowed()
+    logits[node].masked_fill_(~torch.from_numpy(allowed).to(logits.device), -torch.inf)
+    for child in tree.children(node):
+        token = tree.tokens[child]
+        if allowed[token] and matcher.accept(token):
+            _mask_node(matcher, tree, logits, child)
+            matcher.rollback(1)
+
+
+def mask_chain(matcher: TokenMatcher, tokens: list[int], logits: Tensor) -> None:
+    """Mask the logits [tokens + 1, vocabulary] of a text that is given, in place; the matcher goes
+    on by its tokens, up to the first that does not fit."""
+    for place in range(len(tokens) + 1):
+        allowed = torch.from_numpy(matcher.allowed()).to(logits.device)
+        logits[place].masked_fill_(~allowed, -torch.inf)
+        if place < len(tokens) and not matcher.accept(tokens[place]):
+            return
