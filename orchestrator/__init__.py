@@ -4,6 +4,7 @@ Rooms and modules in reading order:
 
 - `persistent`: a sequence that grows by sharing, for what a request accumulates.
 - `types`: the types the whole system shares: messages, segments, transcripts.
+- `grammar`: what an answer must match, as a grammar.
 - `worker`: the port behind which models live: generate, classify, verify.
 - `errors`: everything Baton raises on purpose.
 - `validation`: what pydantic finds wrong, as errors of ours that name the place.

@@ -11,14 +11,17 @@ from the start, and the answer is what the models write together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from orchestrator.persistent import PersistentSequence
 
-Role = Literal["system", "user", "assistant", "prompt"]
-"""Who says a message; "prompt" is a text that is continued as it is, with no chat template."""
+Role = Literal["system", "user", "assistant", "tool", "tools", "prompt"]
+"""Who says a message. "tool" is what a tool gave back; "tools", the first message if there is one,
+lists those that may be called (JSON, as OpenAI has it); "prompt" is a text that is continued as it
+is, with no chat template."""
 Author = Literal["small", "large", "policy"]
 Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
 """Why a generation ended: a delimiter of its criteria (kept in the text), a caller's stop string
@@ -27,13 +30,50 @@ confidence, or high entropy at the first token)."""
 
 
 @dataclass(frozen=True, slots=True)
+class ToolCall:
+    """A call of a tool; `arguments` is the JSON of an object."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True, slots=True)
+class CallFormat:
+    """How a model writes calls of tools: before NAME middle ARGUMENTS after.
+
+    `between` stands between the arguments of one call and the name of the next; None: it makes one
+    call a turn. `text_arguments`: its chat template wants them as JSON text, not as an object.
+    """
+
+    before: str
+    middle: str
+    after: str
+    between: str | None = None
+    text_arguments: bool = False
+
+    @property
+    def trigger(self) -> str:
+        """What shows that a call begins; empty where a call is a JSON object and nothing else."""
+        return re.split(r"[\s{]", self.before.lstrip(), maxsplit=1)[0]
+
+
+@dataclass(frozen=True, slots=True)
 class Message:
     """One turn of the conversation, or a prompt, which may also come as `tokens`: ids of whatever
-    vocabulary the worker has."""
+    vocabulary the worker has.
+
+    An assistant's turn may have made `calls`, after some `reasoning`; what a tool gave back says
+    which call it answers (`call_id`), and may say the tool's `name`.
+    """
 
     role: Role
     content: str
     tokens: tuple[int, ...] | None = None
+    calls: tuple[ToolCall, ...] = ()
+    reasoning: str = ""
+    call_id: str = ""
+    name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +82,7 @@ class Constraint:
 
     kind: "json_schema" (a JSON Schema, `source` its JSON), "regex", "grammar" (a grammar in Lark's
     notation), or "tools" (calls of tools in the form of the model that writes them; `source` is the
-    JSON of `ToolRules`).
+    JSON of what `orchestrator.grammar.tool_rules` makes).
     """
 
     kind: Literal["json_schema", "regex", "grammar", "tools"]
@@ -224,7 +264,8 @@ class Generation:
 
     `entropy` is that of the first token's distribution (natural log, at temperature 1), where the
     criteria have a `max_entropy`; None also where a stream broke off after its first token and was
-    resumed. `thinks`: whether the worker's model marks a thought of its own.
+    resumed. `thinks`: whether the worker's model marks a thought of its own. `calls`: how it writes
+    calls of tools, where the transcript has some.
     """
 
     segment: Segment
@@ -232,6 +273,7 @@ class Generation:
     ms: float = 0.0
     entropy: float | None = None
     thinks: bool = True
+    calls: CallFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from workers.engine.engine import Engine
 from workers.engine.requests import ClassifyRequest, GenerateRequest, RequestHandle, VerifyRequest
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.continuation import Continuation
-from workers.text.grammar import GrammarCompiler, Matcher, lark
+from workers.text.grammar import GrammarCompiler, Matcher
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
@@ -44,7 +44,7 @@ class LocalWorker:
         self.context = engine.decoder.target.max_len
         self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
         self._grammars = GrammarCompiler(
-            tokenizer, self._stop_token_ids, engine.decoder.target.vocabulary
+            self.prompts, self._stop_token_ids, engine.decoder.target.vocabulary
         )
 
     async def generate(
@@ -60,7 +60,7 @@ class LocalWorker:
             criteria,
             self.prompts,
             len(ids),
-            stop_token_ids=self._stop_token_ids,
+            stop_token_ids=self.prompts.ends(self._stop_token_ids, call.transcript),
             context=self.context,
         )
         request = GenerateRequest(
@@ -82,7 +82,12 @@ class LocalWorker:
                     yield item
                     continue
                 yield Generation(
-                    item, request.usage, request.ms, request.entropy, self.tokenizer.thinks
+                    item,
+                    request.usage,
+                    request.ms,
+                    request.entropy,
+                    self.tokenizer.thinks,
+                    self.prompts.calls_of(call.transcript),
                 )
         finally:
             await items.aclose()  # type: ignore[attr-defined]
@@ -157,8 +162,7 @@ class LocalWorker:
         """Which tokens may come next where the call holds its text to a grammar."""
         if call.constraint is None:
             return None
-        written = self.prompts.answer(call.transcript)
-        return await asyncio.to_thread(self._grammars.matcher, lark(call.constraint), written)
+        return await asyncio.to_thread(self._grammars.matcher, call.constraint, call.transcript)
 
     @property
     def alive(self) -> bool:

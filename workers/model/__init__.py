@@ -11,4 +11,5 @@
 - `early_exit`: an early-exit head behind a shallow layer.
 - `rng`: random numbers as a function of seed and position.
 - `sampling`: next-token distributions, and sampling from them.
+- `masking`: logits held to a grammar, at every node of a draft.
 """

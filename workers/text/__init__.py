@@ -7,9 +7,11 @@
 - `tokenizer`: text to ids and back, with control tokens out of reach of any text.
 - `chat_template`: Jinja chat templates, rendered as transformers renders them.
 - `prompt`: a transcript or a side conversation as token ids.
+- `tool_calls`: how a family writes calls of tools, read from its chat template.
 - `checks`: what is checked of every call: sampling, labels, length.
 - `detokenizer`: ids to text as they are made: whole characters, delimiters, stop strings.
 - `continuation`: one generation's text as its tokens come: where it ends, and why.
+- `grammar`: which tokens may come next where a text must match a grammar.
 - `retokenizer`: text to ids as it comes, for servers that return no ids.
 - `verification`: log-likelihoods and choices as a `Verification`.
 """

@@ -1,7 +1,8 @@
 """A checkpoint's chat template, rendered as transformers renders it, without transformers.
 
 Templates come from the Hugging Face hub and are code that nobody here has read: they run in
-Jinja's sandbox, where they see role names and placeholders, never a user's text.
+Jinja's sandbox, where they see role names and placeholders, and of a user's texts only tools and
+earlier calls of them.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
         """The text of a conversation, and of the beginning of a reply.
@@ -59,7 +60,7 @@ class ChatTemplate:
         Raises:
             jinja2.TemplateError, TypeError, ValueError: the template cannot render these messages.
         """
-        names = {"tools": None, "documents": None, "add_generation_prompt": True}
+        names: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
         return self._template.render(
             messages=messages, **(names | self._special_tokens | dict(variables))
         )

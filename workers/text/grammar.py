@@ -1,70 +1,24 @@
 """Texts held to a grammar: which tokens may come next, by the library llguidance.
 
-A constraint becomes a grammar in Lark's notation over bytes, so it does not matter into which
-tokens a text is cut. The white space before an answer, which nobody is shown, is free: models are
-trained to begin with some. JSON is written on one line, with a blank behind commas and colons: a
-small model that may write any white space between two values writes nothing else any more.
+A grammar is one over bytes, so it does not matter into which tokens a text is cut.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
+import re
+from collections.abc import Collection
 from functools import lru_cache
-from typing import Any, Final
 
 import numpy as np
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from numpy.typing import NDArray
 
-from orchestrator.errors import ConfigError, InvalidRequest
-from orchestrator.types import Constraint
+from orchestrator.errors import InvalidRequest
+from orchestrator.grammar import LIMITS, first_line, lark
+from orchestrator.types import Constraint, Transcript
+from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
-
-JSON_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-MAX_SOURCE: Final = 1 << 17  # characters of a grammar
-_LIMITS: Final = LLParserLimits(max_items_in_row=4000, initial_lexer_fuel=2_000_000)
-
-
-def lark(constraint: Constraint) -> str:
-    """The grammar of an answer.
-
-    Raises:
-        InvalidRequest: the source is none.
-    """
-    if len(constraint.source) > MAX_SOURCE:
-        raise InvalidRequest(
-            f"the grammar has {len(constraint.source)} characters; at most {MAX_SOURCE} are allowed"
-        )
-    match constraint.kind:
-        case "json_schema":
-            body = json_rule(json.loads(constraint.source))
-        case "regex":
-            body = f"/{_escaped(constraint.source)}/"
-        case "grammar":
-            return constraint.source
-        case "tools":
-            raise ConfigError("a worker turns tools into a grammar by its model's own format")
-    return f"start: WHITE? body\nbody: {body}\nWHITE: /[ \\n]{{1,4}}/\n"
-
-
-def json_rule(schema: Any) -> str:
-    """The body of a rule: JSON that matches a schema."""
-    if isinstance(schema, dict):
-        schema = {**schema, "x-guidance": JSON_LAYOUT}
-    return f"%json {json.dumps(schema)}"
-
-
-def check(constraint: Constraint) -> None:
-    """Refuse what is no grammar, or is none that can be held to.
-
-    Raises:
-        InvalidRequest: what is wrong, as the library says it.
-    """
-    if fault := LLMatcher.validate_grammar(lark(constraint), limits=_LIMITS):
-        if fault.startswith("WARNING"):
-            return
-        raise InvalidRequest(_first_line(fault))
 
 
 class Matcher:
@@ -88,7 +42,7 @@ class Matcher:
         """
         bits = np.frombuffer(self._state.compute_bitmask(), dtype=np.uint8)
         if self._state.is_error():
-            raise InvalidRequest(f"the grammar fails: {_first_line(self._state.get_error())}")
+            raise InvalidRequest(f"the grammar fails: {first_line(self._state.get_error())}")
         found = np.unpackbits(bits, bitorder="little")[: self._size].astype(bool)
         allowed = np.zeros(self._size, dtype=bool)
         allowed[: len(found)] = found
@@ -96,7 +50,7 @@ class Matcher:
         return allowed
 
     def accept(self, token: int) -> bool:
-        """Go on by a token; False, and nothing changed, where it ends the text or is not allowed."""
+        """Go on by a token; False, and nothing changed, where it may not come or is the end."""
         if token in self._ends or self._state.is_stopped():
             return False
         return self._state.try_consume_tokens([token]) == 1
@@ -107,30 +61,34 @@ class Matcher:
 
 
 class GrammarCompiler:
-    """Grammars over one tokenizer's vocabulary.
+    """Grammars over one model's vocabulary.
 
     Args:
+        prompts: those of the model.
         stop_token_ids: the ids that end a text.
         size: of the model's vocabulary.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stop_token_ids: Collection[int], size: int) -> None:
-        self._tokenizer, self._size = tokenizer, size
+    def __init__(self, prompts: PromptRenderer, stop_token_ids: Collection[int], size: int) -> None:
+        self._prompts, self._tokenizer, self._size = prompts, prompts.tokenizer, size
         self._stop_token_ids = sorted(stop_token_ids)
         self._vocabulary: LLTokenizer | None = None
         self._states = lru_cache(maxsize=32)(self._compile)
 
-    def matcher(self, grammar: str, written: Sequence[int]) -> Matcher:
-        """The matcher behind the ids that an answer has so far. It takes a while (milliseconds; the
-        first one of a large vocabulary a second): call it in a thread.
+    def matcher(self, constraint: Constraint, transcript: Transcript) -> Matcher:
+        """The matcher behind the answer so far. It takes a while (milliseconds; the first one of a
+        large vocabulary a second): call it in a thread.
 
         Raises:
             InvalidRequest: it is no grammar, or the answer so far does not fit it.
         """
-        state = self._states(grammar).deep_copy()
-        if state.try_consume_tokens(list(written)) < len(written):
+        calls = self._prompts.calls if constraint.kind == "tools" else None
+        state = self._states(lark(constraint, calls, self._literal)).deep_copy()
+        written = list(self._prompts.answer(transcript))
+        if state.try_consume_tokens(written) < len(written):
             raise InvalidRequest("the answer so far does not fit the grammar that it is held to")
-        return Matcher(state, self._stop_token_ids, self._size)
+        stop_token_ids = self._prompts.ends(self._stop_token_ids, transcript)
+        return Matcher(state, stop_token_ids, self._size)
 
     def _compile(self, grammar: str) -> LLMatcher:
         if self._vocabulary is None:
@@ -138,10 +96,23 @@ class GrammarCompiler:
             self._vocabulary = LLTokenizer(
                 TokenizerWrapper(_Vocabulary(self._tokenizer)), eos_token=known or None
             )
-        state = LLMatcher(self._vocabulary, grammar, limits=_LIMITS, log_level=0)
+        state = LLMatcher(self._vocabulary, grammar, limits=LIMITS, log_level=0)
         if state.is_error():
-            raise InvalidRequest(_first_line(state.get_error()))
+            raise InvalidRequest(first_line(state.get_error()))
         return state
+
+    def _literal(self, text: str) -> str:
+        """A text in Lark's notation, with the model's control tokens by their ids."""
+        controls = {self._tokenizer.decode([i]): i for i in self._tokenizer.controls}
+        if not controls:
+            return json.dumps(text)
+        pattern = "|".join(re.escape(one) for one in sorted(controls, key=len, reverse=True))
+        parts = re.split(f"({pattern})", text)
+        return " ".join(
+            f"<[{controls[part]}]>" if part in controls else json.dumps(part)
+            for part in parts
+            if part
+        )
 
 
 class _Vocabulary:
@@ -157,12 +128,3 @@ class _Vocabulary:
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
         return list(self._tokenizer.encode(text))
-
-
-def _escaped(regex: str) -> str:
-    """A regular expression between slashes."""
-    return regex.replace("/", "\\/").replace("\n", "\\n")
-
-
-def _first_line(text: str) -> str:
-    return " ".join(text.strip().splitlines()[:1])[:300] or "it is not valid"

@@ -4,6 +4,9 @@ The template is rendered once per sequence of roles with placeholders in place o
 what it wrote around them is encoded as markup, the contents as plain text. So no content
 can influence the template, and rendering costs nothing after the first call.
 
+Tools and earlier calls are the template's business as well: it gets them as they are, but for texts
+that spell a control token, for which there are placeholders too.
+
 Invariant: the ids of a transcript are a prefix of the ids of that transcript with one more segment.
 It holds because nothing is ever encoded across the border of a segment.
 """
@@ -11,21 +14,25 @@ It holds because nothing is ever encoded across the border of a segment.
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from itertools import chain
+from typing import Any
 
 from jinja2 import TemplateError
 
 from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
-from orchestrator.types import Message, Segment, Segments, Transcript
+from orchestrator.types import CallFormat, Message, Segment, Segments, Transcript
 from workers.memo import remembered
 from workers.text.checks import check_length
 from workers.text.detokenizer import unfinished
 from workers.text.thinking import Variables
 from workers.text.tokenizer import Tokenizer
+from workers.text.tool_calls import TOOLS, find_call_format
 
 FINAL_ANSWER = "\n\n**Final Answer**\n\n"
 """Between a thought of somebody else's and the answer of a model that marks none: without it the
@@ -126,11 +133,41 @@ class PromptRenderer:
 
     def side(self, turns: Sequence[Message], lead_in: str) -> list[int]:
         """What follows a transcript for a judge: end of turn, the turns, the start of the reply."""
-        ids = self._fill(self._side(tuple(turn.role for turn in turns)), turns)
+        parts = self._side(tuple(turn.role for turn in turns))
+        ids = self._fill(parts, [turn.content for turn in turns])
         return ids + list(self.tokenizer.encode(lead_in))
+
+    @cached_property
+    def calls(self) -> CallFormat | None:
+        """How this model writes calls of tools; None: in no way that is known."""
+        family, tokenizer = self.tokenizer.format, self.tokenizer
+        marks = (family.open, family.close) if family else None
+        if family is not None and family.answer:
+            return None  # answers and calls begin otherwise, so the answer has begun too early
+        special = [tokenizer.decode([i]) for i in sorted(tokenizer.controls)]
+        return find_call_format(
+            lambda messages, replies: self._written(messages, False, TOOLS, replies),
+            [one for one in special if marks is None or one not in (marks[0] + marks[1])],
+            marks,
+        )
+
+    def calls_of(self, transcript: Transcript) -> CallFormat | None:
+        """How this model writes calls of the tools that a transcript has, if it has any."""
+        has_tools = transcript.messages[0].role == "tools"
+        return self.calls if has_tools else None
+
+    def ends(self, stop_token_ids: Collection[int], transcript: Transcript) -> frozenset[int]:
+        """Those of a model's `stop_token_ids` that end a text: the markup of a call does not."""
+        calls = self.calls_of(transcript) if transcript.closed else None
+        if calls is None:
+            return frozenset(stop_token_ids)
+        markup = calls.before + calls.middle + calls.after + (calls.between or "")
+        return frozenset(stop_token_ids) - set(self.tokenizer.encode_markup(markup))
 
     def before_assistant(self, messages: Sequence[Message]) -> str:
         """The text that the template writes between a conversation and the reply's content."""
+        if any(message.calls or message.role in ("tool", "tools") for message in messages):
+            raise Unsupported("tools, which the server of a chat is not told of")
         roles = (*(message.role for message in messages), "assistant")
         texts = self._render(roles, self.tokenizer.thinks)
         if len(messages) not in texts:
@@ -141,8 +178,78 @@ class PromptRenderer:
     def _render_prompt(self, messages: tuple[Message, ...], thinking: bool) -> Sequence[int]:
         if messages[0].role == "prompt":
             return array("I", self._continued(messages[0]))
+        if any(message.calls or message.role in ("tool", "tools") for message in messages):
+            return array("I", self._with_tools(messages, thinking))
         parts = self._opening(tuple(message.role for message in messages), thinking)
-        return array("I", self._fill(parts, messages))
+        return array("I", self._fill(parts, [message.content for message in messages]))
+
+    def _with_tools(self, messages: tuple[Message, ...], thinking: bool) -> list[int]:
+        """A conversation with tools, whose shape is hardly ever the same twice."""
+        if self.calls is None:
+            raise InvalidRequest(
+                "tools: this model's chat template has no place for tools, or writes calls in a "
+                "form that is not known here; ask without them, or serve another model",
+                param="tools",
+                code="unsupported_parameter",
+            )
+        tools = None
+        if messages[0].role == "tools":
+            tools, messages = json.loads(messages[0].content), messages[1:]
+        contents = [message.content for message in messages]
+        shown = [self._shown(i, message, contents) for i, message in enumerate(messages)]
+        safe = self._safe(tools, contents)
+        texts = self._pieces(shown, thinking, safe)
+        needed = {i for i, message in enumerate(messages) if message.content and not message.calls}
+        if missing := needed - {text for text in texts if isinstance(text, int)}:
+            role = messages[min(missing)].role
+            raise InvalidRequest(f"this model's chat template ignores {role} messages here")
+        after = self._after_prompt(("user",), texts, thinking)
+        return self._fill(self._encode([*texts, after]), contents)
+
+    def _shown(self, i: int, message: Message, contents: list[str]) -> dict[str, Any]:
+        """A message as the template gets it; texts that it must not read go into `contents`."""
+        shown: dict[str, Any] = {"role": message.role, "content": message.content and _slot(i)}
+        if message.calls and self.calls is not None:
+            if message.reasoning:
+                contents.append(message.reasoning)
+                shown["reasoning_content"] = _slot(len(contents) - 1)
+            shown["tool_calls"] = [
+                {
+                    "id": call.id,
+                    "type": "function",
+                    "function": {
+                        "name": call.name,
+                        "arguments": self._arguments(call.arguments, contents),
+                    },
+                }
+                for call in message.calls
+            ]
+        if message.role == "tool":
+            shown["tool_call_id"] = self._safe(message.call_id, contents)
+            shown["name"] = self._safe(message.name, contents)
+        return shown
+
+    def _arguments(self, text: str, contents: list[str]) -> Any:
+        safe = self._safe(json.loads(text), contents)
+        return json.dumps(safe) if self.calls is not None and self.calls.text_arguments else safe
+
+    def _safe(self, value: Any, contents: list[str]) -> Any:
+        """A value without texts that spell a control token: placeholders stand for them."""
+        if isinstance(value, dict):
+            if self._spells_control("".join(value)):
+                raise InvalidRequest(
+                    "tools: a name in them spells a control token of this model", param="tools"
+                )
+            return {name: self._safe(one, contents) for name, one in value.items()}
+        if isinstance(value, list):
+            return [self._safe(one, contents) for one in value]
+        if isinstance(value, str) and (self._spells_control(value) or _PLACEHOLDER.search(value)):
+            contents.append(json.dumps(value, ensure_ascii=False)[1:-1])
+            return _slot(len(contents) - 1)
+        return value
+
+    def _spells_control(self, text: str) -> bool:
+        return not self.tokenizer.controls.isdisjoint(self.tokenizer.encode_markup(text))
 
     def _continued(self, message: Message) -> tuple[int, ...]:
         """A text that is continued as it is, behind what every text begins with; or its ids."""
@@ -177,9 +284,9 @@ class PromptRenderer:
         ids.extend(new)
         return ids, count + len(new)
 
-    def _fill(self, parts: Sequence[Part], messages: Sequence[Message]) -> list[int]:
+    def _fill(self, parts: Sequence[Part], contents: Sequence[str]) -> list[int]:
         encode = self.tokenizer.encode
-        pieces = (encode(messages[p].content) if isinstance(p, int) else p for p in parts)
+        pieces = (encode(contents[p]) if isinstance(p, int) else p for p in parts)
         return list(chain.from_iterable(pieces))
 
     def _render_opening(self, roles: tuple[str, ...], thinking: bool) -> tuple[Part, ...]:
@@ -228,20 +335,37 @@ class PromptRenderer:
 
     def _render(self, roles: tuple[str, ...], thinking: bool) -> list[int | str]:
         """What the template writes: text, and indices where it wrote a message's content."""
-        family = self.tokenizer.format
-        variables: Variables = {}
-        if family is not None:
-            variables = family.on if thinking else family.off
-        messages = [{"role": role, "content": f"BATON{i:04d}SLOT"} for i, role in enumerate(roles)]
+        return self._pieces(
+            [{"role": role, "content": _slot(i)} for i, role in enumerate(roles)], thinking
+        )
+
+    def _pieces(
+        self, messages: Sequence[Mapping[str, Any]], thinking: bool, tools: Any = None
+    ) -> list[int | str]:
+        """The same of messages that hold placeholders."""
         try:
-            text = self.tokenizer.chat_template.render(messages, variables)
+            text = self._written(messages, thinking, tools)
         except (TemplateError, TypeError, ValueError) as error:
+            roles = ", ".join(message["role"] for message in messages)
             raise InvalidRequest(
-                f"this model's chat template refuses the roles {', '.join(roles)}: {error}",
-                param="messages",
+                f"this model's chat template refuses the roles {roles}: {error}", param="messages"
             ) from error
         pieces = _PLACEHOLDER.split(text)
         return [int(p) if i % 2 else p for i, p in enumerate(pieces) if p]
+
+    def _written(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        thinking: bool,
+        tools: Any = None,
+        replies: bool = True,
+    ) -> str:
+        """What the template writes; without the beginning of a reply unless it `replies`."""
+        family = self.tokenizer.format
+        variables: Variables = {"tools": tools, "add_generation_prompt": replies}
+        if family is not None:
+            variables = {**variables, **(family.on if thinking else family.off)}
+        return self.tokenizer.chat_template.render(messages, variables)
 
     def _encode(self, texts: Sequence[int | str]) -> tuple[Part, ...]:
         encode = self.tokenizer.encode_markup
@@ -250,3 +374,7 @@ class PromptRenderer:
 
 def _bytes_of_parts(parts: Sequence[Part]) -> int:
     return 64 * sum(1 if isinstance(part, int) else 1 + len(part) for part in parts)
+
+
+def _slot(i: int) -> str:
+    return f"BATON{i:04d}SLOT"

@@ -96,7 +96,7 @@ def method(name: str, **options: Any) -> Method:
 
 
 @pytest.fixture(autouse=True)
-def _rational_rho(monkeypatch: pytest.MonkeyPatch) -> None:
+def rational_rho(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any rho above the root keeps the law: the next fraction above the float, found once."""
     original = rejection.rho
 

@@ -1,0 +1,156 @@
+"""What an answer must match, as a grammar in Lark's notation (that of the library llguidance).
+
+The white space before an answer, which nobody is shown, is free: models are trained to begin with
+some. JSON is written on one line, with a blank behind commas and colons: a small model that may
+write any white space between two values writes nothing else any more.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+from llguidance import LLMatcher, LLParserLimits
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.types import CallFormat, Constraint
+
+LIMITS: Final = LLParserLimits(max_items_in_row=4000, initial_lexer_fuel=2_000_000)
+MAX_SOURCE: Final = 1 << 17  # characters of a grammar
+_LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_WHITE: Final = "WHITE: /[ \\n]{1,4}/\n"
+
+
+def lark(
+    constraint: Constraint,
+    calls: CallFormat | None = None,
+    literal: Callable[[str], str] = json.dumps,
+) -> str:
+    """The grammar of an answer.
+
+    Args:
+        calls: how the model writes calls, where there are tools.
+        literal: the notation of a text that may hold control tokens of the model.
+
+    Raises:
+        InvalidRequest: it is too large.
+    """
+    source = constraint.source
+    if len(source) > MAX_SOURCE:
+        raise InvalidRequest(
+            f"the grammar has {len(source)} characters; at most {MAX_SOURCE} are allowed"
+        )
+    match constraint.kind:
+        case "json_schema":
+            return f"start: WHITE? body\nbody: {_json(json.loads(source))}\n{_WHITE}"
+        case "regex":
+            return f"start: WHITE? body\nbody: /{_escaped(source)}/\n{_WHITE}"
+        case "grammar":
+            return source
+    assert calls is not None
+    return _tools(json.loads(source), calls, literal)
+
+
+def check(constraint: Constraint, place: str) -> None:
+    """Refuse what is no grammar, or one that an answer cannot be held to.
+
+    Raises:
+        InvalidRequest: names `place`, and what is wrong with it.
+    """
+    try:
+        fault = _fault(lark(constraint))
+    except InvalidRequest as error:
+        fault = str(error)
+    if fault:
+        raise InvalidRequest(f"{place}: {fault}", param=place, code="invalid_value")
+
+
+def tool_rules(
+    tools: Sequence[Mapping[str, Any]], *, required: bool, parallel: bool, answer: str | None
+) -> Constraint:
+    """The constraint of an answer that may call tools.
+
+    Args:
+        tools: name, JSON Schema of the arguments (`parameters`) and `strict` of each. A schema that
+            no text can be held to stands for any object, unless it is `strict`.
+        required: whether it must.
+        parallel: whether it may make several calls.
+        answer: JSON Schema, as JSON, of an answer without calls; None: any text.
+
+    Raises:
+        InvalidRequest: a strict schema cannot be held to.
+    """
+    listed = []
+    for i, tool in enumerate(tools):
+        schema = tool["parameters"]
+        fault = _fault(f"start: {_json(schema)}")
+        if fault and tool["strict"]:
+            place = f"tools[{i}].function.parameters"
+            raise InvalidRequest(f"{place}: {fault}", param=place, code="invalid_value")
+        listed.append([tool["name"], {"type": "object"} if fault else schema])
+    rules = {"tools": listed, "required": required, "parallel": parallel, "answer": answer}
+    return Constraint("tools", json.dumps(rules))
+
+
+def _tools(rules: Mapping[str, Any], calls: CallFormat, literal: Callable[[str], str]) -> str:
+    """The grammar of an answer by `tool_rules`."""
+    tools = rules["tools"]
+    each = [
+        f"call{i}: {json.dumps(name)} {_literal(calls.middle, literal)} {_json(schema)}"
+        for i, (name, schema) in enumerate(tools)
+    ]
+    any_call = " | ".join(f"call{i}" for i in range(len(tools)))
+    more = f"({_literal(calls.between, literal)} call)*" if calls.between else ""
+    if not rules["parallel"]:
+        more = ""
+    end = _literal(calls.after, literal)
+    lines = [f"call: {any_call}", *each]
+    if rules["required"]:
+        lines.append(f"start: WHITE? {_literal(calls.before, literal)} call {more} {end}")
+    elif calls.trigger:
+        # Free text, held to nothing, up to what begins a call.
+        begun, rest = calls.trigger, calls.before.lstrip().removeprefix(calls.trigger)
+        lines.append(f"calls: {_literal(rest, literal)} call {more} {end}")
+        if literal(begun).startswith("<"):
+            head = f"head: TEXT {literal(begun)}"
+        else:
+            head = f"head[lazy]: TEXT {literal(begun)}"
+        if rules["answer"] is None:
+            lines += ["start: head calls | TEXT", head, "TEXT: /(.|\\n)*/"]
+        else:
+            lines.append(f"start: WHITE? ({literal(begun)} calls | answer)")
+    else:
+        lines.append(f"calls: {_literal(calls.before, literal)} call {more} {end}")
+        lines.append("start: WHITE? calls | " + ("answer" if rules["answer"] else "TEXT"))
+        lines.append("TEXT: /\\s*[^{\\s](.|\\n)*/")
+    if rules["answer"] is not None:
+        lines.append(f"answer: {_json(json.loads(rules['answer']))}")
+    return "\n".join([*lines, _WHITE])
+
+
+def _literal(text: str, literal: Callable[[str], str]) -> str:
+    return literal(text) if text else ""
+
+
+def _json(schema: Any) -> str:
+    """The body of a rule: JSON that matches a schema."""
+    if isinstance(schema, dict):
+        schema = {**schema, "x-guidance": _LAYOUT}
+    return f"%json {json.dumps(schema)}"
+
+
+def _fault(grammar: str) -> str:
+    """What is wrong with a grammar; empty for nothing."""
+    fault = LLMatcher.validate_grammar(grammar, limits=LIMITS)
+    return "" if fault.startswith("WARNING") else first_line(fault) if fault else ""
+
+
+def first_line(text: str) -> str:
+    """Of the library's messages, which go on with a picture of the grammar."""
+    return text.strip().partition("\n")[0][:300]
+
+
+def _escaped(regex: str) -> str:
+    """A regular expression between slashes."""
+    return regex.replace("/", "\\/").replace("\n", "\\n")

@@ -1,0 +1,220 @@
+"""Under a grammar the law of what comes out is the masked target's, whatever is drafted.
+
+In three parts: the mask reaches every draft node that can be accepted and no other; a method that
+verifies such a tree keeps the masked law exactly, whatever stands at the others; and the loop
+itself writes what plain decoding writes under the same grammar.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from orchestrator.types import Sampling
+from tests.workers.conftest import head_folder, make_adapter, make_model
+from tests.workers.speculation.exact import Laws, Prefix, agrees, joint, random_laws
+from tests.workers.speculation.test_lossless import (  # noqa: F401 (a fixture among them)
+    IDS,
+    PROOFS,
+    emitted,
+    method,
+    rational_rho,
+)
+from workers.model.masking import mask, mask_chain
+from workers.model.target import ModelOutput, Target
+from workers.model.tree import Plan, Row, Tree
+from workers.speculation import METHODS, build
+from workers.speculation.decode import Decoder
+
+VOCABULARY = 12
+
+
+class Alternating:
+    """A toy grammar: tokens rise and fall in turn, `END` may follow an even count of them."""
+
+    END = 0
+
+    def __init__(self, vocabulary: int = VOCABULARY) -> None:
+        self.vocabulary, self.written = vocabulary, list[int]()
+
+    def allowed(self) -> Any:
+        tokens = np.arange(self.vocabulary)
+        if not self.written:
+            return tokens > 0
+        last, rises = self.written[-1], len(self.written) % 2 == 1
+        fits = (tokens >= last) if rises else (tokens <= last)
+        return np.where(tokens == self.END, not rises, fits & (tokens > 0))
+
+    def accept(self, token: int) -> bool:
+        if token == self.END or not self.allowed()[token]:
+            return False
+        self.written.append(token)
+        return True
+
+    def rollback(self, count: int) -> None:
+        del self.written[len(self.written) - count :]
+
+
+def masked(laws: Laws, allowed: dict[Prefix, list[bool]]) -> Laws:
+    """The laws cut to what is allowed; as they were behind what is not."""
+    found = dict(laws)
+    for prefix, law in laws.items():
+        if all(allowed[prefix[:i]][token] for i, token in enumerate(prefix)):
+            cut = law * np.array([Fraction(int(one)) for one in allowed[prefix]], dtype=object)
+            found[prefix] = cut / cut.sum()
+    return found
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("proof", PROOFS, ids=IDS)
+def test_the_law_is_the_masked_target_law_exactly(proof: Any, seed: int) -> None:
+    name, options, reference, vocabulary, depth = proof
+    rng = random.Random(seed)
+    target = random_laws(rng, vocabulary, depth + 1)
+    draft = random_laws(rng, vocabulary, depth + 1)
+    allowed: dict[Prefix, list[bool]] = {}
+    for prefix, law in target.items():
+        allowed[prefix] = [rng.random() < 0.6 for _ in range(vocabulary)]
+        allowed[prefix][rng.choice([i for i, p in enumerate(law) if p])] = True
+    cut = masked(target, allowed)
+    law = emitted(cut, draft, reference, method(name, **options).verify_tree, depth)
+    assert dict(law) == dict(joint(cut, depth + 1))
+    assert all(allowed[whole[:i]][token] for whole in law for i, token in enumerate(whole)), (
+        "a forbidden token came out"
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_node_that_can_be_accepted_is_masked_and_no_other(seed: int) -> None:
+    rng = random.Random(seed)
+    size = 14
+    tree = Tree(
+        [rng.randrange(VOCABULARY) for _ in range(size)],
+        [-1, *sorted(rng.randrange(i) for i in range(1, size))],
+    )
+    tree.parents[1:] = [min(parent, i) for i, parent in enumerate(tree.parents[1:])]
+    matcher = Alternating()
+    matcher.written = [3]
+    row = Row(0, [1, tree.tokens[0]], Sampling(), 0, matcher=matcher)
+    logits = torch.zeros(2, size, VOCABULARY)
+    plain = Row(1, [1], Sampling(), 0)
+    mask(Plan([row, plain], [tree, tree]), ModelOutput(logits))
+    assert matcher.written == [3]  # where it was before
+    assert not logits[1].isinf().any()  # a row without a grammar keeps its scores
+    for node in range(size):
+        path = []
+        at = node
+        while at > 0:
+            path.insert(0, tree.tokens[at])
+            at = tree.parents[at]
+        reader = Alternating()
+        reader.written = [3]
+        reachable = all(reader.accept(token) for token in path)
+        expected = reader.allowed() if reachable else np.ones(VOCABULARY, dtype=bool)
+        assert (~logits[0, node].isinf()).tolist() == expected.tolist()
+
+
+def test_a_given_text_is_masked_up_to_what_does_not_fit() -> None:
+    logits = torch.zeros(4, VOCABULARY)
+    mask_chain(Alternating(), [5, 9, 11], logits)
+    assert (~logits[0].isinf()).tolist() == [i > 0 for i in range(VOCABULARY)]
+    assert (~logits[1].isinf()).tolist() == [i >= 5 for i in range(VOCABULARY)]
+    assert (~logits[2].isinf()).tolist() == [i <= 9 for i in range(VOCABULARY)]
+    assert not logits[3].isinf().any()
+
+
+DRAFTED = {
+    "chain": {"draft": "other", "gamma": 3},
+    "lookup": {},
+    "spectr": {"draft": "other"},
+    "recursive-c": {"draft": "other", "branching": [2, 2]},
+    "recursive-s": {"draft": "other", "width": 2, "gamma": 3},
+    "greedy-multi": {"draft": "other", "branching": [2, 2]},
+    "kangaroo": {},
+    "fspad": {},
+    "auto": {"candidates": [{"method": "chain", "draft": "other"}], "lengths": [2]},
+    "reflective": {"draft": "other", "gamma": 3, "prompt": [3, 4]},
+}
+
+
+def decoder(name: str) -> Decoder:
+    target = Target(make_model(vocabulary=VOCABULARY), slots=2, max_len=120)
+    options: dict[str, Any] = dict(DRAFTED.get(name, {}))
+    if name == "kangaroo":
+        options["adapter"] = make_adapter()
+    if name == "fspad":
+        options["head"] = head_folder(vocabulary=VOCABULARY)
+
+    def load(_: str) -> Any:
+        return make_model(vocabulary=VOCABULARY, layers=1, width=16, seed=7)
+
+    return Decoder(target, build(name, target, load, **options))
+
+
+def written(loop: Decoder, prompt: list[int], sampling: Sampling, count: int) -> list[int]:
+    """What a constrained row writes, up to the end that the grammar lets it have."""
+    row = Row(0, list(prompt), sampling, sampling.seed or 0, count, matcher=Alternating())
+    loop.target.cache.allocate(0, row.ids, 0)
+    loop.join(row, loop.target.prefill(0, row.ids))
+    while row.remaining_tokens > 0 and Alternating.END not in row.ids[len(prompt) :]:
+        loop.step(loop.rows)
+    loop.leave(row)
+    loop.target.cache.reset(0)
+    tokens = row.ids[len(prompt) :]
+    return tokens[: tokens.index(Alternating.END)] if Alternating.END in tokens else tokens[:count]
+
+
+def fits(tokens: list[int]) -> bool:
+    reader = Alternating()
+    return all(reader.accept(token) for token in tokens)
+
+
+def test_every_method_is_tried() -> None:
+    assert {"vanilla", *DRAFTED} >= METHODS.keys()
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_every_method_writes_what_the_grammar_allows(name: str) -> None:
+    loop, plain = decoder(name), decoder("vanilla")
+    for prompt in ([5, 9, 2, 7], [1, 2, 3], [8, 8, 8, 8]):
+        greedy = written(loop, prompt, Sampling(), 24)
+        assert fits(greedy)
+        if loop.lossless:
+            assert greedy == written(plain, prompt, Sampling(), 24)
+        for seed in range(4):
+            assert fits(written(loop, prompt, Sampling(1.5, seed=seed), 24))
+
+
+@pytest.mark.parametrize("name", ["vanilla", "chain", "recursive-c"])
+def test_sampled_tokens_have_the_masked_law(name: str) -> None:
+    loop, prompt = decoder(name), [1, 2, 3]
+    counts: Counter[tuple[int, ...]] = Counter(
+        tuple(written(loop, prompt, Sampling(2.0, seed=seed), 2)[:2]) for seed in range(1500)
+    )
+    target = Target(loop.target.model, slots=1, max_len=120)
+
+    def law(ids: list[int], matcher: Alternating) -> list[float]:
+        target.cache.allocate(0, ids, 0)
+        with torch.inference_mode():
+            logits = target.prefill(0, ids).logits[0, -1]
+        target.cache.reset(0)
+        logits = logits.float().clone() / 2.0
+        logits[~torch.from_numpy(matcher.allowed())] = -torch.inf
+        return logits.double().softmax(-1).tolist()
+
+    expected: dict[tuple[int, ...], float] = {}
+    for first, p in enumerate(law(prompt, Alternating())):
+        if p > 0:
+            matcher = Alternating()
+            assert matcher.accept(first)
+            for second, q in enumerate(law([*prompt, first], matcher)):
+                expected[(first, second)] = p * q
+    cells = sorted(expected)
+    agrees([counts[cell] for cell in cells], [expected[cell] for cell in cells])
+    assert sum(counts.values()) == sum(counts[cell] for cell in cells)
