@@ -110,6 +110,14 @@ class Orchestrator:
         replica: str = serve.get_replica_context().replica_tag
         return replica, list(self._service.registry.collect())
 
+    async def drain(self) -> int:
+        """Take on no more requests; returns how many are being answered here."""
+        return self._service.drain()
+
+    async def cut(self) -> None:
+        """End every answer of this replica now, each with an error that says why."""
+        self._service.cut()
+
     def _export(self) -> None:
         self._exporter.export(self._service.registry.collect())
 

@@ -1,4 +1,4 @@
-"""`baton serve`: a deployment on a Ray of its own, until Ctrl-C."""
+"""`baton serve`: a deployment on a Ray of its own, until Ctrl-C or SIGTERM."""
 
 from __future__ import annotations
 
@@ -13,6 +13,9 @@ import typer
 from rich.console import Console
 
 from deploy.cli.common import lossy
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+CHECK_S = 1.0  # between looks at whether Ray lives
 
 EXAMPLES = """
 
@@ -42,8 +45,12 @@ def serve(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print that file, and serve nothing.")
     ] = False,
+    grace: Annotated[
+        float, typer.Option(min=0, help="Seconds in which SIGTERM lets answers be finished.")
+    ] = 30.0,
 ) -> None:
-    """Serve a deployment file, in the foreground."""
+    """Serve a deployment file, in the foreground. SIGTERM finishes what is under way, Ctrl-C ends
+    it; the exit status is 1 where Ray dies."""
     if small is not None or large is not None or dry_run:
         text = _planned(config, small, large, port)
         if dry_run:
@@ -63,7 +70,9 @@ def serve(
     deployment.args.api_keys()  # missing keys are an error before anything starts
     with _stopping() as stop:
         console.print("Starting Ray and the two workers ...", style="dim")
-        with serving(deployment) as url:
+        with serving(deployment) as service:
+            stop.listen()  # Ray has put its own handlers in their place
+            url = service.url
             key = (
                 ' -H "Authorization: Bearer $KEY"' if isinstance(deployment.args.auth, Auth) else ""
             )
@@ -79,8 +88,12 @@ def serve(
                 """"What is 37*6+12?"}]}'\n""",
                 flush=True,
             )
-            stop.wait()
+            while not stop.wait(CHECK_S):
+                service.check()
+            seconds = 0.0 if stop.hurried else grace
             console.print("Stopping ...", style="dim")
+            if left := service.drain(seconds, lambda: stop.hurried):
+                console.print(f"{left} answers were cut short.", style="yellow")
 
 
 serve.__doc__ = f"{serve.__doc__}{EXAMPLES}"
@@ -126,32 +139,37 @@ class _Stopped(KeyboardInterrupt):
     """A signal came while the service was starting."""
 
 
-@contextmanager
-def _stopping() -> Iterator[Event]:
-    """An event that SIGINT and SIGTERM set; before anybody waits for it, the first interrupts.
+class _Stop(Event):
+    """Set by SIGINT and SIGTERM. Before anybody waits for it, the first of them interrupts."""
 
-    Further ones change nothing: what was started is being cleared away.
-    """
-    stop = _Waitable()
-
-    def on_signal(*_: Any) -> None:
-        first = not stop.is_set()
-        stop.set()
-        if first and not stop.awaited:
-            raise _Stopped
-
-    names = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(name, on_signal) for name in names]
-    try:
-        yield stop
-    finally:
-        for name, handler in zip(names, before, strict=True):
-            signal.signal(name, handler)
-
-
-class _Waitable(Event):
     awaited = False
+    hurried = False
+    """Whether a SIGINT came: nothing more is waited for."""
+
+    def listen(self) -> None:
+        """Have the signals handled here."""
+        for name in SIGNALS:
+            signal.signal(name, self._on_signal)
 
     def wait(self, timeout: float | None = None) -> bool:
         self.awaited = True
         return super().wait(timeout)
+
+    def _on_signal(self, number: int, _: Any) -> None:
+        first = not self.is_set()
+        self.hurried |= number == signal.SIGINT
+        self.set()
+        if first and not self.awaited:
+            raise _Stopped
+
+
+@contextmanager
+def _stopping() -> Iterator[_Stop]:
+    """What SIGINT and SIGTERM set; once it is, further ones interrupt nothing."""
+    stop, before = _Stop(), [signal.getsignal(name) for name in SIGNALS]
+    stop.listen()
+    try:
+        yield stop
+    finally:
+        for name, handler in zip(SIGNALS, before, strict=True):
+            signal.signal(name, handler)

@@ -21,6 +21,8 @@ from orchestrator.errors import BatonError
 
 READY_S = 300.0  # a large model may take minutes to load
 SHUTDOWN_S = 5.0  # for replicas to shut down before they are killed
+ASK_S, CUT_S = 5.0, 0.5  # for replicas to answer, and for what they send last to arrive
+DAEMONS = ("gcs_server", "raylet")
 OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
 
 
@@ -28,9 +30,55 @@ class NotServing(BatonError):
     """The deployment did not come up."""
 
 
+class NodeDied(BatonError):
+    """Ray's node is gone, and with it every port of the service."""
+
+
+class RunningService:
+    """A deployment that answers.
+
+    Args:
+        application: its name in Serve.
+        node: process ids of Ray's own daemons, without which nothing is answered any more.
+    """
+
+    def __init__(self, url: str, application: str, node: set[int]) -> None:
+        self.url, self._application, self._node = url, application, node
+
+    def check(self) -> None:
+        """Raises NodeDied where one of the node's processes has ended."""
+        if not all(map(_runs, self._node)):
+            raise NodeDied("Ray's node has died, and the service with it: start it again")
+
+    def drain(self, seconds: float, enough: Callable[[], bool]) -> int:
+        """Take on no more requests and wait for the answers that are under way.
+
+        What is not done after `seconds`, or as soon as `enough()`, ends with an error event.
+        Returns how many answers that are.
+        """
+        until = time.monotonic() + seconds
+        while live := sum(self._ask_all("drain")):
+            if enough() or time.monotonic() >= until:
+                self._ask_all("cut")
+                time.sleep(CUT_S)  # for the events to arrive
+                break
+            time.sleep(0.1)
+        return live
+
+    def _ask_all(self, method: str) -> list[int]:
+        """What every replica of the orchestrator that answers says to a call."""
+        from ray import serve
+
+        answers: list[Any] = []
+        with suppress(TimeoutError):
+            handle = serve.get_app_handle(self._application)
+            answers = handle.broadcast(method).results(timeout_s=ASK_S, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, int)]
+
+
 @contextmanager
-def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[str]:
-    """The deployment, up and ready on a Ray of its own; yields its address.
+def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[RunningService]:
+    """The deployment, up and ready on a Ray of its own.
 
     Nothing that was started outlives the block, not even after an exception. Call
     `deploy.service.environment.prepare` before anything imports ray.
@@ -58,7 +106,8 @@ def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[str
         # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.
         client.deploy_apps(deployment.serve, _blocking=False)
         _wait(deployment, ready_s)
-        yield deployment.url
+        daemons = {pid for pid in descendants(os.getpid()) - before if _is_daemon(pid)}
+        yield RunningService(deployment.url, deployment.serve.applications[0].name, daemons)
     finally:
         _stop(before)
 
@@ -157,6 +206,12 @@ def descendants(pid: int) -> set[int]:
         pids.update(new)
         new = [child for parent in new for child in children.get(parent, [])]
     return pids
+
+
+def _is_daemon(pid: int) -> bool:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/exe").resolve().name in DAEMONS
+    return False
 
 
 def _runs(pid: int) -> bool:

@@ -210,7 +210,7 @@ async def _readiness(service: Service) -> Response:
     # why is for those who have a key (/v1/policies) and for the log.
     degraded = service.degraded is not None
     state = {"workers": pools, "store": not degraded, "degraded": degraded}
-    if all(pools.values()):
+    if all(pools.values()) and not service.draining:
         return JSONResponse({"ready": True, **state})
     not_ready = HttpError(503, "not ready yet", "server_error", code="not_ready")
     return JSONResponse(

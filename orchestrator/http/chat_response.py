@@ -112,7 +112,7 @@ class ChatResponse(Response):
         self._service, self._context = service, context
         self._response = ResponseAccumulator()
         self._format = make_format(context, self._response)
-        self._started = self._ended = self._recorded = self._exposed = False
+        self._started = self._ended = self._recorded = self._exposed = self._cut = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
@@ -126,6 +126,12 @@ class ChatResponse(Response):
             async with self._service.admit(self._context):
                 writer = asyncio.create_task(self._write(bounded))
                 watch = asyncio.create_task(_wait_for_hangup(receive))
+
+                def cut() -> None:
+                    self._cut = True
+                    watch.cancel()
+
+                self._service.cuts.add(cut)
                 try:
                     await asyncio.wait({writer, watch}, return_when=asyncio.FIRST_COMPLETED)
                 except asyncio.CancelledError:
@@ -133,9 +139,12 @@ class ChatResponse(Response):
                     await self._report_shutdown(scope, receive, send)
                     raise
                 finally:
+                    self._service.cuts.remove(cut)
                     await _stop(watch, writer)
                 if not writer.cancelled():
                     writer.result()
+                elif self._cut:
+                    await self._report_shutdown(scope, receive, send)
 
     async def _events(self) -> AsyncGenerator[Event, None]:
         """The step loop's events, with an eye on them for metrics and spans."""
@@ -181,8 +190,11 @@ class ChatResponse(Response):
                     await self._write_whole(events, send)
             finally:
                 await events.close()
-        except asyncio.CancelledError:
-            self._record("cancelled")
+        except asyncio.CancelledError as error:
+            if self._cut:
+                self._record("failed", http_error(error).body["error"])
+            else:
+                self._record("cancelled")
             raise
         except _ClientGone:
             self._record("cancelled")

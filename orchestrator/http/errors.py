@@ -37,7 +37,7 @@ RETRY_AFTER_S = 1
 
 
 class RequestRefused(BatonError):
-    """The HTTP layer turns a request away before any work: 401, 403, 408, 413, 429."""
+    """The HTTP layer turns a request away before any work: 401, 403, 408, 413, 429, 503."""
 
     def __init__(
         self,
@@ -137,11 +137,22 @@ def http_error(error: BaseException) -> HttpError:
                 headers=headers,
             )
         case asyncio.CancelledError():
-            return _unavailable("the server is stopping; try again shortly", "shutting_down")
+            return http_error(shutting_down())
         case HTTPException():
             return _routing_error(error)
         case _:
             return HttpError(500, "internal error", "server_error", code="internal_error")
+
+
+def shutting_down() -> RequestRefused:
+    """What requests are told that come, or are still being answered, while the service ends."""
+    return RequestRefused(
+        503,
+        "the server is stopping; try again shortly",
+        code="shutting_down",
+        kind="server_error",
+        headers={"retry-after": str(RETRY_AFTER_S)},
+    )
 
 
 def _unavailable(message: str, code: str, after_s: float | None = None) -> HttpError:

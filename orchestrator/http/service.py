@@ -25,7 +25,7 @@ from orchestrator.experiments.runs import Runs
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.http.auth import Access
 from orchestrator.http.context import RequestContext
-from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused
+from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused, shutting_down
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
@@ -126,6 +126,8 @@ class Service:
     outbox: Outbox = field(init=False)
     experimenter: Experimenter = field(init=False)
     live: int = field(init=False, default=0)  # requests being answered
+    draining: bool = field(init=False, default=False)  # no others are taken on
+    cuts: set[Callable[[], object]] = field(init=False, default_factory=set)  # one for each answer
     quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # there are none
     _default_policies: dict[str, Policy] = field(init=False)  # as the deployment file has them
 
@@ -209,12 +211,14 @@ class Service:
         """A place for a request while it is answered, and the policy that answers it.
 
         Raises:
-            RequestRefused: 429, all places are taken.
+            RequestRefused: 429, all places are taken; 503, the service is about to end.
             UnknownPolicy: no such model.
             InvalidRequest: its `policy` names another policy, an unknown parameter or a wrong
                 value; or a speculation method that is not offered.
             StoreError: a pinned version cannot be read.
         """
+        if self.draining:
+            raise shutting_down()
         await self._choose_policy(context)  # a request that can never be answered gets no 429
         with self.place():
             yield
@@ -334,6 +338,17 @@ class Service:
             self.live -= 1
             if not self.live:
                 self.quiet.set()
+
+    def drain(self) -> int:
+        """Take on no more requests; returns how many are still being answered."""
+        self.draining = True
+        return self.live
+
+    def cut(self) -> None:
+        """End every answer now, each with an error that says why."""
+        self.drain()
+        for cut in list(self.cuts):
+            cut()
 
     async def metrics_text(self) -> bytes:
         """The metrics as Prometheus text."""

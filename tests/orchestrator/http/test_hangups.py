@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -156,6 +157,44 @@ def test_a_server_that_stops_says_so(stream: bool) -> None:
     assert idle(made)
     assert "shutting_down" in replies[0].text
     assert replies[0].status_code == (200 if stream else 503)
+
+
+def test_a_service_that_drains_finishes_what_it_has_and_takes_no_more() -> None:
+    made, replies = service(large=scripted(delay=0.5)), list[httpx.Response]()
+    with serving(made) as url:
+        body = {"model": "large-only", "stream": True}
+        asker = threading.Thread(target=lambda: replies.append(post(url, body)))
+        asker.start()
+        until(lambda: busy(made, "writing"))
+        assert HTTP.get(f"{url}/ready").status_code == 200
+        assert made.drain() == 1
+        refused = post(url)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "shutting_down")
+        assert int(refused.headers["retry-after"]) >= 1
+        assert HTTP.get(f"{url}/ready").status_code == 503
+        assert HTTP.get(f"{url}/health").status_code == 200
+        asker.join()
+        assert made.drain() == 0
+    assert replies[0].text.endswith("data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_answers_that_are_cut_say_so_and_are_on_record(stream: bool) -> None:
+    made, replies = service(large=scripted(delay=FOREVER)), list[httpx.Response]()
+    made.limits = ServiceLimits(headers_s=0.05)
+    with serving(made) as url:
+        body = {"model": "large-only", "stream": stream}
+        asker = threading.Thread(target=lambda: replies.append(post(url, body)))
+        asker.start()
+        until(lambda: busy(made, "writing"))
+        time.sleep(0.2)  # a stream has begun
+        made.watcher._task.get_loop().call_soon_threadsafe(made.cut)  # type: ignore[union-attr]
+        asker.join()
+        assert until(lambda: idle(made)) < 1
+        (outcome,) = HTTP.get(f"{url}/v1/traces").json()["data"]
+    assert "shutting_down" in replies[0].text
+    assert replies[0].status_code == (200 if stream else 503)
+    assert outcome["status"] == "failed"
 
 
 def test_a_prompt_that_takes_long_to_read_begins_the_stream() -> None:
