@@ -10,5 +10,7 @@ In reading order:
 - `stores`: the store that the file names: Redis, or a deployment that holds it in memory.
 - `scaling`: how many replicas a worker's pool should have.
 - `environment`: the variables that Ray reads when it is imported.
+- `proxy`: what stands before Serve's own HTTP handling: retries, errors in OpenAI's form, bodies.
+- `http_protocol`: connections there, whose headers are bounded in size and time.
 - `cluster`: a Ray of our own on this machine, for `baton serve`.
 """

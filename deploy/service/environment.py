@@ -35,6 +35,7 @@ def prepare() -> None:
         "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
         "RAY_SERVE_LOG_TO_STDERR": "0",
+        "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "deploy.service.proxy:middlewares",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)

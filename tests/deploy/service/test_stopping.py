@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import time
@@ -82,6 +83,7 @@ async def test_ctrl_c_ends_streams_by_an_error_and_a_dead_node_by_status_1(
         assert "1 answers were cut short" in out
         assert "shutting_down" in (await stream).splitlines()[-2]
     with running(endless_file) as service:
+        await _the_orchestrator_dies(service)
         started = service.processes()
         (raylet,) = [pid for pid, line in started.items() if "raylet/raylet" in line]
         os.kill(raylet, signal.SIGKILL)
@@ -89,6 +91,31 @@ async def test_ctrl_c_ends_streams_by_an_error_and_a_dead_node_by_status_1(
         assert service.process.returncode == 1
         assert "Ray's node has died" in err
         assert alive(started) == {}
+
+
+async def _the_orchestrator_dies(served: Served) -> None:
+    """What was not begun is answered by its successor, what was ends by an error."""
+    undisturbed = await told(served.url, stream=False, max_tokens=1500)
+    whole = [asyncio.create_task(told(served.url, stream=False, max_tokens=1500)) for _ in range(4)]
+    begun = [asyncio.create_task(told(served.url, max_tokens=3000)) for _ in range(4)]
+    await writing(served, 5)
+    served.kill("Orchestrator")
+    for text in await asyncio.gather(*begun):
+        assert json.loads(text.splitlines()[-2].removeprefix("data: "))["error"]["code"] in (
+            "replica_lost",
+            "shutting_down",
+        )
+    for text in await asyncio.gather(*whole):
+        assert _said(text) == _said(undisturbed)
+    async with httpx.AsyncClient(timeout=60) as http:
+        headers = [(b"x-request-id", b"\xff")]
+        reply = await http.get(f"{served.url}/v1/models", headers=headers)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_header")
+
+
+def _said(text: str) -> str:
+    message = json.loads(text)["choices"][0]["message"]
+    return str(message["reasoning_content"] + message["content"])
 
 
 def test_a_node_is_well_while_its_processes_run() -> None:

@@ -1,0 +1,76 @@
+"""Connections whose requests begin in time and with headers of bounded size.
+
+uvicorn's parser takes headers of any size, for as long as a client cares to send them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from deploy.service.proxy import MAX_HEAD_BYTES
+from orchestrator.http.errors import HttpError
+
+HEAD_S: Final = 20.0  # for a request's headers, from the first byte or from the connection
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which refuses a head that is too large (431) or too slow (408)."""
+
+    _head_bytes = 0
+    _deadline: asyncio.TimerHandle | None = None
+    """Set while a head is awaited or arriving."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._await_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._head_arrived()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self._deadline is not None:
+            self._head_bytes += len(data)
+        super().data_received(data)
+        if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
+            text = f"the headers have more than {MAX_HEAD_BYTES} bytes"
+            self._refuse(HttpError(431, text, code="headers_too_large"))
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        if self._deadline is None:  # not the first request of the connection
+            self._await_head()
+
+    def on_headers_complete(self) -> None:
+        self._head_arrived()
+        super().on_headers_complete()
+
+    def _await_head(self) -> None:
+        self._head_bytes = 0
+        self._deadline = self.loop.call_later(HEAD_S, self._too_late)
+
+    def _head_arrived(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _too_late(self) -> None:
+        if self._head_bytes:
+            text = f"the headers did not arrive within {HEAD_S:g} s"
+            self._refuse(HttpError(408, text, code="request_timeout"))
+        else:
+            self.transport.close()
+
+    def _refuse(self, error: HttpError) -> None:
+        self._head_arrived()
+        response = error.response()
+        if not self.transport.is_closing():
+            self.transport.write(
+                b"HTTP/1.1 %d Refused\r\ncontent-type: application/json\r\n"
+                b"content-length: %d\r\nconnection: close\r\n\r\n%s"
+                % (error.status, len(response.body), response.body)
+            )
+            self.transport.close()

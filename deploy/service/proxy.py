@@ -1,0 +1,198 @@
+"""What stands before Ray Serve's own HTTP handling, in the process of its proxies.
+
+Serve answers what it cannot pass on in plain text, a replica that died as "500 Internal Server
+Error", and a stream whose replica died not at all. Here
+
+- a request of which nothing was answered is made again, where doing so is safe, and else refused
+  by 503 in OpenAI's form, with a time to try again; a stream that broke off ends by an error event;
+- a body is gathered before the request takes a place in a replica, so that slow bodies take none;
+- headers that Serve cannot read are refused by 400, too many by 431.
+
+Ray calls `middlewares` by the name in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
+(`deploy.service.environment`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Sequence
+from typing import Final
+
+import uvicorn.config
+from starlette.datastructures import Headers
+from starlette.middleware import Middleware
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from orchestrator.errors import InvalidRequest, describe
+from orchestrator.http.auth import READ_METHODS, USER_PATHS
+from orchestrator.http.errors import RETRY_AFTER_S, HttpError, RequestRefused, http_error
+
+log = logging.getLogger(__name__)
+
+PAUSES_S: Final = (0.2, 1.0)  # before a request is made again
+BUFFER_BYTES: Final = 1 << 20  # of a body; a longer one is passed on as it comes, and made once
+BODY_S: Final = 30.0  # for that much of a body to arrive
+MAX_HEAD_BYTES: Final = 64 << 10  # of a request's headers
+LOST: Final = HttpError(
+    503,
+    "the answer was lost with the replica that made it; try again shortly",
+    "server_error",
+    code="replica_lost",
+    headers={"retry-after": str(RETRY_AFTER_S)},
+)
+
+
+def middlewares() -> list[Middleware]:
+    """What Ray Serve's proxies are to put before their own."""
+    uvicorn.config.HTTP_PROTOCOLS["auto"] = "deploy.service.http_protocol:BoundedProtocol"
+    return [Middleware(ProxyMiddleware)]
+
+
+class ProxyMiddleware:
+    """ASGI middleware around the proxy of Ray Serve."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        try:
+            _check_headers(scope["headers"])
+            body = await _gather(receive)
+        except (InvalidRequest, RequestRefused) as error:
+            await http_error(error).response()(scope, receive, send)
+            return
+        if body is None:
+            return
+        attempt = _Attempt(scope, body, receive, send)
+        pauses = list(PAUSES_S) if _may_be_repeated(scope) and not body[-1]["more_body"] else []
+        while await attempt.was_lost(self._app) and pauses:
+            log.warning("%s %r was lost: made again", scope["method"], scope["path"])
+            await asyncio.sleep(pauses.pop(0))
+            attempt = _Attempt(scope, body, receive, send)
+        await attempt.finish()
+
+
+class _Attempt:
+    """One request to Serve, and what of its answer was sent."""
+
+    def __init__(self, scope: Scope, body: Sequence[Message], receive: Receive, send: Send) -> None:
+        # Serve puts headers of its own into a request.
+        self._scope, self._body = {**scope, "headers": list(scope["headers"])}, list(body)
+        self._receive, self._send = receive, send
+        self._gone = self._ended = self._streams = False
+        self._started: Message | None = None
+        self._refused: Message | None = None  # the start of an answer of Serve's own
+
+    async def was_lost(self, app: ASGIApp) -> bool:
+        """Whether the request was not answered at all, and somebody still waits for it."""
+        try:
+            await app(self._scope, self._next_message, self._relay)
+        except Exception as error:
+            log.error("Serve's proxy failed: %s", describe(error))
+        return not (self._gone or self._started or self._refused)
+
+    async def finish(self) -> None:
+        """Say of an answer that is not whole why it ends here."""
+        if self._gone or self._ended:
+            return
+        if self._started is None:
+            await self._error().response()(self._scope, self._receive, self._send)
+        elif self._streams:
+            data = _event(self._scope["path"], LOST)
+            await self._send({"type": "http.response.body", "body": data, "more_body": False})
+
+    async def _next_message(self) -> Message:
+        message = self._body.pop(0) if self._body else await self._receive()
+        self._gone |= message["type"] == "http.disconnect"
+        return message
+
+    async def _relay(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            kind = Headers(raw=message["headers"]).get("content-type", "")
+            if message["status"] >= 400 and kind.startswith("text/plain"):
+                self._refused = message
+                return
+            self._started, self._streams = message, kind.startswith("text/event-stream")
+        elif self._refused is not None:
+            return
+        else:
+            self._ended = not message.get("more_body", False)
+        await self._send(message)
+
+    def _error(self) -> HttpError:
+        if self._refused is None:
+            return LOST
+        status = self._refused["status"]
+        if status == 404:
+            return HttpError(404, "not found", code="not_found")
+        if status == 429:
+            headers = {"retry-after": str(RETRY_AFTER_S)}
+            return HttpError(
+                429,
+                "too many requests are waiting; try again shortly",
+                "rate_limit_error",
+                code="rate_limit_exceeded",
+                headers=headers,
+            )
+        return HttpError(
+            503,
+            "the service has no room now; try again shortly",
+            "server_error",
+            code="overloaded",
+            headers={"retry-after": str(RETRY_AFTER_S)},
+        )
+
+
+def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
+    """Raises InvalidRequest or RequestRefused where Serve could not read them."""
+    if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
+        raise RequestRefused(
+            431, f"the headers have more than {MAX_HEAD_BYTES} bytes", code="headers_too_large"
+        )
+    for name, value in headers:
+        try:
+            name.decode("ascii"), value.decode()
+        except UnicodeDecodeError:
+            shown = name.decode("ascii", "replace")[:64]
+            raise InvalidRequest(
+                f"the header {shown} is not UTF-8", param=shown, code="invalid_header"
+            ) from None
+
+
+async def _gather(receive: Receive) -> list[Message] | None:
+    """A request's body, or its first `BUFFER_BYTES`; None where the client went away.
+
+    Raises:
+        RequestRefused: 408, that much did not arrive in time.
+    """
+    messages, size = list[Message](), 0
+    try:
+        async with asyncio.timeout(BODY_S):
+            while not messages or (messages[-1]["more_body"] and size <= BUFFER_BYTES):
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                size += len(message.get("body", b""))
+                messages.append({"more_body": False, **message})
+    except TimeoutError:
+        text = f"the body did not arrive within {BODY_S:g} s"
+        raise RequestRefused(408, text, code="request_timeout") from None
+    return messages
+
+
+def _may_be_repeated(scope: Scope) -> bool:
+    """Whether a request that was perhaps carried out may be carried out again."""
+    return scope["method"] in READ_METHODS or scope["path"].endswith(tuple(USER_PATHS))
+
+
+def _event(path: str, error: HttpError) -> bytes:
+    """The end of a stream that broke off, in the form of its path."""
+    if path.endswith("/responses"):
+        data = {"type": "error", **error.body["error"], **error.body}
+        return b"event: error\ndata: " + json.dumps(data).encode() + b"\n\n"
+    return b"data: " + json.dumps(error.body).encode() + b"\n\n"

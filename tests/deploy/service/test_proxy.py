@@ -1,0 +1,210 @@
+"""What clients see of replicas that die, of slow bodies and of headers that cannot be read."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+import uvicorn
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.types import Message, Receive, Scope, Send
+
+from deploy.service import http_protocol, proxy
+from deploy.service.http_protocol import BoundedProtocol
+from deploy.service.proxy import MAX_HEAD_BYTES, ProxyMiddleware, middlewares
+
+CHAT = "/v1/chat/completions"
+
+
+class Serve:
+    """Stands for Serve's proxy: the given answers one after the other, and then the body itself."""
+
+    def __init__(self, *answers: Callable[[Scope, Receive, Send], Any]) -> None:
+        self.answers, self.calls, self.headers = list(answers), 0, list[int]()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.calls += 1
+        self.headers.append(len(scope["headers"]))
+        scope["headers"].append((b"x-request-id", b"1"))
+        if self.answers:
+            await self.answers.pop(0)(scope, receive, send)
+            return
+        message: Message = {"more_body": True}
+        body = b""
+        while message["more_body"]:
+            message = await receive()
+            body += message["body"]
+        await JSONResponse({"bytes": len(body)})(scope, receive, send)
+
+
+async def dies(scope: Scope, receive: Receive, send: Send) -> None:
+    await receive()
+
+
+async def fails(scope: Scope, receive: Receive, send: Send) -> None:
+    raise RuntimeError("the replica is gone")
+
+
+def says(status: int) -> Any:
+    return PlainTextResponse("Request dropped due to backpressure", status)
+
+
+async def breaks_off(scope: Scope, receive: Receive, send: Send) -> None:
+    headers = [(b"content-type", b"text/event-stream; charset=utf-8")]
+    await send({"type": "http.response.start", "status": 200, "headers": headers})
+    data = b'data: {"choices": []}\n\n'
+    await send({"type": "http.response.body", "body": data, "more_body": True})
+
+
+@contextmanager
+def serving(app: Any) -> Iterator[str]:
+    config = uvicorn.Config(
+        ProxyMiddleware(app), port=0, log_level="critical", lifespan="off", http=BoundedProtocol
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+@pytest.fixture(autouse=True)
+def _no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "PAUSES_S", (0.0, 0.0))
+
+
+@pytest.mark.parametrize("way", [dies, fails])
+def test_a_request_of_which_nothing_was_answered_is_made_again(way: Any) -> None:
+    app = Serve(way, way)
+    with serving(app) as url:
+        reply = httpx.post(f"{url}{CHAT}", content=b"x" * 100_000)
+    assert (reply.status_code, reply.json()) == (200, {"bytes": 100_000})
+    assert app.calls == 3
+    assert len(set(app.headers)) == 1  # each try is made of the request as it came
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "size", "calls"),
+    [
+        ("POST", CHAT, 10, 3),
+        ("GET", "/v1/models", 0, 3),
+        ("POST", "/v1/policies", 10, 1),  # perhaps it was carried out
+        ("POST", CHAT, (1 << 20) + (1 << 18), 1),  # its beginning is not kept
+    ],
+)
+def test_one_that_is_lost_for_good_is_told_in_openais_form(
+    method: str, path: str, size: int, calls: int
+) -> None:
+    app = Serve(*[dies] * 9)
+    with serving(app) as url:
+        reply = httpx.request(method, f"{url}{path}", content=b"x" * size)
+    assert app.calls == calls
+    assert reply.status_code == 503
+    assert reply.json()["error"]["code"] == "replica_lost"
+    assert int(reply.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "code"),
+    [(503, 503, "overloaded"), (408, 503, "overloaded"), (429, 429, "rate_limit_exceeded")],
+)
+def test_what_serve_refuses_is_told_in_openais_form(status: int, told: int, code: str) -> None:
+    app = Serve(says(status))
+    with serving(app) as url:
+        reply = httpx.post(f"{url}{CHAT}", content=b"{}")
+    assert (reply.status_code, reply.json()["error"]["code"], app.calls) == (told, code, 1)
+    assert "retry-after" in reply.headers
+    with serving(Serve(says(404))) as url:
+        assert httpx.get(f"{url}/nowhere").json()["error"]["code"] == "not_found"
+
+
+def test_an_answer_of_the_application_passes_as_it_is() -> None:
+    refused = JSONResponse({"error": {"code": "its own"}}, 500)
+    with serving(Serve(refused, PlainTextResponse("metrics"))) as url:
+        assert httpx.post(f"{url}{CHAT}").json() == {"error": {"code": "its own"}}
+        assert httpx.get(f"{url}/metrics").text == "metrics"
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses"])
+def test_a_stream_that_breaks_off_ends_by_one_error(path: str) -> None:
+    app = Serve(breaks_off)
+    with serving(app) as url:
+        lines = httpx.post(f"{url}{path}", content=b"{}").text.strip().splitlines()
+    told = json.loads(lines[-1].removeprefix("data: "))
+    assert told["error"]["code"] == "replica_lost"
+    assert app.calls == 1
+    assert ("event: error" in lines) == path.endswith("responses")
+
+
+@pytest.mark.parametrize("name", ["authorization", "x-request-id", "x-session-id", "traceparent"])
+def test_headers_that_are_no_text_are_refused(name: str) -> None:
+    app = Serve()
+    with serving(app) as url:
+        reply = httpx.post(f"{url}{CHAT}", headers=[(name.encode(), b"a\xffb")])
+        assert (reply.status_code, app.calls) == (400, 0)
+        assert reply.json()["error"]["code"] == "invalid_header"
+        assert name in reply.json()["error"]["message"]
+        text = httpx.post(f"{url}{CHAT}", headers=[(name.encode(), "Café".encode())])
+        assert text.status_code == 200
+
+
+def test_headers_are_bounded() -> None:
+    app = Serve()
+    with serving(app) as url:
+        for size in (MAX_HEAD_BYTES + 1, 40 * MAX_HEAD_BYTES):
+            with _connection(url) as raw:
+                try:
+                    raw.sendall(
+                        b"GET /health HTTP/1.1\r\nhost: a\r\nx: " + b"y" * size + b"\r\n\r\n"
+                    )
+                    told = raw.recv(4096)
+                except ConnectionError:
+                    told = b"HTTP/1.1 431"
+                assert told.startswith(b"HTTP/1.1 431")
+        assert httpx.get(f"{url}/health").status_code == 200
+    assert app.calls == 1
+
+
+def test_headers_and_bodies_arrive_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_protocol, "HEAD_S", 0.2)
+    monkeypatch.setattr(proxy, "BODY_S", 0.2)
+    app = Serve()
+    with serving(app) as url:
+        with _connection(url) as silent, _connection(url) as slow, _connection(url) as body:
+            slow.sendall(b"GET /health HTTP/1.1\r\nx")
+            body.sendall(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9\r\n\r\n{")
+            assert silent.recv(100) == b""
+            assert slow.recv(100).startswith(b"HTTP/1.1 408")
+            assert body.recv(100).startswith(b"HTTP/1.1 408")
+        assert app.calls == 0
+        with httpx.Client() as kept:  # a connection's later requests have their own time
+            for _ in range(3):
+                assert kept.get(f"{url}/health").status_code == 200
+                time.sleep(0.15)
+
+
+def test_ray_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(uvicorn.config, "HTTP_PROTOCOLS", dict(uvicorn.config.HTTP_PROTOCOLS))
+    (one,) = middlewares()
+    assert one.cls is ProxyMiddleware
+    assert uvicorn.Config(Serve(), http="auto").http == "auto"
+    config = uvicorn.Config(Serve())
+    config.load()
+    assert config.http_protocol_class is BoundedProtocol
+
+
+def _connection(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=5)
