@@ -406,7 +406,8 @@ class Limits:
     `max_tokens` caps thought and answer together; `deadline_s` is wall time from the start of the
     request; `stop` are strings that end the answer; without `thinking` there is no thought at all;
     with `ignore_eos` only a cap or a stop string ends the answer; the answer matches `constraint`.
-    (The cap on thinking alone is the policy's `budget`.)
+    (The cap on thinking alone is the policy's `budget`.) With `complete` a worker's failure ends
+    the request, also where the policy could do without what it asked for.
     """
 
     max_tokens: int = 2048
@@ -415,3 +416,4 @@ class Limits:
     thinking: bool = True
     ignore_eos: bool = False
     constraint: Constraint | None = None
+    complete: bool = False

@@ -90,20 +90,26 @@ class CountedRetry:
 
 
 class TimedRetry:
-    """Retries of one call, until `timeout_s` seconds have passed without progress."""
+    """Retries of one call, until `timeout_s` seconds were waited without progress.
+
+    Only what was waited counts (`waited`): a process that was stopped meanwhile has not waited.
+    """
 
     def __init__(self, timeout_s: float, breaker: CircuitBreaker) -> None:
         self._timeout_s, self._breaker = timeout_s, breaker
-        self.retries = 0
-        self.reset()
+        self.retries, self._waited_s = 0, 0.0
 
     def reset(self) -> None:
         """The call made progress: it has all of its time again."""
-        self._deadline = asyncio.get_running_loop().time() + self._timeout_s
+        self._waited_s = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Count seconds in which nothing came."""
+        self._waited_s += seconds
 
     @property
     def remaining_s(self) -> float:
-        return max(0.0, self._deadline - asyncio.get_running_loop().time())
+        return max(0.0, self._timeout_s - self._waited_s)
 
     async def backoff(self, error: Exception) -> None:
         """Pause before the next try.
@@ -117,4 +123,5 @@ class TimedRetry:
             self._breaker.record_failure()
             raise WorkerUnavailable(str(error)) from None
         log.warning("trying again: %s", error)
+        self.waited(pause)
         await asyncio.sleep(pause)

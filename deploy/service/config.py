@@ -432,6 +432,10 @@ class LimitsSpec(Strict):
     max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
     deadline_s: float = Field(default=600.0, gt=0, description="wall time of a request, seconds")
     body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body is 413")
+    complete: bool = Field(
+        default=False,
+        description="503 instead of an answer made without a worker that the policy asked for",
+    )
 
 
 class Tracing(Strict):

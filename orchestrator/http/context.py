@@ -67,6 +67,7 @@ class RequestContext:
                 tuple(body.stop),
                 body.thinking,
                 body.ignore_eos,
+                complete=limits.complete,
             ),
             request.headers,
             request.state.request_id,

@@ -16,5 +16,6 @@ class ServiceLimits:
     body_bytes: int = 1 << 20
     body_s: float = 30.0  # for a body to arrive
     send_s: float = 60.0  # for a client to take what was sent, before it counts as gone
+    complete: bool = False  # a failure that a policy could work around ends the request by 503
     ping_s: float = 5.0  # silence in a stream after which a comment is sent
     headers_s: float = 20.0  # for the first event, before a stream begins without it

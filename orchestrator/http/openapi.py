@@ -95,6 +95,11 @@ _ANSWERS: Final[dict[str, Json]] = {
         experiment={"type": ["string", "null"]},
         arm={"type": ["string", "null"]},
         speculation={"type": "object"},
+        degraded={
+            "type": "array",
+            "items": {"type": "object"},
+            "description": "calls that the policy did without: worker, call, error",
+        },
         forced={"type": "boolean", "description": "the thought was closed by a cap or a loop"},
         steps=_list(_ref("Step")),
         answer_steps=_list(_ref("Step")),

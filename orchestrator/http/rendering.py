@@ -135,6 +135,8 @@ def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
         "experiment": context.experiment,
         "arm": context.arm,
         "speculation": dict(context.decoding),
+        # What the policy asked for and did not get: the answer may differ from an undisturbed one.
+        "degraded": [asdict(failure) for failure in response.failures],
         "forced": completed is not None and completed.transcript.forced,
         "steps": [asdict(step) for step in response.steps if step.phase == shared],
         "answer_steps": [asdict(step) for step in response.steps if step.phase != shared],

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
@@ -42,6 +43,15 @@ WORKERS: tuple[WorkerName, ...] = ("small", "large")
 E = TypeVar("E", bound=Event)
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A call that a worker did not answer, and that the policy did without."""
+
+    worker: WorkerName
+    call: str  # "generate" or "judge"
+    error: str  # as `error_kind` names it
+
+
 class ResponseAccumulator:
     """One request's response so far: its text, its steps, its totals and its times.
 
@@ -53,6 +63,7 @@ class ResponseAccumulator:
         self.observers: list[Callable[[Event], object]] = []
         self.timeline = Timeline()
         self.completed: RequestCompleted | None = None
+        self.failures: list[Failure] = []  # of calls that workers did not answer
         self.continues = False  # whether the answer goes on with text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.vocabulary = ""  # hash of the one that the worker of the last call has
@@ -228,10 +239,16 @@ class ResponseAccumulator:
                 self._ms["classify"] += ms
             case ((Generate(worker) | Write(worker)), BaseException()):
                 self._ms[worker] += ms
-            case ((Classify() | Verify()), BaseException()):
+                self._add_failure(worker, "generate", result)
+            case ((Classify(worker) | Verify(worker)), BaseException()):
                 self._ms["classify"] += ms
+                self._add_failure(worker, "judge", result)
             case _:
                 pass
+
+    def _add_failure(self, worker: WorkerName, call: str, error: BaseException) -> None:
+        if isinstance(error, WorkerError):
+            self.failures.append(Failure(worker, call, error_kind(error)))
 
     def _add_usage(self, worker: WorkerName, usage: Usage) -> None:
         self._prefill += usage.prompt - usage.cached

@@ -28,9 +28,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from time import perf_counter
 
-from orchestrator.errors import ConfigError, Unsupported
+from orchestrator.errors import ConfigError, Unsupported, WorkerError
 from orchestrator.loop.accumulator import ResponseAccumulator
-from orchestrator.loop.actions import Cancel, WorkerName
+from orchestrator.loop.actions import Cancel, First, WorkerName
 from orchestrator.loop.events import ActionCompleted, Event
 from orchestrator.loop.executor import Executor
 from orchestrator.loop.policy import Policy
@@ -88,18 +88,28 @@ async def solve(
             _check_vocabularies(policy, prefilled)
         for result in runner.begin(prefilled):
             yield result
+            _check_complete(limits, result)
         # *** The policy yields an action, the executor carries it out, the policy gets the result.
         while (action := runner.next_action()) is not None:
             async with aclosing(executor.perform(action)) as items:
                 async for item in items:  # the text of a Write as it is made; then the result
                     for event in runner.on_result(item):
                         yield event
+                        _check_complete(limits, event)
         for job in executor.jobs():
             yield runner.note(ActionCompleted(Cancel(job), await executor.cancel(job), 0.0))
         yield runner.complete((perf_counter() - began) * 1000)
     finally:
         await executor.close()
         runner.close()
+
+
+def _check_complete(limits: Limits, event: Event) -> None:
+    """Raises a worker's failure that a policy would work around, where it is not to."""
+    if limits.complete and isinstance(event, ActionCompleted):
+        answer = event.answer[1] if isinstance(event.action, First) else event.answer
+        if isinstance(answer, WorkerError):
+            raise answer
 
 
 def _check_vocabularies(policy: Policy, prefilled: Sequence[ActionCompleted]) -> None:

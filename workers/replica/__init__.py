@@ -1,12 +1,13 @@
 """Workers as pools of replicas on Ray Serve; the only room of `workers` that imports ray.
 
 - `server`: the deployment class around one worker, and how a pool of replicas is deployed.
+- `router`: which replica a call goes to, away from those that are silent.
 - `prefixes`: what travels of a transcript: the segments that the replica lacks.
 - `client`: the `Worker` port over the pool's handle: routing, lost replicas, retries.
 
 Five things are deliberate, each against a default of Serve:
 
-- **One replica per request.** `ConsistentHashRouter` maps a request's id to a replica, so that its
+- **One replica per request.** `ReplicaRouter` maps a request's id to a replica, so that its
   calls find their prefix in the cache there. It is a hint: when that replica is full or gone, the
   router takes the next on the ring, and the answer is the same.
 - **gRPC by value** (`_by_reference=False`): about half the latency of Ray's object path, and a

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
 from contextvars import Context
 from typing import Any
 
@@ -25,6 +25,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta
 from workers.replica.prefixes import PrefixMissing, PrefixSender, bare
+from workers.replica.router import avoid_others
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
 from workers.retry import CircuitBreaker, TimedRetry
 from workers.streams import merge_deltas
@@ -32,6 +33,7 @@ from workers.streams import merge_deltas
 log = logging.getLogger(__name__)
 
 SILENCE_TIMEOUT_S = 10.0  # a call without an item for so long, heartbeats included, is lost
+TICK_S = 0.5  # in which silence is counted
 PROBE_TIMEOUT_S = 2.0  # for a call that the open breaker lets through
 
 
@@ -54,6 +56,9 @@ class ReplicaWorker:
         self._handle, self._retry_timeout_s, self._on_lost = handle, retry_timeout_s, on_lost
         self._recent, self._prefixes = RecentRequests(), PrefixSender()
         self._breaker = CircuitBreaker("the pool", failure_threshold=1)
+        self._looking: asyncio.Task[None] | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self._avoids = False  # some replicas, which are silent
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
@@ -85,26 +90,45 @@ class ReplicaWorker:
 
     async def statuses(self, timeout_s: float = 1.0) -> list[ReplicaStatus]:
         """The status of each replica of the pool that answers in time."""
-        answers = await self._handle.broadcast("status").results_async(
-            timeout_s=timeout_s, return_exceptions=True
-        )
-        return [answer for answer in answers if isinstance(answer, ReplicaStatus)]
+        async with aclosing(self._answers(timeout_s)) as answers:
+            return [answer async for answer in answers]
 
     async def status(self, timeout_s: float = 1.0) -> ReplicaStatus:
-        """The status of one replica of the pool.
+        """The status of the replica of the pool that answers first.
 
         Raises:
             WorkerUnavailable: none answers within `timeout_s` seconds.
         """
-        attempt = self._exchange(TimedRetry(timeout_s, self._breaker), "", False, "status")
+        async with aclosing(self._answers(timeout_s)) as answers:
+            async for answer in answers:
+                return answer
+        raise WorkerUnavailable(f"no replica answered within {timeout_s:g} s")
+
+    async def _answers(self, timeout_s: float) -> AsyncGenerator[ReplicaStatus, None]:
+        """The statuses as they come."""
+        until = asyncio.get_running_loop().time() + timeout_s
+        waiting: list[asyncio.Future[Any]] = []
         try:
-            async with aclosing(attempt) as items:
-                async for item in items:
-                    if isinstance(item, ReplicaStatus):
-                        return item
-        except _ReplicaLost as lost:
-            raise WorkerUnavailable(str(lost)) from None
-        raise WorkerUnavailable("the replica's stream ended without a status")
+            with suppress(TimeoutError, RayError, RayServeException, RpcError):
+                async with asyncio.timeout_at(until):
+                    # Not its `results_async`, which gives nothing where one of them is missing.
+                    calls = await self._handle.broadcast("status")._fetch_replica_results_async()
+                waiting = [asyncio.ensure_future(call.get_async()) for call in calls]
+            for answer in asyncio.as_completed(
+                waiting, timeout=until - asyncio.get_running_loop().time()
+            ):
+                try:
+                    status = await answer
+                except TimeoutError:
+                    return
+                except (RayError, RayServeException, RpcError, OSError, RuntimeError):
+                    continue
+                if isinstance(status, ReplicaStatus):
+                    self._breaker.record_success()
+                    yield status
+        finally:
+            for one in waiting:
+                one.cancel()
 
     def _retry(self) -> TimedRetry:
         """The retries that a call to the pool may make.
@@ -157,7 +181,7 @@ class ReplicaWorker:
             method_name="stream_call",
             stream=True,
             # Calls of a request share a replica; a retry goes to another one, if there is one.
-            session_id=f"{request}/{retry.retries}" if retry.retries else request,
+            session_id=f"{request}/{retry.retries}",
             _by_reference=False,
             request_serialization="pickle",
             response_serialization="pickle",
@@ -165,12 +189,13 @@ class ReplicaWorker:
         # Outside of the request's context: Serve would give all calls of a request its id, and of
         # two that wait under one id in the router only one is ever sent.
         response = Context().run(handle.remote, operation, request, returning, *args)
-        timeout = retry.remaining_s  # the router waits for a replica, the replica may be loading
+        silence = _Silence(retry, self._some_are_silent)
         try:
             while True:
-                async with asyncio.timeout(timeout):
+                silence.begins()
+                async with asyncio.timeout(None) as silence.scope:
                     item = await anext(response, response)
-                timeout = SILENCE_TIMEOUT_S
+                silence.ends()
                 if item is response:
                     raise _ReplicaLost("the stream ended without an answer")
                 if isinstance(item, WorkerUnavailable):
@@ -180,6 +205,8 @@ class ReplicaWorker:
                     raise item
                 if item is not None:
                     yield item
+        except TimeoutError:
+            raise _ReplicaLost(silence.reason) from None
         except BackPressureError:
             raise Overloaded("too many calls are waiting for a replica") from None
         except RayTaskError as error:  # the replica's code failed, and would again
@@ -194,8 +221,96 @@ class ReplicaWorker:
                 raise  # our caller hung up; otherwise the replica's own server stopped
             raise _ReplicaLost("a replica went away") from None
         finally:
+            silence.stop()
             response.cancel()
+
+    async def _some_are_silent(self) -> bool:
+        """Whether some replicas of the pool do not answer and others do.
+
+        Calls avoid those from now on, until they answer again.
+        """
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+        await asyncio.shield(self._looking)
+        return self._avoids
+
+    async def _look(self) -> None:
+        answering = {status.replica for status in await self.statuses(PROBE_TIMEOUT_S)}
+        self._avoids = bool(answering) and avoid_others(self._handle.deployment_name, answering)
+        if self._avoids and self._watching is None:
+            self._watching = asyncio.create_task(self._watch())
+
+    async def _watch(self) -> None:
+        """Look again from time to time, until no replica is silent."""
+        try:
+            while self._avoids:
+                await asyncio.sleep(PROBE_TIMEOUT_S)
+                await self._look()
+        finally:
+            self._watching = None
 
 
 class _ReplicaLost(Exception):
     """A call that was lost with its replica; never leaves this module."""
+
+
+class _Silence:
+    """How long a call's stream has been silent; ends the wait for its next item when too long.
+
+    Ticks are counted instead of time: this process may itself have been stopped, and nobody was
+    silent while it was. Before the first item the call may be waiting for a place, or for a replica
+    that loads; where `look` finds that no replica is silent, or none answers, it waits on.
+    """
+
+    def __init__(self, retry: TimedRetry, look: Callable[[], Awaitable[bool]]) -> None:
+        self.scope: asyncio.Timeout | None = None
+        """Of the wait for the next item."""
+        self.reason = ""
+        self._retry, self._look = retry, look
+        self._accepted = self._waits = False
+        self._silence_s, self._items = 0.0, 0
+        self._looking: asyncio.Task[None] | None = None
+        self._tick_s = min(TICK_S, SILENCE_TIMEOUT_S / 4)
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+
+    def begins(self) -> None:
+        self._waits, self._silence_s = True, 0.0
+
+    def ends(self) -> None:
+        """An item came."""
+        self._waits, self._accepted = False, True
+        self._items += 1
+
+    def stop(self) -> None:
+        self._timer.cancel()
+        self._waits = False
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+        if not self._waits:
+            return
+        self._silence_s += self._tick_s
+        if not self._accepted:
+            self._retry.waited(self._tick_s)
+            if not self._retry.remaining_s:
+                self._give_up("no replica took the call in time")
+                return
+        if self._silence_s >= SILENCE_TIMEOUT_S and self._looking is None:
+            self._looking = asyncio.create_task(self._find_out())
+
+    async def _find_out(self) -> None:
+        """Give a silent replica up, and let others know of it."""
+        before = self._items
+        if self._accepted:
+            self._give_up(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s")
+            await self._look()
+        elif await self._look() and before == self._items:
+            self._give_up(
+                f"no replica took the call for {SILENCE_TIMEOUT_S:g} s, and some are silent"
+            )
+        self._silence_s, self._looking = 0.0, None
+
+    def _give_up(self, reason: str) -> None:
+        if self._waits and self.scope is not None:
+            self._waits, self.reason = False, reason
+            self.scope.reschedule(asyncio.get_running_loop().time())

@@ -23,11 +23,12 @@ from workers.streams import batch_stream, resume_generation
 log = logging.getLogger(__name__)
 
 STALL_TIMEOUT_S = 30.0  # an engine at work takes a step at least this often
+HEALTH_CHECK_S = 2.0
 PROGRESS = ("passes", "rounds", "generated_tokens")
 """Counters that the engine alone moves: those of calls that come and go say nothing of it."""
 RECENT_S = 10.0  # a request whose last call was so long ago may call again: its prefix is wanted
 MAX_TRACKED = 4096  # requests of which the last call is remembered
-Operation = Literal["generate", "classify", "verify", "status"]
+Operation = Literal["generate", "classify", "verify"]
 Export = Callable[[Mapping[str, int]], None]
 
 
@@ -98,7 +99,7 @@ class ReplicaServer:
     ) -> None:
         self._worker, self._export = load(), exporter and exporter()
         self._progress, self._busy = list[int](), False
-        self._last_progress = time.monotonic()
+        self._checked, self._stalled_s = time.monotonic(), 0.0
         self._recent, self._prefixes = RecentRequests(), PrefixReceiver()
         self._counts = dict.fromkeys(("calls", "later_calls", "affine_calls"), 0)
 
@@ -115,9 +116,13 @@ class ReplicaServer:
         stats, now = self._worker.stats(), time.monotonic()
         progress = [stats.get(name, 0) for name in PROGRESS]
         was_busy, self._busy = self._busy, bool(stats["live_rows"] or stats["queued"])
+        # A process that was stopped for a while has not stalled: no check counts for much more
+        # than the time between two.
+        self._stalled_s += min(now - self._checked, 2 * HEALTH_CHECK_S)
+        self._checked = now
         if progress != self._progress or not (was_busy and self._busy):
-            self._progress, self._last_progress = progress, now
-        if now - self._last_progress > STALL_TIMEOUT_S:
+            self._progress, self._stalled_s = progress, 0.0
+        if self._stalled_s > STALL_TIMEOUT_S:
             raise WorkerUnavailable(f"the engine has made no progress for {STALL_TIMEOUT_S:g} s")
 
     def stats(self) -> dict[str, int]:
@@ -154,19 +159,18 @@ class ReplicaServer:
             returning: whether the request has called this pool before.
             args: those of the worker's method of that name, the call perhaps as a `CallSuffix`;
                 behind it, for `generate`, what its caller has received already (see
-                `resume_generation`). None for `status`.
+                `resume_generation`).
         """
-        if operation != "status":
-            sent, *others = args
-            call = self._prefixes.restore(sent)
-            if call is None:
-                yield PrefixMissing()
-                return
-            args = (call, *others)
-            known = self._recent.record(request)
-            self._counts["calls"] += 1
-            self._counts["later_calls"] += returning
-            self._counts["affine_calls"] += returning and known
+        sent, *others = args
+        call = self._prefixes.restore(sent)
+        if call is None:
+            yield PrefixMissing()
+            return
+        args = (call, *others)
+        known = self._recent.record(request)
+        self._counts["calls"] += 1
+        self._counts["later_calls"] += returning
+        self._counts["affine_calls"] += returning and known
         async with aclosing(batch_stream(self._dispatch(operation, *args))) as items:
             try:
                 async for item in items:
@@ -178,9 +182,7 @@ class ReplicaServer:
                 yield WorkerError(f"{operation} failed on the replica: {type(error).__name__}")
 
     async def _dispatch(self, operation: Operation, *args: Any) -> AsyncGenerator[Any, None]:
-        if operation == "status":
-            yield await self.status()
-        elif operation == "generate":
+        if operation == "generate":
             call, received, *others = args
             resumed = resume_generation(
                 self._worker.generate, self._worker.tokenizer.hash, received, call, *others
@@ -241,7 +243,7 @@ def deployment(
         graceful_shutdown_timeout_s=10,
         graceful_shutdown_wait_loop_s=0.1,
         # Three failures in a row replace a replica: after 6 s instead of 30.
-        health_check_period_s=2,
+        health_check_period_s=HEALTH_CHECK_S,
         health_check_timeout_s=30,
         # A model that does not load will not load the 20th time either.
         max_constructor_retry_count=2,
@@ -249,8 +251,6 @@ def deployment(
         # threads torch takes is the model's setting.
         ray_actor_options={**resources, "label_selector": dict(nodes)},
         request_router_config=RequestRouterConfig(
-            request_router_class=(
-                "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
-            ),
+            request_router_class="workers.replica.router.ReplicaRouter",
         ),
     ).bind(load, exporter)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -140,6 +142,26 @@ async def test_one_of_two_dies_and_nobody_waits_for_its_replacement(served: Serv
     await until(lambda: served.metric("baton_worker_live_rows", "large") > 0, 20)
     served.kill("LargeWorker", 1)
     assert {text for text, _ in await asyncio.gather(*streams)} == {undisturbed}
+    await until(lambda: served.metric("baton_worker_replicas", "large") == 2, 90)
+
+
+async def test_a_replica_that_is_stopped_is_left(served: Served) -> None:
+    """As one on a node that was lost: no connection closes."""
+    undisturbed, _ = await stream(served)
+    streams = [asyncio.create_task(stream(served)) for _ in range(6)]
+    await until(lambda: served.metric("baton_worker_live_rows", "large") > 3, 20)
+    stopped = served.replicas("LargeWorker")[0]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        assert {text for text, _ in await asyncio.gather(*streams)} == {undisturbed}
+        began = time.monotonic()
+        later = await asyncio.gather(*(stream(served) for _ in range(6)))
+        assert {text for text, _ in later} == {undisturbed}
+        assert time.monotonic() - began < 10  # nobody goes there any more
+        assert httpx.get(f"{served.url}/ready").status_code == 200
+        assert served.replicas("LargeWorker")[0] == stopped
+    finally:
+        os.kill(stopped, signal.SIGCONT)
     await until(lambda: served.metric("baton_worker_replicas", "large") == 2, 90)
 
 

@@ -19,7 +19,7 @@ from orchestrator.errors import (
     Overloaded,
     WorkerUnavailable,
 )
-from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.accumulator import Failure, ResponseAccumulator
 from orchestrator.loop.actions import (
     Accept,
     Close,
@@ -382,6 +382,23 @@ async def test_deaths_in_each_phase_of_specreason() -> None:
     assert ended.transcript.answer[-1].author in ("small", "large")
     with pytest.raises(WorkerUnavailable):
         await run(SpecReason(), {"small": Scripted(story=SMALL), "large": Scripted(down=GONE)})
+
+
+async def test_an_answer_made_without_a_worker_says_so_or_is_refused() -> None:
+    whole, response = pair(), ResponseAccumulator()
+    await run(SpecReason(), whole, response=response)
+    assert response.failures == []
+    judging, response = pair(scores=[GONE]), ResponseAccumulator()
+    await run(SpecReason(), judging, response=response)
+    assert response.failures[0] == Failure("large", "judge", "unavailable")
+    dead_small, response = pair(), ResponseAccumulator()
+    dead_small["small"] = Scripted(down=GONE)
+    await run(SpecReason(), dead_small, response=response)
+    assert Failure("small", "generate", "unavailable") in response.failures
+    for workers in (pair(scores=[GONE]), dead_small):
+        with pytest.raises(WorkerUnavailable):
+            await run(SpecReason(), workers, limits=Limits(complete=True))
+    await run(SpecReason(), pair(), limits=Limits(complete=True))
 
 
 async def test_nobody_there_or_no_room() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
-from workers.replica.server import ReplicaServer
+from workers.replica.server import ReplicaServer, ReplicaStatus
 from workers.scripted import Scripted
 
 THOUGHT = "One and two and three.\n\nFour and five.\n\n"
@@ -56,6 +56,20 @@ class Response:
 
 
 @dataclass
+class Broadcast:
+    """What a handle's broadcast of `status` returns; each replica is asked on its own."""
+
+    replicas: list[ReplicaServer]
+
+    async def _fetch_replica_results_async(self) -> list[Broadcast]:
+        return [Broadcast([one]) for one in self.replicas]
+
+    async def get_async(self) -> ReplicaStatus:
+        (one,) = self.replicas
+        return ReplicaStatus(f"replica {id(one)}", one.stats(), None)
+
+
+@dataclass
 class Handle:
     """A Serve handle on one replica in this process. `deaths`: one a call, in order."""
 
@@ -63,6 +77,8 @@ class Handle:
     deaths: list[tuple[int, BaseException] | None] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
     responses: list[Response] = field(default_factory=list)
+    silent: bool = False  # to the question for its status
+    deployment_name: str = "Pool"
     replica: ReplicaServer = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,6 +87,9 @@ class Handle:
     def options(self, *, session_id: str, **_: Any) -> Handle:
         self.sessions.append(session_id)
         return self
+
+    def broadcast(self, method: str) -> Broadcast:
+        return Broadcast([] if self.silent else [self.replica])
 
     def remote(self, *args: Any) -> Response:
         dies = self.deaths.pop(0) if self.deaths else None

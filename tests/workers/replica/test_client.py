@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,6 +34,7 @@ from tests.workers.replica.handles import (
 from workers import streams
 from workers.replica import client
 from workers.replica.client import ReplicaWorker
+from workers.replica.router import ReplicaRouter
 from workers.replica.server import ReplicaServer
 from workers.retry import CircuitBreaker
 from workers.scripted import Say, segment
@@ -82,7 +87,7 @@ async def test_a_stream_that_dies_goes_on_where_it_broke_off(
     assert whole.usage.generated == len(undisturbed.tokens)
     assert whole.usage.prompt in (2, 0)  # "How many?", unknown where only the end was lost
     tries = 2 if items < len(deltas) + 1 else 1  # it may have been over before
-    assert handle.sessions == ["r1", "r1/1"][:tries]  # the second call asks another replica
+    assert handle.sessions == ["r1/0", "r1/1"][:tries]  # the second call asks another replica
 
 
 async def test_a_gated_stream_is_gated_once() -> None:
@@ -168,7 +173,7 @@ async def test_an_engine_that_is_dead_is_left_for_another() -> None:
     backend = story(failures={0: WorkerUnavailable("the engine stopped")})
     handle = Handle(backend)
     assert (await collect(ReplicaWorker(handle), CRITERIA))[1].segment.text
-    assert handle.sessions == ["r1", "r1/1"]
+    assert handle.sessions == ["r1/0", "r1/1"]
 
 
 async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -177,6 +182,94 @@ async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
     slow = story(delay=0.2)
     with pytest.raises(WorkerUnavailable):
         await collect(ReplicaWorker(Handle(slow), retry_timeout_s=0.3), CRITERIA)
+
+
+class Stopped:
+    """A response of a replica whose process was stopped: after some items nothing comes."""
+
+    def __init__(self, response: Response, items: int) -> None:
+        self._response, self._items = response, items
+
+    async def __anext__(self) -> Any:
+        if not self._items:
+            await asyncio.sleep(1000)
+        self._items -= 1
+        return await anext(self._response)
+
+    def cancel(self) -> None:
+        self._response.cancel()
+
+
+@dataclass
+class HalfStopped(Handle):
+    """A pool of two, of which the first was stopped: calls that go there fall silent."""
+
+    after: int = 0  # items
+    known: bool = True  # that there is a second one, which answers
+
+    def remote(self, *args: Any) -> Any:
+        response = super().remote(*args)
+        return Stopped(response, self.after) if self.sessions[-1].endswith("/0") else response
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The router of the pool, as far as the client knows it."""
+    monkeypatch.setattr(client, "SILENCE_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(client, "PROBE_TIMEOUT_S", 0.05)
+    one: Any = SimpleNamespace(
+        _deployment_id=SimpleNamespace(name="Pool"), avoided=frozenset(), replicas={"stopped"}
+    )
+    monkeypatch.setattr(ReplicaRouter, "routers", [one])
+    return one
+
+
+@pytest.mark.parametrize("items", [0, 1, 2])
+async def test_a_call_leaves_a_stopped_replica(router: Any, items: int) -> None:
+    undisturbed = (await collect(ReplicaWorker(Handle(story())), CRITERIA))[1].segment
+    handle = HalfStopped(story(delay=0.001), after=items)
+    worker = ReplicaWorker(handle, retry_timeout_s=5)
+    assert (await collect(worker, CRITERIA))[1].segment == undisturbed
+    assert handle.sessions == ["r1/0", "r1/1"]
+    assert not worker._breaker.is_open
+    await until(lambda: router.avoided == {"stopped"})
+    router.replicas = set()  # it answers again
+    await until(lambda: not router.avoided)
+    await until(lambda: worker._watching is None)
+
+
+async def test_a_call_waits_on_where_no_replica_is_silent(router: Any) -> None:
+    router.replicas = set()
+    handle = HalfStopped(story())
+    asked = asyncio.create_task(collect(ReplicaWorker(handle, retry_timeout_s=0.6), CRITERIA))
+    await asyncio.sleep(0.3)
+    assert handle.sessions == ["r1/0"]  # all of them are busy
+    with pytest.raises(WorkerUnavailable, match="in time"):
+        await asked
+
+
+async def test_who_was_stopped_itself_calls_nobody_silent(router: Any) -> None:
+    handle = Handle(story(delay=0.02))
+    items = ReplicaWorker(handle, retry_timeout_s=0.3).generate(call(), CRITERIA, GREEDY)
+    await anext(items)
+    rest = asyncio.create_task(_all(items))
+    await asyncio.sleep(0)
+    time.sleep(0.5)
+    *_, whole = await rest
+    assert isinstance(whole, Generation)
+    assert handle.sessions == ["r1/0"]
+
+
+async def _all(items: Any) -> list[Any]:
+    return [item async for item in items]
+
+
+async def until(condition: Any) -> None:
+    for _ in range(400):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come to pass")
 
 
 async def test_heartbeats_keep_a_slow_call_alive(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,7 +324,7 @@ async def test_the_status_of_a_replica() -> None:
         "prefixes": 0,
     }
     with pytest.raises(WorkerUnavailable):
-        await ReplicaWorker(Handle(story(), deaths=[(0, dead())])).status(0.1)
+        await ReplicaWorker(Handle(story(), silent=True)).status(0.1)
 
 
 @dataclass

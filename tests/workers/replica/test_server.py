@@ -42,15 +42,28 @@ async def test_an_engine_that_makes_no_progress_is_ill(monkeypatch: pytest.Monke
         now += server.STALL_TIMEOUT_S
     backend.live = 1
     await one.check_health()
-    now += server.STALL_TIMEOUT_S - 1
-    await one.check_health()
+    checks = round(server.STALL_TIMEOUT_S / server.HEALTH_CHECK_S)
+    for _ in range(checks):
+        now += server.HEALTH_CHECK_S
+        await one.check_health()
     backend.live = 2  # somebody came: that is no progress of the engine's
-    now += 2
+    now += server.HEALTH_CHECK_S
     with pytest.raises(WorkerUnavailable):
         await one.check_health()
     stats = backend.stats()
     monkeypatch.setattr(backend, "stats", lambda: {**stats, "passes": 1})  # it moves again
     await one.check_health()
+
+
+async def test_a_process_that_was_stopped_has_not_stalled(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr("workers.replica.server.time.monotonic", lambda: now)
+    backend = story()
+    one = ReplicaServer(lambda: backend)
+    backend.live = 1
+    for _ in range(3):
+        await one.check_health()
+        now += 2 * server.STALL_TIMEOUT_S  # between two checks
 
 
 def test_which_requests_called_lately(monkeypatch: pytest.MonkeyPatch) -> None:

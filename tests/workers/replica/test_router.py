@@ -1,0 +1,65 @@
+"""Retries go to other replicas, and nobody goes to a silent one while another answers."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+
+from workers.replica.router import ReplicaRouter, avoid_others
+
+POOL = DeploymentID(name="LargeWorker", app_name="baton")
+
+
+@pytest.fixture
+def router(monkeypatch: pytest.MonkeyPatch) -> ReplicaRouter:
+    def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+        self._deployment_id, self._num_virtual_nodes = POOL, 100
+
+    monkeypatch.setattr(ConsistentHashRouter, "__init__", initialize)
+    made = ReplicaRouter()
+    made.initialize_state()
+    made._rebuild_ring(frozenset(ReplicaID(unique_id=name, deployment_id=POOL) for name in "abc"))
+    return made
+
+
+def ranked(router: ReplicaRouter, key: str) -> str:
+    return "".join(one.unique_id for one in router._lookup_ranked_replicas(key))
+
+
+def test_each_try_begins_one_replica_later(router: ReplicaRouter) -> None:
+    for request in ("r1", "r2", "a/b"):
+        first = ranked(router, f"{request}/0")
+        assert sorted(first) == ["a", "b", "c"]
+        assert ranked(router, f"{request}/1") == first[1:] + first[:1]
+        assert ranked(router, f"{request}/4") == first[1:] + first[:1]
+    assert len({ranked(router, f"r{number}/0")[0] for number in range(50)}) == 3
+    assert sorted(ranked(router, "an id of Serve's own")) == ["a", "b", "c"]
+
+
+def test_silent_replicas_come_last_until_they_answer(router: ReplicaRouter) -> None:
+    assert avoid_others("LargeWorker", {"a", "c"})
+    for number in range(20):
+        assert ranked(router, f"r{number}/0")[2] == "b"
+    assert not avoid_others("SmallWorker", {"a"})
+    assert not avoid_others("LargeWorker", {"a", "b", "c"})
+    assert {ranked(router, f"r{number}/0")[2] for number in range(20)} == set("abc")
+
+
+async def test_serve_takes_it_for_a_router_of_its_own() -> None:
+    loop = asyncio.get_running_loop()
+    made = ReplicaRouter(
+        deployment_id=POOL,
+        handle_source=SimpleNamespace(value="REPLICA"),
+        self_actor_id="me",
+        self_actor_handle=None,
+        use_replica_queue_len_cache=True,
+        event_loop=loop,
+    )
+    made.initialize_state()
+    assert made in ReplicaRouter.routers
+    assert made.replicas == set()

@@ -1,0 +1,64 @@
+"""Which replica of a pool a call goes to: Serve's consistent hashing, away from the silent ones.
+
+A process that is stopped, or lost with its node, closes no connection, and Serve goes on sending it
+calls until its health checks have failed. Whoever noticed the silence says so here (`avoid`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any, Final
+from weakref import WeakSet
+
+from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+
+EVERY: Final = 1 << 16  # replicas: each of them is ranked
+
+
+class ReplicaRouter(ConsistentHashRouter):  # type: ignore[misc]
+    """Ranks the replicas for a session REQUEST/TRIES.
+
+    All calls of a request have the same ranking; each further try begins one replica later. Those
+    that are avoided come last.
+    """
+
+    routers: Final[WeakSet[ReplicaRouter]] = WeakSet()
+    """Those of this process, one for each handle."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.avoided: frozenset[str] = frozenset()
+        self.routers.add(self)
+
+    def initialize_state(self, **kwargs: Any) -> None:
+        super().initialize_state(num_fallback_replicas=EVERY, **kwargs)
+
+    def _lookup_ranked_replicas(self, routing_key: str) -> list[Any]:
+        request, _, tries = routing_key.rpartition("/")
+        if not (request and tries.isdecimal()):
+            request, tries = routing_key, "0"
+        ranked = super()._lookup_ranked_replicas(request)
+        if ranked:
+            first = int(tries) % len(ranked)
+            ranked = ranked[first:] + ranked[:first]
+        return sorted(ranked, key=lambda replica: replica.unique_id in self.avoided)
+
+    @property
+    def replicas(self) -> set[str]:
+        """The replicas that Serve names, by their tags."""
+        return {replica.unique_id for replica in self._replica_set_snapshot}
+
+
+def avoid_others(deployment: str, answering: Collection[str]) -> bool:
+    """Rank the replicas that do not answer last; whether there are such.
+
+    Args:
+        deployment: its name in Serve, of one application.
+        answering: the tags of those that do.
+    """
+    silent = False
+    for router in list(ReplicaRouter.routers):
+        if router._deployment_id.name == deployment:
+            router.avoided = frozenset(router.replicas.difference(answering))
+            silent |= bool(router.avoided)
+    return silent
