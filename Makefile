@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-real real-pair check redis results results-real decoding decoding-real experiments alerts
+.PHONY: help setup serve test test-vllm test-real real-pair check results results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -18,7 +18,7 @@ setup: $(STAMP) ## make .venv and install the pinned dependencies (quick the sec
 serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:$(PORT) (PORT= changes it)
 	@exec $(BIN)/baton serve --port $(PORT)
 
-test: check redis ## lint, type-check and run the whole test suite
+test: check redis-server chromium ## lint, type-check and run the whole test suite
 	@$(BIN)/python -m pytest
 
 # vLLM's pins are not ours, so it has an environment of its own. An engine of vLLM's belongs to one
@@ -130,6 +130,9 @@ decoding-real: $(STAMP) real-pair ## time token-level methods on pretrained mode
 	  --rows $(REAL)/decode-int8.jsonl --markdown $(DECODED)/real-pair-int8.md
 	@$(BIN)/baton bench-weights --model build/real-pair/large --dtypes bfloat16,int8 --limit 120
 
+screenshots: $(STAMP) chromium ## pictures of the console in every state, in build/console (2 minutes)
+	@$(BIN)/python -m tests.house.console_pictures
+
 RULES := deploy/prometheus/alerts.yaml
 MANIFEST := deploy/kubernetes/components/monitoring/alerts.yaml
 
@@ -159,11 +162,11 @@ experiments: $(STAMP) ## an A/B test and an autopilot on a running service, docs
 	  $(BIN)/baton experiment stop $$1; \
 	done; exit $$failed
 
-# The tests want a real redis-server. Installing it needs root; nothing is started by us.
-redis:
-	@command -v redis-server >/dev/null && exit 0; \
+# The tests want a real redis-server and Chromium. Installing them needs root; nothing is started by us.
+redis-server chromium:
+	@command -v $@ >/dev/null && exit 0; \
 	if [ "$$(id -u)" = 0 ]; then as=; elif sudo -n true 2>/dev/null; then as="sudo -n"; \
-	else echo "the tests need redis-server: apt-get install redis-server" >&2; exit 1; fi; \
+	else echo "the tests need $@: apt-get install $@" >&2; exit 1; fi; \
 	export DEBIAN_FRONTEND=noninteractive; \
-	{ $$as apt-get update -qq && $$as apt-get install -y -qq redis-server; } >/dev/null 2>&1 </dev/null \
-	  || { echo "the tests need redis-server: apt-get install redis-server" >&2; exit 1; }
+	{ $$as apt-get update -qq && $$as apt-get install -y -qq --no-install-recommends $@; } >/dev/null 2>&1 </dev/null \
+	  || { echo "the tests need $@: apt-get install $@" >&2; exit 1; }

@@ -81,7 +81,7 @@ def serve(
             for method in deployment.args.workers.large.speculation.also:
                 if method.lossy:
                     console.print(f"large worker, on request: {method.label}", style="yellow")
-            console.print(f"Ready at [bold]{url}[/], models: {url}/v1/models. Ctrl-C stops. Try:\n")
+            console.print(f"Ready at [bold]{url}[/], in a browser: {url}/ui. Ctrl-C stops. Try:\n")
             print(
                 f"curl -s {url}/v1/chat/completions{key} -H 'Content-Type: application/json' "
                 """-d '{"model": "baton", "messages": [{"role": "user", "content": """

@@ -27,4 +27,5 @@ In reading order, the first six as a request meets them:
 - `trace_routes`: the routes of what is on record about requests.
 - `policy_routes`: the routes of published policies.
 - `experiment_routes`: the routes of experiments.
+- `console_routes`: the page for people, whose files are in `console/`.
 """

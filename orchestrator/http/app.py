@@ -5,7 +5,7 @@
     GET /health (alive)  /ready (the worker pools answer)  /metrics (Prometheus)
     GET /openapi.json  /docs (for people)
 
-`trace_routes`, `policy_routes` and `experiment_routes` add theirs here. What
+`trace_routes`, `policy_routes`, `experiment_routes` and `console_routes` add theirs here. What
 each route says of itself (`described`) is what /openapi.json and /docs show.
 """
 
@@ -34,6 +34,7 @@ from orchestrator.http.chat_response import ChatResponse, MakeFormat
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.completion_format import CompletionFormat
 from orchestrator.http.completion_schema import CompletionRequest
+from orchestrator.http.console_routes import add_console
 from orchestrator.http.context import RequestContext
 from orchestrator.http.cors import CrossOrigin
 from orchestrator.http.docs_page import HEADERS, page
@@ -181,6 +182,7 @@ def create_app(service: Service) -> FastAPI:
     add_trace_routes(app, service)
     add_policy_routes(app, service)
     add_experiment_routes(app, service)
+    add_console(app)
     document = describe(app, service)
 
     @app.get("/openapi.json", include_in_schema=False)

@@ -16,9 +16,11 @@ from typing import Final
 from orchestrator.errors import ConfigError
 from orchestrator.http.errors import RequestRefused
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready"})
-"""What a probe may read without a key. /metrics is not here: it shows load and policy names, and
-Prometheus can send a bearer token."""
+OPEN_PATHS: Final = frozenset({"/health", "/ready", "/", "/ui"})
+"""What needs no key: what a probe reads, and the console, a page that holds nothing. /metrics is
+not here: it shows load and policy names, and Prometheus can send a bearer token."""
+OPEN_FILES: Final = "/ui/"
+"""Where the console's files are."""
 
 USER_PATHS: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/feedback"}
@@ -81,7 +83,8 @@ class Access:
         Raises:
             RequestRefused: 401, no valid key; 403, a key that is not an admin key.
         """
-        if path in OPEN_PATHS or not (self.users or self.admins):
+        open_path = path in OPEN_PATHS or (path.startswith(OPEN_FILES) and method in READ_METHODS)
+        if open_path or not (self.users or self.admins):
             return None
         user, admin = self.users.owner(authorization), self.admins.owner(authorization)
         changes = method not in READ_METHODS and path not in USER_PATHS

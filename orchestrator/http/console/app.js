@@ -1,0 +1,76 @@
+// The page: tabs by the address, the theme, keys of the keyboard.
+
+import { h } from "./dom.js";
+import { AskView } from "./views/ask.js";
+
+const TABS = {
+  ask: ["Ask", () => AskView],
+  compare: ["Compare", async () => (await import("./views/compare.js")).CompareView],
+  traces: ["Traces", async () => (await import("./views/traces.js")).TracesView],
+  policies: ["Policies", async () => (await import("./views/policies.js")).PoliciesView],
+  experiments: ["Experiments", async () => (await import("./views/experiments.js")).ExperimentsView],
+  health: ["Health", async () => (await import("./views/health.js")).HealthView],
+};
+const views = {};
+const main = document.getElementById("main");
+const nav = document.getElementById("tabs");
+let current = null;
+
+async function route() {
+  const [, name = "ask", argument = ""] = location.hash.split("/");
+  const tab = name === "trace" ? "traces" : name in TABS ? name : "ask";
+  const [title, load] = TABS[tab];
+  const View = await load();
+  views[tab] ??= new View();
+  if (current && current !== views[tab]) current.leave?.();
+  current = views[tab];
+  main.replaceChildren(h("h1", { class: "sr" }, title), current.element);
+  document.title = tab === "ask" ? "Baton" : `${title} – Baton`;
+  for (const link of nav.children) {
+    if (link.dataset.tab === tab) link.setAttribute("aria-current", "page");
+    else link.removeAttribute("aria-current");
+  }
+  current.enter?.(decodeURIComponent(argument));
+}
+
+nav.append(...Object.entries(TABS).map(([name, [title]]) => h("a", { href: `#/${name}`, "data-tab": name }, title)));
+addEventListener("hashchange", route);
+
+const theme = document.getElementById("theme");
+const dark = matchMedia("(prefers-color-scheme: dark)");
+function paint() {
+  const chosen = localStorage.getItem("baton.theme");
+  const name = chosen ?? (dark.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = name;
+  theme.setAttribute("aria-label", name === "dark" ? "Light theme" : "Dark theme");
+  theme.title = theme.getAttribute("aria-label");
+  dispatchEvent(new Event("resize"));
+  current?.repaint?.();
+}
+theme.addEventListener("click", () => {
+  localStorage.setItem("baton.theme", document.documentElement.dataset.theme === "dark" ? "light" : "dark");
+  paint();
+});
+dark.addEventListener("change", paint);
+
+addEventListener("keydown", (event) => {
+  if (event.key === "Escape" && !document.querySelector("dialog[open]")) current?.escape?.();
+  const typing = event.target.closest?.("input, textarea, select");
+  if (typing || event.ctrlKey || event.metaKey || event.altKey) return;
+  if (event.key === "/") {
+    event.preventDefault();
+    main.querySelector("textarea")?.focus();
+  } else if (["j", "k", "r"].includes(event.key) && !event.defaultPrevented) {
+    const list = main.querySelector("ol.steps");
+    if (!list) return;
+    event.preventDefault();
+    list.dispatchEvent(new KeyboardEvent("keydown", { key: event.key }));
+  }
+});
+
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
+paint();
+route();

@@ -1,0 +1,82 @@
+// Elements from code. Whatever a model or a user wrote becomes text nodes, never markup.
+
+const SVG = "http://www.w3.org/2000/svg";
+let fields = 0;
+
+function fill(node, props, children) {
+  for (const [name, value] of Object.entries(props ?? {})) {
+    if (value === undefined || value === null || value === false) continue;
+    if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
+    else if (name === "value" || name === "checked" || name === "open") node[name] = value;
+    else node.setAttribute(name, value === true ? "" : value);
+  }
+  node.append(...children.flat(2).filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
+}
+
+export const h = (tag, props, ...children) => fill(document.createElement(tag), props, children);
+export const svg = (tag, props, ...children) => fill(document.createElementNS(SVG, tag), props, children);
+
+/** A label above a control, and a hint below it. */
+export function field(label, control, hint = "") {
+  fields += 1;
+  control.id ||= `field-${fields}`;
+  if (hint) control.setAttribute("aria-describedby", `hint-${fields}`);
+  return h("div", { class: "field" }, h("label", { for: control.id }, label), control,
+    hint ? h("span", { class: "hint", id: `hint-${fields}` }, hint) : null);
+}
+
+export const number = (value, digits = 0) =>
+  value === null || value === undefined ? "–"
+    : value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+
+export function duration(ms) {
+  if (ms === null || ms === undefined) return "–";
+  if (ms < 9.95) return `${number(ms, 1)} ms`;
+  if (ms < 1000) return `${number(ms)} ms`;
+  return ms < 60_000 ? `${number(ms / 1000, ms < 10_000 ? 2 : 1)} s`
+    : `${Math.floor(ms / 60_000)} min ${number((ms % 60_000) / 1000)} s`;
+}
+
+export const percent = (share, digits = 0) =>
+  share === null || share === undefined ? "–" : `${number(share * 100, digits)} %`;
+
+export const plural = (count, word) => `${number(count)} ${word}${count === 1 ? "" : "s"}`;
+
+/** Seconds since 1970 as a local time; with its day where that is not today. */
+export function moment(seconds) {
+  if (!seconds) return "–";
+  const at = new Date(seconds * 1000);
+  const time = at.toLocaleTimeString("en", { hour12: false });
+  return at.toDateString() === new Date().toDateString() ? time
+    : `${at.toLocaleDateString("en", { day: "numeric", month: "short" })} ${time}`;
+}
+
+export function saveFile(name, text, type = "application/json") {
+  const url = URL.createObjectURL(new Blob([text], { type }));
+  h("a", { href: url, download: name }).click();
+  setTimeout(() => URL.revokeObjectURL(url), 1000);
+}
+
+/** Says something to screen readers alone. */
+export function announce(text) {
+  document.getElementById("spoken").textContent = text;
+}
+
+/** Says something to everybody, for a moment. */
+export function say(text) {
+  const place = document.getElementById("toast");
+  place.textContent = text;
+  place.classList.add("shown");
+  clearTimeout(say.timer);
+  say.timer = setTimeout(() => place.classList.remove("shown"), 3000);
+}
+
+export async function copy(text, what) {
+  try {
+    await navigator.clipboard.writeText(text);
+    say(`${what} copied`);
+  } catch {
+    say("The browser does not allow copying here");
+  }
+}

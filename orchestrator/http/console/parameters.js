@@ -1,0 +1,52 @@
+// A form made of a policy's JSON schema. Only what was changed is sent.
+
+import { field, h } from "./dom.js";
+
+/** The form of a policy; `values()` gives the changed parameters, or throws what is wrong. */
+export function parameterForm(schema, given = {}) {
+  const controls = Object.entries(schema?.properties ?? {})
+    .filter(([name]) => name !== "name")
+    .map(([name, about]) => [name, about, control(name, about, given[name] ?? about.default)]);
+  const element = h("div", { class: "parameters" }, controls.map(([name, about, input]) =>
+    field(name, input, [about.description, range(about)].filter(Boolean).join("; "))));
+  const values = () => Object.fromEntries(controls
+    .map(([name, about, input]) => [name, read(name, about, input), about.default])
+    .filter(([, value, usual]) => value !== undefined && JSON.stringify(value) !== JSON.stringify(usual))
+    .map(([name, value]) => [name, value]));
+  return { element, values };
+}
+
+/** The schema of what is not null. */
+const kind = (about) => about.anyOf?.find((one) => one.type !== "null") ?? about;
+
+function control(name, about, value) {
+  const one = kind(about);
+  if (one.enum) return h("select", { name, value }, one.enum.map((item) => h("option", { value: item, selected: item === value }, item)));
+  if (one.type === "boolean") return h("input", { type: "checkbox", name, checked: Boolean(value) });
+  if (one.type === "integer" || one.type === "number") {
+    return h("input", { type: "number", name, value: value ?? "", placeholder: about.anyOf ? "none" : "", min: one.minimum, max: one.maximum, step: one.type === "integer" ? 1 : "any" });
+  }
+  return h("input", { type: "text", name, value: JSON.stringify(value), spellcheck: "false" });
+}
+
+function read(name, about, input) {
+  const one = kind(about);
+  if (one.enum) return input.value;
+  if (one.type === "boolean") return input.checked;
+  if (one.type === "integer" || one.type === "number") {
+    if (input.value === "" && input.validity.valid) return about.anyOf ? null : undefined;
+    if (!input.validity.valid) throw new Error(`${name}: ${input.validationMessage}`);
+    return Number(input.value);
+  }
+  try {
+    return JSON.parse(input.value);
+  } catch {
+    throw new Error(`${name}: expected JSON, such as ${JSON.stringify(about.default)}`);
+  }
+}
+
+function range(about) {
+  const one = kind(about);
+  const bounds = [["from", one.minimum], ["above", one.exclusiveMinimum], ["to", one.maximum], ["below", one.exclusiveMaximum]];
+  return bounds.filter(([, value]) => value !== undefined && Math.abs(value) < 2 ** 31 - 1).map(([word, value]) => `${word} ${value}`).join(" ");
+}

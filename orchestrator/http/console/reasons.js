@@ -1,0 +1,73 @@
+// Why a policy did what it did, in words and numbers.
+
+import { number, plural } from "./dom.js";
+
+const JUDGED = new Set(["specreason", "cascade", "lookahead", "never-slower", "best-of-k"]);
+export const NAMES = { small: "small model", large: "large model", policy: "policy" };
+export const LETTERS = { small: "S", large: "L", policy: "P" };
+
+/** The score below which a policy gives a step to the large model, on the scale 0 to 9; or null. */
+export function threshold(run) {
+  const { parameters, policyName } = run;
+  if (policyName === "surprise-takeover") return 9 * Math.exp(-parameters.surprise);
+  return JUDGED.has(policyName) ? (parameters.threshold ?? null) : null;
+}
+
+const shown = (value) => number(value, Number.isInteger(value) ? 0 : 1);
+/** Two numbers with as many digits as it takes to tell them apart. */
+function pair(one, other) {
+  const digits = one !== other && one.toFixed(1) === other.toFixed(1) ? 3 : 1;
+  return [one, other].map((value) => (Number.isInteger(value) ? number(value) : number(value, digits)));
+}
+
+export function draftReason(run, draft) {
+  const limit = threshold(run);
+  if (draft.score === null || draft.score === undefined)
+    return run.policyName === "bild" ? "rolled back: the large model finds its first token unlikely" : "rejected without a score";
+  if (limit === null) return `rejected at score ${shown(draft.score)}`;
+  const [score, wanted] = pair(draft.score, limit);
+  return draft.score < limit ? `score ${score} is under ${wanted}` : `score ${score}: a step before it was rejected, or another draft was better`;
+}
+
+/** Why this row's text stands, and by whose hand. */
+export function rowReason(run, row) {
+  const authors = [...new Set(row.spans.map((span) => span.author))];
+  const [author] = authors;
+  const { policyName, parameters } = run;
+  const limit = threshold(run);
+  if (author === "policy" && authors.length === 1) return "The policy put this in.";
+  if (authors.length > 1) {
+    const parts = row.spans.filter((span) => span.author === "large").length;
+    return policyName === "bild" ? `The large model wrote ${plural(parts, "part")} of it, where the small one was unsure or a token was rolled back.`
+      : "The two models wrote it together.";
+  }
+  if (policyName === "small-only" || policyName === "large-only") return "";
+  if (author === "large") {
+    const [draft] = row.drafts.slice(-1);
+    if (draft) return `The draft was rejected: ${draftReason(run, draft)}. The large model wrote the step anew.`;
+    if (policyName === "entropy-gate") return "The first token was uncertain, so the large model wrote the step.";
+    if (row.phase === "answer") return "This policy has the large model write the answer.";
+    if (parameters.first_n) return `This policy has the large model write the first ${plural(parameters.first_n, "step")}.`;
+    if (policyName === "coin") return "The coin fell on the large model.";
+    return "The large model wrote this.";
+  }
+  if (row.score !== null && limit !== null) {
+    const [score, wanted] = pair(row.score, limit);
+    return row.score >= limit ? `Score ${score} reaches ${wanted}: the small model's draft is kept.`
+      : `Score ${score} is under ${wanted}, and the draft is kept all the same.`;
+  }
+  if (policyName === "entropy-gate") return "The first token was certain enough: the small model wrote the step.";
+  if (policyName === "bild") return "The large model found no token of it too unlikely.";
+  if (policyName === "coin") return "The coin fell on the small model.";
+  if (row.phase === "answer") return "This policy has the small model write the answer.";
+  return row.score !== null ? `Score ${shown(row.score)}: the draft is kept.` : "The small model wrote this.";
+}
+
+/** How the request ended. */
+export function ending(run) {
+  if (run.status === "cancelled") return "Stopped before the end.";
+  if (run.status === "failed") return run.error?.message ?? "The request failed.";
+  if (run.finish === "length") return "Cut: the cap on tokens was reached.";
+  if (run.forced) return "The thought was closed early, by its budget or because it repeated itself.";
+  return "";
+}

@@ -1,0 +1,253 @@
+// What is known of one request: grown from a stream's events, or read from a saved trace.
+//
+// A row is what the page shows as one step: the accepted text between two blank lines. It has spans,
+// each by one author, since a policy may hand over in mid-step, and the drafts that were rejected
+// before it.
+
+import { events as streamed, get } from "./api.js";
+
+export class Run {
+  constructor(question, model, { policy = {}, body = {} } = {}) {
+    Object.assign(this, { question, model, policy, body });
+    this.status = "waiting"; // running, finished, failed, cancelled
+    this.traceId = null;
+    this.origin = null; // the policy that answers, its version and parameters
+    this.rows = [];
+    this.calls = [];
+    this.running = [];
+    this.ms = 0; // on the service's clock
+    this.metrics = null;
+    this.finish = null;
+    this.forced = false;
+    this.error = null;
+    this.version = 0; // grows with every change
+    this.waiting = []; // rejected drafts that no row has yet
+  }
+
+  get requestBody() {
+    const { model, policy, body } = this;
+    return { model, messages: [{ role: "user", content: this.question }], ...(Object.keys(policy).length ? { policy } : {}), ...body };
+  }
+
+  /** Ask the service, and follow the stream to its end; `changed` is called with every event. */
+  async ask(changed) {
+    this.abort = new AbortController();
+    this.began = performance.now();
+    try {
+      const body = { ...this.requestBody, stream: true, stream_options: { include_events: true } };
+      for await (const chunk of streamed("v1/chat/completions", body, this.abort.signal)) {
+        this.take(chunk);
+        changed(this);
+      }
+      this.end("finished");
+    } catch (error) {
+      if (error.name === "AbortError") this.end("cancelled");
+      else {
+        this.error = error;
+        this.end("failed");
+      }
+    }
+    changed(this);
+    return this;
+  }
+
+  stop() {
+    this.abort?.abort();
+  }
+
+  end(status) {
+    this.status = status;
+    this.running = [];
+    this.version += 1;
+    for (const row of this.rows) row.closed = true;
+    if (this.waiting.length) this.row("thought", true);
+    if (!this.ms) this.ms = this.began ? performance.now() - this.began : 0;
+  }
+
+  /** One chunk of a stream. */
+  take(chunk) {
+    const { baton } = chunk;
+    this.version += 1;
+    const finish = chunk.choices?.[0]?.finish_reason;
+    if (finish) {
+      this.finish = finish;
+      this.metrics = baton.metrics;
+      this.forced = baton.forced;
+      this.ms = baton.metrics.ms.total;
+    } else if (baton?.events) {
+      this.ms = baton.ms;
+      this.running = baton.running;
+      for (const event of baton.events) this.event(event);
+    } else if (baton) {
+      this.origin = baton;
+      this.traceId = baton.trace_id;
+      this.status = "running";
+    }
+  }
+
+  event(event) {
+    if (event.type === "call") this.calls.push(event);
+    else if (event.type === "text") this.text(event);
+    else if (event.type === "step") this.step(event);
+  }
+
+  /** The row that text of this phase goes to. */
+  row(phase, fresh = false) {
+    let last = this.rows.at(-1);
+    if (fresh || !last || last.closed || last.phase !== phase) {
+      if (last) last.closed = true;
+      last = { phase, spans: [], drafts: [], calls: [], score: null, at_ms: null, ms: 0, tokens: 0, closed: false, version: 0, unread: "", marks: { "```": 0, "$$": 0, "\\[": 0, "\\]": 0 } };
+      this.rows.push(last);
+    }
+    if (this.waiting.length) {
+      last.drafts.push(...this.waiting);
+      this.waiting = [];
+    }
+    last.version += 1;
+    return last;
+  }
+
+  text({ author, phase, text, tokens }) {
+    if (!text) return;
+    for (const part of paragraphs(text)) {
+      const row = this.row(phase);
+      const span = row.spans.at(-1);
+      if (span?.author === author) span.text += part;
+      else row.spans.push({ author, text: part, tokens: 0 });
+      const share = text.length === part.length ? tokens : Math.round((tokens * part.length) / text.length);
+      row.spans.at(-1).tokens += share;
+      row.tokens += share;
+      row.unread += part;
+      if (endsBlank(part) && balanced(row)) row.closed = true;
+    }
+  }
+
+  step(step) {
+    if (!step.accepted) {
+      this.waiting.push(step);
+      return;
+    }
+    const row = this.rows.at(-1);
+    if (!row) return;
+    row.version += 1;
+    row.ms += step.ms;
+    row.at_ms = step.at_ms ?? null;
+    row.calls.push(...(step.calls ?? []));
+    if (step.score !== null && step.score !== undefined) row.score = step.score;
+  }
+
+  get thought() { return this.rows.filter((row) => row.phase === "thought"); }
+  get answer() { return this.rows.filter((row) => row.phase === "answer"); }
+  get answerText() { return this.answer.flatMap((row) => row.spans.map((span) => span.text)).join("").trim(); }
+  get policyName() { return this.origin?.policy ?? this.model; }
+  get parameters() { return this.origin?.parameters ?? {}; }
+
+  /** Accepted tokens by author, what was thrown away, and how many drafts were judged and kept. */
+  get totals() {
+    const by = { small: 0, large: 0, policy: 0 };
+    let kept = 0;
+    let rejected = 0;
+    for (const row of this.rows) {
+      for (const span of row.spans) by[span.author] += span.tokens;
+      rejected += row.drafts.length;
+      if (row.score !== null) kept += 1;
+    }
+    const accepted = by.small + by.large + by.policy;
+    return { ...by, accepted, kept, rejected: rejected + this.waiting.length };
+  }
+
+  /** What the large model alone would have taken: reading the prompt, then its own pace here, times
+   * the accepted tokens. */
+  get largeOnly() {
+    const wrote = this.calls.filter((call) => call.worker === "large" && ["write", "draft"].includes(call.kind) && !call.error);
+    const tokens = wrote.reduce((sum, call) => sum + call.tokens, 0);
+    if (tokens < 8 || wrote.length === 0) return null;
+    const pace = wrote.reduce((sum, call) => sum + call.ms, 0) / tokens;
+    const prompt = this.calls.find((call) => call.worker === "large" && call.kind === "prefill")?.ms ?? 0;
+    return { tokens, ms: prompt + pace * this.totals.accepted };
+  }
+
+  /** A saved record, whole. */
+  static of(record) {
+    const run = Run.begin(record);
+    for (const item of run.script) run.event(item);
+    run.conclude(record);
+    return run;
+  }
+
+  /** A saved record whose events are still to be told; `script` has them in order, with `at_ms`. */
+  static begin(record) {
+    const run = new Run(record.question ?? record.messages?.at(-1)?.content ?? "", record.model ?? record.policy, { body: {} });
+    run.record = record;
+    run.traceId = record.trace_id ?? record.id ?? null;
+    run.origin = { ...record, trace_id: run.traceId };
+    run.status = "running";
+    const calls = (record.calls ?? []).map((call) => ({ ...call, type: "call", due: call.at_ms + call.ms }));
+    let last = 0;
+    const steps = (record.steps ?? []).flatMap((step) => {
+      last = step.at_ms ?? last + step.ms;
+      const told = { ...step, type: "step", due: last };
+      return step.accepted ? [{ ...step, type: "text", due: last }, told] : [told];
+    });
+    run.script = [...calls, ...steps].sort((a, b) => a.due - b.due);
+    return run;
+  }
+
+  conclude(record) {
+    this.metrics = record.metrics ?? null;
+    this.finish = record.finish_reason ?? null;
+    this.forced = Boolean(record.forced);
+    this.ms = record.metrics?.ms?.total || Math.max(0, ...this.script.map((item) => item.due));
+    this.error = record.error ?? null;
+    this.end(record.status === "failed" || record.status === "cancelled" ? record.status : "finished");
+  }
+
+  /** Tell a saved record again at its own pace, or `speed` times that. */
+  async replay(record, changed, speed = 1) {
+    this.abort = new AbortController();
+    const began = performance.now();
+    for (const item of this.script) {
+      const wait = item.due / speed - (performance.now() - began);
+      if (wait > 4) await new Promise((resolve) => setTimeout(resolve, wait));
+      if (this.abort.signal.aborted) break;
+      this.ms = item.due;
+      this.event(item);
+      this.version += 1;
+      changed(this);
+    }
+    this.conclude(record);
+    changed(this);
+  }
+
+  /** The record as the service keeps it; it is there soon after the answer. */
+  async saved() {
+    if (this.record) return this.record;
+    for (let tries = 0; ; tries += 1) {
+      try {
+        return await get(`v1/traces/${encodeURIComponent(this.traceId)}`);
+      } catch (error) {
+        if (error.status !== 404 || tries === 5) throw error;
+        await new Promise((resolve) => setTimeout(resolve, 200));
+      }
+    }
+  }
+}
+
+/** A text cut behind its blank lines. */
+function paragraphs(text) {
+  return text.match(/[\s\S]*?\n[ \t]*\n\s*|[\s\S]+$/g) ?? [];
+}
+
+/** Whether a text ends with a blank line. */
+function endsBlank(text) {
+  const tail = text.slice(text.trimEnd().length);
+  return tail.indexOf("\n") !== tail.lastIndexOf("\n");
+}
+
+/** Whether no code block or formula is open, which a blank line does not end. */
+function balanced(row) {
+  for (const mark of Object.keys(row.marks)) row.marks[mark] += row.unread.split(mark).length - 1;
+  row.unread = "";
+  const { marks } = row;
+  return marks["```"] % 2 === 0 && marks["$$"] % 2 === 0 && marks["\\["] <= marks["\\]"];
+}

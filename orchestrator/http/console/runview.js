@@ -1,0 +1,230 @@
+// One request as people see it: totals, lanes, steps, the answer. Grows while it streams.
+
+import { url } from "./api.js";
+import { copy, duration, h, number, percent, plural, saveFile, say } from "./dom.js";
+import { Lanes } from "./lanes.js";
+import { NAMES, ending } from "./reasons.js";
+import { blocks, plain } from "./richtext.js";
+import { Run } from "./run.js";
+import { Steps, badge } from "./steps.js";
+
+const REFRESH_MS = 80; // a stream of 200 tokens a second is drawn a dozen times a second
+
+export class RunView {
+  /** `compact`: beside another one, without its own buttons. */
+  constructor({ compact = false, again = null } = {}) {
+    this.again = again;
+    this.head = h("div", { class: "run-head" });
+    this.totals = h("section", { class: "totals", "aria-label": "Totals" });
+    this.lanes = new Lanes();
+    this.steps = new Steps();
+    this.empty = h("p", { class: "waiting", role: "status" });
+    this.answer = h("section", { class: "answer", "aria-label": "Answer", hidden: true });
+    this.trouble = h("p", { class: "trouble", role: "alert", hidden: true });
+    this.buttons = h("div", { class: "row actions" });
+    this.element = h("article", { class: compact ? "run compact" : "run" },
+      this.head, this.totals, this.lanes.element, this.empty, this.steps.element, this.answer, this.trouble, compact ? null : this.buttons);
+  }
+
+  /** Draws soon: at most a dozen times a second. */
+  changed(run) {
+    this.run = run;
+    if (this.timer) return;
+    const ended = !["waiting", "running"].includes(run.status);
+    this.timer = setTimeout(() => {
+      this.timer = null;
+      this.draw();
+    }, ended || !this.drawn ? 0 : REFRESH_MS);
+  }
+
+  show(run) {
+    this.run = run;
+    this.draw();
+  }
+
+  draw() {
+    const { run } = this;
+    this.drawn = true;
+    const live = run.status === "waiting" || run.status === "running";
+    this.element.dataset.status = run.status;
+    this.element.setAttribute("aria-busy", String(live));
+    this.head.replaceChildren(...header(run));
+    this.totals.replaceChildren(...totals(run));
+    this.lanes.element.hidden = run.calls.length === 0;
+    this.lanes.show(run);
+    const noThought = run.thought.length === 0 && run.status !== "waiting" && run.answer.length > 0;
+    this.steps.show(run, noThought ? run.answer : run.thought);
+    this.empty.hidden = !live || run.rows.length > 0;
+    this.empty.textContent = run.status === "waiting" ? "Both models read the question …" : waitingFor(run);
+    this.drawAnswer(noThought);
+    const words = ending(run);
+    this.trouble.hidden = !words;
+    this.trouble.textContent = words;
+    this.trouble.className = `trouble ${run.status}`;
+    if (this.buttonsFor !== `${run.status}${run.traceId}`) {
+      this.buttonsFor = `${run.status}${run.traceId}`;
+      this.buttons.replaceChildren(...this.actions(live));
+    }
+  }
+
+  drawAnswer(noThought) {
+    const { run } = this;
+    const text = noThought ? "" : run.answerText;
+    this.answer.hidden = !text;
+    if (!text) return;
+    const authors = [...new Set(run.answer.flatMap((row) => row.spans.map((span) => span.author)))];
+    const done = !["waiting", "running"].includes(run.status);
+    this.answer.replaceChildren(
+      h("h3", {}, badge(authors), "Answer"),
+      h("div", { class: done ? "text" : "text plain", dir: "auto" }, done ? blocks(text) : plain(text)));
+  }
+
+  actions(live) {
+    const { run } = this;
+    if (live) return [h("button", { class: "stop", onclick: () => run.stop() }, "Stop", h("kbd", {}, "Esc"))];
+    const body = JSON.stringify(run.record ? recorded(run.record) : run.requestBody, null, 2);
+    const made = [];
+    if (this.again) made.push(h("button", { onclick: () => this.again(run) }, "Ask again"));
+    if (run.script?.length) made.push(h("button", { onclick: () => this.replay() }, "Replay"));
+    made.push(
+      h("button", { class: "quiet", onclick: () => copy(curl(body), "curl command") }, "Copy as curl"),
+      h("button", { class: "quiet", onclick: () => copy(python(body), "Python") }, "Copy as Python"));
+    if (run.traceId) {
+      const link = `${url("ui")}#/trace/${run.traceId}`;
+      made.push(
+        h("button", { class: "quiet", onclick: () => copy(link, "Link") }, "Copy link"),
+        h("button", { class: "quiet", onclick: () => this.download() }, "Download trace"));
+    }
+    return made;
+  }
+
+  async download() {
+    try {
+      const record = await this.run.saved();
+      saveFile(`baton-${this.run.traceId.slice(0, 8)}.json`, JSON.stringify(record, null, 1));
+    } catch (error) {
+      say(error.message);
+    }
+  }
+
+  replay() {
+    const { record } = this.run;
+    const run = Run.begin(record);
+    this.steps.clear();
+    this.drawn = false;
+    return run.replay(record, (changed) => this.changed(changed));
+  }
+}
+
+function waitingFor(run) {
+  const [one] = run.running;
+  if (!one) return "…";
+  const what = { draft: "drafts a step", judge: "judges a draft", verify: "reads a draft", write: "writes" }[one.kind] ?? "works";
+  return `The ${NAMES[one.worker]} ${what} …`;
+}
+
+function header(run) {
+  const { origin } = run;
+  const version = origin?.version ? `@${origin.version}` : "";
+  const state = { waiting: "asked", running: "thinking", finished: "done", failed: "failed", cancelled: "stopped" }[run.status];
+  return [
+    h("h2", { class: "question", dir: "auto" }, plain(run.question)),
+    h("p", { class: "about" },
+      h("span", { class: `state ${run.status}`, role: "status" }, state),
+      h("code", {}, `${run.policyName}${version}`),
+      origin?.experiment ? h("span", {}, `experiment ${origin.experiment}, arm ${origin.arm}`) : null,
+      origin?.created ? h("span", {}, new Date(origin.created * 1000).toLocaleString("en", { hour12: false })) : null,
+      ...lossy(origin)),
+  ];
+}
+
+function lossy(origin) {
+  return Object.entries(origin?.speculation ?? {})
+    .filter(([, method]) => String(method).includes("lossy"))
+    .map(([worker, method]) => h("span", { class: "bad" }, `${worker}: ${method}`));
+}
+
+function totals(run) {
+  const sum = run.totals;
+  if (!sum.accepted) return [];
+  const estimate = run.largeOnly;
+  const judged = sum.kept + sum.rejected;
+  const discarded = run.metrics?.discarded_tokens ?? null;
+  const figures = [
+    figure(duration(run.ms), "time", run.status === "finished" && run.policyName !== "large-only" ? against(run, estimate) : null),
+    figure(percent(sum.small / sum.accepted), "by the small model", `${number(sum.small)} of ${plural(sum.accepted, "accepted token")}`),
+    figure(judged ? percent(sum.kept / judged) : "–", "of judged drafts kept", judged ? `${number(sum.kept)} of ${number(judged)}` : "none was judged"),
+    discarded === null ? null : figure(number(discarded), "tokens thrown away", `of ${number(run.metrics.small_tokens + run.metrics.large_tokens)} generated`),
+    run.metrics ? figure(number(run.metrics.large_passes), "passes of the large model", `${number(run.metrics.judge_calls)} of its calls were judgements`) : null,
+    money(run, sum),
+  ];
+  return [share(sum), h("dl", { class: "figures" }, figures)];
+}
+
+function against(run, estimate) {
+  if (!estimate) return "too few tokens by large to estimate large-only";
+  const ratio = estimate.ms / run.ms;
+  return `estimate for large-only: ${duration(estimate.ms)} (${number(ratio, 2)}×)`;
+}
+
+/** What the generated tokens cost at the prices that the reader set; nothing where there are none. */
+function money(run, sum) {
+  const prices = JSON.parse(localStorage.getItem("baton.prices") ?? "null");
+  if (!prices || !run.metrics) return null;
+  const cost = (run.metrics.small_tokens * prices.small + run.metrics.large_tokens * prices.large) / 1e6;
+  const alone = (sum.accepted * prices.large) / 1e6;
+  const shown = (value) => `$${value < 0.01 ? value.toPrecision(2) : value.toFixed(2)}`;
+  return figure(shown(cost), "for generated tokens", `estimate for large-only: ${shown(alone)}`);
+}
+
+function figure(value, name, note) {
+  return h("div", {}, h("dt", {}, name), h("dd", {}, value), note ? h("dd", { class: "note" }, note) : null);
+}
+
+/** Accepted tokens by author, as a bar. */
+function share(sum) {
+  const parts = ["small", "large", "policy"].filter((author) => sum[author] > 0);
+  const bar = h("div", { class: "share", role: "img", "aria-label": `Accepted tokens: ${parts.map((author) => `${percent(sum[author] / sum.accepted)} by ${author}`).join(", ")}` });
+  for (const author of parts) {
+    const part = h("div", { class: author });
+    const wide = sum[author] / sum.accepted > 0.16;
+    part.append(h("span", {}, wide ? `${author} ${percent(sum[author] / sum.accepted)}` : ""));
+    part.style.flexGrow = String(sum[author]);
+    bar.append(part);
+  }
+  return bar;
+}
+
+/** A request like the one that a record is of. */
+function recorded(record) {
+  return { model: record.model ?? record.policy, messages: record.messages ?? [{ role: "user", content: record.question }] };
+}
+
+const quoted = (text) => `'${text.replaceAll("'", "'\\''")}'`;
+const curl = (body) => `curl -s ${url("v1/chat/completions")} -H 'content-type: application/json' -H "authorization: Bearer $BATON_KEY" -d ${quoted(body)}`;
+
+function python(body) {
+  const { model, messages, ...rest } = JSON.parse(body);
+  const extra = Object.keys(rest).length ? `,\n    extra_body=${literal(rest)}` : "";
+  return `from openai import OpenAI
+
+client = OpenAI(base_url=${JSON.stringify(url("v1"))}, api_key="none")
+reply = client.chat.completions.create(
+    model=${JSON.stringify(model)},
+    messages=${literal(messages)}${extra},
+)
+print(reply.choices[0].message.content)
+for step in reply.baton["steps"]:
+    print(step["author"], step["score"], step["text"])
+`;
+}
+
+/** A value of JSON in Python's words. */
+function literal(value) {
+  if (value === null) return "None";
+  if (value === true) return "True";
+  if (value === false) return "False";
+  if (Array.isArray(value)) return `[${value.map(literal).join(", ")}]`;
+  if (typeof value === "object") return `{${Object.entries(value).map(([key, inner]) => `${JSON.stringify(key)}: ${literal(inner)}`).join(", ")}}`;
+  return JSON.stringify(value);
+}

@@ -1,0 +1,170 @@
+// The list of steps. A row is drawn again only when it changed; what is far from the screen is laid
+// out by the browser when it comes near (`content-visibility`), and formulas are set then, too.
+
+import { duration, h, number, plural, svg } from "./dom.js";
+import { LETTERS, NAMES, draftReason, rowReason, threshold } from "./reasons.js";
+import { blocks, inline, plain } from "./richtext.js";
+
+const MARGIN = "800px";
+
+export class Steps {
+  constructor() {
+    this.element = h("ol", { class: "steps", "aria-label": "Steps of the thought" });
+    this.items = [];
+    this.near = new IntersectionObserver((entries) => {
+      for (const entry of entries) if (entry.isIntersecting) this.enrich(entry.target);
+    }, { rootMargin: MARGIN });
+    this.element.addEventListener("keydown", (event) => this.key(event));
+  }
+
+  clear() {
+    this.near.disconnect();
+    this.items = [];
+    this.element.replaceChildren();
+  }
+
+  show(run, rows) {
+    if (rows.length < this.items.length || this.run !== run) this.clear();
+    this.run = run;
+    rows.forEach((row, index) => {
+      const item = this.items[index];
+      const stamp = `${row.version}${row.closed}${run.policyName}`;
+      if (item?.row === row && item.stamp === stamp) return;
+      if (item && !row.closed && item.open && item.drafts === row.drafts.length) {
+        this.grow(item, row); // text that arrives: no more than the text changes
+        item.stamp = stamp;
+        return;
+      }
+      const made = this.item(run, row, index);
+      if (item) {
+        this.near.unobserve(item.element);
+        const focused = item.element === document.activeElement;
+        item.element.replaceWith(made.element);
+        if (focused) made.element.focus();
+      } else this.element.append(made.element);
+      this.items[index] = { ...made, row, stamp, open: !row.closed, drafts: row.drafts.length };
+      if (row.closed) this.near.observe(made.element);
+    });
+  }
+
+  grow(item, row) {
+    item.body.replaceChildren(...spans(row));
+  }
+
+  item(run, row, index) {
+    const authors = [...new Set(row.spans.map((span) => span.author))];
+    const author = authors.length > 1 ? "both" : authors[0] ?? "small";
+    const body = h("div", { class: "text plain", dir: "auto" }, spans(row));
+    const reason = row.closed ? rowReason(run, row) : "";
+    const rewritten = author === "large" && row.drafts.length > 0;
+    const element = h("li", { class: `step ${author}`, tabindex: "-1", "data-step": index },
+      h("div", { class: "who" }, badge(authors, rewritten)),
+      h("div", { class: "what" },
+        row.drafts.map((draft) => rejected(run, draft)),
+        body,
+        reason ? h("p", { class: "reason" }, reason) : null),
+      h("div", { class: "meta" },
+        row.score === null ? null : meter(row.score, threshold(run)),
+        h("span", { class: "cost" }, row.closed ? [plural(row.tokens, "token"), row.ms ? ` · ${duration(row.ms)}` : ""].join("") : h("span", { class: "writing" }, "writing"))));
+    element.row = row;
+    return { element, body };
+  }
+
+  /** Markdown and formulas in place of the plain text. */
+  enrich(element) {
+    this.near.unobserve(element);
+    const { row } = element;
+    const body = element.querySelector(".text.plain");
+    if (!body || !row.closed) return;
+    body.classList.remove("plain");
+    const authors = new Set(row.spans.map((span) => span.author));
+    if (authors.size === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
+    else {
+      body.classList.add("spans"); // who wrote which part matters more than how blocks are set
+      row.spans.forEach((span, index) => body.children[index].replaceChildren(...inline(span.text)));
+    }
+  }
+
+  key(event) {
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    const move = { j: 1, k: -1 }[event.key];
+    if (move) this.move(move);
+    else if (event.key === "r") this.toggle();
+    else return;
+    event.preventDefault();
+  }
+
+  move(by) {
+    const at = this.items.findIndex((item) => item.element.contains(document.activeElement));
+    const next = this.items[Math.max(0, Math.min(this.items.length - 1, at + by))];
+    next?.element.focus();
+    next?.element.scrollIntoView({ block: "nearest" });
+  }
+
+  /** Unfold all rejected drafts, or fold them. */
+  toggle() {
+    const all = [...this.element.querySelectorAll("details.rejected")];
+    const open = !all.every((one) => one.open);
+    for (const one of all) one.open = open;
+  }
+}
+
+function spans(row) {
+  return row.spans.map((span) => h("span", { class: `by ${span.author}`, title: `by the ${NAMES[span.author]}, ${plural(span.tokens, "token")}` }, plain(span.text)));
+}
+
+export function badge(authors, rewritten = false) {
+  const letters = rewritten ? ["S", "L"] : authors.map((author) => LETTERS[author]);
+  const names = rewritten ? "drafted by the small model, rewritten by the large model" : `by the ${authors.map((author) => NAMES[author]).join(" and the ")}`;
+  const kind = rewritten ? "rewritten" : authors.length > 1 ? "both" : authors[0] ?? "small";
+  return h("span", { class: `badge ${kind}`, role: "img", "aria-label": names, title: names },
+    rewritten ? [h("s", {}, "S"), "L"] : letters.join(""));
+}
+
+/** A score from 0 to 9 on a bar, with a mark where the threshold is. */
+function meter(score, limit) {
+  const ok = limit === null || score >= limit;
+  const words = limit === null ? `score ${number(score, 1)} of 9` : `score ${number(score, 1)} of 9, the threshold is ${number(limit, 1)}`;
+  return h("span", { class: `score ${ok ? "ok" : "low"}`, title: words },
+    h("b", {}, number(score, 1)),
+    svg("svg", { viewBox: "0 0 90 10", role: "img", "aria-label": words },
+      svg("rect", { x: 0, y: 3, width: 90, height: 4, rx: 2, class: "track" }),
+      svg("rect", { x: 0, y: 3, width: Math.max(1, score * 10), height: 4, rx: 2, class: "fill" }),
+      limit === null ? null : svg("rect", { x: Math.min(88, limit * 10 - 1), y: 0, width: 2, height: 10, class: "limit" })));
+}
+
+function rejected(run, draft) {
+  const judge = (draft.calls ?? []).map((index) => run.calls[index]).find((call) => call?.probabilities);
+  return h("details", { class: "rejected" },
+    h("summary", {}, h("span", { class: `dot ${draft.author}` }, LETTERS[draft.author]),
+      h("span", {}, `Rejected draft: ${draftReason(run, draft)}`)),
+    h("div", { class: "gone" },
+      h("del", { dir: "auto" }, plain(draft.text.trim() || "(empty)")),
+      h("p", { class: "reason" }, `${plural(draft.tokens, "token")}, ${duration(draft.ms)}, thrown away`),
+      judge ? histogram(judge, draft.score, threshold(run)) : null));
+}
+
+/** The judge's distribution over its labels. */
+function histogram(call, score, limit) {
+  const { probabilities } = call;
+  const digits = probabilities.length === 10;
+  const labels = digits ? [..."0123456789"] : [...probabilities.keys()].map((index) => (index === probabilities.length - 1 ? "none" : "ABCDEFGHIJ"[index]));
+  const words = labels.map((label, index) => `${label}: ${number(probabilities[index] * 100)} %`).join(", ");
+  const top = Math.max(...probabilities, 0.01);
+  return h("figure", { class: "judge" },
+    h("figcaption", {}, digits ? "How the large model grades it, 0 to 9" : "Which draft the large model picks",
+      digits ? `; on average ${number(mean(probabilities), 1)}` : ""),
+    svg("svg", { viewBox: "0 0 220 62", role: "img", "aria-label": words },
+      labels.map((label, index) => {
+        const height = (probabilities[index] / top) * 40;
+        const x = index * 22 + 2;
+        return svg("g", { class: digits && limit !== null && index < limit ? "under" : "over" },
+          svg("title", {}, `${label}: ${number(probabilities[index] * 100, 1)} %`),
+          svg("rect", { x, y: 46 - height, width: 18, height: Math.max(height, 0.5), rx: 1.5 }),
+          svg("text", { x: x + 9, y: 58, "text-anchor": "middle" }, label));
+      })),
+    digits && call.surprise !== undefined && score !== null && mean(probabilities) - score > 0.05
+      ? h("p", { class: "reason" }, `The score is lower, since the large model finds a token of it unlikely (negative log-likelihood ${number(call.surprise, 2)}).`) : null);
+}
+
+const mean = (probabilities) => probabilities.reduce((sum, p, digit) => sum + p * digit, 0);

@@ -1,0 +1,142 @@
+// Ask one question and watch the two models write the answer.
+
+import { get, policySchemas } from "../api.js";
+import { announce, field, h } from "../dom.js";
+import { parameterForm } from "../parameters.js";
+import { QUESTIONS } from "../questions.js";
+import { Run } from "../run.js";
+import { RunView } from "../runview.js";
+
+export class AskView {
+  constructor() {
+    const last = session();
+    this.question = h("textarea", { id: "question", rows: 2, maxlength: 100000, placeholder: "What would you like to know?", dir: "auto", value: last.question ?? QUESTIONS[0] });
+    this.model = h("select", { id: "model" }, h("option", { value: "baton" }, "baton"));
+    this.cap = h("input", { type: "number", min: 1, step: 1, placeholder: "default", name: "max_tokens" });
+    this.temperature = h("input", { type: "number", min: 0, max: 2, step: "any", placeholder: "0", name: "temperature" });
+    this.prices = ["small", "large"].map((name) => h("input", { type: "number", min: 0, step: "any", name: `price-${name}`, placeholder: "none", value: prices()?.[name] ?? "" }));
+    this.form = parameterForm(null);
+    this.own = h("div", {});
+    this.trouble = h("p", { class: "bad", role: "alert" });
+    this.submit = h("button", { class: "primary", type: "submit" }, "Ask", h("kbd", {}, "Ctrl ↵"));
+    this.about = h("p", { class: "hint", id: "about-policy" });
+    this.result = h("div", { class: "result" });
+    this.element = h("div", { class: "ask" },
+      h("form", { class: "asking", novalidate: true, onsubmit: (event) => { event.preventDefault(); this.ask(); } },
+        h("label", { class: "sr", for: "question" }, "Question"),
+        this.question,
+        h("div", { class: "samples" }, QUESTIONS.map((text) =>
+          h("button", { type: "button", class: "chip", title: text, onclick: () => { this.question.value = text; this.ask(); } }, text))),
+        h("div", { class: "row" },
+          h("label", { class: "inline", for: "model" }, "Policy"), this.model, this.about,
+          this.submit),
+        h("details", { class: "more" },
+          h("summary", {}, "Parameters"),
+          h("div", { class: "parameters" },
+            field("max_tokens", this.cap, "cap on thought and answer together, in tokens"),
+            field("temperature", this.temperature, "0 is greedy; from 0 to 2"),
+            field("price of small", this.prices[0], "per million generated tokens; for the estimate of cost"),
+            field("price of large", this.prices[1], "per million generated tokens")),
+          this.own),
+        this.trouble),
+      this.result);
+    this.question.addEventListener("keydown", (event) => {
+      if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) { event.preventDefault(); this.ask(); }
+    });
+    this.model.addEventListener("change", () => this.choose());
+    for (const input of this.prices) input.addEventListener("change", () => this.price());
+    if (last.running && last.trace) this.recover(last);
+    else if (!localStorage.getItem("baton.visited")) this.welcome();
+    this.load();
+  }
+
+  async load() {
+    try {
+      this.schemas = await policySchemas();
+      const models = (await get("v1/models")).data.map((model) => model.id);
+      const wanted = session().model ?? "baton";
+      this.model.replaceChildren(...models.map((id) => h("option", { value: id, selected: id === wanted }, id)));
+      this.choose();
+    } catch (error) {
+      this.trouble.textContent = error.message;
+    }
+  }
+
+  choose() {
+    const name = this.model.value;
+    const schema = this.schemas?.[name];
+    this.about.textContent = name === "baton" ? "this service's default, or a running experiment"
+      : String(schema?.description ?? "a published version").split("\n\n")[0];
+    this.form = parameterForm(schema);
+    this.own.replaceChildren(this.form.element);
+  }
+
+  price() {
+    const [small, large] = this.prices.map((input) => Number(input.value));
+    if (small || large) localStorage.setItem("baton.prices", JSON.stringify({ small, large }));
+    else localStorage.removeItem("baton.prices");
+  }
+
+  /** On a first visit the first question is asked at once: there is something to see. */
+  async welcome() {
+    localStorage.setItem("baton.visited", "yes");
+    this.ask(h("p", { class: "note" }, "This is a sample question, asked for you just now. Ask your own above."));
+  }
+
+  /** The page was loaded again while an answer was on its way: show what is on record of it. */
+  async recover(last) {
+    remember({ ...last, running: false });
+    const run = new Run(last.question, last.model);
+    run.traceId = last.trace;
+    try {
+      const view = new RunView({ again: () => this.ask() });
+      view.show(Run.of(await run.saved()));
+      this.result.replaceChildren(h("p", { class: "note" }, "The page was loaded again in mid-answer. This is what is on record."), view.element);
+    } catch { /* it is not kept: the question is still there */ }
+  }
+
+  async ask(note = null) {
+    if (this.run && ["waiting", "running"].includes(this.run.status)) this.run.stop();
+    this.trouble.textContent = "";
+    const question = this.question.value.trim();
+    if (!question) {
+      this.trouble.textContent = "Write a question first.";
+      this.question.focus();
+      return;
+    }
+    let policy;
+    try {
+      policy = this.form.values();
+      if (!this.cap.validity.valid || !this.temperature.validity.valid) throw new Error("max_tokens or temperature is not a number in its range");
+    } catch (error) {
+      this.trouble.textContent = error.message;
+      return;
+    }
+    const body = {};
+    if (this.cap.value) body.max_tokens = Number(this.cap.value);
+    if (this.temperature.value) body.temperature = Number(this.temperature.value);
+    const run = new Run(question, this.model.value, { policy, body });
+    this.run = run;
+    const view = new RunView({ again: () => this.ask() });
+    this.result.replaceChildren(...(note instanceof Node ? [note] : []), view.element);
+    view.show(run);
+    await run.ask((changed) => {
+      view.changed(changed);
+      remember({ question, model: run.model, trace: run.traceId, running: run.status === "running" });
+    });
+    announce(run.status === "finished" ? "The answer is complete" : "The answer has ended early");
+  }
+
+  escape() {
+    if (this.run?.status === "running" || this.run?.status === "waiting") this.run.stop();
+  }
+}
+
+const prices = () => JSON.parse(localStorage.getItem("baton.prices") ?? "null");
+const session = () => JSON.parse(sessionStorage.getItem("baton.last") ?? "{}");
+let remembered = "";
+function remember(last) {
+  const text = JSON.stringify(last);
+  if (text !== remembered) sessionStorage.setItem("baton.last", text);
+  remembered = text;
+}

@@ -1,0 +1,77 @@
+// The same question under two policies, side by side.
+
+import { get } from "../api.js";
+import { duration, h, number, percent } from "../dom.js";
+import { QUESTIONS } from "../questions.js";
+import { Run } from "../run.js";
+import { RunView } from "../runview.js";
+
+export class CompareView {
+  constructor() {
+    this.question = h("textarea", { id: "compare-question", rows: 2, maxlength: 100000, dir: "auto", value: QUESTIONS[0] });
+    this.models = ["specreason", "large-only"].map((name, side) =>
+      h("select", { "aria-label": side ? "Second policy" : "First policy" }, h("option", { value: name }, name)));
+    this.turns = h("input", { type: "checkbox", id: "turns", checked: true });
+    this.verdict = h("p", { class: "verdict", role: "status" });
+    this.sides = h("div", { class: "sides" });
+    this.element = h("div", { class: "compare" },
+      h("form", { class: "asking", onsubmit: (event) => { event.preventDefault(); this.ask(); } },
+        h("label", { class: "sr", for: "compare-question" }, "Question"),
+        this.question,
+        h("div", { class: "samples" }, QUESTIONS.map((text) =>
+          h("button", { type: "button", class: "chip", title: text, onclick: () => { this.question.value = text; this.ask(); } }, text))),
+        h("div", { class: "row" }, this.models[0], h("span", { class: "hint" }, "against"), this.models[1],
+          h("label", { class: "check" }, this.turns, "one after the other, so that times can be compared"),
+          h("button", { class: "primary", type: "submit" }, "Compare"))),
+      this.verdict, this.sides);
+    this.load();
+  }
+
+  async load() {
+    try {
+      const models = (await get("v1/models")).data.map((model) => model.id);
+      for (const select of this.models) {
+        const wanted = select.value;
+        select.replaceChildren(...models.map((id) => h("option", { value: id, selected: id === wanted }, id)));
+      }
+    } catch (error) {
+      this.verdict.textContent = error.message;
+    }
+  }
+
+  async ask() {
+    this.escape();
+    const question = this.question.value.trim();
+    if (!question) return;
+    const runs = this.models.map((select) => new Run(question, select.value));
+    this.runs = runs;
+    this.verdict.textContent = "";
+    const views = runs.map((run) => {
+      const view = new RunView({ compact: true });
+      view.show(run);
+      return view;
+    });
+    this.sides.replaceChildren(...views.map((view) => view.element));
+    const start = (side) => runs[side].ask((run) => views[side].changed(run));
+    if (this.turns.checked) {
+      await start(0);
+      if (this.runs !== runs || runs[0].status === "cancelled") return;
+      await start(1);
+    } else await Promise.all([start(0), start(1)]);
+    if (this.runs === runs) this.verdict.textContent = compared(runs);
+  }
+
+  escape() {
+    for (const run of this.runs ?? []) if (["waiting", "running"].includes(run.status)) run.stop();
+  }
+}
+
+function compared([one, other]) {
+  if (one.status !== "finished" || other.status !== "finished") return "";
+  const plain = (run) => run.answerText.replace(/\s+/g, " ");
+  const same = plain(one) === plain(other) ? "The answers are the same" : "The answers differ";
+  const [first, second] = one.ms <= other.ms ? [one, other] : [other, one];
+  const share = (run) => percent(run.totals.large / Math.max(1, run.totals.accepted));
+  return `${same}. ${first.policyName} took ${duration(first.ms)}, ${second.policyName} ${duration(second.ms)} (${number(second.ms / first.ms, 2)}×). `
+    + `The large model wrote ${share(one)} of the first and ${share(other)} of the second.`;
+}

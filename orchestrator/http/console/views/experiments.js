@@ -1,0 +1,143 @@
+// Running experiments: the readout as intervals, guardrails, the ramp, a bandit's weights.
+
+import { get } from "../api.js";
+import { h, moment, number, percent, plural, svg } from "../dom.js";
+import { plain } from "../richtext.js";
+
+const POLL_MS = 5000;
+const KEPT = 240; // readouts in the plot over time
+const VERDICTS = { better: "finished", worse: "failed", breaks_bounds: "failed", sample_ratio_mismatch: "failed" };
+
+export class ExperimentsView {
+  constructor() {
+    this.trouble = h("p", { class: "bad", role: "alert" });
+    this.list = h("div", {});
+    this.seen = new Map(); // readouts by experiment and run, since the page was opened
+    this.element = h("div", { class: "experiments" }, this.trouble, this.list);
+  }
+
+  enter() {
+    clearInterval(this.timer);
+    this.timer = setInterval(() => document.hidden || this.load(), POLL_MS);
+    return this.load();
+  }
+
+  leave() {
+    clearInterval(this.timer);
+  }
+
+  async load() {
+    try {
+      const { data, degraded } = await get("v1/experiments");
+      const reports = await Promise.all(data.map((run) => get(`v1/experiments/${encodeURIComponent(run.id)}/report`).catch(() => null)));
+      this.trouble.textContent = degraded ? `The store is out of reach: ${degraded}` : "";
+      this.list.replaceChildren(...(data.length ? data.map((run, index) => this.card(run, reports[index])) : [empty()]));
+    } catch (error) {
+      this.trouble.textContent = error.message;
+    }
+  }
+
+  card(run, report) {
+    const { experiment } = run;
+    const goal = experiment.goal.metric;
+    const tone = Object.values(report?.verdicts ?? {}).map((verdict) => VERDICTS[verdict]).find(Boolean) ?? "waiting";
+    return h("section", { class: "card", "aria-label": `Experiment ${run.id}` },
+      h("div", { class: "row" }, h("h2", {}, run.id),
+        h("span", { class: `state ${run.status === "running" ? "running" : "cancelled"}` }, run.status),
+        h("span", { class: "hint" }, `run ${run.run}, since ${moment(run.state.started)}; ${percent(run.coverage)} of the units take part`)),
+      experiment.note ? h("p", { class: "hint" }, plain(experiment.note)) : null,
+      run.trouble ? h("p", { class: "bad" }, run.trouble) : null,
+      report ? h("p", { class: `verdict ${tone}` }, report.sentence) : h("p", { class: "hint" }, "No readout yet."),
+      arms(run, report),
+      report ? this.readout(run, report, goal) : null,
+      guardrails(experiment, report));
+  }
+
+  readout(run, report, goal) {
+    const primary = report.comparisons.filter((one) => one.metric === goal);
+    const key = `${run.id}/${run.run}`;
+    const series = this.seen.get(key) ?? [];
+    const at = Date.now() / 1000;
+    series.push({ at, by: Object.fromEntries(primary.map((one) => [one.arm, one.always_valid])) });
+    if (series.length > KEPT) series.shift();
+    this.seen.set(key, series);
+    return h("div", {},
+      h("h3", {}, "Differences from the control, with intervals that hold at any number of looks"),
+      h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Differences" }, h("table", { class: "list" },
+        h("thead", {}, h("tr", {}, ["arm", "metric", "difference", "interval", ""].map((name) => h("th", { scope: "col" }, name)))),
+        h("tbody", {}, report.comparisons.map((one) => h("tr", { class: one.metric === goal ? "goal" : null },
+          h("td", {}, one.arm), h("td", {}, one.metric, one.metric === goal ? " (goal)" : ""),
+          h("td", { class: "figure" }, signed(one.always_valid.estimate)),
+          h("td", { class: "figure" }, one.always_valid.low === null ? "too early" : `${signed(one.always_valid.low)} to ${signed(one.always_valid.high)}`),
+          h("td", {}, whisker(one.always_valid))))))),
+      series.length > 1 ? h("figure", { class: "overtime" }, h("figcaption", {}, `${goal}: the interval since this page was opened`), ...primary.map((one) => overTime(series, one.arm))) : null);
+  }
+}
+
+function empty() {
+  return h("p", { class: "note" }, "No experiment has been started. ", h("code", {}, "baton experiment start FILE.yaml"), " starts one.");
+}
+
+function arms(run, report) {
+  const base = Object.keys(run.arms)[0];
+  return h("div", { class: "arms" }, Object.entries(run.arms).map(([name, arm]) => {
+    const weight = run.weights[name] ?? null;
+    const units = Object.values(report?.arms[name] ?? {})[0]?.units ?? 0;
+    const bar = svg("svg", { viewBox: "0 0 100 6", preserveAspectRatio: "none", "aria-hidden": "true" },
+      svg("rect", { x: 0, y: 0, width: 100, height: 6, class: "track" }), svg("rect", { x: 0, y: 0, width: (weight ?? 0) * 100, height: 6, class: "fill" }));
+    const stopped = run.state.stopped?.[name];
+    return h("div", { class: "arm" },
+      h("strong", {}, name), name === base ? " (control)" : "", h("div", {}, h("code", {}, arm.version ? `${arm.policy}@${arm.version}` : arm.policy)),
+      bar, h("span", { class: "hint" }, weight === null ? "shadow" : `weight ${percent(weight)}`, `, ${plural(units, "unit")}`),
+      stopped ? h("span", { class: "bad" }, `stopped: ${stopped.why}`) : null);
+  }));
+}
+
+function guardrails(experiment, report) {
+  const bounds = (report?.bounds ?? []).map((one) => [`${one.arm}: ${one.metric} at most ${one.by} worse than ${one.than}`, one.broken ? "broken" : one.surely ? "kept" : "not sure yet"]);
+  const rules = (experiment.guardrails ?? []).map((one) => [rule(one), "watched"]);
+  const ramp = experiment.ramp ? [[`ramp: ${experiment.ramp.steps.map((step) => percent(step)).join(" → ")}`, "automatic"]] : [];
+  const all = [...bounds, ...rules, ...ramp];
+  if (!all.length) return null;
+  return h("div", {}, h("h3", {}, "Bounds and guardrails"), h("ul", { class: "plain" }, all.map(([what, state]) =>
+    h("li", {}, h("span", { class: `state ${{ broken: "failed", kept: "finished" }[state] ?? "waiting"}` }, state), " ", what))));
+}
+
+function rule({ metric, quantile, at_most, at_least, worse_than_control_by }) {
+  const what = quantile ? `p${quantile * 100} of ${metric}` : metric;
+  if (at_most !== null) return `${what} at most ${at_most}`;
+  return at_least !== null ? `${what} at least ${at_least}` : `${what} worse than the control by at most ${worse_than_control_by}`;
+}
+
+const signed = (value) => (value === null ? "–" : `${value > 0 ? "+" : value < 0 ? "−" : ""}${number(Math.abs(value), Math.abs(value) < 10 ? 3 : 0)}`);
+
+/** An interval against zero, each on its own scale. */
+function whisker({ estimate, low, high }) {
+  if (low === null || high === null) return null;
+  const reach = Math.max(Math.abs(low), Math.abs(high), 1e-12) * 1.1;
+  const x = (value) => 70 + (value / reach) * 66;
+  const tone = low > 0 || high < 0 ? "sure" : "unsure";
+  return svg("svg", { class: `whisker ${tone}`, viewBox: "0 0 140 16", width: 140, height: 16, role: "img", "aria-label": tone === "sure" ? "differs from zero" : "zero lies within" },
+    svg("line", { x1: 70, x2: 70, y1: 0, y2: 16, class: "zero" }),
+    svg("line", { x1: x(low), x2: x(high), y1: 8, y2: 8 }),
+    svg("circle", { cx: x(estimate), cy: 8, r: 3.5 }));
+}
+
+/** An arm's interval over time. */
+function overTime(series, arm) {
+  const points = series.map((one) => ({ at: one.at, ...one.by[arm] })).filter((one) => Number.isFinite(one.low) && Number.isFinite(one.high));
+  if (points.length < 2) return null;
+  const [from, to] = [points[0].at, points.at(-1).at];
+  const low = Math.min(0, ...points.map((one) => one.low));
+  const high = Math.max(0, ...points.map((one) => one.high));
+  const x = (at) => 60 + ((at - from) / Math.max(1, to - from)) * 530;
+  const y = (value) => 8 + ((high - value) / Math.max(1e-12, high - low)) * 104;
+  const line = (pick) => points.map((one) => `${x(one.at).toFixed(1)},${y(pick(one)).toFixed(1)}`);
+  return svg("svg", { class: "band", viewBox: "0 0 600 132", role: "img", "aria-label": `${arm}: from ${signed(points.at(-1).low)} to ${signed(points.at(-1).high)} now` },
+    svg("polygon", { points: [...line((one) => one.high), ...line((one) => one.low).reverse()].join(" ") }),
+    svg("polyline", { points: line((one) => one.estimate).join(" ") }),
+    svg("line", { x1: 60, x2: 590, y1: y(0), y2: y(0), class: "zero" }),
+    svg("text", { x: 54, y: y(0) + 4, "text-anchor": "end" }, "0"),
+    svg("text", { x: 60, y: 128 }, `${arm}, ${moment(from)}`),
+    svg("text", { x: 590, y: 128, "text-anchor": "end" }, moment(to)));
+}

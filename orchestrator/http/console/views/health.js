@@ -1,0 +1,123 @@
+// One glance says well or ill, and where.
+
+import { get, request } from "../api.js";
+import { h, number, percent, plural } from "../dom.js";
+
+const POLL_MS = 2000;
+
+export class HealthView {
+  constructor() {
+    this.glance = h("p", { class: "glance", role: "status" }, "…");
+    this.cards = h("div", { class: "cards" });
+    this.element = h("div", { class: "health" }, this.glance, this.cards);
+  }
+
+  enter() {
+    clearInterval(this.timer);
+    this.timer = setInterval(() => document.hidden || this.load(), POLL_MS);
+    return this.load();
+  }
+
+  leave() {
+    clearInterval(this.timer);
+  }
+
+  async load() {
+    let ready;
+    try {
+      ready = await get("ready");
+    } catch (error) {
+      ready = error.body;
+      if (!ready?.workers) return this.tell("failed", error.message);
+    }
+    let series;
+    try {
+      this.methods ??= (await get("v1/models")).data[0].speculation;
+      series = parse(await (await request("metrics")).text());
+    } catch (error) {
+      return this.tell("failed", error.message);
+    }
+    const down = Object.entries(ready.workers).filter(([, well]) => !well).map(([name]) => name);
+    if (!ready.ready) this.tell("failed", down.length ? `Ill: the ${down.join(" and the ")} pool does not answer.` : "Ill: a worker pool does not answer.");
+    else if (ready.degraded) this.tell("cancelled", "It answers, but the store is out of reach: versions may be old, and outcomes wait.");
+    else this.tell("finished", "Well: both models answer, and the store takes what is written.");
+    this.draw(ready, series);
+  }
+
+  tell(tone, text) {
+    this.glance.className = `glance ${tone}`;
+    this.glance.textContent = text;
+  }
+
+  draw(ready, series) {
+    const sum = (name, labels = {}) => total(series, name, labels);
+    const share = (part, whole) => (whole ? percent(part / whole) : "–");
+    const pools = Object.keys(ready.workers).length ? Object.keys(ready.workers) : ["small", "large"];
+    this.cards.replaceChildren(
+      ...pools.map((pool) => {
+        const of = { worker: pool };
+        const prompt = sum("baton_worker_prompt_tokens_total", of);
+        const cached = sum("baton_worker_cached_tokens_total", of);
+        const rounds = sum("baton_worker_rounds_total", of);
+        const [drafted, accepted] = ["drafted", "accepted"].map((name) => sum(`baton_worker_${name}_tokens_total`, of));
+        return card(`${pool[0].toUpperCase()}${pool.slice(1)} model`, ready.workers[pool] === false ? "failed" : "finished", ready.workers[pool] === false ? "does not answer" : "answers", [
+          ["replicas", whole(sum("baton_worker_replicas", of))],
+          ["rows at work", of_rows(sum("baton_worker_live_rows", of), sum("baton_worker_rows", of))],
+          ["calls waiting", whole(sum("baton_worker_queued", of))],
+          ["tokens generated", whole(sum("baton_worker_generated_tokens_total", of))],
+          ["prompt tokens from the cache", prompt ? share(cached, prompt) : null],
+          ["decoding", this.methods?.[pool]],
+          ["tokens a round (mean acceptance length)", rounds ? number(sum("baton_worker_emitted_tokens_total", of) / rounds, 2) : null],
+          ["drafted tokens accepted", drafted ? share(accepted, drafted) : null],
+        ]);
+      }),
+      card("Requests", "finished", "", [
+        ["being answered", whole(sum("baton_live_requests"))],
+        ["answered", whole(sum("baton_requests_total", { outcome: ["stop", "length"] }))],
+        ["ended by an error", whole(sum("baton_requests_total", { outcome: ["error", "unavailable", "deadline", "overloaded"] }))],
+        ["refused or failed over HTTP", whole(responses(series))],
+        ["drafts of the small model kept", kept(series)],
+      ]),
+      card("Store", ready.degraded ? "failed" : "finished", ready.degraded ? "out of reach" : "answers", [
+        ["writes waiting", whole(sum("baton_store_waiting"))],
+        ["writes lost", whole(sum("baton_store_lost_total"))],
+        ["age of the configuration", age(sum("baton_config_age_seconds"))],
+      ]));
+  }
+}
+
+function card(title, tone, state, rows) {
+  return h("section", { class: "card", "aria-label": title },
+    h("div", { class: "row" }, h("h2", {}, title), state ? h("span", { class: `state ${tone}` }, state) : null),
+    h("dl", { class: "plain" }, rows.filter(([, value]) => value !== null && value !== undefined).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))));
+}
+
+const whole = (value) => (value === null ? null : number(value));
+const of_rows = (live, rows) => (live === null ? null : `${number(live)} of ${number(rows)}`);
+const age = (seconds) => (seconds === null ? null : plural(Math.round(seconds), "second"));
+const responses = (series) => total(series, "baton_http_responses_total", { code: (code) => code >= "400" });
+
+function kept(series) {
+  const steps = (accepted) => total(series, "baton_steps_total", { author: "small", accepted }) ?? 0;
+  const all = steps("true") + steps("false");
+  return all ? percent(steps("true") / all) : null;
+}
+
+/** Prometheus text as series: name, labels, value. */
+function parse(text) {
+  const series = [];
+  for (const line of text.split("\n")) {
+    const match = /^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)/.exec(line);
+    if (!match) continue;
+    const labels = Object.fromEntries([...(match[2] ?? "").matchAll(/(\w+)="((?:[^"\\]|\\.)*)"/g)].map(([, name, value]) => [name, value]));
+    series.push({ name: match[1], labels, value: Number(match[3]) });
+  }
+  return series;
+}
+
+/** The sum over the series with these labels; null where there is none. */
+function total(series, name, labels = {}) {
+  const fits = (label, wanted) => (typeof wanted === "function" ? wanted(label) : Array.isArray(wanted) ? wanted.includes(label) : label === wanted);
+  const found = series.filter((one) => one.name === name && Object.entries(labels).every(([key, wanted]) => fits(one.labels[key], wanted)));
+  return found.length ? found.reduce((sum, one) => sum + one.value, 0) : null;
+}

@@ -1,0 +1,122 @@
+// Published versions: what is active, how versions differ, publish, roll back.
+
+import { get, policySchemas, send } from "../api.js";
+import { field, h, moment, say } from "../dom.js";
+import { parameterForm } from "../parameters.js";
+import { plain } from "../richtext.js";
+
+export class PoliciesView {
+  constructor() {
+    this.now = h("section", { class: "card", "aria-label": "What the model baton means" });
+    this.trouble = h("p", { class: "bad", role: "alert" });
+    this.versions = h("section", { "aria-label": "Versions" });
+    this.history = h("section", { "aria-label": "History" });
+    this.policy = h("select", { id: "publish-policy", onchange: () => this.choose() });
+    this.note = h("input", { type: "text", maxlength: 500, placeholder: "why", name: "note" });
+    this.activate = h("input", { type: "checkbox", checked: true });
+    this.place = h("div", {});
+    this.element = h("div", { class: "policies" },
+      this.now, this.trouble,
+      h("details", { class: "card more" },
+        h("summary", {}, "Publish a version"),
+        h("form", { novalidate: true, onsubmit: (event) => { event.preventDefault(); this.publish(); } },
+          field("policy", this.policy), this.place,
+          field("note", this.note, "shown in the history"),
+          h("div", { class: "row" },
+            h("label", { class: "check" }, this.activate, "make it what baton means"),
+            h("button", { class: "primary", type: "submit" }, "Publish")))),
+      this.versions, this.history);
+  }
+
+  async enter() {
+    try {
+      const [overview, active, history, schemas] = await Promise.all([
+        get("v1/policies"), get("v1/policies/active"), get("v1/policies/history?count=20"), policySchemas()]);
+      const published = overview.data.filter((row) => row.latest > 0);
+      const lists = await Promise.all(published.map((row) => get(`v1/policies/${encodeURIComponent(row.policy)}?count=20`)));
+      this.schemas = schemas;
+      this.overview = overview;
+      this.draw(active, lists.map((list) => list.data), history.data);
+      this.trouble.textContent = overview.degraded ? `The store is out of reach, and this may be old: ${overview.degraded}` : "";
+    } catch (error) {
+      this.trouble.textContent = error.message;
+    }
+  }
+
+  draw(active, lists, history) {
+    const { overview } = this;
+    this.now.replaceChildren(
+      h("p", {}, "The model ", h("code", {}, "baton"), " means ", h("strong", {}, active.version ? active.id : `${active.policy}, the deployment file's default`), "."),
+      active.note && active.version ? h("p", { class: "hint" }, plain(active.note)) : "",
+      values(active.params, this.schemas[active.policy]),
+      h("div", { class: "row" },
+        h("button", { onclick: () => this.change("POST", "v1/policies/rollback", {}, "Rolled back"), disabled: !overview.active }, "Roll back"),
+        h("span", { class: "hint" }, overview.active ? `to ${overview.previous ?? "the deployment file's default"}` : "nothing has been published")));
+    if (!this.policy.options.length) {
+      this.policy.append(...overview.data.map((row) => h("option", { value: row.policy, selected: row.policy === active.policy }, row.policy)));
+      this.choose();
+    }
+    this.versions.replaceChildren(h("h2", {}, "Versions"), ...(lists.length ? lists.map((versions) => this.list(versions)) : [h("p", { class: "note" }, "No version has been published. Until one is, baton is the deployment file's default.")]));
+    this.history.replaceChildren(h("h2", {}, "History"), history.length ? h("ul", { class: "plain" }, history.map((entry) => h("li", {}, event(entry)))) : h("p", { class: "note" }, "No changes yet."));
+  }
+
+  list(versions) {
+    return h("div", { class: "card" }, h("h3", {}, versions[0].policy),
+      versions.map((version, index) => h("div", { class: "version" },
+        h("div", { class: "row" },
+          h("strong", {}, version.id),
+          version.id === this.overview.active ? h("span", { class: "state finished" }, "active") : h("button", { class: "quiet", onclick: () => this.change("PUT", "v1/policies/active", { version: version.id }, `${version.id} is active`) }, "Activate"),
+          h("span", { class: "hint" }, moment(at(version.created)), version.author ? ` by ${version.author}` : "")),
+        version.note ? h("p", { class: "hint" }, plain(version.note)) : null,
+        difference(version, versions[index + 1], this.schemas[version.policy]))));
+  }
+
+  choose() {
+    this.form = parameterForm(this.schemas[this.policy.value]);
+    this.place.replaceChildren(this.form.element);
+  }
+
+  async publish() {
+    try {
+      const body = { policy: this.policy.value, params: this.form.values(), note: this.note.value, activate: this.activate.checked };
+      await this.change("POST", "v1/policies", body, "Published");
+    } catch (error) {
+      this.trouble.textContent = error.message;
+    }
+  }
+
+  async change(method, path, body, done) {
+    try {
+      await send(method, path, body);
+      say(done);
+      await this.enter();
+    } catch (error) {
+      this.trouble.textContent = error.message;
+    }
+  }
+}
+
+const at = (created) => (typeof created === "string" ? Date.parse(created) / 1000 : created);
+const shown = (value) => JSON.stringify(value);
+
+/** The parameters that are not the service's defaults. */
+function values(params, schema) {
+  const changed = Object.entries(params ?? {}).filter(([name, value]) => shown(value) !== shown(schema?.properties[name]?.default));
+  if (!changed.length) return h("p", { class: "hint" }, "All its parameters are this service's defaults.");
+  return h("p", { class: "params" }, changed.map(([name, value]) => h("code", {}, `${name}: ${shown(value)}`)));
+}
+
+/** What changed since the version before; for the first, since the defaults. */
+function difference(version, before, schema) {
+  if (!before) return values(version.params, schema);
+  const names = [...new Set([...Object.keys(version.params), ...Object.keys(before.params)])];
+  const rows = names.filter((name) => shown(version.params[name]) !== shown(before.params[name]));
+  if (!rows.length) return h("p", { class: "hint" }, `The same parameters as ${before.id}.`);
+  const usual = (name) => schema?.properties[name]?.default;
+  return h("p", { class: "params" }, rows.map((name) => h("code", {}, `${name}: `, h("del", {}, shown(before.params[name] ?? usual(name))), " → ", h("ins", {}, shown(version.params[name] ?? usual(name))))));
+}
+
+function event(entry) {
+  const who = [entry.author, entry.key ? `key ${entry.key}` : ""].filter(Boolean).join(", ");
+  return [h("span", { class: "figure" }, moment(at(entry.at))), " ", h("strong", {}, `${entry.action ?? "changed"} ${entry.what ?? ""}`), who ? ` by ${who}` : "", entry.note ? h("span", { class: "hint" }, " – ", plain(entry.note)) : ""];
+}

@@ -1,0 +1,319 @@
+"""The console in a real browser, over scripted workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page, expect
+
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.http.auth import Access, Keys
+from orchestrator.http.limits import ServiceLimits
+from orchestrator.http.service import Service
+from tests.orchestrator.http.browser import CHROMIUM, chromium, page_of
+from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
+from workers.scripted import Scripted
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium here: apt-get install chromium"
+)
+TABS = ("ask", "compare", "traces", "policies", "experiments", "health")
+THOUGHT = (
+    "Let $x = \\frac{1}{2}$, so that $$x^2 = \\frac{1}{4}.$$\n\n"
+    "| n | square |\n|---|---|\n| 2 | 4 |\n\n"
+    "```python\nfor n in range(3):\n\n    print(n ** 2)\n```\n\n"
+    "So **four** is `2 ** 2`."
+)
+ANSWER = "The answer is \\boxed{4}."
+HOSTILE = (
+    "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\n\n"
+    "$\\def\\a{\\a\\a}\\a$ and $\\href{javascript:alert(1)}{x}$ and $\\rule{99999em}{99999em}$\n\n"
+    "[link](javascript:alert(1)) ![image](https://elsewhere.example/x.png)\n\n"
+    "plain \u202etxet desrever\u202c and \u2066more\n\n"
+    "$" + "{" * 3000 + "x" + "}" * 3000 + "$ " + "*" * 5000 + "`" * 5000
+)
+LONG = "".join(f"Step {n} has $n_{{{n}}} = {n}$ in it.\n\n" for n in range(1000)) + "That is all."
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    """A service whose judge rejects the second step."""
+    with serving(made()) as url:
+        yield url
+
+
+def made(
+    story: tuple[str, str] = (THOUGHT, ANSWER), delay: float = 0.0, **settings: Any
+) -> Service:
+    def scores(transcript: Any) -> float:
+        return 2.0 if len(transcript.thought) == 2 else 9.0
+
+    small = Scripted(story=story, delay=delay)
+    return service(small, Scripted(story=story, scores=scores, delay=delay), **settings)
+
+
+def ask(page: Page, question: str = "Twice 2+2?", policy: str = "") -> None:
+    page.locator("#question").fill(question)
+    if policy:
+        page.locator(f"#model option[value='{policy}']").wait_for(state="attached")
+        page.locator("#model").select_option(policy)
+    page.get_by_role("button", name="Ask", exact=False).first.click()
+
+
+def ended(page: Page, status: str = "finished") -> None:
+    expect(page.locator(f".run[data-status={status}]").first).to_be_visible()
+
+
+def test_a_first_visit_sees_an_answer_and_who_wrote_it_and_why(browser: Browser, url: str) -> None:
+    with page_of(browser, url, first=True) as page:
+        ended(page)
+        steps = page.locator(".step")
+        expect(steps).to_have_count(4)
+        expect(steps.nth(0)).to_contain_text("Score 9 reaches 7")
+        expect(steps.nth(0).locator(".badge")).to_have_text("S")
+        expect(steps.nth(1).locator(".badge")).to_have_text("SL")
+        expect(steps.nth(1)).to_contain_text("score 2 is under 7")
+        expect(steps.nth(0).locator(".katex").first).to_be_attached()
+        expect(steps.nth(2).locator("pre code")).to_contain_text("print(n ** 2)")
+        expect(page.locator(".answer .katex")).to_be_visible()
+        expect(page.locator(".figures")).to_contain_text("3 of 4")
+        assert "small model works" in (page.locator(".lanes").get_attribute("aria-label") or "")
+        page.keyboard.press("r")  # unfolds the rejected draft
+        expect(page.locator("details.rejected del")).to_be_visible()
+        bars = page.locator(".judge svg").get_attribute("aria-label") or ""
+        assert "2: 100 %" in bars
+        page.reload()  # a second visit asks nothing by itself
+        expect(page.locator("#question")).to_be_visible()
+        expect(page.locator(".run")).to_have_count(0)
+
+
+def test_a_policys_parameters_are_a_form_with_ranges(browser: Browser, url: str) -> None:
+    with page_of(browser, url) as page:
+        expect(page.locator("#model option")).not_to_have_count(1)
+        page.locator("#model").select_option("specreason")
+        page.get_by_text("Parameters").click()
+        threshold = page.locator("input[name=threshold]")
+        threshold.fill("11")
+        ask(page)
+        expect(page.locator(".asking .bad")).to_contain_text("threshold")
+        threshold.fill("1.5")
+        ask(page)
+        ended(page)
+        expect(page.locator(".step").nth(1)).to_contain_text("Score 2 reaches 1.5")
+
+
+def test_two_policies_side_by_side(browser: Browser, url: str) -> None:
+    with page_of(browser, f"{url}/ui#/compare") as page:
+        page.get_by_role("button", name="Compare").click()
+        expect(page.locator(".run[data-status=finished]")).to_have_count(2)
+        expect(page.locator(".verdict")).to_contain_text("The answers are the same")
+
+
+def test_stopped_in_the_middle_it_stops_the_work_too(browser: Browser) -> None:
+    slow = made(delay=0.15)
+    with serving(slow) as url, page_of(browser, url) as page:
+        ask(page)
+        expect(page.locator(".step")).not_to_have_count(0)
+        page.get_by_role("button", name="Stop").click()
+        ended(page, "cancelled")
+        expect(page.locator(".trouble")).to_contain_text("Stopped")
+        until(lambda: slow.live == 0)
+
+
+def test_loaded_again_in_the_middle_the_page_shows_what_is_on_record(browser: Browser) -> None:
+    with serving(made(delay=0.1)) as url, page_of(browser, url) as page:
+        ask(page, "What is on record?")
+        expect(page.locator(".step .reason").first).to_be_visible()
+        page.reload()
+        ended(page, "cancelled")
+        expect(page.locator(".note").first).to_contain_text("loaded again")
+        expect(page.locator("#question")).to_have_value("What is on record?")
+
+
+def test_a_failing_request_says_why(browser: Browser) -> None:
+    down = WorkerUnavailable("the large worker is away")
+    away = service(scripted(down=down), scripted(down=down))
+    with serving(away) as url, page_of(browser, url) as page:
+        ask(page)
+        ended(page, "failed")
+        expect(page.locator(".trouble")).to_contain_text("worker")
+
+
+def test_a_worker_that_dies_in_mid_stream_leaves_what_was_written(browser: Browser) -> None:
+    large = scripted(deaths={0: 3}, failures={1: WorkerUnavailable("gone")})
+    with serving(service(large=large)) as url, page_of(browser, url) as page:
+        ask(page, policy="large-only")
+        ended(page, "failed")
+        expect(page.locator(".step").first).to_contain_text("First, 2+2")
+        expect(page.locator(".trouble")).to_be_visible()
+
+
+def test_what_a_model_writes_is_text(browser: Browser) -> None:
+    with serving(made((HOSTILE, HOSTILE.split("\n\n")[0]))) as url, page_of(browser, url) as page:
+        ask(page, "<img src=x onerror=alert(1)>\u202e?")
+        ended(page)
+        page.locator(".answer").scroll_into_view_if_needed()
+        page.wait_for_function("document.querySelectorAll('.step .text.plain').length === 0")
+        assert page.title() == "Baton"
+        assert page.locator("main img, main script, main iframe, main .text a").count() == 0
+        expect(page.locator(".question")).to_contain_text("<img src=x")
+        expect(page.locator(".answer")).to_contain_text("<script>")
+        assert page.locator(".step .control").first.text_content() == "U+202E"
+        wide = page.evaluate("document.scrollingElement.scrollWidth - innerWidth")
+        assert wide <= 0
+
+
+def test_a_thousand_steps(browser: Browser) -> None:
+    limits = ServiceLimits(max_tokens=32_000)
+    with serving(made((LONG, ANSWER), limits=limits)) as url, page_of(browser, url) as page:
+        ask(page, policy="small-only")
+        ended(page)
+        expect(page.locator(".step")).to_have_count(1001)
+        typeset = page.locator(".step .katex").count()
+        assert typeset < 200  # what is far away waits
+        last = page.locator(".step").nth(990)
+        last.scroll_into_view_if_needed()
+        expect(last.locator(".katex")).to_be_visible()
+        page.locator(".step").nth(990).focus()
+        page.keyboard.press("j")
+        assert page.evaluate("document.activeElement.dataset.step") == "991"
+
+
+def test_a_trace_by_its_link_in_the_list_and_from_a_file(
+    browser: Browser, url: str, tmp_path: Path
+) -> None:
+    trace = post(url).json()["baton"]["trace_id"]
+    until(lambda: HTTP.get(f"{url}/v1/traces/{trace}").status_code == 200)
+    saved = tmp_path / "saved.json"
+    saved.write_bytes(HTTP.get(f"{url}/v1/traces/{trace}").content)
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"no": "steps"}))
+    with page_of(browser, f"{url}/ui#/trace/{trace}") as page:
+        expect(page.locator(".step")).to_have_count(4)
+        expect(page.locator(".step").nth(1)).to_contain_text("score 2 is under 7")
+        page.get_by_role("button", name="Replay").click()
+        ended(page)
+        page.get_by_text("all requests").click()
+        expect(page.locator(".list tbody tr").first).to_contain_text("Twice 2+2?")
+        page.locator("select[name=status]").select_option("failed")
+        expect(page.locator(".list tbody tr")).to_have_count(0)
+        page.locator("#file").set_input_files(other)
+        expect(page.locator("p.note").first).to_contain_text("cannot be shown")
+        page.locator("#file").set_input_files(saved)
+        expect(page.locator(".step")).to_have_count(4)
+        expect(page.locator(".note", has_text="saved.json")).to_be_visible()
+        page.goto(f"{url}/ui#/trace/nonesuch")
+        expect(page.locator(".trouble")).to_contain_text("not kept")
+
+
+def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
+    access = Access(Keys(["sk-user"]), Keys(["sk-admin"]))
+    with serving(made(access=access)) as url, page_of(browser, f"{url}/ui#/policies") as page:
+
+        def give(key: str) -> None:
+            page.locator("dialog input").fill(key)
+            page.get_by_role("button", name="Use key").click()
+
+        give("sk-wrong")
+        expect(page.locator("dialog")).to_contain_text("does not do")
+        give("sk-user")
+        expect(page.locator(".card").first).to_contain_text("deployment file's default")
+        page.get_by_text("Publish a version").click()
+        page.locator("input[name=threshold]").fill("4.5")
+        page.locator("input[name=note]").fill("<b>more</b> trust")
+        page.get_by_role("button", name="Publish").click()
+        expect(page.locator("dialog h2")).to_contain_text("admin key")
+        give("sk-admin")
+        expect(page.locator(".version")).to_contain_text("threshold: 4.5")
+        expect(page.locator(".card").first).to_contain_text("specreason@1")
+        expect(page.locator(".policies")).to_contain_text("<b>more</b> trust")
+        page.get_by_role("button", name="Roll back").click()
+        expect(page.locator(".card").first).to_contain_text("deployment file's default")
+        kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
+        assert "sk-" not in kept
+
+
+def test_an_experiments_readout(browser: Browser) -> None:
+    experiment = {
+        "name": "thresholds",
+        "unit": "request",
+        "min_units": 5,
+        "arms": [
+            {"name": "strict", "policy": "specreason", "params": {"threshold": 9.5}},
+            {"name": "lenient", "policy": "specreason", "params": {"threshold": 0}},
+        ],
+        "goal": {"metric": "large_tokens"},
+        "guardrails": [{"metric": "error", "at_most": 0.5}],
+    }
+    with serving(made()) as url:
+        assert HTTP.post(f"{url}/v1/experiments", json=experiment).status_code == 201
+        for _ in range(24):
+            assert post(url).status_code == 200
+        with page_of(browser, f"{url}/ui#/experiments") as page:
+            expect(page.locator(".card")).to_contain_text("running")
+            expect(page.locator(".arm")).to_have_count(2)
+            expect(page.locator("tr.goal")).to_contain_text("lenient")
+            expect(page.locator(".card")).to_contain_text("error at most 0.5")
+            audit(page)
+
+
+def test_health_says_well_or_ill_and_where(browser: Browser) -> None:
+    pools = {"small": True, "large": True}
+
+    async def ready() -> dict[str, bool]:
+        return pools
+
+    with serving(made(ready=ready)) as url, page_of(browser, f"{url}/ui#/health") as page:
+        expect(page.locator(".glance")).to_contain_text("Well")
+        pools["large"] = False
+        expect(page.locator(".glance")).to_contain_text("large pool does not answer")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_tab_is_accessible_and_fits_a_phone(browser: Browser, url: str, scheme: Any) -> None:
+    with page_of(browser, url, color_scheme=scheme, reduced_motion="reduce") as page:
+        for tab in TABS:
+            page.goto(f"{url}/ui#/{tab}")
+            expect(page.locator(f"nav a[data-tab={tab}]")).to_have_attribute("aria-current", "page")
+            if tab == "ask":
+                ask(page)
+                ended(page)
+                page.keyboard.press("Escape")
+                page.locator(".step").first.focus()
+                page.keyboard.press("r")
+            elif tab == "compare":
+                page.get_by_role("button", name="Compare").click()
+                expect(page.locator(".run[data-status=finished]")).to_have_count(2)
+            elif tab == "traces":
+                expect(page.locator(".list tbody tr").first).to_be_visible()
+            elif tab == "policies":
+                page.get_by_text("Publish a version").click()
+            elif tab == "health":
+                expect(page.locator(".card").first).to_be_visible()
+            audit(page)
+            page.set_viewport_size({"width": 360, "height": 740})
+            wide = page.evaluate("document.scrollingElement.scrollWidth - innerWidth")
+            assert wide <= 0, tab
+            page.set_viewport_size({"width": 1200, "height": 900})
+
+
+def audit(page: Page) -> None:
+    """axe-core finds nothing serious or critical."""
+    found = Axe().run(page).response["violations"]
+    grave = [
+        (one["id"], [node["html"][:160] for node in one["nodes"]][:3])
+        for one in found
+        if one["impact"] in ("serious", "critical")
+    ]
+    assert grave == []
