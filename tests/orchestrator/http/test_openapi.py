@@ -15,7 +15,7 @@ from policies import POLICIES
 from tests.orchestrator.serving import HTTP, asking, post, service, serving
 
 UNTYPED = {"/v1/traces/{trace_id}", "/health"}
-HIDDEN = {"/docs", "/openapi.json"}
+HIDDEN = {"/docs", "/openapi.json", "/", "/ui", "/ui/{file:path}"}
 
 
 @pytest.fixture(scope="module")
