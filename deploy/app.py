@@ -10,6 +10,7 @@
 # No `from __future__ import annotations`: Ray Serve reads the builder's annotation as a class.
 
 import asyncio
+import logging
 import time
 from contextlib import suppress
 from functools import partial
@@ -20,16 +21,16 @@ from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp
 
-from deploy.service.config import Args, WorkerSpec
+from deploy.service.config import Args, Auth, WorkerSpec
 from deploy.service.scaling import by_load
 from deploy.service.stores import open_store, store_deployment
 from deploy.service.workers import connect_worker, load_worker
 from deploy.telemetry.logs import join_serve
 from deploy.telemetry.metrics import RayExporter, count_replicas, scrape, worker_exporter
 from deploy.telemetry.tracing import headers, open_spans
-from orchestrator.errors import WorkerUnavailable
+from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.app import create_app
-from orchestrator.http.auth import Access, Keys
+from orchestrator.http.auth import Access
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
 from orchestrator.loop.actions import WorkerName
@@ -43,6 +44,8 @@ if TYPE_CHECKING:  # it needs torch, and only some deployments need it
     from workers.vllm.worker import VllmWorker
 
 AnyWorker = Union[ReplicaWorker, "RemoteWorker"]
+log = logging.getLogger(__name__)
+
 READY_S = 1.0  # for which the answer of /ready, or that a pool did not tell its context, is reused
 
 
@@ -53,6 +56,7 @@ class Orchestrator:
     def __init__(self, args: Args, small: Any, large: Any, store: Any) -> None:
         join_serve()
         args.check_host(_host())
+        self._args = args
         pools: dict[WorkerName, Any] = {"small": small, "large": large}
         specs = args.workers.by_name()
         replicas = {
@@ -75,7 +79,8 @@ class Orchestrator:
             defaults=args.policy.params,
             speculation=args.workers.speculation(),
             methods=args.workers.methods(),
-            access=Access(Keys(args.api_keys()), Keys(args.admin_keys())),
+            access=_access(args),
+            loopback=args.auth is None,
             store=open_store(args.store, store),
             trace_ttl_s=args.store.trace_ttl_s,
             limits=ServiceLimits(**args.limits.model_dump()),
@@ -102,8 +107,13 @@ class Orchestrator:
         return create_app(self._service)
 
     async def check_health(self) -> None:
-        """Called by Serve every two seconds, which is how often metrics are exported."""
+        """Called by Serve every two seconds, which is how often metrics are exported, and keys
+        read again."""
         self._export()
+        try:
+            self._service.access = _access(self._args)
+        except ConfigError as error:
+            log.error("the keys stay as they were: %s", error)
 
     async def series(self) -> tuple[str, list[Metric]]:
         """The name of this replica, and its metrics."""
@@ -197,6 +207,10 @@ def build(args: Args) -> Application:
         ray_actor_options={"num_cpus": 0.2, "label_selector": args.orchestrator.nodes},
     )
     return orchestrator.bind(args, pools.get("small"), pools.get("large"), store)
+
+
+def _access(args: Args) -> Access:
+    return args.auth.access() if isinstance(args.auth, Auth) else Access()
 
 
 def _load(spec: WorkerSpec) -> "LocalWorker | VllmWorker":

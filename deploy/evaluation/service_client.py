@@ -16,13 +16,17 @@ PATIENCE_S = 15.0
 def call(
     url: str, method: str, path: str, body: Any = None, *, admin: bool = False, **query: Any
 ) -> dict[str, Any]:
-    """What the service at `url` answers; `admin` sends `$BATON_ADMIN_KEY`, else `$BATON_API_KEY`.
+    """What the service at `url` answers.
+
+    The key is the first there is of `$BATON_ADMIN_KEY` and `$BATON_API_KEY`; what is only read
+    (not `admin`) takes `$BATON_OBSERVER_KEY` before them.
 
     Raises:
         InvalidRequest, Overloaded, WorkerUnavailable: the service refused, or was not reached.
     """
-    keys = [os.environ.get("BATON_ADMIN_KEY")] if admin else []
-    key = next(filter(None, [*keys, os.environ.get("BATON_API_KEY")]), None)
+    names = ["BATON_ADMIN_KEY", "BATON_API_KEY"]
+    names = names if admin else ["BATON_OBSERVER_KEY", *names]
+    key = next(filter(None, map(os.environ.get, names)), None)
     try:
         response = httpx.request(
             method,

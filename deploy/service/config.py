@@ -27,6 +27,7 @@ from ray.serve.schema import ServeDeploySchema
 from deploy.service.calibration import read as read_calibration
 from deploy.service.store_spec import StoreSpec
 from orchestrator.errors import ConfigError
+from orchestrator.http.auth import Access, Keys
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import build
@@ -381,13 +382,16 @@ class PolicyChoice(Strict):
 class Auth(Strict):
     """Where keys come from: variables of the environment (comma-separated) or files (one a line).
 
-    Keys themselves never stand in a deployment file.
+    Keys themselves never stand in a deployment file. A file may hold `sha256:` and a key's digest
+    in place of the key; one that changes is read again, so keys are rotated without a restart.
     """
 
     api_keys_env: str | None = None
     api_keys_file: Path | None = None
     admin_key_env: str | None = None
     admin_key_file: Path | None = None
+    observer_keys_env: str | None = None
+    observer_keys_file: Path | None = None
 
     @model_validator(mode="after")
     def _some_keys(self) -> Auth:
@@ -408,6 +412,21 @@ class Auth(Strict):
         if self.admin_key_env is None and self.admin_key_file is None:
             return frozenset()
         return _keys(self.admin_key_env, self.admin_key_file)
+
+    def observer_keys(self) -> frozenset[str]:
+        """The keys that may read everything; empty where none is named."""
+        if self.observer_keys_env is None and self.observer_keys_file is None:
+            return frozenset()
+        return _keys(self.observer_keys_env, self.observer_keys_file)
+
+    def access(self) -> Access:
+        """Who may do what, by the keys as they are now.
+
+        Raises:
+            ConfigError: a variable or file is missing, holds no key, or one that is no key.
+        """
+        kinds = (self.api_keys(), self.admin_keys(), self.observer_keys())
+        return Access(*(Keys(sorted(keys)) for keys in kinds))
 
 
 class OrchestratorSpec(Strict):

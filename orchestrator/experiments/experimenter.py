@@ -265,7 +265,8 @@ class _Reader:
 def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:
     name, _, arm = forced.partition("/")
     for run in live:
-        if run.name == name and arm in {one.name for one in run.experiment.served}:
+        served = {one.name for one in run.experiment.served} - run.state.stopped.keys()
+        if run.name == name and arm in served:
             return Enrollment(run, request, Assignment(arm, 0.0, 1.0, forced=True))
     raise InvalidRequest(
         "x-baton-arm: no experiment that runs serves this arm (write EXPERIMENT/ARM)",

@@ -12,7 +12,6 @@ each route says of itself (`described`) is what /openapi.json and /docs show.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
@@ -40,7 +39,7 @@ from orchestrator.http.cors import CrossOrigin
 from orchestrator.http.docs_page import HEADERS, page
 from orchestrator.http.errors import RETRY_AFTER_S, HttpError, http_error
 from orchestrator.http.experiment_routes import add_experiment_routes
-from orchestrator.http.feedback import Feedback, parse_feedback, reward
+from orchestrator.http.feedback import Feedback, is_first_feedback, parse_feedback, reward
 from orchestrator.http.middleware import RequestMiddleware
 from orchestrator.http.openapi import describe, described
 from orchestrator.http.policy_routes import add_policy_routes
@@ -49,7 +48,7 @@ from orchestrator.http.responses_format import ResponsesFormat
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import GenerationRequest, parse_request
 from orchestrator.http.service import Service
-from orchestrator.http.trace_routes import add_trace_routes, read_record
+from orchestrator.http.trace_routes import add_trace_routes, own_record, read_record
 from orchestrator.loop.actions import WorkerName
 from orchestrator.validation import body_path
 
@@ -154,17 +153,22 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post(
         "/v1/feedback",
-        **described("What an answer was worth, from 0 to 1", Feedback, errors=(404,)),
+        **described("What an answer was worth, from 0 to 1", Feedback, errors=(404, 409)),
     )
     async def feedback(request: Request) -> Response:
         body = parse_feedback(await json_body(request, service.limits))
         try:
-            record = json.loads(await read_record(service, body.trace_id))
+            found = await read_record(service, body.trace_id)
         except StoreError:
+            if not service.access.sees_all(request.headers.get("authorization")):
+                raise  # whose answer it was is not known
             record = {}  # the reward is kept; which answer it is about shows when the store is back
-        event = reward(body, record)
-        service.outbox.event(OUTCOMES, event)
-        service.experimenter.record_reward(record, event)
+        else:
+            record = await own_record(service, request, found)
+        if await is_first_feedback(service.outbox, body, request.state.key, service.trace_ttl_s):
+            event = reward(body, record)
+            service.outbox.event(OUTCOMES, event)
+            service.experimenter.record_reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})
 
     @app.get("/health", **described("The process lives"))

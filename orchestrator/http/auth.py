@@ -1,7 +1,8 @@
 """Keys, default-deny: with keys, every path needs one except `OPEN_PATHS`, also unknown paths.
 
 The check runs before the router, so a route that is added later is closed until it is listed here.
-In the same way every change needs an admin key, except on `USER_PATHS`.
+In the same way every change needs an admin key, except on `USER_PATHS`, and what is under `/v1/` is
+read with an observer's key, except what `USER_READS` lists.
 """
 
 from __future__ import annotations
@@ -26,23 +27,40 @@ USER_PATHS: Final = frozenset(
     {"/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/feedback"}
 )
 """What an API key may post to; every other change needs the admin key."""
+USER_READS: Final = ("/v1/models", "/v1/traces")
+"""What an API key may read under `/v1/`: there, of what requests left behind, its own alone. The
+rest says what others do: policies, experiments with their salts, the audit log, and /metrics."""
 READ_METHODS: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 
 _KEY: Final = re.compile(r"[!-~]+")
 
 
+_AT_REST: Final = re.compile(r"sha256:([0-9a-f]{64})")
+"""A key as a file may hold it instead of the key itself."""
+
+
 class Keys:
-    """Valid keys. Only digests are kept; no keys means that everything is open.
+    """Valid keys, each as it is or as `sha256:` and the hex digits of its digest.
+
+    Only digests are kept; no keys means that everything is open.
 
     Raises:
-        ConfigError: a key that no Authorization header can carry, the empty one among them.
+        ConfigError: a key that no Authorization header can carry, the empty one among them; two
+            keys that would have one name in logs and records.
     """
 
     def __init__(self, keys: Iterable[str] = ()) -> None:
         given = tuple(keys)
         if not all(_KEY.fullmatch(key) for key in given):
             raise ConfigError("an API key must be printable ASCII without spaces, and not empty")
-        self._digests = tuple(_digest(key) for key in given)
+        self._digests = tuple({_stored(key): None for key in given})
+        if len({digest.hex()[:8] for digest in self._digests}) < len(self._digests):
+            raise ConfigError("two API keys have one short name: make another in place of one")
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Keys) and self._digests == other._digests
+
+    __hash__ = None  # type: ignore[assignment]
 
     def __bool__(self) -> bool:
         return bool(self._digests)
@@ -58,47 +76,69 @@ class Keys:
         return digest.hex()[:8] if any(matches) and scheme.lower() == "bearer" else None
 
 
+def _stored(key: str) -> bytes:
+    """The digest of a key, or the one that stands for it."""
+    at_rest = _AT_REST.fullmatch(key)
+    return bytes.fromhex(at_rest[1]) if at_rest else _digest(key)
+
+
 def _digest(key: str) -> bytes:
     return hashlib.sha256(key.encode(errors="surrogateescape")).digest()
 
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Who may do what: `users` may send requests, `admins` may also change what others get.
+    """Who may do what: `users` ask, `observers` read everything, `admins` change what others get,
+    and do all the rest.
 
     With no keys at all everything is open. With API keys and no admin key nobody may change
-    anything; with an admin key alone everybody may send requests.
+    anything; without API keys everybody may ask, and read what is left of that.
     """
 
     users: Keys = field(default_factory=Keys)
     admins: Keys = field(default_factory=Keys)
+    observers: Keys = field(default_factory=Keys)
 
     def sees_all(self, authorization: str | None) -> bool:
         """Whether this header may read what other keys' requests left behind."""
-        return not self.users or self.admins.owner(authorization) is not None
+        return not self.users or any(
+            keys.owner(authorization) is not None for keys in (self.admins, self.observers)
+        )
 
     def owner(self, method: str, path: str, authorization: str | None) -> str | None:
         """Who sends this request, as `Keys.owner` has it; None where no key is needed.
 
         Raises:
-            RequestRefused: 401, no valid key; 403, a key that is not an admin key.
+            RequestRefused: 401, no valid key; 403, one that is not allowed this.
         """
         open_path = path in OPEN_PATHS or (path.startswith(OPEN_FILES) and method in READ_METHODS)
-        if open_path or not (self.users or self.admins):
+        if open_path or not (self.users or self.admins or self.observers):
             return None
-        user, admin = self.users.owner(authorization), self.admins.owner(authorization)
-        changes = method not in READ_METHODS and path not in USER_PATHS
+        user, admin, observer = (
+            keys.owner(authorization) for keys in (self.users, self.admins, self.observers)
+        )
+        asks, reads = path in USER_PATHS, method in READ_METHODS
         if admin is not None:
             return admin
-        if not changes and (user is not None or not self.users):
+        if observer is not None and reads:
+            return observer
+        own = asks or (reads and not _is_observers(path))
+        if (own and user is not None) or (not self.users and (own or reads)):
             return user
-        if user is None:
+        if user is None and observer is None:
             raise RequestRefused(
                 401,
                 "no API key, or one that is not valid here (Authorization: Bearer ...)",
                 code="invalid_api_key",
                 kind="authentication_error",
                 headers={"www-authenticate": "Bearer"},
+            )
+        if reads:
+            raise RequestRefused(
+                403,
+                "this needs an observer's key or an admin key (auth: observer_keys_env)",
+                code="observer_key_required",
+                kind="permission_error",
             )
         raise RequestRefused(
             403,
@@ -108,3 +148,11 @@ class Access:
             code="admin_key_required",
             kind="permission_error",
         )
+
+
+def _is_observers(path: str) -> bool:
+    """Whether what lies there is not for those who may only ask."""
+    return path == "/metrics" or (
+        path.startswith("/v1/")
+        and not any(path == read or path.startswith(f"{read}/") for read in USER_READS)
+    )

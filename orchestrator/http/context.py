@@ -90,6 +90,11 @@ class RequestContext:
             return ""
         return blake2b(repr((self.key, self.body.user)).encode(), digest_size=16).hexdigest()
 
+    def unit(self, name: str | None) -> str | None:
+        """What a client names, its user or its session, as one under its key: no other key can
+        name the same."""
+        return None if name is None else f"{self.key or ''}:{name}"
+
     @property
     def session(self) -> str | None:
         """The client's session, a unit that experiments may be assigned by."""

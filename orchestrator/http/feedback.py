@@ -1,7 +1,7 @@
 """Rewards: somebody's judgement of an answer, which experiments and people learn from.
 
-A reward names the request's trace, so one that is delivered twice counts once, and a later one
-replaces an earlier one.
+A reward names the request's trace, so one that is delivered twice counts once. Each key judges an
+answer once.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from orchestrator.errors import Conflict, StoreError
 from orchestrator.http.body import parse_object
 from orchestrator.http.rendering import trace_id_of
+from orchestrator.state.outbox import Outbox
 from orchestrator.validation import invalid_request
 
 
@@ -35,6 +37,28 @@ def parse_feedback(body: bytes) -> Feedback:
         return Feedback.model_validate(parse_object(body))
     except ValidationError as error:
         raise invalid_request(error) from None
+
+
+async def is_first_feedback(
+    outbox: Outbox, feedback: Feedback, key: str | None, ttl_s: float
+) -> bool:
+    """Whether this key has not judged this answer before; it has from now on, for `ttl_s` seconds.
+
+    Raises:
+        Conflict: it has, and otherwise.
+    """
+    name = f"feedback/{trace_id_of(feedback.trace_id)}/{key or 'anybody'}"
+    value = str(feedback.reward)
+    try:
+        before = await outbox.get(name)
+    except StoreError:
+        before = None
+    if before is None:
+        outbox.put(name, value.encode(), ttl_s=ttl_s)
+        return True
+    if before.decode() != value:
+        raise Conflict("this answer was judged already, and otherwise; the first judgement stands")
+    return False
 
 
 def reward(feedback: Feedback, record: dict[str, Any]) -> dict[str, Any]:

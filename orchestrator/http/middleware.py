@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 import secrets
+from ipaddress import ip_address
 from time import perf_counter
 from typing import Final
 
@@ -17,12 +18,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import describe
-from orchestrator.http.errors import http_error
+from orchestrator.http.errors import RequestRefused, http_error
 from orchestrator.http.service import Service
 from orchestrator.telemetry.logs import about
 
 log = logging.getLogger(__name__)
 
+_HOST: Final = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^:\[\]]+))(?::\d{1,5})?")
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -62,6 +64,12 @@ class RequestMiddleware:
         key = None
         try:
             path = scope["path"].removeprefix(scope.get("root_path", ""))
+            if self._service.loopback and not _names_loopback(headers.get("host", "")):
+                raise RequestRefused(
+                    421,
+                    "without API keys this service answers to localhost alone (Host header)",
+                    code="wrong_host",
+                )
             authorization = headers.get("authorization")
             key = self._service.access.owner(scope["method"], path, authorization)
             scope.setdefault("state", {}).update(request_id=request_id, key=key)
@@ -80,3 +88,13 @@ class RequestMiddleware:
             fields = {"method": method, "path": path, "status": status, "ms": round(ms, 1)}
             line = "%s %r %d %.0f ms request=%s key=%s"
             log.info(line, method, path, status, ms, request_id, key, extra=fields)
+
+
+def _names_loopback(host: str) -> bool:
+    """Whether a Host header names this machine: a browser sends the name in its address bar."""
+    named = _HOST.fullmatch(host.lower())
+    name = (named[1] or named[2]) if named else ""
+    try:
+        return name == "localhost" or ip_address(name).is_loopback
+    except ValueError:
+        return False

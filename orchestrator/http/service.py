@@ -118,6 +118,7 @@ class Service:
     scrape: Callable[[], Awaitable[bytes]] | None = None
     spans: Spans | None = None
     proxy_adds_request_id: bool = False
+    loopback: bool = False  # only this machine is to ask: pages elsewhere that point here may not
     solve: Solve = solve
     metrics: ServiceMetrics = field(init=False)
     responses: Counter = field(init=False)
@@ -240,8 +241,8 @@ class Service:
                 facts = AssignmentFacts(
                     request=context.trace_id,
                     key=context.key,
-                    user=body.user,
-                    session=context.session,
+                    user=context.unit(body.user),
+                    session=context.unit(context.session),
                     forced=context.forced_arm,
                 )
                 context.enrollment = self.experimenter.enroll(configuration.experiments, facts)

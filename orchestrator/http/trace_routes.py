@@ -83,8 +83,24 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         "/v1/traces/{trace_id}",
         **described("Everything on record about one request", errors=(404, 503)),
     )
-    async def trace(trace_id: str) -> Response:
-        return Response(await read_record(service, trace_id), media_type="application/json")
+    async def trace(trace_id: str, request: Request) -> Response:
+        found = await read_record(service, trace_id)
+        await own_record(service, request, found)
+        return Response(found, media_type="application/json")
+
+
+async def own_record(service: Service, request: Request, found: bytes) -> Json:
+    """A record that whoever asks may know of.
+
+    Raises:
+        RequestRefused: 404, as if there were none: another key's request left it.
+    """
+    record: Json = await asyncio.to_thread(json.loads, found)  # it may be long
+    if record.get("key") != request.state.key and not service.access.sees_all(
+        request.headers.get("authorization")
+    ):
+        raise _no_trace()
+    return record
 
 
 async def read_record(service: Service, trace_id: str) -> bytes:
@@ -97,8 +113,12 @@ async def read_record(service: Service, trace_id: str) -> bytes:
     if _TRACE_ID.fullmatch(trace_id):
         found = await service.outbox.get(trace_name(trace_id))
     if found is None:
-        raise RequestRefused(404, "no such trace, or no longer kept", code="trace_not_found")
+        raise _no_trace()
     return found
+
+
+def _no_trace() -> RequestRefused:
+    return RequestRefused(404, "no such trace, or no longer kept", code="trace_not_found")
 
 
 async def _question(service: Service, trace_id: str) -> str | None:

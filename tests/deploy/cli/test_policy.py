@@ -85,14 +85,19 @@ def test_mistakes_are_one_line(
 
 
 def test_the_admin_key(baton: Any, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-    for name in ("BATON_API_KEY", "BATON_ADMIN_KEY"):
+    for name in ("BATON_API_KEY", "BATON_ADMIN_KEY", "BATON_OBSERVER_KEY"):
         monkeypatch.delenv(name, raising=False)
-    access = Access(Keys(["sk-user"]), Keys(["sk-admin"]))
+    access = Access(Keys(["sk-user"]), Keys(["sk-admin"]), Keys(["sk-eye"]))
     with serving(service(access=access)) as url:
         publish = ("policy", "publish", "specreason", "--url", url)
         assert "no API key" in baton(*publish).err
         monkeypatch.setenv("BATON_API_KEY", "sk-user")
         assert "needs an admin key" in baton(*publish).err
+        assert "observer's key" in baton("policy", "list", "--url", url).err
+        monkeypatch.setenv("BATON_OBSERVER_KEY", "sk-eye")
         assert baton("policy", "list", "--url", url).status == 0
+        assert "needs an admin key" in baton(*publish).err
+        monkeypatch.delenv("BATON_OBSERVER_KEY")
         monkeypatch.setenv("BATON_ADMIN_KEY", "sk-admin")
+        assert baton("policy", "list", "--url", url).status == 0
         assert baton(*publish).status == 0

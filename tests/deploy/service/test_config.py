@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import json
 from datetime import date
 from pathlib import Path
@@ -12,7 +13,16 @@ import pytest
 import yaml
 from ray.serve.config import AutoscalingConfig
 
-from deploy.service.config import DEFAULT_FILE, LOSSY, Args, Replicas, Workers, WorkerSpec, load
+from deploy.service.config import (
+    DEFAULT_FILE,
+    LOSSY,
+    Args,
+    Auth,
+    Replicas,
+    Workers,
+    WorkerSpec,
+    load,
+)
 from orchestrator.errors import ConfigError
 from policies import POLICIES
 from policies.judge import Judging
@@ -259,3 +269,22 @@ def test_the_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"\$ADMIN holds no key"):
         args.admin_keys()
     assert Args.model_validate(GOOD["applications"][0]["args"]).admin_keys() == frozenset()
+
+
+def test_keys_are_rotated_without_a_restart(tmp_path: Path) -> None:
+    users, eyes = tmp_path / "users", tmp_path / "eyes"
+    users.write_text("one\n")
+    eyes.write_text("sha256:" + hashlib.sha256(b"eye").hexdigest())
+    auth = Auth(api_keys_file=users, observer_keys_file=eyes)
+    before = auth.access()
+    assert before == auth.access()
+    assert before.users.owner("Bearer one")
+    assert before.observers.owner("Bearer eye")
+    assert not before.admins
+    users.write_text("two\n")
+    after = auth.access()
+    assert after != before
+    assert (after.users.owner("Bearer one"), bool(after.users.owner("Bearer two"))) == (None, True)
+    eyes.write_text("")
+    with pytest.raises(ConfigError, match="holds no key"):
+        auth.access()

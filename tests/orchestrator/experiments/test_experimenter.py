@@ -8,13 +8,15 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
 import pytest
 
-from orchestrator.errors import WorkerError
+from orchestrator.errors import InvalidRequest, WorkerError
 from orchestrator.experiments import experimenter
+from orchestrator.experiments.experimenter import AssignmentFacts
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
@@ -203,6 +205,12 @@ def test_an_arm_may_be_forced_and_is_not_analysed() -> None:
         report = show(url, "trial/report")
         assert report["forced_requests"] == 8
         assert report["arms"] == {"large": {}, "small": {}}
+        (run,) = made.watcher.current.experiments
+        stopped = {"small": {"at": 1.0, "why": "it was slow"}}
+        state = run.state.model_validate({**run.state.model_dump(), "stopped": stopped})
+        facts = AssignmentFacts("request", forced="trial/small")
+        with pytest.raises(InvalidRequest, match="serves this arm"):
+            made.experimenter.enroll([replace(run, state=state)], facts)
         for arm in ("trial/nobody", "other/small", "small"):
             refused = post(url, headers={"x-baton-arm": arm})
             assert refused.status_code == 400

@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.schemas import parse_request
 from orchestrator.types import Limits
+
+
+def test_what_a_client_names_is_a_unit_of_its_key() -> None:
+    one, other = (RequestContext(_body(), Limits(), {}, "r", key) for key in ("a", "b"))
+    assert one.unit("session 1") != other.unit("session 1")
+    assert one.unit(None) is None
+
+
+def _body(**more: Any) -> ChatRequest:
+    question = {"model": "baton", "messages": [{"role": "user", "content": "12 + 34?"}]}
+    return ChatRequest.model_validate({**question, **more})
 
 
 def owner(key: str | None, user: str | None = None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import time
@@ -463,8 +464,6 @@ def test_every_change_wants_an_admin_key() -> None:
         } == USER_PATHS
         assert codes(url, "sk-admin")["PUT /v1/policies/active"] == "invalid_content_type"
         assert REFUSED not in codes(url, "sk-admin").values()
-        reply = HTTP.get(f"{url}/v1/policies", headers={"authorization": "Bearer sk-user"})
-        assert reply.status_code == 200
         reply = HTTP.post(f"{url}/v1/policies", headers={"authorization": "Bearer sk-user"})
         assert error(reply, 403)["type"] == "permission_error"
     with serving(service(access=Access(Keys(["sk-user"])))) as url:  # nobody is administrator
@@ -475,6 +474,63 @@ def test_every_change_wants_an_admin_key() -> None:
 
 
 REFUSED = "admin_key_required"
+
+
+def test_each_role_reads_what_is_its_own() -> None:
+    access = Access(Keys(["sk-user"]), Keys(["sk-admin"]), Keys(["sk-eye"]))
+    gets = [path for path, methods in routes().items() if "GET" in methods]
+    with serving(service(access=access)) as url:
+        closed = {"sk-user": set[str](), "sk-admin": set[str](), "sk-eye": set[str]()}
+        for key, found in closed.items():
+            headers = {"authorization": f"Bearer {key}"}
+            for path in gets:
+                reply = HTTP.get(url + path, headers=headers)
+                if reply.status_code == 403:
+                    assert error(reply, 403)["code"] == "observer_key_required"
+                    found.add(path)
+            assert post(url, headers=headers).status_code == (403 if key == "sk-eye" else 200)
+        assert closed["sk-admin"] == closed["sk-eye"] == set()
+        assert "/metrics" in closed["sk-user"]
+        assert {path for path in gets if path.startswith(("/v1/policies", "/v1/experiments"))} == {
+            path for path in closed["sk-user"] if path != "/metrics" and "audit" not in path
+        }
+        assert not closed["sk-user"] & {"/v1/models", "/v1/traces", "/openapi.json", "/docs"}
+
+
+def test_a_key_may_be_named_by_its_digest() -> None:
+    digest = hashlib.sha256(b"sk-user").hexdigest()
+    with serving(service(access=Access(Keys([f"sha256:{digest}"])))) as url:
+        assert post(url, headers={"authorization": "Bearer sk-user"}).status_code == 200
+        for wrong in (f"sha256:{digest}", digest):
+            assert post(url, headers={"authorization": f"Bearer {wrong}"}).status_code == 401
+    assert Keys(["sk-user"]) == Keys([f"sha256:{digest}"]) != Keys(["sk-other"])
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("127.0.0.1:8000", 200),
+        ("localhost", 200),
+        ("LOCALHOST:9", 200),
+        ("[::1]:8000", 200),
+        ("127.9.9.9", 200),
+        ("evil.example", 421),
+        ("localhost.evil.example:8000", 421),
+        ("127.0.0.1.nip.io", 421),
+        ("10.0.0.7", 421),
+        ("[::2]", 421),
+        ("a:b:c", 421),
+        ("", 421),
+    ],
+)
+def test_a_service_of_this_machine_answers_to_its_name_alone(host: str, status: int) -> None:
+    with serving(service(loopback=True)) as url:
+        reply = HTTP.get(f"{url}/v1/models", headers={"host": host})
+        assert reply.status_code == status
+        if status != 200:
+            assert error(reply, 421)["code"] == "wrong_host"
+    with serving(service()) as url:
+        assert HTTP.get(f"{url}/v1/models", headers={"host": host}).status_code == 200
 
 
 def test_every_route_wants_a_key() -> None:

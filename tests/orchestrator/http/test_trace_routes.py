@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.auth import Access, Keys
+from orchestrator.http.rendering import OUTCOMES
 from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
 
 
@@ -73,3 +75,34 @@ def test_a_key_sees_its_own_requests_and_the_admin_key_everybodys() -> None:
         assert len(listed(url, "one")) == len(listed(url, "two")) == 1
         assert listed(url, "one") != listed(url, "two")
         assert HTTP.get(f"{url}/v1/traces").status_code == 401
+
+
+def test_a_key_reads_and_judges_its_own_answers_alone_and_once() -> None:
+    access = Access(Keys(["one", "two"]), Keys(["boss"]), Keys(["eye"]))
+    made = service(access=access)
+    with serving(made) as url:
+
+        def ask(method: str, path: str, key: str, **more: Any) -> int:
+            headers = {"authorization": f"Bearer {key}"}
+            return HTTP.request(method, url + path, headers=headers, **more).status_code
+
+        told = post(url, headers={"authorization": "Bearer one"}).json()["baton"]
+        path = f"/v1/traces/{told['trace_id']}"
+        until(lambda: ask("GET", path, "one") == 200)
+        assert [ask("GET", path, key) for key in ("two", "boss", "eye")] == [404, 200, 200]
+        worth = {"trace_id": told["trace_id"], "reward": 1.0}
+        assert ask("POST", "/v1/feedback", "two", json=worth) == 404
+        assert ask("POST", "/v1/feedback", "eye", json=worth) == 403
+        for _ in range(20):
+            assert ask("POST", "/v1/feedback", "one", json=worth) == 200
+        assert ask("POST", "/v1/feedback", "one", json=worth | {"reward": 0.0}) == 409
+        assert ask("POST", "/v1/feedback", "boss", json=worth) == 200
+        until(lambda: len(rewards(made)) == 2)
+        assert len(rewards(made)) == 2
+
+
+def rewards(made: Any) -> list[Any]:
+    import asyncio
+
+    entries = asyncio.run(made.store.newest(OUTCOMES, 100))
+    return [row for row in (json.loads(one.event) for one in entries) if row["kind"] == "reward"]
