@@ -1,8 +1,9 @@
 """What an answer must match, as a grammar in Lark's notation (that of the library llguidance).
 
 The white space before an answer, which nobody is shown, is free: models are trained to begin with
-some. JSON is written on one line, with a blank behind commas and colons: a small model that may
-write any white space between two values writes nothing else any more.
+some. JSON is written on one line, with a blank behind commas and colons, and whole numbers without
+bounds stay within those that JSON's readers keep exact (RFC 8259, section 6): a model that may
+write any white space between two values, or any number of digits, may write nothing else any more.
 """
 
 from __future__ import annotations
@@ -19,6 +20,18 @@ from orchestrator.types import CallFormat, Constraint
 LIMITS: Final = LLParserLimits(max_items_in_row=4000, initial_lexer_fuel=2_000_000)
 MAX_SOURCE: Final = 1 << 17  # characters of a grammar
 _LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_EXACT: Final = 2**53 - 1
+_BOUNDS: Final = {
+    "minimum",
+    "maximum",
+    "exclusiveMinimum",
+    "exclusiveMaximum",
+    "multipleOf",
+    "enum",
+    "const",
+}
+_SCHEMAS: Final = {"items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf"}
+_NAMED_SCHEMAS: Final = {"properties", "patternProperties", "$defs", "definitions"}
 _WHITE: Final = "WHITE: /[ \\n]{1,4}/\n"
 
 
@@ -135,9 +148,28 @@ def _literal(text: str, literal: Callable[[str], str]) -> str:
 
 def _json(schema: Any) -> str:
     """The body of a rule: JSON that matches a schema."""
+    schema = _bounded(schema)
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": _LAYOUT}
     return f"%json {json.dumps(schema)}"
+
+
+def _bounded(schema: Any) -> Any:
+    """A schema with bounds for whole numbers that have none."""
+    if isinstance(schema, list):
+        return [_bounded(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found = dict(schema)
+    for name in found.keys() & _SCHEMAS:
+        found[name] = _bounded(found[name])
+    for name in found.keys() & _NAMED_SCHEMAS:
+        if isinstance(found[name], dict):
+            found[name] = {key: _bounded(one) for key, one in found[name].items()}
+    kinds = found.get("type")
+    if "integer" in (kinds if isinstance(kinds, list) else [kinds]) and not found.keys() & _BOUNDS:
+        found |= {"minimum": -_EXACT, "maximum": _EXACT}
+    return found
 
 
 def _fault(grammar: str) -> str:

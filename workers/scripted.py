@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 from zlib import crc32
 
-from orchestrator.errors import ContextLengthExceeded, WorkerUnavailable
+from orchestrator.errors import ContextLengthExceeded, InvalidRequest, WorkerUnavailable
 from orchestrator.types import (
+    CallFormat,
     Classification,
     Finish,
     Generation,
@@ -98,6 +99,7 @@ class Scripted:
     deaths: Mapping[int, int] = field(default_factory=dict)
     context: int | None = None
     thinks: bool = True  # whether its model marks a thought
+    call_format: CallFormat | None = None  # how it writes calls of tools, where there are some
     down: BaseException | None = None  # raised by every call, preflight included
     calls: list[RecordedCall] = field(default_factory=list)
     prompts: int = 0  # preflights: generations of no tokens
@@ -113,7 +115,11 @@ class Scripted:
             if criteria.max_tokens == 0:
                 self.prompts += 1
                 empty = Segment(call.author, "", finish="length")  # type: ignore[arg-type]
-                yield Generation(empty, Usage(prompt), thinks=self.thinks)
+                has_tools = call.transcript.messages[0].role == "tools"
+                if has_tools and self.call_format is None:
+                    raise InvalidRequest("tools: this model has no place for tools")
+                calls = self.call_format if has_tools else None
+                yield Generation(empty, Usage(prompt), thinks=self.thinks, calls=calls)
                 return
             number = self._record("generate", call, criteria, sampling)
             line = self._next_line(call.transcript, criteria)

@@ -45,7 +45,9 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.types import (
+    CallFormat,
     Classification,
+    Constraint,
     Cost,
     Generation,
     Limits,
@@ -55,6 +57,7 @@ from orchestrator.types import (
     Segments,
     Step,
     StopCriteria,
+    ToolCall,
     Transcript,
     Usage,
     Verification,
@@ -166,6 +169,9 @@ def load(path: Path) -> Recording:
 _KINDS: dict[str, Any] = {
     "Asked": RecordedRequest,
     "Message": Message,
+    "ToolCall": ToolCall,
+    "CallFormat": CallFormat,
+    "Constraint": Constraint,
     "Sampling": Sampling,
     "Limits": Limits,
     "Trace": Transcript,

@@ -11,6 +11,8 @@ In reading order, the first six as a request meets them:
 - `chat_format`: an answer in the form of a chat completion, and what every form has.
 - `body`: a request's body, of bounded size, as JSON.
 - `chat_schema`: what a request for a chat completion may say.
+- `structured_outputs`: what a request says of its answer's form.
+- `tools`: what a request says of tools.
 - `completion_schema`: what a request to continue a text may say.
 - `completion_format`: an answer in the form of a text completion.
 - `responses_schema`: what a request for a response may say.
@@ -18,6 +20,7 @@ In reading order, the first six as a request meets them:
 - `openapi`: the service's own description, made of what checks its requests.
 - `docs_page`: that description as a page for people.
 - `stream_events`: what a running request does, for a stream that asked for it.
+- `call_reader`: text and calls of tools, told apart in an answer as it comes.
 - `rendering`: a request and its response as JSON.
 - `errors`: every error as an HTTP response.
 - `auth`: keys, and what each may do.

@@ -9,11 +9,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 
+from orchestrator.http.call_reader import AnswerReader
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import (
     Json,
     Stripped,
+    answer_deltas,
     baton,
     chunk,
     completion,
@@ -81,6 +83,7 @@ class ChatFormat(AnswerFormat):
         assert isinstance(body, ChatRequest)
         self._body, self._thought_in = body, thought_in
         self._strip = Stripped(begun=body.continue_final_message)
+        self._answer = AnswerReader(context, response)
         self._events = StreamEvents(response) if body.wants_events else None
 
     def whole(self) -> Json:
@@ -92,7 +95,8 @@ class ChatFormat(AnswerFormat):
 
     def more(self, events: Sequence[Event]) -> bytes:
         chunks = [
-            chunk(self.context, delta) for delta in deltas(events, self._strip, self._thought_in)
+            chunk(self.context, delta)
+            for delta in deltas(events, self._answer, self._strip, self._thought_in)
         ]
         if chunks and self._body.wants_running_usage:
             chunks[-1]["usage"] = running_usage(self.response)
@@ -101,10 +105,15 @@ class ChatFormat(AnswerFormat):
         return b"".join(map(sse, chunks))
 
     def end(self) -> bytes:
-        last = chunk(self.context, {}, finish_reason(self.response))
+        rest = [
+            chunk(self.context, delta) for delta in answer_deltas(self._answer.end(), self._strip)
+        ]
+        finish = finish_reason(self.response, called=bool(self._answer.calls))
+        last = chunk(self.context, {}, finish)
         if self._body.wants_running_usage:
             last["usage"] = usage(self.response)
-        data = sse({**last, "baton": baton(self.context, self.response)})
+        data = b"".join(map(sse, rest))
+        data += sse({**last, "baton": baton(self.context, self.response)})
         if self._body.wants_usage:
             data += sse(usage_chunk(self.context, self.response))
         return data + b"data: [DONE]\n\n"

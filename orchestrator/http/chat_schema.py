@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.http.schemas import (
     EFFORT,
     Effort,
@@ -14,7 +16,16 @@ from orchestrator.http.schemas import (
     StreamOptions,
     contradiction,
 )
-from orchestrator.types import Message
+from orchestrator.http.structured_outputs import StructuredOutputs
+from orchestrator.http.tools import (
+    MAX_TOOLS,
+    MessageToolCall,
+    Tool,
+    ToolChoice,
+    ToolUse,
+    check_arguments,
+)
+from orchestrator.types import Constraint, Message, ToolCall
 
 
 class TextPart(BaseModel):
@@ -28,7 +39,7 @@ class TextPart(BaseModel):
 def _flatten(content: object) -> object:
     """Text parts as one string, one line each."""
     if not isinstance(content, list):
-        if isinstance(content, str):
+        if content is None or isinstance(content, str):
             return content
         raise PydanticCustomError("invalid_type", "must be a string or an array of text parts")
     if not content:
@@ -40,34 +51,38 @@ def _flatten(content: object) -> object:
 
 
 def _role(role: object) -> object:
-    if role in ("tool", "function"):
-        raise PydanticCustomError("unsupported_parameter", "tools are not supported")
+    if role == "function":
+        raise PydanticCustomError("unsupported_parameter", "say tool, and tool_calls before it")
     return "system" if role == "developer" else role
 
 
 class ChatMessage(BaseModel):
     """One turn. The fields below `content` let a client send back a reply exactly as it came.
 
-    Earlier reasoning is accepted and not shown to the models again, as reasoning models are
-    trained to expect; so is a `name`, for which chat templates have no place. The rest must be
-    empty.
+    Earlier reasoning is not shown to the models again, as reasoning models are trained to expect,
+    but where it came before calls of tools: there the model's chat template decides. A `name` is
+    accepted, and shown for a tool alone. The rest must be empty.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
     role: Annotated[
-        Literal["system", "user", "assistant"],
+        Literal["system", "user", "assistant", "tool"],
         BeforeValidator(
-            _role, json_schema_input_type=Literal["system", "developer", "user", "assistant"]
+            _role,
+            json_schema_input_type=Literal["system", "developer", "user", "assistant", "tool"],
         ),
     ]
-    content: Annotated[str, BeforeValidator(_flatten, json_schema_input_type=str | list[TextPart])]
+    content: Annotated[
+        str | None, BeforeValidator(_flatten, json_schema_input_type=str | list[TextPart] | None)
+    ] = None
+    tool_calls: Annotated[list[MessageToolCall], Field(max_length=MAX_TOOLS)] | None = None
+    tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
     refusal: None = None
     audio: None = None
     name: Annotated[str, Field(max_length=256)] | None = None
     function_call: None = None
-    tool_calls: Annotated[list[Any], Field(max_length=0)] | None = None
     annotations: Annotated[list[Any], Field(max_length=0)] | None = None
 
 
@@ -86,7 +101,7 @@ class TemplateSettings(BaseModel):
     thinking: bool | None = None
 
 
-class ChatRequest(GenerationRequest):
+class ChatRequest(StructuredOutputs, GenerationRequest):
     """The body of `POST /v1/chat/completions`."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1, max_length=2048)]
@@ -103,6 +118,15 @@ class ChatRequest(GenerationRequest):
         default=None, description="cap on the thought in tokens; -1: no cap, 0: no thought"
     )
     stream_options: ChatStreamOptions | None = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(
+        default_factory=list, description="functions that the answer may call"
+    )
+    tool_choice: ToolChoice | None = Field(
+        default=None, description="auto (the default), none, required, or a function by its name"
+    )
+    parallel_tool_calls: bool = Field(
+        default=True, description="whether one answer may make several calls"
+    )
     chat_template_kwargs: TemplateSettings = TemplateSettings()
     continue_final_message: bool = Field(
         default=False, description="the answer goes on with the last message, the assistant's"
@@ -128,17 +152,59 @@ class ChatRequest(GenerationRequest):
             raise contradiction(
                 "add_generation_prompt", "must be the opposite of continue_final_message"
             )
-        if not last.content.strip():
+        self._check_turns()
+        if last.role != "tool" and not (last.content or "").strip():
             raise contradiction(f"{place}.content", "the question is empty")
         caps = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(caps) > 1:
             raise contradiction("max_completion_tokens", "contradicts max_tokens")
+        self._tools  # noqa: B018 (a choice without such a tool is refused here)
         return self
 
     @property
     def wants_events(self) -> bool:
         """Whether a stream is to tell what happens beside the accepted text."""
         return self.stream_options is not None and self.stream_options.include_events
+
+    def _check_turns(self) -> None:
+        """Every turn says something, and what a tool gave back answers a call before it."""
+        called: set[str] = set()
+        for i, message in enumerate(self.messages):
+            place = f"messages[{i}]"
+            if message.content is None and not message.tool_calls:
+                given = "content" in message.model_fields_set
+                raise InvalidRequest(
+                    f"{place}.content: expected a text, since there are no tool_calls",
+                    param=f"{place}.content",
+                    code="invalid_type" if given else "missing_required_parameter",
+                )
+            if message.tool_calls and message.role != "assistant":
+                raise contradiction(f"{place}.tool_calls", "only an assistant calls tools")
+            for k, call in enumerate(message.tool_calls or ()):
+                arguments = f"{place}.tool_calls[{k}].function.arguments"
+                check_arguments(call.function.arguments, arguments)
+            if message.role == "tool" and message.tool_call_id not in called:
+                raise contradiction(
+                    f"{place}.tool_call_id", "expected the id of a call that was made before"
+                )
+            called.update(call.id for call in message.tool_calls or ())
+
+    @cached_property
+    def _tools(self) -> ToolUse:
+        return ToolUse(
+            [tool.function for tool in self.tools],
+            self.tool_choice,
+            parallel=self.parallel_tool_calls,
+            form=self.form,
+        )
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return self._tools.constraint
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        return self._tools.names
 
     @property
     def cap(self) -> int | None:
@@ -164,4 +230,19 @@ class ChatRequest(GenerationRequest):
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        return tuple(Message(message.role, message.content) for message in self.messages)
+        return (*self._tools.messages, *(_turn(message) for message in self.messages))
+
+
+def _turn(message: ChatMessage) -> Message:
+    calls = tuple(
+        ToolCall(call.id, call.function.name, call.function.arguments)
+        for call in message.tool_calls or ()
+    )
+    return Message(
+        message.role,
+        message.content or "",
+        calls=calls,
+        reasoning=(message.reasoning_content or message.reasoning or "") if calls else "",
+        call_id=message.tool_call_id or "",
+        name=(message.name or "") if message.role == "tool" else "",
+    )

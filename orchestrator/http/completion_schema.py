@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from orchestrator.http.schemas import HINTS, UNSUPPORTED, GenerationRequest, contradiction
-from orchestrator.types import Message
+from orchestrator.http.structured_outputs import StructuredOutputs
+from orchestrator.types import Constraint, Message
 
 
 def _prompt(given: object) -> object:
@@ -30,11 +31,13 @@ def _is_id(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31
 
 
-class CompletionRequest(GenerationRequest):
+class CompletionRequest(StructuredOutputs, GenerationRequest):
     """A text completion, by a policy of one model: no chat template, no thought, no steps."""
 
     hints: ClassVar[frozenset[str]] = HINTS
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
+        "tools": ([],),
+        "tool_choice": ("none", "auto"),
         **UNSUPPORTED,
         "suffix": ("",),
         "prompt_logprobs": (0,),
@@ -66,6 +69,10 @@ class CompletionRequest(GenerationRequest):
     @property
     def cap(self) -> int:
         return self.max_tokens
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return self.form
 
     @property
     def thinking(self) -> bool:

@@ -68,6 +68,7 @@ class RequestContext:
                 body.thinking,
                 body.ignore_eos,
                 complete=limits.complete,
+                constraint=body.constraint,
             ),
             request.headers,
             request.state.request_id,

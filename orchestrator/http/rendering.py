@@ -9,6 +9,7 @@ from dataclasses import asdict
 from itertools import groupby
 from typing import Any, Final
 
+from orchestrator.http.call_reader import AnswerReader, CallPiece, Piece, read_answer
 from orchestrator.http.context import RequestContext
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.budget import spent
@@ -46,7 +47,9 @@ class Stripped:
         return certain
 
 
-def deltas(events: Iterable[Event], strip: Stripped, thought_in: Sequence[str]) -> Iterator[Json]:
+def deltas(
+    events: Iterable[Event], answer: AnswerReader, strip: Stripped, thought_in: Sequence[str]
+) -> Iterator[Json]:
     """The accepted text in `events` as OpenAI deltas; neighbours of one phase share one.
 
     `thought_in` names the fields that hold the thought.
@@ -56,8 +59,24 @@ def deltas(events: Iterable[Event], strip: Stripped, thought_in: Sequence[str]) 
         text = "".join(item.text for item in group)
         if phase == "thought":
             yield dict.fromkeys(thought_in, text)
-        elif text := strip.feed(text):
+        else:
+            yield from answer_deltas(answer.feed(text), strip)
+
+
+def answer_deltas(pieces: Iterable[Piece], strip: Stripped) -> Iterator[Json]:
+    """Pieces of an answer as OpenAI deltas."""
+    for piece in pieces:
+        if isinstance(piece, CallPiece):
+            yield {"tool_calls": [_call_delta(piece)]}
+        elif text := strip.feed(piece):
             yield {"content": text}
+
+
+def _call_delta(piece: CallPiece) -> Json:
+    if piece.name is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    function = {"name": piece.name, "arguments": piece.arguments}
+    return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
 
 
 def chunk(context: RequestContext, delta: Json, finish: str | None = None) -> Json:
@@ -80,17 +99,27 @@ def completion(
     context: RequestContext, response: ResponseAccumulator, thought_in: Sequence[str]
 ) -> Json:
     """The whole answer; `thought_in` names the fields that hold the thought."""
-    message = {
+    text, calls = read_answer(context, response)
+    message: Json = {
         "role": "assistant",
-        "content": response.answer,
+        "content": text or None if calls else text,
         **dict.fromkeys(thought_in, response.thought),
         "refusal": None,
     }
+    if calls:
+        message["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in calls
+        ]
     choice = {
         "index": 0,
         "message": message,
         "logprobs": None,
-        "finish_reason": finish_reason(response),
+        "finish_reason": finish_reason(response, called=bool(calls)),
     }
     return {
         **_head(context, "chat.completion"),
@@ -100,8 +129,12 @@ def completion(
     }
 
 
-def finish_reason(response: ResponseAccumulator) -> str | None:
-    return None if response.completed is None else response.completed.transcript.finish
+def finish_reason(response: ResponseAccumulator, *, called: bool = False) -> str | None:
+    """Why the answer ended, in OpenAI's words; `called`: it calls tools."""
+    if response.completed is None:
+        return None
+    finish = response.completed.transcript.finish
+    return "tool_calls" if called and finish == "stop" else finish
 
 
 def usage(response: ResponseAccumulator) -> Json | None:
@@ -190,8 +223,9 @@ def call_json(call: CallSpan) -> Json:
 
 
 def _message(message: Message) -> Json:
-    shown: Json = {"role": message.role, "content": message.content}
-    return shown if message.tokens is None else {**shown, "tokens": message.tokens}
+    """A message, with those of its other fields that say something."""
+    rest = {name: value for name, value in asdict(message).items() if value or name == "content"}
+    return {"role": message.role, **rest}
 
 
 def outcome(context: RequestContext, response: ResponseAccumulator, status: str) -> Json:

@@ -33,7 +33,7 @@ from pydantic import (
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.body import parse_object
-from orchestrator.types import Message, Sampling
+from orchestrator.types import Constraint, Message, Sampling
 from orchestrator.validation import invalid_request
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -61,16 +61,8 @@ HINTS: Final = frozenset(
     }
 )
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "guided_json": (),
-    "guided_regex": (),
-    "guided_choice": (),
-    "guided_grammar": (),
-    "structured_outputs": (),
     "n": (1,),
     "best_of": (1,),
     "logprobs": (False,),
@@ -177,6 +169,16 @@ class GenerationRequest(BaseModel):
     def thinking(self) -> bool:
         """Whether there is to be a thought."""
         return True
+
+    @property
+    def constraint(self) -> Constraint | None:
+        """What the answer must match."""
+        return None
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        """The tools that may be called."""
+        return frozenset()
 
     @property
     def alone(self) -> str | None:

@@ -37,7 +37,16 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.loop.timeline import Timeline
-from orchestrator.types import Classification, Cost, Generation, Segment, Step, Usage, Verification
+from orchestrator.types import (
+    CallFormat,
+    Classification,
+    Cost,
+    Generation,
+    Segment,
+    Step,
+    Usage,
+    Verification,
+)
 
 WORKERS: tuple[WorkerName, ...] = ("small", "large")
 E = TypeVar("E", bound=Event)
@@ -66,6 +75,7 @@ class ResponseAccumulator:
         self.failures: list[Failure] = []  # of calls that workers did not answer
         self.continues = False  # whether the answer goes on with text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
+        self.calls: CallFormat | None = None  # how the models write calls of tools
         self.vocabulary = ""  # hash of the one that the worker of the last call has
         self.thinking = True  # whether there is a thought; without one the steps are the answer's
         self.first_text_s: float | None = None  # until the first accepted text

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from orchestrator.errors import BatonError, ContextLengthExceeded
+from orchestrator.errors import BatonError, ContextLengthExceeded, Unsupported
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import (
     Accept,
@@ -77,6 +77,12 @@ class PolicyRunner:
         if answers and not any(answer.thinks for answer in answers):
             self.transcript = self.transcript.without_thought()
             self._script = self.policy.solve(self.transcript)
+        formats = {answer.calls for answer in answers} - {None}
+        if len(formats) > 1:
+            raise Unsupported(
+                "tools: the models of this pair write calls of tools in different forms"
+            )
+        self.response.calls = next(iter(formats), None)
         self.response.thinking = self.transcript.thinking
         self.response.continues = self._continues
         yield from map(self.response.add, prefilled)

@@ -92,10 +92,7 @@ class GrammarCompiler:
 
     def _compile(self, grammar: str) -> LLMatcher:
         if self._vocabulary is None:
-            known = [i for i in self._stop_token_ids if i < len(self._tokenizer.pieces)]
-            self._vocabulary = LLTokenizer(
-                TokenizerWrapper(_Vocabulary(self._tokenizer)), eos_token=known or None
-            )
+            self._vocabulary = LLTokenizer(TokenizerWrapper(_Vocabulary(self._tokenizer)))
         state = LLMatcher(self._vocabulary, grammar, limits=LIMITS, log_level=0)
         if state.is_error():
             raise InvalidRequest(first_line(state.get_error()))
@@ -123,6 +120,7 @@ class _Vocabulary:
         self.tokens = tokenizer.pieces
         self.special_token_ids = sorted(tokenizer.controls)
         self.bos_token_id = None
+        # Where a text may end any of the ends is allowed; the library wants to know one.
         self.eos_token_id = tokenizer.eos_id or 0
 
     def __call__(self, text: str | bytes) -> list[int]:

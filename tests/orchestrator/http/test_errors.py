@@ -96,8 +96,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"thinking_token_budget": "9"}, "thinking_token_budget", "invalid_type"),
     ({"policy": {"answer_reserve": -1}}, "policy.answer_reserve", "invalid_value"),
     ({"logprobs": True}, "logprobs", "unsupported_parameter"),
-    ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
-    ({"tools": [{"type": "function"}]}, "tools", "unsupported_parameter"),
+    ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
+    ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),
     ({"frequency_penalty": 0.5}, "frequency_penalty", "unsupported_parameter"),
     ({"chat_template": "{{ evil }}"}, "chat_template", "unsupported_parameter"),
@@ -128,7 +128,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"model": "route", "ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
     ({"min_tokens": 5}, "min_tokens", "unsupported_parameter"),
     (turns("robot"), "messages[0].role", "invalid_value"),
-    (turns("tool", "user"), "messages[0].role", "unsupported_parameter"),
+    (turns("function", "user"), "messages[0].role", "unsupported_parameter"),
+    (turns("tool", "user"), "messages[0].tool_call_id", "invalid_value"),
     (turns("user", content=""), "messages[0].content", "invalid_value"),
     (turns("user", content=None), "messages[0].content", "invalid_type"),
     (turns("user", content=[]), "messages[0].content", "invalid_value"),
@@ -171,10 +172,12 @@ JSON = {"content-type": "application/json"}
 
 
 def test_all_that_is_refused_is_named_at_once_the_most_telling_first(url: str) -> None:
-    body = {"temprature": 1, "n": 2, "tools": [{"type": "function"}], "zeal": 1, "seed": 1}
+    body = {"temprature": 1, "n": 2, "functions": [{"name": "a"}], "zeal": 1, "seed": 1}
     found = error(post(url, body), 400)
-    assert (found["param"], found["code"]) == ("tools", "unsupported_parameter")
-    assert found["message"] == "tools, n are not supported here; temprature, zeal are unknown here"
+    assert (found["param"], found["code"]) == ("functions", "unsupported_parameter")
+    assert (
+        found["message"] == "functions, n are not supported here; temprature, zeal are unknown here"
+    )
     found = error(post(url, dict.fromkeys(map(str, range(40)), 1)), 400)
     assert len(found["message"]) < 200
 

@@ -1,0 +1,282 @@
+"""An answer as it comes, told apart: text for the reader, and calls of tools.
+
+Calls are looked for where the model's own format puts them. Models also write calls otherwise than
+their template teaches them: as a JSON object, or in a fenced block of code. Such a block is a call
+where it names a tool that there is; else it is text. What was a call stays one: its arguments are
+passed on as they come, and may be cut off with the answer.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from orchestrator.http.context import RequestContext
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.types import CallFormat, ToolCall
+
+FENCE = "```"
+_FENCED = re.compile(r"```[a-zA-Z_]*\s*\n?(.*?)```", re.DOTALL)
+_MOST_NAME = 64
+
+
+@dataclass(frozen=True, slots=True)
+class CallPiece:
+    """A part of a call: the first names it, all add to its arguments."""
+
+    index: int
+    id: str
+    name: str | None
+    arguments: str
+
+
+Piece = str | CallPiece
+
+
+class AnswerReader:
+    """A request's answer as it comes: text, and calls where there are tools."""
+
+    def __init__(self, context: RequestContext, response: ResponseAccumulator) -> None:
+        self._context, self._response = context, response
+        self._reader: CallReader | None = None
+
+    def feed(self, text: str) -> list[Piece]:
+        """What is certain with this piece of it."""
+        calls, names = self._response.calls, self._context.body.tool_names
+        if self._reader is None and calls is not None and names:
+            self._reader = CallReader(calls, names, f"call_{self._context.trace_id}_")
+        return [text] if self._reader is None else self._reader.feed(text)
+
+    def end(self) -> list[Piece]:
+        """The rest, once nothing more comes."""
+        return [] if self._reader is None else self._reader.end()
+
+    @property
+    def calls(self) -> Sequence[ToolCall]:
+        """Those found so far."""
+        return () if self._reader is None else self._reader.calls
+
+
+def read_answer(
+    context: RequestContext, response: ResponseAccumulator
+) -> tuple[str, Sequence[ToolCall]]:
+    """A whole answer: its text, and the calls of tools in it."""
+    reader = AnswerReader(context, response)
+    pieces = [*reader.feed(response.answer), *reader.end()]
+    text = "".join(piece for piece in pieces if isinstance(piece, str))
+    return (text.strip() if reader.calls else text), reader.calls
+
+
+class CallReader:
+    """Reads one answer in a known format.
+
+    Args:
+        calls: how the model writes calls.
+        names: the tools that there are.
+        prefix: what the ids of calls begin with.
+
+    Attributes:
+        calls: those found so far.
+    """
+
+    def __init__(self, calls: CallFormat, names: Collection[str], prefix: str) -> None:
+        self._format, self._names, self._prefix = calls, names, prefix
+        self._held, self._blank = "", True
+        self._state: Literal["text", "call", "name", "arguments", "behind", "tag"] = "text"
+        self._depth, self._in_string, self._escaped = 0, False, False
+        self.calls: list[ToolCall] = []
+
+    def feed(self, text: str) -> list[Piece]:
+        """What is certain with this piece of the answer."""
+        self._held += text
+        return self._read(ended=False)
+
+    def end(self) -> list[Piece]:
+        """The rest, once nothing more comes."""
+        return self._read(ended=True)
+
+    def _read(self, *, ended: bool) -> list[Piece]:
+        pieces: list[Piece] = []
+        while True:
+            state, length = self._state, len(self._held)
+            step = getattr(self, f"_in_{state}")
+            pieces += step(ended)
+            if not self._held or (self._state == state and len(self._held) == length):
+                return pieces
+
+    def _in_text(self, ended: bool) -> list[Piece]:
+        held, trigger = self._held, self._format.trigger
+        starts = [at for mark in (trigger, FENCE) if mark and (at := held.find(mark)) >= 0]
+        if self._blank and held.lstrip().startswith("{"):
+            starts.append(len(held) - len(held.lstrip()))
+        if starts:
+            at = min(starts)
+            self._held, self._state = held[at:], "call"
+            return self._text(held[:at])
+        kept = 0 if ended else max(_overlap(held, trigger), _overlap(held, FENCE))
+        self._held = held[len(held) - kept :]
+        return self._text(held[: len(held) - kept])
+
+    def _in_call(self, ended: bool) -> list[Piece]:
+        """Something has begun that may be a call."""
+        held, before = self._held, self._format.before.lstrip()
+        if self._format.trigger or not held.startswith(FENCE):
+            if held.startswith(before):
+                self._held, self._state = held[len(before) :], "name"
+                return []
+            if before.startswith(held) and not ended:
+                return []
+        return self._loose(ended)
+
+    def _in_name(self, ended: bool) -> list[Piece]:
+        name, found, rest = self._held.partition(self._format.middle)
+        if found and name in self._names:
+            call = ToolCall(f"{self._prefix}{len(self.calls)}", name, "")
+            self.calls.append(call)
+            self._held, self._state = rest, "arguments"
+            self._depth, self._in_string, self._escaped = 0, False, False
+            return [CallPiece(len(self.calls) - 1, call.id, name, "")]
+        if not ended and not found and len(self._held) < _MOST_NAME + len(self._format.middle):
+            return []
+        self._held, self._state = self._format.before.lstrip() + self._held, "text"
+        return self._give_up()
+
+    def _in_arguments(self, ended: bool) -> list[Piece]:
+        size = self._size_of_object()
+        text, self._held = self._held[:size], self._held[size:]
+        if self._depth == 0 and text.strip():
+            self._state = "behind"
+        if not text:
+            return []
+        index = len(self.calls) - 1
+        call = self.calls[index]
+        self.calls[index] = ToolCall(call.id, call.name, call.arguments + text)
+        return [CallPiece(index, call.id, None, text)]
+
+    def _in_behind(self, ended: bool) -> list[Piece]:
+        """Behind the arguments: another call, or the end of the calls."""
+        held, between, after = self._held, self._format.between, self._format.after
+        if between and held.startswith(between):
+            self._held, self._state = held[len(between) :], "name"
+        elif not ended and between and between.startswith(held):
+            pass
+        elif held.startswith(after):
+            self._held, self._state = held[len(after) :], "text"
+        elif ended or not after.startswith(held):
+            self._state = "text"
+            if ended:
+                self._held = ""
+        return []
+
+    def _loose(self, ended: bool) -> list[Piece]:
+        """A call in another form than the model's own."""
+        held = self._held
+        if held.startswith(FENCE):
+            block = _FENCED.match(held)
+            if block is None and not ended:
+                return []
+            body, size = (block[1], block.end()) if block else (held[len(FENCE) :], len(held))
+        else:
+            at = held.find("{")
+            body, size = held[at:], len(held)
+            if at < 0 or (whole := _first_object(body)) is None:
+                return [] if not ended else self._give_up()
+            body, size = body[:whole], at + whole
+        calls = [call for one in _objects(body) for call in self._calls_in(one)]
+        if not calls:
+            return self._give_up()
+        self._held, self._state = held[size:], "tag"
+        pieces: list[Piece] = []
+        for name, arguments in calls:
+            call = ToolCall(f"{self._prefix}{len(self.calls)}", name, arguments)
+            self.calls.append(call)
+            pieces.append(CallPiece(len(self.calls) - 1, call.id, name, arguments))
+        return pieces
+
+    def _in_tag(self, ended: bool) -> list[Piece]:
+        """Behind a call in a form of its own, which may have been put into a tag."""
+        rest = self._held.lstrip()
+        if tag := re.match(r"</[^>]*>", rest):
+            self._held, self._state = rest[tag.end() :], "text"
+        elif ended or (rest and not "</".startswith(rest[:2])):
+            self._state = "text"
+        return []
+
+    def _give_up(self) -> list[Piece]:
+        """What began as a call is text."""
+        held, self._state = self._held, "text"
+        mark = len(FENCE) if held.startswith(FENCE) else max(1, len(self._format.trigger))
+        if block := _FENCED.match(held):
+            mark = block.end()
+        text, self._held = held[:mark], held[mark:]
+        return self._text(text)
+
+    def _text(self, text: str) -> list[Piece]:
+        self._blank = self._blank and not text.strip()
+        return [text] if text else []
+
+    def _calls_in(self, value: Any) -> list[tuple[str, str]]:
+        """Name and arguments of the calls that a JSON value is; none where it is something else."""
+        if isinstance(value, list):
+            found = [self._calls_in(one) for one in value]
+            return [call for one in found for call in one] if all(found) else []
+        if not isinstance(value, dict) or value.get("name") not in self._names:
+            return []
+        arguments = value.get("arguments", value.get("parameters"))
+        if isinstance(arguments, str):
+            try:
+                arguments = json.loads(arguments)
+            except ValueError:
+                return []
+        if not isinstance(arguments, dict):
+            return []
+        return [(value["name"], json.dumps(arguments, ensure_ascii=False))]
+
+    def _size_of_object(self) -> int:
+        """How much of what is held belongs to the object of the arguments."""
+        for i, letter in enumerate(self._held):
+            if self._escaped:
+                self._escaped = False
+            elif self._in_string:
+                self._escaped = letter == "\\"
+                self._in_string = letter != '"'
+            elif letter == '"':
+                self._in_string = True
+            elif letter in "{[":
+                self._depth += 1
+            elif letter in "}]":
+                self._depth -= 1
+                if self._depth <= 0:
+                    self._depth = 0
+                    return i + 1
+        return len(self._held)
+
+
+def _overlap(text: str, mark: str) -> int:
+    """The length of the longest end of a text that begins a mark."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)
+
+
+def _first_object(text: str) -> int | None:
+    """Where the JSON value that a text begins with ends; None where it does not."""
+    try:
+        _, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        return None
+    return end
+
+
+def _objects(text: str) -> list[Any]:
+    """The JSON values that a text is; none where it is something else."""
+    values, text = [], text.strip().rstrip(",")
+    while text:
+        end = _first_object(text)
+        if end is None:
+            return []
+        values.append(json.loads(text[:end]))
+        text = text[end:].strip().lstrip(",").lstrip()
+    return values

@@ -1,0 +1,174 @@
+"""What a request says of tools: which there are, and whether one must be called."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic_core import PydanticCustomError
+
+from orchestrator.grammar import tool_rules
+from orchestrator.http.schemas import contradiction
+from orchestrator.types import Constraint, Message
+
+ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/-]{1,64}$")]
+MAX_TOOLS = 128
+
+
+class FunctionTool(BaseModel):
+    """A function that may be called. With `strict` its arguments are held to its schema or it is
+    refused; else a schema that no text can be held to stands for any object."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    type: Literal["function"]
+    function: FunctionTool
+
+
+class ToolNamed(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    name: ToolName
+
+
+class ToolReference(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    type: Literal["function"]
+    function: ToolNamed
+
+
+class AllowedTools(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[ToolReference], Field(min_length=1, max_length=MAX_TOOLS)]
+
+
+class AllowedChoice(BaseModel):
+    """Some of the tools, for this answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
+def _choice(given: object) -> object:
+    """The choice by its type, so that an error names the place alone."""
+    if given in ("none", "auto", "required"):
+        return given
+    if isinstance(given, dict) and given.get("type") == "function":
+        return ToolReference.model_validate(given)
+    if isinstance(given, dict) and given.get("type") == "allowed_tools":
+        return AllowedChoice.model_validate(given)
+    raise PydanticCustomError(
+        "invalid_value", "expected none, auto, required, a function or allowed_tools"
+    )
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | ToolReference | AllowedChoice, BeforeValidator(_choice)
+]
+
+
+class FunctionCall(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    name: ToolName
+    arguments: str = Field(description="the JSON of an object")
+
+
+class MessageToolCall(BaseModel):
+    """A call that an earlier turn made; `index` is what streams number them by."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+    id: Annotated[str, Field(max_length=256)]
+    type: Literal["function"] = "function"
+    function: FunctionCall
+    index: int | None = None
+
+
+class ToolUse:
+    """The tools of a request as models see them, and what its answer must match for their sake.
+
+    Args:
+        tools: as given.
+        choice: as given; None: auto.
+        parallel: whether one answer may make several calls.
+        form: what an answer without calls must match.
+
+    Raises:
+        InvalidRequest: a choice without such a tool; a form that tools do not go with; a strict
+            schema that no text can be held to.
+    """
+
+    def __init__(
+        self,
+        tools: Sequence[FunctionTool],
+        choice: ToolChoice | None,
+        *,
+        parallel: bool,
+        form: Constraint | None,
+    ) -> None:
+        names = [tool.name for tool in tools]
+        if len(set(names)) < len(names):
+            raise contradiction("tools", "two of them have the same name")
+        if not tools and choice not in (None, "none", "auto"):
+            raise contradiction("tool_choice", "there are no tools")
+        required, allowed = choice == "required", names
+        if isinstance(choice, ToolReference):
+            required, allowed = True, [choice.function.name]
+        elif isinstance(choice, AllowedChoice):
+            required = choice.allowed_tools.mode == "required"
+            allowed = [tool.function.name for tool in choice.allowed_tools.tools]
+        if unknown := sorted(set(allowed) - set(names)):
+            raise contradiction("tool_choice", f"there is no tool {unknown[0]!r}")
+        self.tools = () if choice == "none" else tuple(tools)
+        self.names = frozenset(tool.name for tool in self.tools)
+        self.constraint = form
+        if self.tools:
+            if form is not None and form.kind != "json_schema":
+                raise contradiction(
+                    "tools",
+                    "an answer that may call tools is text or JSON, of no other form",
+                )
+            self.constraint = tool_rules(
+                [
+                    {
+                        "name": tool.name,
+                        "parameters": tool.parameters or {"type": "object", "properties": {}},
+                        "strict": bool(tool.strict),
+                    }
+                    for tool in self.tools
+                    if tool.name in allowed
+                ],
+                required=required,
+                parallel=parallel,
+                answer=None if form is None else form.source,
+            )
+
+    @property
+    def messages(self) -> tuple[Message, ...]:
+        """The message that lists them for the chat template, if there are any."""
+        if not self.tools:
+            return ()
+        listed = [
+            {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"strict"})}
+            for tool in self.tools
+        ]
+        return (Message("tools", json.dumps(listed, ensure_ascii=False)),)
+
+
+def check_arguments(text: str, place: str) -> None:
+    """Refuse the arguments of an earlier call that are no JSON object."""
+    try:
+        if isinstance(json.loads(text), dict):
+            return
+    except (ValueError, RecursionError):
+        pass
+    raise contradiction(place, "expected the JSON of an object")

@@ -1,0 +1,91 @@
+"""What requests may say of their answer's form, and what of it reaches the workers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from orchestrator.errors import InvalidRequest
+from orchestrator.http.chat_schema import ChatRequest
+from orchestrator.http.completion_schema import CompletionRequest
+from orchestrator.http.schemas import parse_request
+from orchestrator.types import Constraint
+from tests.orchestrator.serving import client, service, serving
+from workers.scripted import Scripted
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+NAMED = {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA, "strict": True}}
+GOOD: list[tuple[dict[str, Any], Constraint | None]] = [
+    ({}, None),
+    ({"response_format": {"type": "text"}}, None),
+    (
+        {"response_format": {"type": "json_object"}},
+        Constraint("json_schema", '{"type": "object"}'),
+    ),
+    ({"response_format": NAMED}, Constraint("json_schema", json.dumps(SCHEMA))),
+    ({"guided_json": SCHEMA}, Constraint("json_schema", json.dumps(SCHEMA))),
+    ({"guided_json": json.dumps(SCHEMA)}, Constraint("json_schema", json.dumps(SCHEMA))),
+    ({"guided_regex": "[0-9]+/[0-9]+"}, Constraint("regex", "[0-9]+/[0-9]+")),
+    ({"guided_choice": ["yes", "no.", "a/b"]}, Constraint("regex", r"yes|no\.|a/b")),
+    ({"guided_grammar": 'start: "a"+'}, Constraint("grammar", 'start: "a"+')),
+    ({"structured_outputs": {"json": SCHEMA}}, Constraint("json_schema", json.dumps(SCHEMA))),
+    (
+        {"structured_outputs": {"json_object": True}},
+        Constraint("json_schema", '{"type": "object"}'),
+    ),
+    ({"structured_outputs": {"choice": ["a"]}}, Constraint("regex", "a")),
+]
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"response_format": {"type": "xml"}}, "response_format.type"),
+    ({"response_format": {"type": "json_schema"}}, "response_format"),
+    ({"response_format": {"type": "text", "json_schema": NAMED["json_schema"]}}, "response_format"),
+    (
+        {"response_format": {**NAMED, "json_schema": {"schema": {"type": "strin"}}}},
+        "response_format",
+    ),
+    ({"response_format": NAMED, "guided_regex": "a"}, "guided_regex"),
+    ({"guided_regex": "(?=a)"}, "guided_regex"),
+    ({"guided_regex": "("}, "guided_regex"),
+    ({"guided_json": "{"}, "guided_json"),
+    ({"guided_choice": []}, "guided_choice"),
+    ({"guided_choice": [""]}, "guided_choice[0]"),
+    ({"guided_grammar": "start: nothing"}, "guided_grammar"),
+    ({"guided_grammar": "x" * 200_000}, "guided_grammar"),
+    ({"structured_outputs": {"jso": SCHEMA}}, "structured_outputs.jso"),
+]
+
+
+def chat(body: dict[str, Any]) -> ChatRequest:
+    given = {"model": "baton", "messages": [{"role": "user", "content": "Hi"}], **body}
+    return parse_request(json.dumps(given).encode(), ChatRequest)
+
+
+@pytest.mark.parametrize(("body", "constraint"), GOOD, ids=range(len(GOOD)))
+def test_what_an_answer_must_match(body: dict[str, Any], constraint: Constraint | None) -> None:
+    assert chat(body).constraint == constraint
+    completion = {"model": "large-only", "prompt": "Hi", **body}
+    parsed = parse_request(json.dumps(completion).encode(), CompletionRequest)
+    assert parsed.constraint == constraint
+
+
+@pytest.mark.parametrize(("body", "place"), BAD, ids=range(len(BAD)))
+def test_what_no_answer_can_match_is_refused_by_name(body: dict[str, Any], place: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(body)
+    assert caught.value.param == place
+
+
+def test_the_thought_is_free_and_every_writer_of_the_answer_is_held_to_it() -> None:
+    small, large = (Scripted(story=("Well.\n\nYes.", '{"a": 1}')) for _ in range(2))
+    with serving(service(small, large)) as url, client(url) as official:
+        answer = official.chat.completions.create(
+            model="specreason",
+            messages=[{"role": "user", "content": "Hi"}],
+            response_format=NAMED,  # type: ignore[arg-type]
+        )
+    assert answer.choices[0].message.content == '{"a": 1}'
+    for call in (*small.calls, *large.calls):
+        held = call.call.constraint is not None
+        assert held == call.call.transcript.closed

@@ -1,0 +1,252 @@
+"""Tools over HTTP, with the official client: whole agent loops, streams, bad input."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from orchestrator.types import CallFormat, StopCriteria, Transcript
+from tests.orchestrator.serving import client, service, serving
+from workers.scripted import Scripted
+
+FORMAT = CallFormat(
+    '<tool_call>\n{"name": "',
+    '", "arguments": ',
+    "}\n</tool_call>",
+    '}\n</tool_call>\n<tool_call>\n{"name": "',
+)
+ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "description": "Adds two numbers.",
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+            "required": ["a", "b"],
+        },
+    },
+}
+LOOK_UP: Any = {"type": "function", "function": {"name": "look_up"}}
+QUESTION = {"role": "user", "content": "What is 2 + 3?"}
+
+
+def agent(transcript: Transcript, criteria: StopCriteria) -> str:
+    """Thinks, calls `add`, and answers with what it gave back."""
+    if not transcript.closed:
+        return "I should add.\n\n" if not transcript.thought else "So I call it."
+    last = transcript.messages[-1]
+    if last.role == "tool":
+        return f"It is {last.content}."
+    return 'Let me see.\n<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+
+
+def worker(**settings: Any) -> Scripted:
+    return Scripted(agent, call_format=FORMAT, **settings)
+
+
+@contextmanager
+def api(small: Scripted | None = None, large: Scripted | None = None) -> Iterator[OpenAI]:
+    made = service(small or worker(), large or worker())
+    with serving(made) as url, client(url) as official:
+        yield official
+
+
+@pytest.mark.parametrize("policy", ["large-only", "small-only", "specreason", "cascade"])
+def test_an_agent_loop(policy: str) -> None:
+    with api() as official:
+        messages: list[Any] = [QUESTION]
+        first = official.chat.completions.create(
+            model=policy, messages=messages, tools=[ADD, LOOK_UP]
+        ).choices[0]
+        assert first.finish_reason == "tool_calls"
+        assert first.message.content == "Let me see."
+        (call,) = first.message.tool_calls or []
+        assert (call.type, call.function.name) == ("function", "add")
+        assert json.loads(call.function.arguments) == {"a": 2, "b": 3}
+        messages += [
+            first.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "5"},
+        ]
+        second = official.chat.completions.create(
+            model=policy, messages=messages, tools=[ADD, LOOK_UP]
+        ).choices[0]
+    assert second.finish_reason == "stop"
+    assert second.message.content == "It is 5."
+    assert second.message.tool_calls is None
+
+
+def test_what_models_are_shown() -> None:
+    large = worker()
+    turns: list[Any] = [
+        QUESTION,
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning_content": "I should add.",
+            "tool_calls": [
+                {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+            ],
+        },
+        {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "5"}]},
+    ]
+    with api(large=large) as official:
+        official.chat.completions.create(model="large-only", messages=turns, tools=[ADD])
+        official.chat.completions.create(
+            model="large-only", messages=[QUESTION], tools=[ADD], tool_choice="none"
+        )
+    tools, user, assistant, tool = large.calls[0].call.transcript.messages
+    assert (tools.role, json.loads(tools.content)) == ("tools", [ADD])
+    assert user.content == "What is 2 + 3?"
+    (call,) = assistant.calls
+    assert (call.id, call.name, call.arguments) == ("c1", "add", "{}")
+    assert assistant.reasoning == "I should add."
+    assert (tool.role, tool.content, tool.call_id) == ("tool", "5", "c1")
+    assert [m.role for m in large.calls[-1].call.transcript.messages] == ["user"]
+
+
+def test_the_thought_is_free_and_the_answer_is_held_to_the_tools() -> None:
+    large = worker()
+    with api(large=large) as official:
+        official.chat.completions.create(
+            model="large-only",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=[ADD, LOOK_UP],
+            tool_choice={"type": "function", "function": {"name": "add"}},
+            parallel_tool_calls=False,
+        )
+    thought, *_, answer = large.calls
+    assert thought.call.constraint is None
+    assert answer.call.constraint is not None
+    rules = json.loads(answer.call.constraint.source)
+    assert [name for name, _ in rules["tools"]] == ["add"]
+    assert (rules["required"], rules["parallel"], rules["answer"]) == (True, False, None)
+
+
+def test_a_stream_of_calls() -> None:
+    with api() as official:
+        chunks = list(
+            official.chat.completions.create(
+                model="specreason", messages=[QUESTION], tools=[ADD], stream=True
+            )
+        )
+        with official.chat.completions.stream(
+            model="specreason",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=[ADD],
+        ) as stream:
+            final = stream.get_final_completion().choices[0]
+    choices = [chunk.choices[0] for chunk in chunks if chunk.choices]
+    content = "".join(choice.delta.content or "" for choice in choices)
+    pieces = [piece for choice in choices for piece in choice.delta.tool_calls or []]
+    assert content == "Let me see."
+    assert [piece.index for piece in pieces] == [0] * len(pieces)
+    assert pieces[0].id
+    assert pieces[0].function is not None
+    assert pieces[0].function.name == "add"
+    assert not any(piece.id for piece in pieces[1:])
+    joined = "".join(piece.function.arguments or "" for piece in pieces if piece.function)
+    assert json.loads(joined) == {"a": 2, "b": 3}
+    assert choices[-1].finish_reason == "tool_calls"
+    assert final.message.tool_calls is not None
+    assert final.message.tool_calls[0].function.name == "add"
+
+
+def test_a_call_that_max_tokens_cuts_says_so() -> None:
+    with api() as official:
+        cut = official.chat.completions.create(
+            model="large-only",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=[ADD],
+            max_tokens=15,
+            extra_body={"policy": {"answer_reserve": 0}},
+        ).choices[0]
+    assert cut.finish_reason == "length"
+
+
+def test_a_model_without_a_place_for_tools_is_refused() -> None:
+    with (
+        api(Scripted(agent), Scripted(agent)) as official,
+        pytest.raises(BadRequestError) as caught,
+    ):
+        official.chat.completions.create(model="large-only", messages=[QUESTION], tools=[ADD])
+    assert "tools" in str(caught.value)
+
+
+def test_a_pair_of_different_forms_is_refused() -> None:
+    other = CallFormat('{"name": "', '", "parameters": ', "}")
+    with (
+        api(large=Scripted(agent, call_format=other)) as official,
+        pytest.raises(BadRequestError) as caught,
+    ):
+        official.chat.completions.create(model="specreason", messages=[QUESTION], tools=[ADD])
+    assert "different forms" in str(caught.value)
+
+
+CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"tools": [{"type": "web_search"}]}, "tools[0]"),
+    ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+    ({"tools": [ADD, ADD]}, "tools"),
+    ({"tools": [ADD] * 200}, "tools"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [ADD], "tool_choice": "maybe"}, "tool_choice"),
+    (
+        {"tools": [ADD], "tool_choice": {"type": "function", "function": {"name": "sub"}}},
+        "tool_choice",
+    ),
+    (
+        {
+            "tools": [
+                {
+                    "type": "function",
+                    "function": {"name": "a", "strict": True, "parameters": {"type": "strin"}},
+                }
+            ]
+        },
+        "tools[0].function.parameters",
+    ),
+    ({"tools": [ADD], "guided_regex": "a+"}, "tools"),
+    ({"functions": [{"name": "add"}]}, "functions"),
+    ({"messages": [QUESTION, {"role": "tool", "content": "5"}]}, "messages[1].tool_call_id"),
+    (
+        {"messages": [QUESTION, {"role": "tool", "content": "5", "tool_call_id": "c9"}]},
+        "messages[1].tool_call_id",
+    ),
+    (
+        {"messages": [{"role": "user", "content": "Hi", "tool_calls": [CALL]}, QUESTION]},
+        "messages[0].tool_calls",
+    ),
+    ({"messages": [QUESTION, {"role": "assistant"}, QUESTION]}, "messages[1].content"),
+    ({"messages": [{"role": "function", "content": "5", "name": "add"}]}, "messages[0].role"),
+    (
+        {
+            "messages": [
+                QUESTION,
+                {
+                    "role": "assistant",
+                    "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "[1]"}}],
+                },
+                {"role": "tool", "content": "5", "tool_call_id": "c1"},
+            ]
+        },
+        "messages[1].tool_calls[0].function.arguments",
+    ),
+]
+
+
+@pytest.mark.parametrize(("body", "place"), BAD, ids=range(len(BAD)))
+def test_bad_input_is_named(body: dict[str, Any], place: str) -> None:
+    with api() as official, pytest.raises(BadRequestError) as caught:
+        official.chat.completions.create(
+            **{"model": "large-only", "messages": [QUESTION]},
+            extra_body=body,
+        )
+    error: Any = caught.value.body
+    assert error["param"].startswith(place)
+    assert error["message"]
