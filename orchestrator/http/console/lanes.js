@@ -97,7 +97,7 @@ export class Lanes {
     const step = nice(span / Math.max(2, (width - LEFT) / 110));
     for (let at = 0; at <= span * 1.0001; at += step) {
       const x = place(at);
-      const text = at === 0 ? "0" : duration(at).replace(".0 ", " ");
+      const text = at === 0 ? "0" : duration(at).replace(/(\.\d*?)0+ (?=m?s$)/, (_, digits) => `${digits === "." ? "" : digits} `);
       g.textAlign = x > width - 40 ? "right" : at === 0 ? "left" : "center";
       g.fillText(text, Math.min(x, width - 6), base + 6);
     }

@@ -18,7 +18,7 @@ export class RunView {
     this.totals = h("section", { class: "totals", "aria-label": "Totals" });
     this.lanes = new Lanes();
     this.steps = new Steps();
-    this.empty = h("p", { class: "waiting", role: "status" });
+    this.empty = h("p", { class: "pending", role: "status" });
     this.answer = h("section", { class: "answer", "aria-label": "Answer", hidden: true });
     this.trouble = h("p", { class: "trouble", role: "alert", hidden: true });
     this.buttons = h("div", { class: "row actions" });
@@ -149,11 +149,12 @@ function totals(run) {
   if (!sum.accepted) return [];
   const estimate = run.largeOnly;
   const judged = sum.kept + sum.rejected;
+  const rate = run.metrics ? run.metrics.acceptance_rate : sum.kept ? sum.kept / judged : null;
   const discarded = run.metrics?.discarded_tokens ?? null;
   const figures = [
     figure(duration(run.ms), "time", run.status === "finished" && run.policyName !== "large-only" ? against(run, estimate) : null),
     figure(percent(sum.small / sum.accepted), "by the small model", `${number(sum.small)} of ${plural(sum.accepted, "accepted token")}`),
-    figure(judged ? percent(sum.kept / judged) : "–", "of judged drafts kept", judged ? `${number(sum.kept)} of ${number(judged)}` : "none was judged"),
+    figure(percent(rate), "of judged drafts kept", sum.kept ? `${number(sum.kept)} of ${number(judged)}` : rate === null ? "none was judged" : "accepted over judged drafts"),
     discarded === null ? null : figure(number(discarded), "tokens thrown away", `of ${number(run.metrics.small_tokens + run.metrics.large_tokens)} generated`),
     run.metrics ? figure(number(run.metrics.large_passes), "passes of the large model", `${number(run.metrics.judge_calls)} of its calls were judgements`) : null,
     money(run, sum),

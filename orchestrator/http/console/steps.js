@@ -81,7 +81,7 @@ export class Steps {
     if (authors.size === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
     else {
       body.classList.add("spans"); // who wrote which part matters more than how blocks are set
-      row.spans.forEach((span, index) => body.children[index].replaceChildren(...inline(span.text)));
+      row.spans.forEach((_, index) => body.children[index].replaceChildren(...inline(text(row, index))));
     }
   }
 
@@ -110,8 +110,11 @@ export class Steps {
 }
 
 function spans(row) {
-  return row.spans.map((span) => h("span", { class: `by ${span.author}`, title: `by the ${NAMES[span.author]}, ${plural(span.tokens, "token")}` }, plain(span.text)));
+  return row.spans.map((span, index) => h("span", { class: `by ${span.author}`, title: `by the ${NAMES[span.author]}, ${plural(span.tokens, "token")}` }, plain(text(row, index))));
 }
+
+/** A span's text, without the blank line that ends the step. */
+const text = (row, index) => (index === row.spans.length - 1 ? row.spans[index].text.trimEnd() : row.spans[index].text);
 
 export function badge(authors, rewritten = false) {
   const letters = rewritten ? ["S", "L"] : authors.map((author) => LETTERS[author]);

@@ -20,8 +20,8 @@ export class CompareView {
         this.question,
         h("div", { class: "samples" }, QUESTIONS.map((text) =>
           h("button", { type: "button", class: "chip", title: text, onclick: () => { this.question.value = text; this.ask(); } }, text))),
-        h("div", { class: "row" }, this.models[0], h("span", { class: "hint" }, "against"), this.models[1],
-          h("label", { class: "check" }, this.turns, "one after the other, so that times can be compared"),
+        h("div", { class: "row" }, this.models[0], h("span", { class: "inline" }, "against"), this.models[1],
+          h("label", { class: "check" }, this.turns, "one after the other, for fair times"),
           h("button", { class: "primary", type: "submit" }, "Compare"))),
       this.verdict, this.sides);
     this.load();

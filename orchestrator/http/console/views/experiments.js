@@ -109,7 +109,7 @@ function rule({ metric, quantile, at_most, at_least, worse_than_control_by }) {
   return at_least !== null ? `${what} at least ${at_least}` : `${what} worse than the control by at most ${worse_than_control_by}`;
 }
 
-const signed = (value) => (value === null ? "–" : `${value > 0 ? "+" : value < 0 ? "−" : ""}${number(Math.abs(value), Math.abs(value) < 10 ? 3 : 0)}`);
+const signed = (value) => (value === null ? "–" : `${value > 0 ? "+" : value < 0 ? "−" : ""}${Number(Math.abs(value).toPrecision(3)).toLocaleString("en")}`);
 
 /** An interval against zero, each on its own scale. */
 function whisker({ estimate, low, high }) {

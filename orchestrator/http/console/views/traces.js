@@ -47,7 +47,7 @@ export class TracesView {
       this.load();
       return;
     }
-    this.one.replaceChildren(h("p", { class: "waiting" }, "…"));
+    this.one.replaceChildren(h("p", { class: "pending" }, "…"));
     const run = new Run("", "");
     run.traceId = id;
     try {
