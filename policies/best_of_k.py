@@ -65,6 +65,10 @@ class BestOfK(Stepwise):
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
     @property
+    def width(self) -> int:
+        return self.k
+
+    @property
     def one_vocabulary(self) -> bool:
         return self.scoring == "likelihood"
 

@@ -446,7 +446,10 @@ class OrchestratorSpec(Strict):
 class LimitsSpec(Strict):
     """What one replica of the orchestrator takes on (`orchestrator.http.limits.ServiceLimits`)."""
 
-    concurrent: int = Field(default=64, ge=1, description="requests at once; one more is 429")
+    concurrent: int = Field(
+        default=64, ge=1, description="requests at once, by the calls each makes; one more waits"
+    )
+    wait_s: float = Field(default=2.0, ge=0, description="for a place; then it is 429")
     max_tokens: int = Field(default=2048, ge=1, description="cap where a request names none")
     max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
     deadline_s: float = Field(default=600.0, gt=0, description="wall time of a request, seconds")

@@ -23,6 +23,7 @@ In reading order, the first six as a request meets them:
 - `call_reader`: text and calls of tools, told apart in an answer as it comes.
 - `rendering`: a request and its response as JSON.
 - `errors`: every error as an HTTP response.
+- `admission`: places for requests, shared fairly between keys, and when to try again.
 - `auth`: keys, and what each may do.
 - `cors`: which pages of other origins may ask.
 - `limits`: what one replica takes on.

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class ServiceLimits:
     """Times in seconds, sizes in bytes, `max_tokens` in tokens."""
 
-    concurrent: int = 64  # requests being answered; one more is refused with 429
+    concurrent: int = 64  # calls of requests being answered; one more waits
+    wait_s: float = 2.0  # for a place, before a request is refused with 429
     max_tokens: int = 2048  # for a request that names none
     max_tokens_cap: int = 32_768  # the most that a request may name
     deadline_s: float | None = 600.0  # wall time of a request; None: no limit

@@ -8,11 +8,10 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
-    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
@@ -23,9 +22,10 @@ from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
 from orchestrator.experiments.experimenter import AssignmentFacts, Experimenter
 from orchestrator.experiments.runs import Runs
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
+from orchestrator.http.admission import Admission
 from orchestrator.http.auth import Access
 from orchestrator.http.context import RequestContext
-from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused, shutting_down
+from orchestrator.http.errors import shutting_down
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
@@ -126,7 +126,7 @@ class Service:
     watcher: ConfigWatcher = field(init=False)
     outbox: Outbox = field(init=False)
     experimenter: Experimenter = field(init=False)
-    live: int = field(init=False, default=0)  # requests being answered
+    admission: Admission = field(init=False)
     draining: bool = field(init=False, default=False)  # no others are taken on
     cuts: set[Callable[[], object]] = field(init=False, default_factory=set)  # one for each answer
     quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # there are none
@@ -134,6 +134,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.quiet.set()
+        self.admission = Admission(self.limits.concurrent, self.limits.wait_s)
         self.metrics = ServiceMetrics(self.registry)
         self.responses = Counter(
             "baton_http_responses",
@@ -221,7 +222,7 @@ class Service:
         if self.draining:
             raise shutting_down()
         await self._choose_policy(context)  # a request that can never be answered gets no 429
-        with self.place():
+        async with self.place(context):
             yield
 
     def default(self, name: str) -> Policy:
@@ -321,24 +322,23 @@ class Service:
         except InvalidRequest as error:
             raise ConfigError(f"the defaults of {name}: {error.message}") from None
 
-    @contextmanager
-    def place(self) -> Iterator[None]:
-        if self.live >= self.limits.concurrent:
-            raise RequestRefused(
-                429,
-                "too many requests are being answered; try again shortly",
-                code="rate_limit_exceeded",
-                kind="rate_limit_error",
-                headers={"retry-after": str(RETRY_AFTER_S)},
-            )
-        self.live += 1
-        self.quiet.clear()
-        try:
-            yield
-        finally:
-            self.live -= 1
-            if not self.live:
-                self.quiet.set()
+    @asynccontextmanager
+    async def place(self, context: RequestContext) -> AsyncIterator[None]:
+        """A place for a request, within the share of its key."""
+        async with self.admission.place(context.key or "", context.policy.width):
+            if self.draining:
+                raise shutting_down()
+            self.quiet.clear()
+            try:
+                yield
+            finally:
+                if self.admission.live == 1:  # this one alone
+                    self.quiet.set()
+
+    @property
+    def live(self) -> int:
+        """Requests being answered."""
+        return self.admission.live
 
     def drain(self) -> int:
         """Take on no more requests; returns how many are still being answered."""

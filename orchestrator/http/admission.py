@@ -1,0 +1,148 @@
+"""Who is answered next: places for requests, shared fairly between those who ask.
+
+A request takes as many places as its policy makes calls at once. Where none is free it waits for a
+short while; a place that becomes free goes to whoever holds the least, not to whoever asked most
+often. One more than may wait pushes out the last of whoever asks for most.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused
+
+MOST_RETRY_AFTER_S: Final = 60
+_WEIGHT: Final = 0.1  # of the newest request in the mean duration
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    owner: str
+    cost: int
+    granted: asyncio.Future[None] = field(default_factory=asyncio.Future)
+
+
+class Admission:
+    """The places of one replica.
+
+    Args:
+        places: for requests of one call at a time.
+        wait_s: seconds for which a request waits for its place.
+        clock: seconds of a clock that only goes forward.
+    """
+
+    def __init__(
+        self, places: int, wait_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._places, self._wait_s, self._clock = places, wait_s, clock
+        self._taken, self._live = 0, 0
+        self._held: dict[str, int] = defaultdict(int)  # places, by owner
+        self._waiting: list[_Waiting] = []  # in the order in which they came
+        self._mean_s = float(RETRY_AFTER_S)  # that a place is taken
+
+    @property
+    def live(self) -> int:
+        """Requests that have their places."""
+        return self._live
+
+    @asynccontextmanager
+    async def place(self, owner: str, cost: int = 1) -> AsyncIterator[None]:
+        """`cost` places for a request of `owner`, once they are free.
+
+        Raises:
+            RequestRefused: 429, they were not in time; says when to try again.
+        """
+        cost = min(cost, self._places)
+        if self._waiting or self._taken + cost > self._places:
+            await self._wait(owner, cost)
+        else:
+            self._take(owner, cost)
+        began = self._clock()
+        try:
+            yield
+        finally:
+            self._mean_s += _WEIGHT * (self._clock() - began - self._mean_s)
+            self._release(owner, cost)
+
+    def retry_after_s(self) -> int:
+        """Seconds until a request that comes then should find a place: those that wait, and one
+        more, at the pace at which places have become free."""
+        wanted = sum(one.cost for one in self._waiting) + 1
+        seconds = math.ceil(self._mean_s * wanted / self._places)
+        return min(max(RETRY_AFTER_S, seconds), MOST_RETRY_AFTER_S)
+
+    async def _wait(self, owner: str, cost: int) -> None:
+        if not self._wait_s:
+            raise self._refusal()
+        mine = _Waiting(owner, cost)
+        self._waiting.append(mine)
+        if len(self._waiting) > self._places:
+            self._push_out()
+        self._grant()
+        try:
+            async with asyncio.timeout(self._wait_s):
+                await mine.granted
+        except TimeoutError:
+            if not _granted(mine):
+                raise self._refusal() from None
+        except asyncio.CancelledError:
+            if _granted(mine):
+                self._release(owner, cost)
+            raise
+        finally:
+            if mine in self._waiting:
+                self._waiting.remove(mine)
+                self._grant()  # it may have been in the way of a smaller one
+
+    def _push_out(self) -> None:
+        """Refuse the last of those who hold and want most."""
+        wanted = defaultdict(int, self._held)
+        for one in self._waiting:
+            wanted[one.owner] += one.cost
+        most = max(reversed(self._waiting), key=lambda one: wanted[one.owner])
+        self._waiting.remove(most)
+        most.granted.set_exception(self._refusal())
+
+    def _grant(self) -> None:
+        """Give what is free to those who hold the least; the first of them first."""
+        while self._waiting:
+            first = min(self._waiting, key=lambda one: self._held.get(one.owner, 0))
+            if self._taken + first.cost > self._places:
+                return  # it is its turn, and others do not keep it waiting
+            self._waiting.remove(first)
+            self._take(first.owner, first.cost)
+            first.granted.set_result(None)
+
+    def _take(self, owner: str, cost: int) -> None:
+        self._taken += cost
+        self._live += 1
+        self._held[owner] += cost
+
+    def _release(self, owner: str, cost: int) -> None:
+        self._taken -= cost
+        self._live -= 1
+        self._held[owner] -= cost
+        if not self._held[owner]:
+            del self._held[owner]
+        self._grant()
+
+    def _refusal(self) -> RequestRefused:
+        return RequestRefused(
+            429,
+            "too many requests are being answered; try again later",
+            code="rate_limit_exceeded",
+            kind="rate_limit_error",
+            headers={"retry-after": str(self.retry_after_s())},
+        )
+
+
+def _granted(one: _Waiting) -> bool:
+    done = one.granted.done() and not one.granted.cancelled()
+    return done and one.granted.exception() is None
