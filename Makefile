@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-real real-pair check results results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup serve test test-vllm test-real real-pair check clients fuzz-api results results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -41,6 +41,16 @@ real-pair: $(STAMP) ## fetch pretrained models to build/real-pair (3 minutes, 7 
 
 test-real: real-pair ## a short set over pretrained models (10 minutes)
 	@$(BIN)/python -m pytest -m real tests/real --durations=5
+
+# Each client's environment is of its own; URL= names a running service instead of the embedded pair.
+CLIENTS := build/clients
+
+clients: $(STAMP) ## every client and tool of others against the service, docs/clients.md (20 minutes, 6 GB)
+	@test -x $(CLIENTS)/bin/uv || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/pip install --quiet uv==0.13.9; }
+	@$(BIN)/python -m tests.clients.run $(if $(URL),--url $(URL))
+
+fuzz-api: $(STAMP) ## 10,000 requests made from /openapi.json, right and wrong ones (5 minutes)
+	@FUZZ_CASES=15000 $(BIN)/python -m pytest -s tests/orchestrator/http/test_fuzz.py
 
 check: $(STAMP) ## lint and type-check
 	@$(BIN)/ruff check .

@@ -189,6 +189,7 @@ class Scripted:
             tuple(drafted),
             tuple(options),
             nll if draft.finish in ("think_end", "eos") else None,
+            (-nll,) * len(options),
         )
 
     def _continuation(self, transcript: Transcript) -> str:

@@ -61,7 +61,7 @@ class ChatMessage(BaseModel):
 
     Earlier reasoning is not shown to the models again, as reasoning models are trained to expect,
     but where it came before calls of tools: there the model's chat template decides. A `name` is
-    accepted, and shown for a tool alone. The rest must be empty.
+    accepted, and shown for a tool alone; a gateway's own fields are accepted. The rest must be empty.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -79,6 +79,8 @@ class ChatMessage(BaseModel):
     tool_call_id: Annotated[str, Field(max_length=256)] | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    reasoning_details: list[Any] | None = None
+    provider_specific_fields: dict[str, Any] | None = None
     refusal: None = None
     audio: None = None
     name: Annotated[str, Field(max_length=256)] | None = None

@@ -1,0 +1,57 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["any-llm-sdk[openai]==1.40.2"]
+# ///
+"""any-llm."""
+
+import json
+
+import probe
+from any_llm import completion
+
+
+def ask(turns, **more):
+    return completion(
+        model=probe.MODEL,
+        provider="openai",
+        api_base=probe.URL,
+        api_key=probe.KEY,
+        messages=turns,
+        **more,
+    )
+
+
+ASKED = [{"role": "user", "content": probe.QUESTION}]
+
+
+def chat():
+    return ask(ASKED).choices[0].message.content
+
+
+def stream():
+    return [chunk.choices[0].delta.content or "" for chunk in ask(ASKED, stream=True)]
+
+
+def reasoning():
+    return ask(ASKED).choices[0].message.reasoning.content
+
+
+def structured():
+    return json.loads(ask(ASKED, response_format=probe.FORM).choices[0].message.content)
+
+
+def tools():
+    asked = [{"role": "user", "content": probe.TOOL_QUESTION}]
+    reply = ask(asked, tools=[probe.TOOL])
+    made = reply.choices[0].message.tool_calls[0].function
+    return made.name, made.arguments
+
+
+def history():
+    turns = [{"role": "user", "content": probe.EARLIER}]
+    turns.append(ask(turns).choices[0].message)
+    turns.append({"role": "user", "content": probe.LATER})
+    return ask(turns).choices[0].message.content
+
+
+probe.run(globals())

@@ -1,0 +1,65 @@
+"""What the service's own description allows, and what it does not, sent to the service.
+
+`FUZZ_CASES` is the number of requests (`make fuzz-api` sends 10,000). Every answer must be one that
+the description lists, and none a failure of the service.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+from starlette.testclient import TestClient
+
+from orchestrator.http.app import create_app
+from tests.orchestrator.serving import HTTP, service, serving
+
+DOCUMENT = TestClient(create_app(service())).get("/openapi.json").json()
+for body in ("ChatRequest", "CompletionRequest", "ResponsesRequest"):  # else all of them are 404
+    models = ["baton", "large-only", "specreason", "best-of-k", "nonesuch"]
+    DOCUMENT["components"]["schemas"][body]["properties"]["model"] = {"enum": models}
+OPERATIONS = [found.ok() for found in schemathesis.openapi.from_dict(DOCUMENT).get_all_operations()]
+KINDS = [(operation, GenerationMode.POSITIVE) for operation in OPERATIONS] + [
+    (operation, GenerationMode.NEGATIVE)
+    for operation in OPERATIONS
+    if operation.body or operation.query  # else nothing can be wrong with it
+]
+CASES = int(os.environ.get("FUZZ_CASES", "300")) // len(KINDS)
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_schema_conformance,
+)
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    with serving(service()) as url:
+        yield url
+        lines = HTTP.get(f"{url}/metrics").text.splitlines()
+        print(*(line for line in lines if line.startswith("baton_http_responses_total")), sep="\n")
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize(("operation", "mode"), KINDS, ids=lambda one: getattr(one, "label", one))
+def test_every_answer_is_one_that_the_description_lists(
+    url: str, operation: Any, mode: GenerationMode
+) -> None:
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
+    def send(case: Any) -> None:
+        case.call_and_validate(base_url=url, checks=CHECKS, timeout=30)
+
+    send()
