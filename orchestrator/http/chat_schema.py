@@ -61,7 +61,8 @@ class ChatMessage(BaseModel):
 
     Earlier reasoning is not shown to the models again, as reasoning models are trained to expect,
     but where it came before calls of tools: there the model's chat template decides. A `name` is
-    accepted, and shown for a tool alone; a gateway's own fields are accepted. The rest must be empty.
+    accepted, and shown for a tool alone; a gateway's own fields are accepted. The rest must be
+    empty.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
