@@ -117,7 +117,7 @@ class Scripted:
                 empty = Segment(call.author, "", finish="length")  # type: ignore[arg-type]
                 has_tools = call.transcript.messages[0].role == "tools"
                 if has_tools and self.call_format is None:
-                    raise InvalidRequest("tools: this model has no place for tools")
+                    raise InvalidRequest("tools: this model has no place for tools", param="tools")
                 calls = self.call_format if has_tools else None
                 yield Generation(empty, Usage(prompt), thinks=self.thinks, calls=calls)
                 return

@@ -16,6 +16,7 @@ In reading order, the first six as a request meets them:
 - `completion_schema`: what a request to continue a text may say.
 - `completion_format`: an answer in the form of a text completion.
 - `responses_schema`: what a request for a response may say.
+- `responses_input`: the items of its input, as turns of a conversation.
 - `responses_format`: an answer in the form of a response, with its stream of events.
 - `openapi`: the service's own description, made of what checks its requests.
 - `docs_page`: that description as a page for people.

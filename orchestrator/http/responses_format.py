@@ -1,7 +1,8 @@
 """An answer in the form of OpenAI's responses: `POST /v1/responses`.
 
-The accepted thought is a reasoning item, whose summary it is; the answer is a message. In a stream
-each is announced, comes in deltas and is completed, every event with its number.
+The accepted thought is a reasoning item, whose summary it is; the answer is a message, and a call
+of a tool an item of its own. In a stream each is announced, comes in deltas and is completed, every
+event with its number. An answer that is not streamed is made of the same items.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from itertools import count, groupby
 from typing import Any, Literal
 
+from orchestrator.http.call_reader import AnswerReader, CallPiece, Piece
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import RESPONSE, Json, Stripped, baton, dump, finish_reason, usage
@@ -19,6 +21,8 @@ from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, TextDelta
 
 Phase = Literal["thought", "answer"]
+Kind = Literal["thought", "answer", "call"]
+"""What an item holds."""
 
 
 class ResponsesFormat(AnswerFormat):
@@ -29,10 +33,17 @@ class ResponsesFormat(AnswerFormat):
         assert isinstance(context.body, ResponsesRequest)
         self._body = context.body
         self._numbers, self._strip = count(), Stripped()
-        self._open: Phase | None = None  # what the item that is being streamed holds
-        self._items = 0  # completed ones
+        self._answer = AnswerReader(context, response)
+        self._open: Kind | None = None  # what the item that is being written holds
+        self._text = ""  # of that item, so far
+        self._items: list[Json] = []  # completed ones
 
     def whole(self) -> Json:
+        for phase, text in (("thought", self.response.thought), ("answer", self.response.answer)):
+            for _ in self._read(phase, text):  # type: ignore[arg-type]
+                pass
+        for _ in self._end():
+            pass
         return self._finished()
 
     def begin(self) -> bytes:
@@ -45,9 +56,7 @@ class ResponsesFormat(AnswerFormat):
         return b"".join(self._events(events))
 
     def end(self) -> bytes:
-        data = b"".join(self._close())
-        if not self.response.answer:  # a message there is always
-            data += b"".join((*self._begin_item("answer"), *self._close()))
+        data = b"".join(self._end())
         finished = self._finished()
         return data + self._event(f"response.{finished['status']}", response=finished)
 
@@ -64,47 +73,83 @@ class ResponsesFormat(AnswerFormat):
     def _events(self, events: Sequence[Event]) -> Iterator[bytes]:
         texts = [event for event in events if isinstance(event, TextDelta)]
         for phase, group in groupby(texts, key=lambda text: text.phase):
-            text = "".join(item.text for item in group)
-            if phase == "answer":
-                text = self._strip.feed(text)
-            if not text:
-                continue
-            if self._open != phase:
-                yield from self._close()
-                yield from self._begin_item(phase)
-            if phase == "thought":
-                yield self._part_event("response.reasoning_summary_text.delta", phase, delta=text)
-            else:
-                yield self._part_event("response.output_text.delta", phase, delta=text, logprobs=[])
+            yield from self._read(phase, "".join(item.text for item in group))
 
-    def _begin_item(self, phase: Phase) -> Iterator[bytes]:
-        self._open = phase
+    def _read(self, phase: Phase, text: str) -> Iterator[bytes]:
+        pieces = [text] if phase == "thought" else self._answer.feed(text)
+        for piece in pieces:
+            yield from self._piece(phase, piece)
+
+    def _end(self) -> Iterator[bytes]:
+        for piece in self._answer.end():
+            yield from self._piece("answer", piece)
+        yield from self._close()
+        if not any(item["type"] != "reasoning" for item in self._items):
+            yield from self._begin_item("answer")  # a message there is, where nothing is called
+            yield from self._close()
+
+    def _piece(self, phase: Phase, piece: Piece) -> Iterator[bytes]:
+        if isinstance(piece, CallPiece):
+            if piece.name is not None:
+                yield from self._close()
+                yield from self._begin_item("call")
+            self._text += piece.arguments
+            if piece.arguments:
+                yield self._item_event(
+                    "response.function_call_arguments.delta", delta=piece.arguments
+                )
+            return
+        text = piece if phase == "thought" else self._strip.feed(piece)
+        if not text:
+            return
+        if self._open != phase:
+            yield from self._close()
+            yield from self._begin_item(phase)
+        self._text += text
+        if phase == "thought":
+            yield self._part_event("response.reasoning_summary_text.delta", phase, delta=text)
+        else:
+            yield self._part_event("response.output_text.delta", phase, delta=text, logprobs=[])
+
+    def _begin_item(self, kind: Kind) -> Iterator[bytes]:
+        self._open, self._text = kind, ""
         yield self._event(
             "response.output_item.added",
-            output_index=self._items,
-            item=self._item(phase, None, "in_progress"),
+            output_index=len(self._items),
+            item=self._item(kind, None, "in_progress"),
         )
-        yield self._part_event(f"response.{_PART[phase]}.added", phase, part=_part(phase, ""))
+        if kind != "call":
+            yield self._part_event(f"response.{_PART[kind]}.added", kind, part=_part(kind, ""))
 
     def _close(self) -> Iterator[bytes]:
-        """Complete the item that is being streamed, if one is."""
-        phase, self._open = self._open, None
-        if phase is None:
+        """Complete the item that is being written, if one is."""
+        kind, text = self._open, self._text
+        if kind is None:
             return
-        text = self.response.thought if phase == "thought" else self.response.answer
-        if phase == "thought":
-            yield self._part_event("response.reasoning_summary_text.done", phase, text=text)
+        if kind == "thought":
+            yield self._part_event("response.reasoning_summary_text.done", kind, text=text)
+        elif kind == "answer":
+            yield self._part_event("response.output_text.done", kind, text=text, logprobs=[])
         else:
-            yield self._part_event("response.output_text.done", phase, text=text, logprobs=[])
-        yield self._part_event(f"response.{_PART[phase]}.done", phase, part=_part(phase, text))
-        item = self._item(phase, text, self._status(phase))
-        yield self._event("response.output_item.done", output_index=self._items, item=item)
-        self._items += 1
+            name = self._answer.calls[-1].name
+            yield self._item_event(
+                "response.function_call_arguments.done", name=name, arguments=text
+            )
+        if kind != "call":
+            yield self._part_event(f"response.{_PART[kind]}.done", kind, part=_part(kind, text))
+        item = self._item(kind, text, self._status("thought" if kind == "thought" else "answer"))
+        yield self._event("response.output_item.done", output_index=len(self._items), item=item)
+        self._items.append(item)
+        self._open = None
 
     def _part_event(self, kind: str, phase: Phase, **more: Any) -> bytes:
         index = "summary_index" if phase == "thought" else "content_index"
+        return self._item_event(kind, **{index: 0}, **more)
+
+    def _item_event(self, kind: str, **more: Any) -> bytes:
+        assert self._open is not None
         return self._event(
-            kind, item_id=self._item_id(phase), output_index=self._items, **{index: 0}, **more
+            kind, item_id=self._item_id(self._open), output_index=len(self._items), **more
         )
 
     def _event(self, kind: str, **more: Any) -> bytes:
@@ -112,16 +157,12 @@ class ResponsesFormat(AnswerFormat):
         return b"event: " + kind.encode() + b"\ndata: " + dump(data) + b"\n\n"
 
     def _finished(self) -> Json:
-        response, output = self.response, []
-        if response.thought:
-            output.append(self._item("thought", response.thought, self._status("thought")))
-        output.append(self._item("answer", response.answer, self._status("answer")))
-        status = "incomplete" if finish_reason(response) == "length" else "completed"
+        status = "incomplete" if finish_reason(self.response) == "length" else "completed"
         return {
-            **self._response(status, output),
+            **self._response(status, self._items),
             "completed_at": int(time.time()) if status == "completed" else None,
             "usage": self._usage(),
-            "baton": baton(self.context, response),
+            "baton": baton(self.context, self.response),
         }
 
     def _status(self, phase: Phase) -> str:
@@ -136,15 +177,23 @@ class ResponsesFormat(AnswerFormat):
             cut = not transcript.answer or transcript.answer[-1].finish not in ("eos", "stop")
         return "incomplete" if cut else "completed"
 
-    def _item(self, phase: Phase, text: str | None, status: str) -> Json:
-        parts = [] if text is None else [_part(phase, text)]
-        head = {"id": self._item_id(phase), "status": status}
-        if phase == "thought":
+    def _item(self, kind: Kind, text: str | None, status: str) -> Json:
+        head = {"id": self._item_id(kind), "status": status}
+        if kind == "call":
+            call = self._answer.calls[-1]
+            named = {"call_id": call.id, "name": call.name, "arguments": text or ""}
+            return {**head, "type": "function_call", **named}
+        parts = [] if text is None else [_part(kind, text)]
+        if kind == "thought":
             return {**head, "type": "reasoning", "summary": parts}
         return {**head, "type": "message", "role": "assistant", "content": parts}
 
-    def _item_id(self, phase: Phase) -> str:
-        return f"{'rs' if phase == 'thought' else 'msg'}_{self.context.trace_id}"
+    def _item_id(self, kind: Kind) -> str:
+        if kind == "call":
+            return "fc_" + self._answer.calls[-1].id.removeprefix("call_")
+        name = f"{'rs' if kind == 'thought' else 'msg'}_{self.context.trace_id}"
+        more = sum(item["id"].startswith(name) for item in self._items)
+        return f"{name}_{more}" if more else name
 
     def _response(self, status: str, output: list[Json]) -> Json:
         body, cut = self._body, status == "incomplete"
@@ -161,14 +210,14 @@ class ResponsesFormat(AnswerFormat):
             "metadata": body.metadata,
             "model": body.model,
             "output": output,
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": body.parallel_tool_calls,
             "previous_response_id": None,
             "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
             "store": False,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
-            "tool_choice": "none",
-            "tools": [],
+            "text": body.text.model_dump(by_alias=True, exclude_none=True),
+            "tool_choice": body.tool_choice_as_given,
+            "tools": [tool.model_dump() for tool in body.tools],
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,

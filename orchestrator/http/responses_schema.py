@@ -1,17 +1,19 @@
 """The body of `POST /v1/responses`: OpenAI's newer form of a conversation, kept nowhere.
 
 Nothing is remembered between requests: a client sends the conversation so far as `input`, replies
-with their reasoning items as they came. Reasoning items are not shown to the models again, as
-reasoning models are trained to expect.
+with their reasoning items as they came (`responses_input`).
 """
 
 from __future__ import annotations
 
+import json
+from functools import cached_property
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
-from pydantic_core import PydanticCustomError
 
+from orchestrator.grammar import check
+from orchestrator.http.responses_input import read_input
 from orchestrator.http.schemas import (
     EFFORT,
     HINTS,
@@ -19,9 +21,16 @@ from orchestrator.http.schemas import (
     GenerationRequest,
     contradiction,
 )
-from orchestrator.types import Message, Role
-
-_PART_TYPES = ("input_text", "output_text", "text")
+from orchestrator.http.structured_outputs import ANY_OBJECT
+from orchestrator.http.tools import (
+    MAX_TOOLS,
+    AllowedChoice,
+    FunctionTool,
+    ToolChoice,
+    ToolReference,
+    ToolUse,
+)
+from orchestrator.types import Constraint, Message
 
 
 class Reasoning(BaseModel):
@@ -34,66 +43,47 @@ class Reasoning(BaseModel):
 
 
 class TextFormat(BaseModel):
+    """`text.format`: as `response_format` of a chat completion, but flat."""
+
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
-    type: Literal["text"] = "text"
+    type: Literal["text", "json_object", "json_schema"] = "text"
+    name: Annotated[str, Field(max_length=64)] | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+    @property
+    def constraint(self) -> Constraint | None:
+        if self.type == "json_schema":
+            return Constraint("json_schema", json.dumps(self.schema_))
+        return Constraint("json_schema", ANY_OBJECT) if self.type == "json_object" else None
 
 
 class TextSettings(BaseModel):
-    """`text`: the form of the answer, which is plain text."""
+    """`text`: the form of the answer."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     format: TextFormat = TextFormat()
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-def _items(given: object) -> object:
-    """The messages of an `input`, each as its role and its text; reasoning items are left out."""
-    if isinstance(given, str):
-        return [("user", given)]
-    if not isinstance(given, list):
-        raise PydanticCustomError("invalid_type", "must be a string or an array of items")
-    return [
-        _message(item)
-        for item in given
-        if not isinstance(item, dict) or item.get("type") != "reasoning"
-    ]
+class ResponsesTool(FunctionTool):
+    """A function that may be called, as responses have it: flat."""
+
+    type: Literal["function"]
 
 
-def _message(item: object) -> tuple[str, str]:
-    if not isinstance(item, dict) or item.get("type", "message") != "message":
-        kind = item.get("type") if isinstance(item, dict) else None
-        named = f"{kind[:64]!r} items" if isinstance(kind, str) else "such items"
-        raise PydanticCustomError(
-            "unsupported_parameter",
-            "{named} are not supported: messages and reasoning items are",
-            {"named": named},
-        )
-    unknown = item.keys() - {"type", "role", "content", "id", "status", "phase"}
-    if unknown:
-        raise PydanticCustomError(
-            "unknown_parameter",
-            "unknown in a message: {names}",
-            {"names": ", ".join(sorted(unknown))[:200]},
-        )
-    role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
-    if role not in ("system", "user", "assistant"):
-        raise PydanticCustomError(
-            "invalid_value", "the role must be user, assistant, system or developer"
-        )
-    return str(role), _text(item.get("content"))
-
-
-def _text(content: object) -> str:
-    if isinstance(content, str):
-        return content
-    if not isinstance(content, list) or not content:
-        raise PydanticCustomError("invalid_type", "content must be a string or an array of parts")
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") not in _PART_TYPES:
-            raise PydanticCustomError("unsupported_parameter", "only text parts are supported")
-        if not isinstance(part.get("text"), str):
-            raise PydanticCustomError("invalid_type", "the text of a part must be a string")
-    return "\n".join(part["text"] for part in content)
+def _choice(given: object) -> object:
+    """The choice as a chat completion has it: the function's name a level below."""
+    if not isinstance(given, dict):
+        return given
+    if given.get("type") == "function" and "name" in given:
+        rest = {key: value for key, value in given.items() if key != "name"}
+        return {**rest, "function": {"name": given["name"]}}
+    if given.get("type") == "allowed_tools" and isinstance(tools := given.get("tools"), list):
+        allowed = {"mode": given.get("mode"), "tools": list(map(_choice, tools))}
+        return {"type": "allowed_tools", "allowed_tools": allowed}
+    return given
 
 
 class ResponsesRequest(GenerationRequest):
@@ -101,8 +91,6 @@ class ResponsesRequest(GenerationRequest):
 
     hints: ClassVar[frozenset[str]] = (HINTS - {"verbosity"}) | {"include", "max_tool_calls"}
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
-        "tools": ([],),
-        "tool_choice": ("none", "auto"),
         "previous_response_id": (),
         "conversation": (),
         "prompt": (),
@@ -116,24 +104,44 @@ class ResponsesRequest(GenerationRequest):
     question_name: ClassVar[str] = "input"
 
     input: Annotated[
-        list[tuple[Literal["system", "user", "assistant"], str]],
+        tuple[Message, ...],
         Field(min_length=1, max_length=2048),
-        BeforeValidator(_items, json_schema_input_type=str | list[dict[str, Any]]),
-    ] = Field(strict=False, description="the question, or the conversation so far as items")
+        BeforeValidator(read_input, json_schema_input_type=str | list[dict[str, Any]]),
+    ] = Field(description="the question, or the conversation so far as items")
     instructions: str | None = Field(default=None, description="a system message before the input")
     max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="cap on thought and answer together"
     )
     reasoning: Reasoning = Reasoning()
     text: TextSettings = TextSettings()
+    tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] = Field(
+        default_factory=list, description="functions that the answer may call"
+    )
+    tool_choice: Annotated[
+        ToolChoice | None,
+        BeforeValidator(_choice, json_schema_input_type=str | dict[str, Any] | None),
+    ] = Field(
+        default=None, description="auto (the default), none, required, or a function by its name"
+    )
+    parallel_tool_calls: bool = Field(
+        default=True, description="whether one answer may make several calls"
+    )
 
     @model_validator(mode="after")
     def _ends_with_a_question(self) -> ResponsesRequest:
-        role, text = self.input[-1]
-        if role == "assistant":
+        last = self.input[-1]
+        if last.role == "assistant":
             raise contradiction("input", "the last message must be the user's")
-        if not text.strip():
+        if last.role != "tool" and not last.content.strip():
             raise contradiction("input", "the question is empty")
+        form = self.text.format
+        if (form.type == "json_schema") != (form.schema_ is not None):
+            raise contradiction(
+                "text.format.schema", "must be given where the type is json_schema, and only there"
+            )
+        if form.constraint is not None:
+            check(form.constraint, "text.format.schema")
+        self._tools  # noqa: B018 (a choice without such a tool is refused here)
         return self
 
     @property
@@ -152,9 +160,35 @@ class ResponsesRequest(GenerationRequest):
         share = EFFORT[self.reasoning.effort] if self.reasoning.effort else None
         return None if share is None else max(1, int(share * max_tokens))
 
+    @cached_property
+    def _tools(self) -> ToolUse:
+        return ToolUse(
+            self.tools,
+            self.tool_choice,
+            parallel=self.parallel_tool_calls,
+            form=self.text.format.constraint,
+        )
+
+    @property
+    def tool_choice_as_given(self) -> str | dict[str, Any]:
+        """The choice in the form of responses."""
+        if isinstance(self.tool_choice, ToolReference):
+            return {"type": "function", "name": self.tool_choice.function.name}
+        if isinstance(self.tool_choice, AllowedChoice):
+            allowed = self.tool_choice.allowed_tools
+            tools = [{"type": "function", "name": tool.function.name} for tool in allowed.tools]
+            return {"type": "allowed_tools", "mode": allowed.mode, "tools": tools}
+        return self.tool_choice or ("auto" if self.tools else "none")
+
+    @property
+    def constraint(self) -> Constraint | None:
+        return self._tools.constraint
+
+    @property
+    def tool_names(self) -> frozenset[str]:
+        return self._tools.names
+
     @property
     def conversation(self) -> tuple[Message, ...]:
-        turns: list[tuple[Role, str]] = [(role, text) for role, text in self.input]
-        if self.instructions:
-            turns.insert(0, ("system", self.instructions))
-        return tuple(Message(role, text) for role, text in turns)
+        system = (Message("system", self.instructions),) if self.instructions else ()
+        return (*self._tools.messages, *system, *self.input)
