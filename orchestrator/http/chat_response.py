@@ -155,8 +155,9 @@ class ChatResponse(Response):
         with ExitStack() as observers:
             observers.enter_context(service.metrics.request(context.policy_name, response))
             if service.spans is not None:
-                named = {"trace_id": context.trace_id, "policy": context.policy_name}
-                observers.enter_context(service.spans.request(context.headers, named, response))
+                observers.enter_context(
+                    service.spans.request(context.headers, context.span_attributes, response)
+                )
             events = service.solve(
                 context.policy,
                 context.messages,

@@ -44,6 +44,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
     }
 
     question_name: ClassVar[str] = "prompt"
+    operation: ClassVar[str] = "text_completion"
 
     prompt: Annotated[
         str | list[int],

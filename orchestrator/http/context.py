@@ -97,6 +97,25 @@ class RequestContext:
         return None if name is None else f"{self.key or ''}:{name}"
 
     @property
+    def span_attributes(self) -> dict[str, str | int | float]:
+        """What its span says from the start, in OpenTelemetry's words and a few of Baton's."""
+        version = f"@{self.version}" if self.version else ""
+        sampling, seed = self.sampling, self.body.seed
+        return {
+            "baton.trace_id": self.trace_id,
+            "baton.policy": self.policy_name,
+            "gen_ai.operation.name": self.body.operation,
+            "gen_ai.provider.name": "baton",
+            "gen_ai.request.model": self.body.model,
+            "gen_ai.response.model": f"{self.policy_name}{version}",
+            "gen_ai.response.id": self.trace_id,
+            "gen_ai.request.max_tokens": self.limits.max_tokens,
+            "gen_ai.request.temperature": sampling.temperature,
+            "gen_ai.request.top_p": sampling.top_p,
+            **({} if seed is None else {"gen_ai.request.seed": seed}),
+        }
+
+    @property
     def session(self) -> str | None:
         """The client's session, a unit that experiments may be assigned by."""
         return self.headers.get("x-session-id") or None

@@ -111,12 +111,14 @@ class GenerationRequest(BaseModel):
         hints: parameters of that path that change no answer.
         unsupported: those that Baton does not have, and the values that are harmless.
         question_name: the parameter that holds what is to be answered.
+        operation: what is asked for, in OpenTelemetry's words.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     hints: ClassVar[frozenset[str]] = HINTS
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED
     question_name: ClassVar[str] = "messages"
+    operation: ClassVar[str] = "chat"
 
     model: str = Field(description="a policy, or one of its published versions: NAME@VERSION")
     temperature: Annotated[float, Field(ge=0, le=2)] = Field(default=0.0, description="0 is greedy")

@@ -1,12 +1,14 @@
 """OpenTelemetry spans of a request, its steps, and the calls each step took.
 
-    request                     policy, outcome, tokens
+    chat MODEL                  policy, outcome, tokens
     ├── generate                the prompt's prefill, once per worker
     └── step                    author, accepted, score, tokens
         ├── generate            worker, tokens, passes
         └── classify | verify
 
-They hold names, numbers and ids, never text. The client's own trace goes on here where it sends a
+The outermost follows OpenTelemetry's conventions for generative AI (`gen_ai.*`), by which tools
+that show traces of models know it; the others do not, so that no token is counted twice. They hold
+names, numbers and ids, never text. The client's own trace goes on here where it sends a
 W3C `traceparent`.
 """
 
@@ -33,6 +35,7 @@ from orchestrator.loop.actions import (
     Verify,
     Write,
 )
+from orchestrator.loop.budget import spent
 from orchestrator.loop.events import ActionCompleted, Event, StepCompleted
 from orchestrator.types import Classification, Generation, Step, Usage, Verification
 
@@ -50,15 +53,16 @@ class Spans:
     def request(
         self,
         headers: Mapping[str, str],
-        attributes: Mapping[str, str],
+        attributes: Mapping[str, str | int | float],
         response: ResponseAccumulator,
     ) -> Iterator[None]:
         """A span around a request, which goes on in the client's trace where `headers` name one.
 
-        The spans of its steps and calls are made as they happen.
+        It is named for the operation and the model in `attributes`. The spans of its steps and
+        calls are made as they happen.
         """
-        named = {f"baton.{name}": value for name, value in attributes.items()}
-        span = self._tracer.start_span("request", _W3C.extract(headers), SpanKind.SERVER, named)
+        name = f"{attributes['gen_ai.operation.name']} {attributes['gen_ai.request.model']}"
+        span = self._tracer.start_span(name, _W3C.extract(headers), SpanKind.SERVER, attributes)
         error: BaseException | None = None
         inside = _Inside(self._tracer, span)
         response.observers.append(inside.add)
@@ -71,9 +75,14 @@ class Spans:
             inside.end()
             span.set_attribute("baton.outcome", response.outcome(error))
             if response.completed is not None:
-                metrics = response.metrics
+                metrics, transcript = response.metrics, response.completed.transcript
                 span.set_attributes(
                     {
+                        "gen_ai.response.finish_reasons": [transcript.finish],
+                        "gen_ai.usage.input_tokens": response.prompt.prompt,
+                        "gen_ai.usage.cache_read.input_tokens": response.prompt.cached,
+                        "gen_ai.usage.output_tokens": spent(transcript),
+                        "gen_ai.usage.reasoning.output_tokens": transcript.thought.tokens,
                         "baton.small_tokens": metrics.small_tokens,
                         "baton.large_tokens": metrics.large_tokens,
                         "baton.discarded_tokens": metrics.discarded_tokens,

@@ -18,6 +18,8 @@ from deploy.telemetry.tracing import headers, open_spans
 from orchestrator.errors import ConfigError
 from tests.orchestrator.serving import client, service, serving
 
+REQUEST = "chat specreason"
+
 
 class Collector:
     """What an OpenTelemetry collector would have received."""
@@ -77,14 +79,14 @@ def test_over_the_wire(monkeypatch: pytest.MonkeyPatch) -> None:
         spans, end = open_spans(tracing)
         ask(spans)
         end()
-    assert {span.name for span in there.spans} == {"request", "step", "generate", "classify"}
+    assert {span.name for span in there.spans} == {REQUEST, "step", "generate", "classify"}
     by_id = {span.span_id: span for span in there.spans}
     parents = {
         (span.name, by_id[span.parent_span_id].name) for span in there.spans if span.parent_span_id
     }
     assert parents == {
-        ("step", "request"),
-        ("generate", "request"),
+        ("step", REQUEST),
+        ("generate", REQUEST),
         ("generate", "step"),
         ("classify", "step"),
     }
@@ -116,7 +118,7 @@ def test_on_the_console(capsys: pytest.CaptureFixture[str]) -> None:
     spans, end = open_spans(Tracing(exporter="console"))
     ask(spans)
     end()
-    assert '"name": "request"' in capsys.readouterr().out
+    assert f'"name": "{REQUEST}"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,14 @@ from workers.scripted import Scripted
 
 STORY = ("a b\n\nc d", "four")
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+REQUEST = "chat specreason"
+ATTRIBUTES = {
+    "baton.trace_id": "t",
+    "baton.policy": "specreason",
+    "gen_ai.operation.name": "chat",
+    "gen_ai.request.model": "specreason",
+}
+USED = ({"input": 1, "output": 7}, 4)
 CALLER = {"traceparent": f"00-{TRACE}-{PARENT}-01", "tracestate": "theirs=1"}
 
 
@@ -51,7 +59,7 @@ class Memory:
             children = [subtree(child) for child in below.get(span.context.span_id, [])]
             return (span.name, *children) if children else span.name
 
-        (root,) = [span for span in self.ended if span.name == "request"]
+        (root,) = [span for span in self.ended if span.name == REQUEST]
         return subtree(root)
 
     def named(self, name: str) -> list[dict[str, Any]]:
@@ -80,8 +88,8 @@ async def run(
     caller: dict[str, str] | None = None,
     **small: Any,
 ) -> None:
-    attributes, response = {"trace_id": "t", "policy": "specreason"}, ResponseAccumulator()
-    with memory.spans.request(caller or {}, attributes, response):
+    response = ResponseAccumulator()
+    with memory.spans.request(caller or {}, ATTRIBUTES, response):
         async for _ in events(response, policy, **small):
             pass
 
@@ -90,7 +98,7 @@ async def test_a_request_its_steps_and_their_calls() -> None:
     memory = Memory()
     await run(memory)
     assert memory.tree() == (
-        "request",
+        REQUEST,
         "generate",  # both models read the prompt
         "generate",
         ("step", "generate", "classify"),  # accepted
@@ -108,8 +116,13 @@ async def test_a_request_its_steps_and_their_calls() -> None:
     assert [step.get("baton.score") for step in steps[:2]] == [9.0, 2.0]
     assert steps[3]["baton.phase"] == "answer"
     assert {call["baton.worker"] for call in memory.named("classify")} == {"large"}
-    (request,) = memory.named("request")
+    (request,) = memory.named(REQUEST)
     assert request["baton.policy"] == "specreason"
+    assert request["gen_ai.response.finish_reasons"] == ("stop",)
+    usage = {name: request[f"gen_ai.usage.{name}_tokens"] for name in ("input", "output")}
+    assert (usage, request["gen_ai.usage.reasoning.output_tokens"]) == USED
+    calls = [*memory.named("generate"), *memory.named("classify"), *memory.named("step")]
+    assert not any(name.startswith("gen_ai.usage") for call in calls for name in call)
     assert request["baton.outcome"] == "stop"
     assert (request["baton.small_tokens"], request["baton.discarded_tokens"]) == (4, 2)
 
@@ -139,7 +152,7 @@ async def test_the_clients_trace_goes_on() -> None:
     memory = Memory()
     await run(memory, caller=CALLER)
     assert {format(span.context.trace_id, "032x") for span in memory.ended} == {TRACE}
-    (request,) = [span for span in memory.ended if span.name == "request"]
+    (request,) = [span for span in memory.ended if span.name == REQUEST]
     assert request.parent is not None
     assert format(request.parent.span_id, "016x") == PARENT
     assert request.context.trace_state["theirs"] == "1"
@@ -149,7 +162,7 @@ async def test_the_clients_trace_goes_on() -> None:
 async def test_a_traceparent_that_is_none_begins_a_trace(header: str) -> None:
     memory = Memory()
     await run(memory, caller={"traceparent": header})
-    (request,) = [span for span in memory.ended if span.name == "request"]
+    (request,) = [span for span in memory.ended if span.name == REQUEST]
     assert request.parent is None
 
 
@@ -157,7 +170,7 @@ async def test_what_goes_wrong_is_marked() -> None:
     memory = Memory()
     with pytest.raises(Overloaded):
         await run(memory, down=Overloaded("full of xyzzy"))
-    (request,) = [span for span in memory.ended if span.name == "request"]
+    (request,) = [span for span in memory.ended if span.name == REQUEST]
     assert request.status.status_code is StatusCode.ERROR
     assert (request.attributes or {})["baton.outcome"] == "overloaded"
     assert all("xyzzy" not in span.to_json() for span in memory.ended)
@@ -166,12 +179,12 @@ async def test_what_goes_wrong_is_marked() -> None:
 async def test_a_client_that_leaves_ends_all_spans() -> None:
     memory = Memory()
     response = ResponseAccumulator()
-    with suppress(GeneratorExit), memory.spans.request({}, {}, response):
+    with suppress(GeneratorExit), memory.spans.request({}, ATTRIBUTES, response):
         async with aclosing(events(response)) as items:
             async for item in items:
                 if isinstance(item, TextDelta):
                     raise GeneratorExit  # as whoever drives the events is closed
-    (request,) = memory.named("request")
+    (request,) = memory.named(REQUEST)
     assert request["baton.outcome"] == "cancelled"
 
 
@@ -183,8 +196,12 @@ def test_over_http_with_the_clients_headers_and_without_any_text() -> None:
             messages=[{"role": "user", "content": "xyzzy?"}],
             extra_headers=CALLER,
         )
-    (request,) = [span for span in memory.ended if span.name == "request"]
+    (request,) = [span for span in memory.ended if span.name == REQUEST]
     assert format(request.context.trace_id, "032x") == TRACE
-    assert len(str((request.attributes or {})["baton.trace_id"])) == 32
+    attributes = request.attributes or {}
+    assert len(str(attributes["baton.trace_id"])) == 32
+    assert attributes["gen_ai.operation.name"] == "chat"
+    assert attributes["gen_ai.request.model"] == "specreason"
+    assert attributes["gen_ai.response.model"] == "specreason"
     text = "".join(span.to_json() for span in memory.ended)
     assert all(word not in text for word in ("xyzzy", "2+2", "answer is", "none"))
