@@ -36,6 +36,7 @@ MetricName = Literal[
     "agreement",
     "reward",
     "error",
+    "cancelled",
 ]
 MAX_ARMS: Final = 64  # counting every value of a grid
 WEIGHT_TOLERANCE: Final = 1e-9  # of the sum of the weights

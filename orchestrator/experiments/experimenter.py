@@ -289,7 +289,10 @@ def _decide(run: Run, requests: Sequence[RequestRecord], at: float) -> tuple[Exp
     stopped = crossed_guardrails(experiment, state, analysed.by_arm)
     if stopped:
         return stop_arms(state, stopped, at), "guardrail"
-    units = {name: len({one.exposure.unit for one in own}) for name, own in analysed.by_arm.items()}
+    units = {
+        name: len({one.exposure.unit for one in own if one.exposure.at >= state.step_since})
+        for name, own in analysed.by_arm.items()
+    }
     higher = next_ramp_step(experiment, state, units, at)
     if higher is not None:
         return higher, "ramp"

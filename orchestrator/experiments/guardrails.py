@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from orchestrator.experiments.documents import (
     Experiment,
     ExperimentState,
     Guardrail,
-    Prices,
     StoppedArm,
 )
 from orchestrator.experiments.metrics import METRICS, observations
 from orchestrator.experiments.outcome_log import RequestRecord
-from orchestrator.experiments.samples import Sample, sample
+from orchestrator.experiments.samples import Sample, linearise, sample
 from orchestrator.experiments.sequential import (
     difference_interval,
     mean_interval,
@@ -67,7 +68,7 @@ def next_ramp_step(
 ) -> ExperimentState | None:
     """The state one step up the ramp; None where it is not due, or there is no further step.
 
-    `units`: units exposed, by arm.
+    `units`: units exposed since the last step, by arm.
     """
     ramp = experiment.ramp
     if ramp is None or state.ended is not None or state.step >= len(ramp.steps) - 1:
@@ -102,7 +103,7 @@ def _crossed(
         return f"{own.mean:.4g} against {other.mean:.4g} of {other.count} units"
     if rail.quantile is not None:
         assert rail.at_most is not None
-        return _slow(rail, rail.at_most, rail.quantile, requests, prices)
+        return _slow(rail, rail.at_most, rail.quantile, requests, experiment)
     return _absolute(rail, own, experiment.tuned_for)
 
 
@@ -126,11 +127,22 @@ def _slow(
     limit: float,
     quantile: float,
     requests: Sequence[RequestRecord],
-    prices: Prices,
+    experiment: Experiment,
 ) -> str | None:
-    """A quantile q is above a limit where more than 1 - q of the requests take longer."""
-    times = [ms for _, ms, _ in observations(requests, rail.metric, prices)]
-    slow = sum(ms > limit for ms in times)
-    if not proportion_exceeds(slow, len(times), 1 - quantile, rail.alpha):
-        return None
-    return f"{slow} of {len(times)} requests took longer"
+    """A quantile q is above a limit where more than 1 - q of the requests take longer.
+
+    Requests of one unit are alike, so units are what is counted: exactly where each has one
+    request, else by the ratio of slow requests to all over units.
+    """
+    sums: dict[str, list[float]] = {}
+    for request, ms, _ in observations(requests, rail.metric, experiment.prices):
+        own = sums.setdefault(request.exposure.unit, [0.0, 0.0])
+        own[0] += ms > limit
+        own[1] += 1
+    slow, count = (int(total) for total in np.sum(list(sums.values()), axis=0))
+    units = linearise(np.array(list(sums.values())), bounded=True)
+    if units.binary:
+        over = proportion_exceeds(slow, count, 1 - quantile, rail.alpha)
+    else:
+        over = mean_interval(units, rail.alpha, experiment.tuned_for).low > 1 - quantile
+    return f"{slow} of {count} requests took longer" if over else None

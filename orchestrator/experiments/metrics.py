@@ -34,7 +34,8 @@ class Metric:
 
 def _time(name: Literal["ms", "first_step_ms"]) -> Callable[..., Observation]:
     def of(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-        value = None if outcome is None or outcome.status != "finished" else getattr(outcome, name)
+        # Of a cancelled request it is the worst of all (`outcome_log.analysis_set`).
+        value = None if outcome is None or outcome.status == "failed" else getattr(outcome, name)
         return None if value is None else (value, 1.0)
 
     return of
@@ -81,10 +82,14 @@ def _reward(outcome: Outcome | None, reward: float | None, prices: Prices) -> Ob
 
 
 def _error(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-    # A request that its client cancelled is neither a success nor a failure.
+    # A request that its client cancelled is neither a success nor a failure; see `_cancelled`.
     if outcome is None or outcome.status == "cancelled":
         return None
     return float(outcome.status == "failed"), 1.0
+
+
+def _cancelled(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
+    return None if outcome is None else (float(outcome.status == "cancelled"), 1.0)
 
 
 METRICS: Final[dict[MetricName, Metric]] = {
@@ -98,6 +103,7 @@ METRICS: Final[dict[MetricName, Metric]] = {
     "agreement": Metric("answers that agree", "higher", True, _agreement),
     "reward": Metric("reward", "higher", True, _reward),
     "error": Metric("share of errors", "lower", True, _error),
+    "cancelled": Metric("share of cancelled requests", "lower", True, _cancelled),
 }
 
 

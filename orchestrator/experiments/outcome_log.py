@@ -7,8 +7,8 @@ its request, so one that is delivered twice counts once. Unknown keys are ignore
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -148,7 +148,11 @@ class AnalysisSet:
 
 
 def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> AnalysisSet:
-    """Leave out forced requests, and units that were exposed to more than one arm."""
+    """Leave out forced requests, and units that were exposed to more than one arm.
+
+    A request that its client cancelled would have taken longer than the client's patience. Left
+    out, the arm that tries it most would look fastest; so its times are the worst of all arms.
+    """
     by_arm: dict[str, list[RequestRecord]] = {name: [] for name in arms}
     kept, forced = [], 0
     seen: dict[str, str] = {}
@@ -163,7 +167,26 @@ def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> Anal
         kept.append(request)
         if seen.setdefault(exposure.unit, exposure.arm) != exposure.arm:
             moved.add(exposure.unit)
+    worst = {name: max(_times(kept, name), default=None) for name in ("ms", "first_step_ms")}
     for request in kept:
         if request.exposure.unit not in moved:
-            by_arm[request.exposure.arm].append(request)
+            by_arm[request.exposure.arm].append(_censored(request, worst))
     return AnalysisSet(by_arm, forced, len(moved))
+
+
+def _times(requests: Iterable[RequestRecord], name: str) -> Iterator[float]:
+    """Of requests that ended, those that were cancelled included."""
+    for request in requests:
+        if request.outcome is not None and request.outcome.status != "failed":
+            value = getattr(request.outcome, name)
+            if value is not None:
+                yield value
+
+
+def _censored(request: RequestRecord, worst: Mapping[str, float | None]) -> RequestRecord:
+    """The request, with the worst times where it was cancelled before they were known."""
+    outcome = request.outcome
+    if outcome is None or outcome.status != "cancelled":
+        return request
+    times = {"ms": worst["ms"], "first_step_ms": outcome.first_step_ms or worst["first_step_ms"]}
+    return replace(request, outcome=outcome.model_copy(update=times))

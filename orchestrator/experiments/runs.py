@@ -46,7 +46,8 @@ class BuiltArm:
 class Run:
     """One run of an experiment at one revision of the store; `arms` are its built policies.
 
-    `error` says why it gets no requests here, though it runs: the deployment has changed since.
+    `error` says why it gets no requests here, even if it runs: the deployment has changed since. An
+    experiment of which an arm cannot be built any more has no `arms`.
     """
 
     number: int
@@ -107,6 +108,8 @@ class Runs:
                     )
             before = seen.pointers.get(POINTER + experiment.name)
             number = next((run.number for run in runs if run.name == experiment.name), 0) + 1
+            while (await self._store.documents([_path(experiment.name, number)]))[0] is not None:
+                number += 1  # of one that was removed
             state = initial_state(time.time())
             run = Run(number, experiment, state, arms, _pointer(number, state))
             document = experiment.model_dump_json().encode()
@@ -137,6 +140,19 @@ class Runs:
             except Conflict:
                 continue
         raise Conflict(f"too many change {name} at the same time; try again")
+
+    async def remove(self, name: str, info: AuditInfo) -> Run:
+        """Forget an experiment that does not run; its events and documents stay.
+
+        Raises:
+            UnknownPolicy: there is none of this name. Conflict: it runs, or somebody changed it.
+        """
+        run = await self.find(name)
+        if run.live:
+            raise Conflict(f"the experiment {name} runs: stop it first")
+        gone = PointerUpdate(POINTER + name, run.pointer, None)
+        await self._store.commit(update=[gone], audit=_audit("remove", run, info))
+        return run
 
     async def change(self, run: Run, state: ExperimentState, action: str, info: AuditInfo) -> Run:
         """Replace the state of a run.
@@ -199,14 +215,15 @@ class Runs:
             experiment = Experiment.model_validate_json(document or b"")
             if experiment.name != name:
                 raise StoreError(f"{path} holds the experiment {experiment.name} in its place")
-            arms = await self._build(experiment)
-            return Run(
-                number, experiment, initial_state(0.0), arms, b"", self._unavailable(experiment)
-            )
         except ValidationError as error:
             raise StoreError(f"{path} cannot be used: {invalid_request(error).message}") from None
-        except InvalidRequest as error:
-            raise StoreError(f"{path} cannot be used: {error.message}") from None
+        arms: dict[str, BuiltArm] = {}
+        trouble = self._unavailable(experiment)
+        try:
+            arms = await self._build(experiment)
+        except InvalidRequest as error:  # it is set aside: the others go on
+            trouble = error.message
+        return Run(number, experiment, initial_state(0.0), arms, b"", trouble)
 
     async def _build(self, experiment: Experiment) -> dict[str, BuiltArm]:
         return {arm.name: await self._built(arm) for arm in experiment.all_arms}

@@ -5,6 +5,7 @@
     GET  /v1/experiments/{name}        one with its document and state
     GET  /v1/experiments/{name}/report the readout: sample ratio, differences, verdicts
     POST /v1/experiments/{name}/stop   end it: {note, author}
+    POST /v1/experiments/{name}/remove forget it once it has ended: {note, author}
 
 Changes need the admin key, which `auth` checks.
 """
@@ -70,6 +71,16 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         await refresh(service)
         return JSONResponse(run_json(run))
 
+    @app.post(
+        "/v1/experiments/{name}/remove",
+        **described("Forget an experiment that has ended", ChangeNote, errors=(404,)),
+    )
+    async def remove(name: str, request: Request) -> Response:
+        given = await read_body(service, request, ChangeNote)
+        run = await runs.remove(name, audit_info(request, given))
+        await refresh(service)
+        return JSONResponse(run_json(run))
+
 
 def run_json(run: Run) -> Json:
     """A run as the API shows it; `coverage` and `weights` are the current ones."""
@@ -79,7 +90,7 @@ def run_json(run: Run) -> Json:
         "id": run.name,
         "run": run.number,
         "status": "running" if run.live else "stopped",
-        "trouble": run.error if run.live else None,
+        "trouble": run.error if run.live or not run.arms else None,
         "coverage": state.coverage(experiment) if run.live else 0.0,
         "weights": dict(current_weights(experiment, state)),
         "arms": {

@@ -16,10 +16,13 @@ import pytest
 
 from orchestrator.errors import InvalidRequest, WorkerError
 from orchestrator.experiments import experimenter
+from orchestrator.experiments.documents import Experiment, initial_state
 from orchestrator.experiments.experimenter import AssignmentFacts
+from orchestrator.experiments.runs import Run
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
+from tests.orchestrator.experiments.records import request
 from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
 
 ARMS = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "small-only"}]
@@ -321,12 +324,12 @@ def test_shadows_wait_until_nobody_is_being_answered() -> None:
 @contextmanager
 def _one_slow_request(made: Service) -> Iterator[None]:
     """Somebody is being answered all the while."""
-    place = made.place()
-    place.__enter__()
+    made.admission._take("somebody", 1)
+    made.quiet.clear()
     try:
         yield
     finally:
-        made.live -= 1
+        made.admission._release("somebody", 1)
         made.quiet.set()
 
 
@@ -394,3 +397,20 @@ def test_a_request_keeps_its_arm_while_the_experiment_changes() -> None:
         assert made.watcher.current.experiments[0].live is False
         assert enrollment.run.live
         assert enrollment.built.name in ("large-only", "small-only")
+
+
+def test_a_ramp_counts_units_since_its_last_step() -> None:
+    made = Experiment.parse({"name": "trial", "arms": ARMS, "ramp": {"hold_s": 60, "units": 10}})
+    state = initial_state(0.0).model_copy(update={"step": 1, "step_since": 1000.0})
+    run = Run(1, made, state, {}, b"")
+
+    def steps(at: float) -> bool:
+        seen = [
+            request(arm["name"], n, unit=f"{arm['name']}{n}", at=at)
+            for arm in ARMS
+            for n in range(50)
+        ]
+        return experimenter._decide(run, seen, 5000.0)[1] == "ramp"
+
+    assert not steps(at=900.0)
+    assert steps(at=1001.0)

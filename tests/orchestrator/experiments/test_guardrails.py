@@ -151,3 +151,30 @@ def test_a_ramp_ends_with_its_experiment() -> None:
     assert next_ramp_step(made, stopped, {"large": 99}, 1e9) is None
     ended = initial_state(0.0).model_copy(update={"ended": 5.0})
     assert next_ramp_step(made, ended, {"large": 99, "new": 99}, 1e9) is None
+
+
+def test_a_quantile_is_of_units_where_they_send_many_requests() -> None:
+    """One user whose requests are all slow is one slow unit, however many requests they are."""
+    made = experiment({"metric": "ms", "at_most": 200, "quantile": 0.95})
+    slow = [request("new", n, unit="one", ms=300.0) for n in range(60)]
+    fast = [request("new", 100 + n, unit=f"u{n % 200}", ms=100.0) for n in range(600)]
+    assert looked(made, [*slow, *fast], []) == []
+    many = [request("new", 1000 + n, unit=f"s{n % 100}", ms=300.0) for n in range(300)]
+    assert looked(made, [*many, *fast], [])
+
+
+def test_the_rails_of_correlated_users_stop_what_is_within_its_limit_seldom() -> None:
+    """Each user is fast or slow: 4 % of them are slow, and 5 % may be."""
+    rail = {"metric": "ms", "at_most": 200, "quantile": 0.95}
+    made, stopped = experiment(rail), 0
+    for seed in range(60):
+        random = np.random.default_rng(seed)
+        own: list[RequestRecord] = []
+        for user in range(120):
+            ms = 300.0 if random.random() < 0.04 else 100.0
+            own += [
+                request("new", 10 * user + n, unit=f"u{user}", ms=ms)
+                for n in range(int(random.integers(1, 10)))
+            ]
+        stopped += any(looked(made, own[:count], []) for count in (100, 200, 400, len(own)))
+    assert stopped <= 1

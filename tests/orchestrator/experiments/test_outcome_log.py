@@ -112,6 +112,7 @@ def test_each_metric_of_a_request() -> None:
         "accepted": 0.75,
         "reward": 1.0,
         "error": 0.0,
+        "cancelled": 0.0,
     }
 
 
@@ -120,8 +121,23 @@ def test_what_failed_or_was_cancelled_says_little() -> None:
         one = request("a", 1, status=status)
         return {name for name in METRICS for _ in observations([one], name, Prices(large=1.0))}
 
-    assert metrics("failed") == {"error", "cost"}
-    assert metrics("cancelled") == {"cost"}
+    assert metrics("failed") == {"error", "cost", "cancelled"}
+    assert metrics("cancelled") == {"ms", "cost", "cancelled"}
+
+
+def test_an_impatient_client_makes_no_arm_look_fast() -> None:
+    """An arm whose slow requests are cancelled has the worst of all times in their place."""
+    steady = [request("a", n, ms=1000.0, first_step_ms=50.0) for n in range(100)]
+    hanging = [request("b", 100 + n, ms=900.0, first_step_ms=50.0) for n in range(85)]
+    hanging += [request("b", 200 + n, ms=700.0, status="cancelled") for n in range(14)]
+    hanging += [request("b", 300, ms=30_000.0, status="cancelled", first_step_ms=60.0)]
+    found = analysis_set([*steady, *hanging], ["a", "b"]).by_arm
+    times = {arm: sample(own, "ms", Prices()).mean for arm, own in found.items()}
+    assert times == {"a": 1000.0, "b": (85 * 900 + 15 * 30_000) / 100}
+    first = sample(found["b"], "first_step_ms", Prices()).mean
+    assert first == (85 * 50 + 14 * 60 + 60) / 100
+    assert sample(found["b"], "cancelled", Prices()).mean == 0.15
+    assert [one.outcome.ms for one in hanging[85:87] if one.outcome] == [700.0, 700.0]
 
 
 def test_the_share_of_large_tokens_is_of_all_tokens() -> None:

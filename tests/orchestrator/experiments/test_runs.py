@@ -193,3 +193,50 @@ async def test_garbage_in_the_store_leaves_the_last_good_configuration(garbage: 
         await watcher.refresh()
     assert watcher.current.experiments == (run,)
     assert watcher.error is not None
+
+
+async def test_what_cannot_be_built_any_more_is_set_aside_and_can_be_removed(store: Store) -> None:
+    policies = {name: made for name, made in POLICIES.items() if name != "specreason"}
+    old = runs_of(store)
+    await old.start(document(), ME)
+    await old.stop("trial", ME)
+    versions = PolicyVersions(store, POLICIES, {})
+    other = await versions.publish(Publication(policy="bild", activate=True), ME)
+    new = Runs(store, PolicyVersions(store, policies, {}), policies, {}, ())
+    watcher = ConfigWatcher(store, versions, new, CollectorRegistry())
+    await watcher.refresh()  # a replica of the next build
+    assert watcher.error is None
+    assert watcher.current.active is not None
+    assert watcher.current.active.document.version == other.version
+    (run,) = watcher.current.experiments
+    assert run.error is not None
+    assert "no policy is named" in run.error
+    assert run_json(run)["trouble"] == run.error
+    assert run_json(run)["arms"] == {}
+    arms = [{"name": name, "policy": "bild"} for name in ("a", "b")]
+    second = await new.start(Experiment.parse({"name": "second", "arms": arms}), ME)
+    with pytest.raises(Conflict, match="stop it first"):
+        await new.remove("second", ME)
+    await new.stop("second", ME)
+    await new.remove("trial", ME)
+    with pytest.raises(UnknownPolicy):
+        await new.find("trial")
+    assert second.number == 1
+    arms = [{"name": name, "policy": "bild"} for name in ("large", "new")]
+    again = await new.start(Experiment.parse({"name": "trial", "arms": arms}), ME)
+    assert again.number == 2  # the first one's events are not its own
+    await new.stop("trial", ME)
+    await new.remove("trial", ME)
+    await watcher.refresh()
+    assert [one.name for one in watcher.current.experiments] == ["second"]
+
+
+async def test_a_running_one_that_cannot_be_built_gets_no_requests_and_can_be_stopped() -> None:
+    store = MemoryStore()
+    await runs_of(store).start(document(), ME)
+    policies = {name: made for name, made in POLICIES.items() if name != "specreason"}
+    new = Runs(store, PolicyVersions(store, policies, {}), policies, {}, ())
+    run = await new.find("trial")
+    assert run.live
+    assert run.error is not None
+    assert not (await new.stop("trial", ME)).live
