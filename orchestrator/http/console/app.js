@@ -61,7 +61,7 @@ addEventListener("keydown", (event) => {
     event.preventDefault();
     main.querySelector("textarea")?.focus();
   } else if (["j", "k", "r"].includes(event.key) && !event.defaultPrevented) {
-    const list = main.querySelector("ol.steps");
+    const list = main.querySelector(".steps");
     if (!list) return;
     event.preventDefault();
     list.dispatchEvent(new KeyboardEvent("keydown", { key: event.key }));

@@ -1,24 +1,29 @@
-// The list of steps. A row is drawn again only when it changed; what is far from the screen is laid
-// out by the browser when it comes near (`content-visibility`), and formulas are set then, too.
+// The list of steps. A row is drawn again only when it changed. Rows come in groups, each laid out by
+// the browser only while it is near the screen (`content-visibility`); near it, too, Markdown and
+// formulas are set, and taken back to plain text far from it, so that a long thought stays light.
 
 import { duration, h, number, plural, svg } from "./dom.js";
 import { LETTERS, NAMES, draftReason, rowReason, threshold } from "./reasons.js";
 import { blocks, inline, plain } from "./richtext.js";
 
 const MARGIN = "800px";
+const GROUP = 20; // rows
 
 export class Steps {
   constructor() {
-    this.element = h("ol", { class: "steps", "aria-label": "Steps of the thought" });
+    this.element = h("section", { class: "steps", "aria-label": "Steps of the thought" });
     this.items = [];
-    this.near = new IntersectionObserver((entries) => {
-      for (const entry of entries) if (entry.isIntersecting) this.enrich(entry.target);
+    this.observer = new IntersectionObserver((entries) => {
+      for (const { target, isIntersecting } of entries) {
+        target.near = isIntersecting;
+        for (const row of target.children) (isIntersecting ? enrich : impoverish)(row);
+      }
     }, { rootMargin: MARGIN });
     this.element.addEventListener("keydown", (event) => this.key(event));
   }
 
   clear() {
-    this.near.disconnect();
+    this.observer.disconnect();
     this.items = [];
     this.element.replaceChildren();
   }
@@ -31,24 +36,29 @@ export class Steps {
       const stamp = `${row.version}${row.closed}${run.policyName}`;
       if (item?.row === row && item.stamp === stamp) return;
       if (item && !row.closed && item.open && item.drafts === row.drafts.length) {
-        this.grow(item, row); // text that arrives: no more than the text changes
+        item.body.replaceChildren(...spans(row)); // text that arrives: no more than the text changes
         item.stamp = stamp;
         return;
       }
       const made = this.item(run, row, index);
       if (item) {
-        this.near.unobserve(item.element);
         const focused = item.element === document.activeElement;
         item.element.replaceWith(made.element);
         if (focused) made.element.focus();
-      } else this.element.append(made.element);
+      } else this.group(index).append(made.element);
       this.items[index] = { ...made, row, stamp, open: !row.closed, drafts: row.drafts.length };
-      if (row.closed) this.near.observe(made.element);
+      if (made.element.parentElement.near) enrich(made.element);
     });
   }
 
-  grow(item, row) {
-    item.body.replaceChildren(...spans(row));
+  /** The list that a row belongs to. */
+  group(index) {
+    const found = this.element.children[Math.floor(index / GROUP)];
+    if (found) return found;
+    const list = h("ol", { start: index + 1 });
+    this.element.append(list);
+    this.observer.observe(list);
+    return list;
   }
 
   item(run, row, index) {
@@ -66,23 +76,8 @@ export class Steps {
       h("div", { class: "meta" },
         row.score === null ? null : meter(row.score, threshold(run)),
         h("span", { class: "cost" }, row.closed ? [plural(row.tokens, "token"), row.ms ? ` · ${duration(row.ms)}` : ""].join("") : h("span", { class: "writing" }, "writing"))));
-    element.row = row;
+    Object.assign(element, { row, body });
     return { element, body };
-  }
-
-  /** Markdown and formulas in place of the plain text. */
-  enrich(element) {
-    this.near.unobserve(element);
-    const { row } = element;
-    const body = element.querySelector(".text.plain");
-    if (!body || !row.closed) return;
-    body.classList.remove("plain");
-    const authors = new Set(row.spans.map((span) => span.author));
-    if (authors.size === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
-    else {
-      body.classList.add("spans"); // who wrote which part matters more than how blocks are set
-      row.spans.forEach((_, index) => body.children[index].replaceChildren(...inline(text(row, index))));
-    }
   }
 
   key(event) {
@@ -107,6 +102,25 @@ export class Steps {
     const open = !all.every((one) => one.open);
     for (const one of all) one.open = open;
   }
+}
+
+/** Markdown and formulas in place of a row's plain text. */
+function enrich({ row, body }) {
+  if (!row.closed || !body.classList.contains("plain")) return;
+  body.classList.remove("plain");
+  const authors = new Set(row.spans.map((span) => span.author));
+  if (authors.size === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
+  else {
+    body.classList.add("spans"); // who wrote which part matters more than how blocks are set
+    row.spans.forEach((_, index) => body.children[index].replaceChildren(...inline(text(row, index))));
+  }
+}
+
+/** The plain text again. */
+function impoverish({ row, body }) {
+  if (body.classList.contains("plain")) return;
+  body.className = "text plain";
+  body.replaceChildren(...spans(row));
 }
 
 function spans(row) {

@@ -185,6 +185,7 @@ def test_a_thousand_steps(browser: Browser) -> None:
         last = page.locator(".step").nth(990)
         last.scroll_into_view_if_needed()
         expect(last.locator(".katex")).to_be_visible()
+        expect(page.locator(".step").nth(0).locator(".katex")).to_have_count(0)  # and is let go
         page.locator(".step").nth(990).focus()
         page.keyboard.press("j")
         assert page.evaluate("document.activeElement.dataset.step") == "991"

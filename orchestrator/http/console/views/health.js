@@ -75,7 +75,7 @@ export class HealthView {
         ["being answered", whole(sum("baton_live_requests"))],
         ["answered", whole(sum("baton_requests_total", { outcome: ["stop", "length"] }))],
         ["ended by an error", whole(sum("baton_requests_total", { outcome: ["error", "unavailable", "deadline", "overloaded"] }))],
-        ["refused or failed over HTTP", whole(responses(series))],
+        ["HTTP errors, probes included", whole(responses(series))],
         ["drafts of the small model kept", kept(series)],
       ]),
       card("Store", ready.degraded ? "failed" : "finished", ready.degraded ? "out of reach" : "answers", [
