@@ -157,7 +157,7 @@ def drive(
     from deploy.evaluation.clients import HttpClient
     from deploy.evaluation.grading import Grader
     from deploy.evaluation.problems import load_problems
-    from deploy.evaluation.traffic import TrafficAnswer, by_batch
+    from deploy.evaluation.traffic import NOBODY, TrafficAnswer, by_batch
     from deploy.evaluation.traffic import drive as send
 
     chosen = load_problems(problems, limit, seed)
@@ -193,8 +193,27 @@ def drive(
             )
             add_row(table, batch["until"], *(f"{share:.0%}" for share in shares))
         wide_console().print(table)
+        if all(answer.arm == NOBODY and answer.error is None for answer in answers):
+            show_reply(url, "/v1/experiments", False, lambda reply: print(_why_nobody(reply)))
     if failed := [answer.error for answer in answers if answer.error is not None]:
         raise WorkerUnavailable(f"{len(failed)} requests failed; the first: {failed[0]}")
+
+
+def _why_nobody(listed: Reply) -> str:
+    """Why no experiment of a service took any of the requests that `drive` sends."""
+    running = [run for run in listed["data"] if run["status"] == "running"]
+    if not running:
+        return "Nobody took part: no experiment runs (baton experiment start FILE)."
+    reasons = []
+    for run in running:
+        unit = run["experiment"]["unit"]
+        if run["trouble"]:
+            reasons.append(f"{run['id']} is in trouble: {run['trouble']}")
+        elif unit != "request":
+            reasons.append(f"{run['id']} assigns by {unit}, and these requests name no {unit}")
+        else:
+            reasons.append(f"{run['id']} takes {run['coverage']:.0%} of the requests")
+    return f"Nobody took part: {'; '.join(reasons)}."
 
 
 def _path(name: str) -> str:

@@ -139,7 +139,12 @@ def test_driving_an_experiment_judges_every_answer(baton: Any, url: str, tmp_pat
     drive = ("experiment", "drive", "--problems", str(problems), "--every", "16", *to)
     ran = baton(*drive)
     assert ran.status == 0, ran.err
-    assert "no experiment" in ran.out  # nothing is being compared yet
+    assert "no experiment runs" in ran.out
+    by_user = tmp_path / "by-user.yaml"
+    by_user.write_text(f"{DOCUMENT}unit: user\n")
+    assert baton("experiment", "start", str(by_user), *to).status == 0
+    assert "these requests name no user" in baton(*drive).out
+    assert baton("experiment", "stop", "thresholds", *to).status == 0
     assert baton("experiment", "start", str(file), *to).status == 0
     told = json.loads(baton(*drive, "--json").out)["lots"]
     assert [lot["until"] for lot in told] == [16, 32, 40]
