@@ -234,7 +234,7 @@ def table(rows: Sequence[Row], results: Sequence[tuple[Tool, str]], model: str) 
         "",
         f"Made by `make clients` on {date.today()}, with the model `{model}` of the embedded pair.",
         "Each client is in an environment of its own and asks by its own means. A number stands",
-        "for a reason below.",
+        "for a reason below. The models of the embedded pair cannot call tools; other models may.",
         "",
         f"| client | version | {' | '.join(CAPABILITIES)} |",
         f"| --- | --- | {' | '.join('---' for _ in CAPABILITIES)} |",

