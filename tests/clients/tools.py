@@ -35,7 +35,8 @@ def _vllm_bench(name: str, backend: str, endpoint: str) -> Tool:
     return Tool(
         name,
         (),  # its environment is that of `make test-vllm`
-        ["python", "-P", "-c", _VLLM, "--backend", backend, "--base-url", "{url}", "--endpoint", endpoint,
+        ["python", "-P", "-c", _VLLM, "--backend", backend, "--base-url", "{url}",
+         "--endpoint", endpoint,
          "--model", "large-only", "--tokenizer", "{tokenizer}", "--num-prompts", "4",
          "--random-input-len", "16", "--random-output-len", "16"],
         r"Successful requests: +4\b",
