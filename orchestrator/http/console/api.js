@@ -3,7 +3,7 @@
 import { field, h } from "./dom.js";
 
 const ROOT = new URL("./", document.baseURI); // `ui` lies beside `v1`, behind any prefix
-const keys = { user: "", admin: "" };
+const keys = { user: "", observer: "", admin: "" };
 let asking = null;
 
 export const url = (path) => new URL(path, ROOT).href;
@@ -20,11 +20,29 @@ export class ApiError extends Error {
   }
 }
 
+const TITLES = {
+  user: ["This service needs an API key", "API key"],
+  observer: ["This needs an observer's key, or the admin key", "Observer's or admin key"],
+  admin: ["This needs the admin key", "Admin key"],
+};
+
+/** The key that may do most of what is wanted: to ask, to read, or to change. */
+function keyFor(method, path) {
+  if (path.startsWith("v1/chat/")) return keys.user || keys.admin;
+  return keys.admin || (method === "GET" && keys.observer) || keys.user;
+}
+
+/** Whose key a refusal asks for; null where none would help. */
+function wanted(status, error) {
+  if (status === 401) return "user";
+  if (error?.code === "observer_key_required") return "observer";
+  return error?.code === "admin_key_required" && /needs an admin key$/.test(error.message) ? "admin" : null;
+}
+
 /** A response that is not an error; asks for a key where one is needed. */
 export async function request(path, { method = "GET", body, signal } = {}) {
   for (;;) {
-    const admin = method !== "GET" && !path.startsWith("v1/chat/");
-    const key = (admin && keys.admin) || keys.user || keys.admin;
+    const key = keyFor(method, path);
     const headers = { accept: "application/json" };
     if (body !== undefined) headers["content-type"] = "application/json";
     if (key) headers.authorization = `Bearer ${key}`;
@@ -38,10 +56,9 @@ export async function request(path, { method = "GET", body, signal } = {}) {
     if (response.ok) return response;
     let answer = null;
     try { answer = await response.json(); } catch { /* no JSON: the status says it */ }
-    const error = answer?.error;
-    const wants = response.status === 401 ? (admin ? "admin" : "user")
-      : error?.code === "admin_key_required" && /needs an admin key$/.test(error.message) ? "admin" : null;
-    if (!wants || !(await askForKey(wants, Boolean(key)))) throw new ApiError(response.status, answer, response.headers);
+    const wants = wanted(response.status, answer?.error);
+    if (wants && keyFor(method, path) !== key) continue; // given meanwhile, for another request
+    if (!wants || !(await askForKey(wants, Boolean(key) && response.status === 401))) throw new ApiError(response.status, answer, response.headers);
   }
 }
 
@@ -78,9 +95,9 @@ function askForKey(which, wrong) {
     const input = h("input", { type: "password", autocomplete: "off", spellcheck: "false", required: true, name: "key" });
     const dialog = h("dialog", { class: "keys", "aria-labelledby": "key-title" },
       h("form", { method: "dialog" },
-        h("h2", { id: "key-title" }, which === "admin" ? "This needs the admin key" : "This service needs an API key"),
+        h("h2", { id: "key-title" }, TITLES[which][0]),
         wrong ? h("p", { class: "bad" }, "The key that was sent does not do.") : null,
-        field(which === "admin" ? "Admin key" : "API key", input, "It is kept in this page's memory only, and gone when the page is closed or loaded again."),
+        field(TITLES[which][1], input, "It is kept in this page's memory only, and gone when the page is closed or loaded again."),
         h("div", { class: "row end" },
           h("button", { type: "button", class: "quiet", onclick: () => dialog.close("") }, "Cancel"),
           h("button", { type: "submit", class: "primary", value: "use" }, "Use key"))));

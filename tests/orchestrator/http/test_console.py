@@ -219,7 +219,7 @@ def test_a_trace_by_its_link_in_the_list_and_from_a_file(
 
 
 def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
-    access = Access(Keys(["sk-user"]), Keys(["sk-admin"]))
+    access = Access(Keys(["sk-user"]), Keys(["sk-admin"]), Keys(["sk-observer"]))
     with serving(made(access=access)) as url, page_of(browser, f"{url}/ui#/policies") as page:
 
         def give(key: str) -> None:
@@ -229,6 +229,8 @@ def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
         give("sk-wrong")
         expect(page.locator("dialog")).to_contain_text("does not do")
         give("sk-user")
+        expect(page.locator("dialog h2")).to_contain_text("observer's key")
+        give("sk-observer")
         expect(page.locator(".card").first).to_contain_text("deployment file's default")
         page.get_by_text("Publish a version").click()
         page.locator("input[name=threshold]").fill("4.5")

@@ -33,6 +33,7 @@ export class ExperimentsView {
       this.trouble.textContent = degraded ? `The store is out of reach: ${degraded}` : "";
       this.list.replaceChildren(...(data.length ? data.map((run, index) => this.card(run, reports[index])) : [empty()]));
     } catch (error) {
+      if ([401, 403].includes(error.status)) this.leave(); // do not ask for a key again and again
       this.trouble.textContent = error.message;
     }
   }

@@ -35,7 +35,9 @@ export class HealthView {
       this.methods ??= (await get("v1/models")).data[0].speculation;
       series = parse(await (await request("metrics")).text());
     } catch (error) {
-      return this.tell("failed", error.message);
+      if (![401, 403].includes(error.status)) return this.tell("failed", error.message);
+      this.leave(); // do not ask for a key again and again
+      series = [];
     }
     const down = Object.entries(ready.workers).filter(([, well]) => !well).map(([name]) => name);
     if (!ready.ready) this.tell("failed", down.length ? `Ill: the ${down.join(" and the ")} pool does not answer.` : "Ill: a worker pool does not answer.");
