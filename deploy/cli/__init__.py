@@ -16,6 +16,7 @@ In reading order:
 - `predict`: recorded requests at the costs of another pair.
 - `results`: measured evaluations as a page of the documentation.
 - `size`: what a request costs a running service, and what a load would need.
+- `torture`: attacks on a service, and whether it held.
 - `bench_calls`: what a call takes through several workers.
 - `bench_decode`: token-level methods side by side.
 - `bench_length`: `baton bench-length`, the cost of a step as a thought grows.

@@ -27,6 +27,7 @@ from deploy.cli.predict import predict
 from deploy.cli.results import results
 from deploy.cli.serve import serve
 from deploy.cli.size import size
+from deploy.cli.torture import torture
 from deploy.cli.trace import trace
 from deploy.cli.train import train
 from deploy.service.environment import prepare_torch
@@ -69,6 +70,7 @@ app.command("check-config")(check_config)
 app.command("predict")(predict)
 app.command("results")(results)
 app.command("size")(size)
+app.command("torture")(torture)
 app.command("train")(train)
 app.add_typer(experiment, name="experiment")
 app.add_typer(policy, name="policy")

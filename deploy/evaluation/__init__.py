@@ -29,5 +29,6 @@ In reading order:
 - `concurrency`: so many requests at once.
 - `traffic`: problems for a running experiment; the rewards are sent.
 - `sizing`: what a request costs a running service, and what a load would need.
+- `torture`: attacks on a running service, each with what must hold afterwards.
 - `service_client`: one call of a running service's administration.
 """
