@@ -88,6 +88,7 @@ class Orchestrator:
             contexts=self._contexts,
             reasoning_field=args.orchestrator.reasoning_field,
             cors_origins=args.orchestrator.cors_origins,
+            strict=args.orchestrator.strict,
             proxy_adds_request_id=True,
         )
         self._end_spans = None

@@ -438,6 +438,11 @@ class OrchestratorSpec(Strict):
         default="reasoning_content",
         description="what holds the thought; some clients show it twice where they find both",
     )
+    strict: bool = Field(
+        default=True,
+        description="refuse parameters of a request that cannot be honoured; "
+        "false: leave them out, with a warning in the answer",
+    )
     cors_origins: list[str] = Field(
         default=[], description='origins of web pages that may ask the service, or "*"; none'
     )

@@ -107,7 +107,9 @@ def create_app(service: Service) -> FastAPI:
         """Serve requests for a text: of this kind, answered in this form."""
 
         async def respond(request: Request) -> Response:
-            body = parse_request(await json_body(request, service.limits), kind)
+            body = parse_request(
+                await json_body(request, service.limits), kind, strict=service.strict
+            )
             return ChatResponse(service, RequestContext.of(request, body, service.limits), make)
 
         app.post(

@@ -89,6 +89,8 @@ _ANSWERS: Final[dict[str, Json]] = {
     ),
     "Baton": _object(
         "Who wrote what, and what it cost; in a stream, beside the finish reason.",
+        "warnings",
+        warnings=_list(_TEXT),
         trace_id=_TEXT,
         policy=_TEXT,
         version=_COUNT,

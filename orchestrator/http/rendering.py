@@ -161,7 +161,9 @@ def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
     """The extra object: `steps` are the chain's, rejected drafts among them."""
     completed = response.completed
     shared = "thought" if response.thinking else "answer"
+    warned = {"warnings": list(context.body.warnings)} if context.body.warnings else {}
     return {
+        **warned,
         "trace_id": context.trace_id,
         "policy": context.policy_name,
         "version": context.version,

@@ -26,6 +26,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PrivateAttr,
     StringConstraints,
     ValidationError,
     model_validator,
@@ -146,6 +147,13 @@ class GenerationRequest(BaseModel):
         default=None, description="the large worker's token-level method; none: its default"
     )
 
+    _warnings: tuple[str, ...] = PrivateAttr(default=())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What of the body was left out, in words."""
+        return self._warnings
+
     @model_validator(mode="after")
     def _streaming(self) -> Self:
         if self.stream_options is not None and not self.stream:
@@ -209,8 +217,9 @@ class GenerationRequest(BaseModel):
         return Sampling(self.temperature, self.top_p, max(self.top_k, 0), seed)
 
 
-def parse_request(body: bytes, kind: type[R]) -> R:
-    """A request from its bytes.
+def parse_request(body: bytes, kind: type[R], *, strict: bool = True) -> R:
+    """A request from its bytes; unless `strict`, what cannot be honoured is left out and leaves a
+    warning.
 
     Raises:
         InvalidRequest: not JSON, an unknown key, or a value that cannot be honoured; named.
@@ -223,13 +232,17 @@ def parse_request(body: bytes, kind: type[R]) -> R:
         if not any(_same(given[name], one) for one in harmless)
     ]
     unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
-    if refused or unknown:
-        raise _refusal(refused, unknown)
+    refusal = _refusal(refused, unknown) if refused or unknown else None
+    if refusal is not None and strict:
+        raise refusal
     given = {name: value for name, value in given.items() if value is not None and name in fields}
     try:
-        return kind.model_validate(given)
+        request = kind.model_validate(given)
     except ValidationError as error:
         raise invalid_request(error) from None
+    if refusal is not None:
+        request._warnings = (f"{refusal.message}, and left out",)
+    return request
 
 
 def _refusal(refused: Sequence[str], unknown: Sequence[str]) -> InvalidRequest:

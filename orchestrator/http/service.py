@@ -91,7 +91,8 @@ class Service:
     cheaply, since that needs no key. `contexts` gives each worker's context in tokens, None where
     it is not known. `reasoning_field` names the fields of a message that hold the thought: one,
     since clients that read both show it twice. `cors_origins` are web pages' origins that a browser
-    may let ask the service; "*": all. `scrape` gives the Prometheus text: this process's unless
+    may let ask the service; "*": all. Unless `strict`, parameters of a request that cannot be
+    honoured are left out with a warning. `scrape` gives the Prometheus text: this process's unless
     replaced. `store` is what all replicas share; traces stay in it for `trace_ttl_s` seconds.
     `spans`, where there are any, makes spans of requests. `proxy_adds_request_id`: a proxy in front
     of the service adds `x-request-id` to responses, as Serve's does.
@@ -114,6 +115,7 @@ class Service:
     contexts: Callable[[], Awaitable[Mapping[WorkerName, int | None]]] = _nothing_known
     reasoning_field: ReasoningField = "reasoning_content"
     cors_origins: Sequence[str] = ()
+    strict: bool = True
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
     scrape: Callable[[], Awaitable[bytes]] | None = None
     spans: Spans | None = None

@@ -216,6 +216,18 @@ def test_cross_origin_requests_are_a_setting() -> None:
         assert allowed not in other.headers
 
 
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_cannot_be_honoured_is_a_warning_where_the_deployment_says_so(streamed: bool) -> None:
+    body = {"logit_bias": {"7": 3}, "temprature": 1, "stream": streamed}
+    with serving(service(strict=False)) as url:
+        reply = post(url, body)
+        assert reply.status_code == 200
+        said = "logit_bias is not supported here; temprature is unknown here, and left out"
+        assert f'"warnings":["{said}"]' in reply.text
+        assert "warnings" not in post(url).text
+        assert error(post(url, {"temperature": "hot"}), 400)["param"] == "temperature"
+
+
 @pytest.mark.parametrize("admins", [Keys(), Keys(["sk-admin"])], ids=["open", "admin-key"])
 def test_pages_of_other_origins_administer_with_an_admin_key_alone(admins: Keys) -> None:
     page = "https://page.example"
