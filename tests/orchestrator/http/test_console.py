@@ -30,6 +30,7 @@ THOUGHT = (
     "So **four** is `2 ** 2`."
 )
 ANSWER = "The answer is \\boxed{4}."
+expect.set_options(timeout=20_000)  # the machine may be busy
 HOSTILE = (
     "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\n\n"
     "$\\def\\a{\\a\\a}\\a$ and $\\href{javascript:alert(1)}{x}$ and $\\rule{99999em}{99999em}$\n\n"
