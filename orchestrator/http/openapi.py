@@ -57,6 +57,7 @@ def _ref(name: str) -> Json:
 
 _TEXT: Final = {"type": "string"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
+_EVENTS: Final = {"description": "events; the data of each is JSON, or [DONE] at the end"}
 _FINISH: Final = {"enum": ["stop", "length"]}
 _ANSWERS: Final[dict[str, Json]] = {
     "Error": _object(
@@ -178,7 +179,7 @@ def described(
     errors of its own (those that all such routes have, `describe` adds)."""
     content: Json = {kind: {"schema": _ref(answer) if kind == "application/json" else _TEXT}}
     if streams:
-        content["text/event-stream"] = {"schema": _TEXT}
+        content["text/event-stream"] = {"schema": _EVENTS}
     extra: Json = {}
     if body is not None:
         _bodies[body.__name__] = body
