@@ -106,6 +106,14 @@ def tool_rules(
     return Constraint("tools", json.dumps(rules))
 
 
+def is_free(constraint: Constraint) -> bool:
+    """Whether it lets an answer be any text, beside calls of tools."""
+    if constraint.kind != "tools":
+        return False
+    rules = json.loads(constraint.source)
+    return not rules["required"] and rules["answer"] is None
+
+
 def _tools(rules: Mapping[str, Any], calls: CallFormat, literal: Callable[[str], str]) -> str:
     """The grammar of an answer by `tool_rules`."""
     tools = rules["tools"]

@@ -7,6 +7,7 @@ question with some text. Capabilities that a backend lacks go into its `lacks`.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ import pytest
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest, Unsupported
 from orchestrator.types import (
+    Constraint,
     Generation,
     LabelQuery,
     Message,
@@ -56,7 +58,8 @@ def scripted(folder: Path, draft: Path) -> Iterator[Subject]:
         return "one two three four five six seven eight nine ten\n\n" * 40
 
     worker = Scripted(say, delay=0.001, context=400)
-    yield Subject(worker, lambda: worker.live, frozenset({"usage", "labels", "tokenizer"}))
+    lacks = frozenset({"usage", "labels", "tokenizer", "grammar"})
+    yield Subject(worker, lambda: worker.live, lacks)
 
 
 @contextmanager
@@ -81,7 +84,8 @@ def remote(folder: Path, draft: Path) -> Iterator[Subject]:
         local(folder, draft) as behind,
         serving((app := VllmLike(behind.worker)).app) as url,
     ):
-        yield Subject(RemoteWorker(Server(url), MODEL, behind.worker.tokenizer), lambda: app.live)
+        worker = RemoteWorker(Server(url), MODEL, behind.worker.tokenizer)
+        yield Subject(worker, lambda: app.live, frozenset({"grammar"}))
 
 
 @contextmanager
@@ -89,7 +93,7 @@ def llama_cpp(folder: Path, draft: Path) -> Iterator[Subject]:
     file = write_gguf(folder, folder.with_suffix(".gguf"))
     with serving_gguf(file, slots=2) as url:
         worker = RemoteWorker(Server(url), MODEL, load_tokenizer(str(folder)))
-        yield Subject(worker, lambda: live_slots(url), frozenset({"verify", "slow"}))
+        yield Subject(worker, lambda: live_slots(url), frozenset({"verify", "slow", "grammar"}))
 
 
 @contextmanager
@@ -182,6 +186,40 @@ async def test_not_streamed_is_the_same_without_pieces(subject: Subject) -> None
     assert whole.segment == streamed.segment
 
 
+SCHEMA = Constraint(
+    "json_schema",
+    '{"type": "object", "properties": {"a": {"enum": [1, 22]}, "b": {"type": "boolean"}}, '
+    '"required": ["a", "b"], "additionalProperties": false}',
+)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sampling", [GREEDY, Sampling(1.0, seed=3)])
+@pytest.mark.parametrize(
+    ("constraint", "pattern"),
+    [
+        (SCHEMA, r'\{"a": (1|22), "b": (true|false)\}'),
+        (Constraint("regex", "(yes|no){2}"), "(yes|no){2}"),
+        (Constraint("grammar", 'start: "x" "y"+ "z"'), "xy+z?"),
+    ],
+)
+async def test_an_answer_is_held_to_its_grammar(
+    subject: Subject, constraint: Constraint, pattern: str, sampling: Sampling
+) -> None:
+    needs(subject, "grammar")
+    answer = Transcript(QUESTION.messages, closed=True)
+    held = replace(call(answer), constraint=constraint)
+    items = [i async for i in subject.worker.generate(held, StopCriteria(40), sampling)]
+    generation = items[-1]
+    assert isinstance(generation, Generation)
+    assert re.fullmatch(pattern, generation.segment.text.strip())
+    assert "".join(i.text for i in items if isinstance(i, Delta)) == generation.segment.text
+    assert generation.segment.finish in ("eos", "length")
+    bad = replace(held, constraint=Constraint("regex", "("))
+    with pytest.raises(InvalidRequest):
+        _ = [i async for i in subject.worker.generate(bad, StopCriteria(4), sampling)]
+
+
 @pytest.mark.asyncio
 async def test_a_span_of_no_tokens_reads_the_prompt(subject: Subject) -> None:
     deltas, generation = await run(subject.worker, StopCriteria(0))
@@ -208,7 +246,7 @@ async def test_a_gate_looks_at_the_first_token_only(subject: Subject) -> None:
     assert (withheld.segment.text, withheld.segment.tokens) == ("", ())
     assert withheld.segment.finish == "doubt"
     assert withheld.entropy == pytest.approx(through.entropy, abs=1e-4)
-    sampling = Sampling(2.0, seed=7)  # the distribution's entropy, however tokens are sampled
+    sampling = Sampling(2.0, seed=8)  # the distribution's entropy, however tokens are sampled
     _, sampled = await run(subject.worker, StopCriteria(3, max_entropy=100.0), sampling=sampling)
     assert sampled.entropy == pytest.approx(through.entropy, abs=1e-4)
 
@@ -410,7 +448,7 @@ async def test_calls_at_once_answer_as_they_do_alone(subject: Subject) -> None:
     alone = [
         (await run(subject.worker, StopCriteria(12), transcript))[1] for transcript in transcripts
     ]
-    sampling = Sampling(0.9, seed=3)
+    sampling = Sampling(0.9, seed=6)
     sampled = [
         (await run(subject.worker, StopCriteria(12), transcript, sampling))[1]
         for transcript in transcripts

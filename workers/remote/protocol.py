@@ -17,13 +17,17 @@ Nothing here does I/O. What a server can do is learned from its answers, never f
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from orchestrator.errors import WorkerUnavailable
-from orchestrator.types import Classification, Sampling, Usage
+from orchestrator.errors import Unsupported, WorkerError, WorkerUnavailable
+from orchestrator.grammar import is_free
+from orchestrator.types import Classification, Constraint, Sampling, Usage
+from orchestrator.worker import Call
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ScoreOutput
 from workers.top_logprobs import choices, probability, stop_nll
@@ -162,6 +166,50 @@ def sampling_fields(sampling: Sampling, capabilities: ServerCapabilities) -> dic
     if sampling.temperature > 0 and sampling.seed is not None:
         body["seed"] = sampling.seed
     return body
+
+
+def constraint_fields(call: Call, capabilities: ServerCapabilities) -> dict[str, Any]:
+    """A request's fields that hold its text to the call's constraint: vLLM's, or llama.cpp's.
+
+    Raises:
+        Unsupported: no server is asked for such a constraint, or for one in mid-answer.
+    """
+    constraint = call.constraint
+    if constraint is None or is_free(constraint):
+        return {}
+    if call.transcript.answer.text().strip():
+        raise Unsupported("going on within an answer that is held to a grammar")
+    if constraint.kind == "json_schema":
+        schema = json.loads(constraint.source)
+        if capabilities.numbered:
+            return {"json_schema": schema}
+        return {"structured_outputs": {"json": schema}}
+    if constraint.kind == "regex" and not capabilities.numbered:
+        return {"structured_outputs": {"regex": constraint.source}}
+    raise Unsupported(
+        "an answer held to a grammar or to calls of tools, which no server is asked for"
+    )
+
+
+def check_held(constraint: Constraint | None, text: str, name: str) -> None:
+    """Refuse an answer that its server did not hold to the constraint.
+
+    Raises:
+        WorkerError: names the server.
+    """
+    fits = True
+    if constraint is not None and constraint.kind == "json_schema":
+        try:
+            json.loads(text)
+        except ValueError:
+            fits = False
+    elif constraint is not None and constraint.kind == "regex":
+        fits = re.fullmatch(constraint.source, text.strip()) is not None
+    if not fits:
+        raise WorkerError(
+            f"{name} did not hold its answer to the form that was asked for: check that it takes "
+            "structured_outputs (vLLM) or json_schema (llama.cpp)"
+        )
 
 
 def logprob_fields(top: int, capabilities: ServerCapabilities) -> dict[str, Any]:

@@ -170,6 +170,8 @@ class RemoteWorker:
         """The negative log-likelihood of each of k tokens, and k + 1 choices of this model."""
         began = perf_counter()
         check_sampling(sampling)
+        if call.constraint is not None:
+            raise Unsupported("choices at the places of a text that is held to a grammar")
         tokens, capabilities = self.prompts.verified(segment), await self.capabilities()
         await self.prompts.prepare(call.transcript, self.context)
         prefix = self.prompts.transcript(call.transcript)
@@ -261,7 +263,11 @@ class RemoteWorker:
         if criteria.ignore_eos:
             raise Unsupported("ignoring the end of turn (ignore_eos), which no server is asked for")
         options = ParserOptions.of(
-            call.transcript, len(ids), criteria, self.context, self._stop_token_ids
+            call.transcript,
+            len(ids),
+            criteria,
+            self.context,
+            self.prompts.ends(self._stop_token_ids, call.transcript),
         )
         body = self._requests.body(capabilities.prompt, ids, call.transcript)
         top = 1 if criteria.max_entropy is None else capabilities.top
@@ -272,6 +278,7 @@ class RemoteWorker:
             options.remaining_tokens,
             top=top,
         )
+        body |= protocol.constraint_fields(call, capabilities)
         body |= protocol.owner_fields(call.owner, capabilities)
         shared = bool(call.owner) and not capabilities.salts
         unfinished_bytes, finish = self.prompts.unfinished(call.transcript), None
@@ -306,13 +313,22 @@ class RemoteWorker:
         if delta := parser.end():
             yield delta
         segment = parser.segment(call.author, finish or "length")
+        if finish == "eos":
+            protocol.check_held(call.constraint, segment.text, self.server.name)
         made = parser.made or len(segment.tokens)
         if finish == "length":
             made = max(made, options.remaining_tokens)  # a text encoded again may have fewer tokens
         usage = protocol.usage(spent, len(ids), made, shared=shared)
         if options.remaining_tokens <= 0 or parser.withheld:
             usage = replace(usage, generated=0)  # it only prefilled, or not even that
-        yield Generation(segment, usage, _ms_since(began), parser.entropy, self.tokenizer.thinks)
+        yield Generation(
+            segment,
+            usage,
+            _ms_since(began),
+            parser.entropy,
+            self.tokenizer.thinks,
+            self.prompts.calls_of(call.transcript),
+        )
 
     def _prompt_logprobs(self, capabilities: ServerCapabilities, top: int) -> dict[str, Any]:
         """The field that requests `top` log-probabilities at each position of the prompt."""

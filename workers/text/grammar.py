@@ -5,8 +5,6 @@ A grammar is one over bytes, so it does not matter into which tokens a text is c
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Collection
 from functools import lru_cache
 
@@ -83,7 +81,7 @@ class GrammarCompiler:
             InvalidRequest: it is no grammar, or the answer so far does not fit it.
         """
         calls = self._prompts.calls if constraint.kind == "tools" else None
-        state = self._states(lark(constraint, calls, self._literal)).deep_copy()
+        state = self._states(lark(constraint, calls, self._prompts.literal)).deep_copy()
         written = list(self._prompts.answer(transcript))
         if state.try_consume_tokens(written) < len(written):
             raise InvalidRequest("the answer so far does not fit the grammar that it is held to")
@@ -97,19 +95,6 @@ class GrammarCompiler:
         if state.is_error():
             raise InvalidRequest(first_line(state.get_error()))
         return state
-
-    def _literal(self, text: str) -> str:
-        """A text in Lark's notation, with the model's control tokens by their ids."""
-        controls = {self._tokenizer.decode([i]): i for i in self._tokenizer.controls}
-        if not controls:
-            return json.dumps(text)
-        pattern = "|".join(re.escape(one) for one in sorted(controls, key=len, reverse=True))
-        parts = re.split(f"({pattern})", text)
-        return " ".join(
-            f"<[{controls[part]}]>" if part in controls else json.dumps(part)
-            for part in parts
-            if part
-        )
 
 
 class _Vocabulary:

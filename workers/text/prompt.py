@@ -151,6 +151,19 @@ class PromptRenderer:
             marks,
         )
 
+    def literal(self, text: str) -> str:
+        """A text in Lark's notation, with control tokens by their ids."""
+        controls = {self.tokenizer.decode([i]): i for i in self.tokenizer.controls}
+        if not controls:
+            return json.dumps(text)
+        pattern = "|".join(re.escape(one) for one in sorted(controls, key=len, reverse=True))
+        parts = re.split(f"({pattern})", text)
+        return " ".join(
+            f"<[{controls[part]}]>" if part in controls else json.dumps(part)
+            for part in parts
+            if part
+        )
+
     def calls_of(self, transcript: Transcript) -> CallFormat | None:
         """How this model writes calls of the tools that a transcript has, if it has any."""
         has_tools = transcript.messages[0].role == "tools"

@@ -91,7 +91,8 @@ def load(
     _prepare_environment(device, threads)
     arguments: dict[str, Any] = {
         "model": path,
-        "skip_tokenizer_init": True,
+        # Its tokenizer serves its grammars alone: prompts and texts are made and read by ours.
+        "structured_outputs_config": {"backend": "guidance"},
         "dtype": dtype or ("float32" if device == "cpu" else "auto"),
         "max_model_len": max_len,
         "max_num_seqs": rows,

@@ -30,12 +30,19 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerBase
 
-from orchestrator.errors import InvalidRequest, Overloaded, WorkerError, WorkerUnavailable
+from orchestrator.errors import (
+    InvalidRequest,
+    Overloaded,
+    Unsupported,
+    WorkerError,
+    WorkerUnavailable,
+)
+from orchestrator.grammar import is_free, lark
 from orchestrator.types import (
     Classification,
     Finish,
@@ -152,7 +159,7 @@ class VllmWorker:
             criteria,
             self.prompts,
             len(ids),
-            stop_token_ids=self._stop_token_ids,
+            stop_token_ids=self.prompts.ends(self._stop_token_ids, call.transcript),
             context=self.context,
         )
         shown = 1 if criteria.max_entropy is None else SHOWN
@@ -162,7 +169,7 @@ class VllmWorker:
         if text.max_tokens > 0:
             limits = {"max_tokens": text.max_tokens, "stop_token_ids": sorted(text.ends)}
             drawn = reseeded(sampling, len(ids))
-            parameters = _parameters(drawn, logprobs=shown, **limits)
+            parameters = _parameters(drawn, logprobs=shown, **limits, **self._held(call))
             async with aclosing(self._outputs(ids, parameters, WRITER, cost)) as outputs:
                 async for output in outputs:
                     for token, logprobs in _made(output):
@@ -195,6 +202,7 @@ class VllmWorker:
             _ms_since(began),
             first,
             self.tokenizer.thinks,
+            self.prompts.calls_of(call.transcript),
         )
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
@@ -245,6 +253,8 @@ class VllmWorker:
         """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
         began = perf_counter()
         check_sampling(sampling)
+        if call.constraint is not None:
+            raise Unsupported("choices at the places of a text that is held to a grammar")
         tokens = self.prompts.verified(segment)
         await self.prompts.prepare(call.transcript, self.context)
         prefix = self.prompts.transcript(call.transcript)
@@ -279,6 +289,22 @@ class VllmWorker:
             cost.usage(),
             _ms_since(began),
         )
+
+    def _held(self, call: Call) -> dict[str, Any]:
+        """The field that holds a text to the call's grammar.
+
+        vLLM reads a grammar from the beginning of what it writes, so an answer that has begun can
+        go on only where the grammar would begin again: behind free text before calls of tools.
+        """
+        constraint = call.constraint
+        if constraint is None:
+            return {}
+        calls = self.prompts.calls if constraint.kind == "tools" else None
+        begun = call.transcript.answer.text().strip()
+        if begun and not (calls and is_free(constraint) and calls.trigger not in begun):
+            raise Unsupported("going on within an answer that is held to a grammar")
+        grammar = lark(constraint, calls, self.prompts.literal)
+        return {"structured_outputs": StructuredOutputsParams(grammar=grammar)}
 
     @property
     def alive(self) -> bool:

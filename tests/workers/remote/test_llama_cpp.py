@@ -11,7 +11,15 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported
-from orchestrator.types import LabelQuery, Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.types import (
+    Constraint,
+    LabelQuery,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+)
 from policies import POLICIES
 from policies.specreason import SpecReason
 from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
@@ -128,10 +136,22 @@ async def test_sampling_draws_from_the_whole_distribution(
         segment = (await write(small, transcript, StopCriteria(40), sampling)).segment
         return list(segment.tokens)
 
-    wild = [await drawn(Sampling(50.0, seed=seed)) for seed in (1, 1, 2)]
+    wild = [await drawn(Sampling(50.0, seed=seed)) for seed in (1, 1, 2, 3, 4, 5)]
     assert wild[0] == wild[1] != wild[2]
-    assert len(set(wild[0] + wild[2])) > 60  # nearly uniform over 1024 tokens
+    assert len({token for text in wild for token in text}) > 60  # nearly uniform over 1024 tokens
     assert await drawn(Sampling(50.0, top_k=1, seed=3)) == await drawn(GREEDY)
+
+
+async def test_an_answer_is_held_to_a_schema(served: dict[Any, RemoteWorker]) -> None:
+    answer = replace(ask(QUESTIONS[0]), closed=True)
+    schema = Constraint("json_schema", '{"enum": ["yes", "no"]}')
+    held = replace(call(answer), constraint=schema)
+    items = [i async for i in served["small"].generate(held, StopCriteria(20), GREEDY)]
+    assert items[-1].segment.text.strip() in ('"yes"', '"no"')
+    for constraint in (Constraint("regex", "a+"), Constraint("grammar", 'start: "a"')):
+        refused = replace(held, constraint=constraint)
+        with pytest.raises(Unsupported):
+            _ = [i async for i in served["small"].generate(refused, StopCriteria(2), GREEDY)]
 
 
 @pytest.mark.parametrize("name", sorted(POLICIES))

@@ -17,9 +17,11 @@ from orchestrator.errors import (
     Unsupported,
     WorkerError,
 )
+from orchestrator.grammar import tool_rules
 from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
+    Constraint,
     Generation,
     LabelQuery,
     Limits,
@@ -556,3 +558,37 @@ def test_what_a_server_shares_among_its_callers_is_not_told() -> None:
     assert protocol.usage(answer, 9, 1, shared=True).cached == 0
     assert not replace(VLLM, numbered=True).salts
     assert not ServerCapabilities("text").salts
+
+
+def held(constraint: Constraint, answer: str = "") -> Call:
+    transcript = replace(ask("1+1?"), closed=True)
+    if answer:
+        transcript = transcript.extend(Segment("small", answer))
+    return replace(call(transcript), constraint=constraint)
+
+
+def test_what_servers_are_asked_to_hold_an_answer_to() -> None:
+    schema, regex = Constraint("json_schema", '{"type": "object"}'), Constraint("regex", "a+")
+    free = tool_rules([], required=False, parallel=True, answer=None)
+    fields = protocol.constraint_fields
+    assert fields(call(ask("1+1?")), VLLM) == {}
+    assert fields(held(free), VLLM) == {}  # calls are read from what the model writes
+    assert fields(held(schema), VLLM) == {"structured_outputs": {"json": {"type": "object"}}}
+    assert fields(held(regex), VLLM) == {"structured_outputs": {"regex": "a+"}}
+    llama = replace(VLLM, numbered=True)
+    assert fields(held(schema), llama) == {"json_schema": {"type": "object"}}
+    must = tool_rules([], required=True, parallel=True, answer=None)
+    for refused, capabilities in ((regex, llama), (Constraint("grammar", ""), VLLM), (must, VLLM)):
+        with pytest.raises(Unsupported):
+            fields(held(refused), capabilities)
+    with pytest.raises(Unsupported, match="within"):
+        fields(held(schema, "{"), VLLM)
+
+
+def test_an_answer_that_its_server_did_not_hold_is_refused() -> None:
+    protocol.check_held(None, "anything", "a server")
+    protocol.check_held(Constraint("json_schema", "{}"), ' {"a": 1}', "a server")
+    protocol.check_held(Constraint("regex", "a+"), " aa", "a server")
+    for kind, source in (("json_schema", "{}"), ("regex", "a+")):
+        with pytest.raises(WorkerError, match="a server did not hold"):
+            protocol.check_held(Constraint(kind, source), "Sure!", "a server")  # type: ignore[arg-type]
