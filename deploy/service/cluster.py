@@ -57,7 +57,7 @@ class RunningService:
         Returns how many answers that are.
         """
         until = time.monotonic() + seconds
-        while live := sum(self._ask_all("drain")):
+        while live := self._live():
             if enough() or time.monotonic() >= until:
                 self._ask_all("cut")
                 time.sleep(CUT_S)  # for the events to arrive
@@ -65,15 +65,26 @@ class RunningService:
             time.sleep(0.1)
         return live
 
-    def _ask_all(self, method: str) -> list[int]:
-        """What every replica of the orchestrator that answers says to a call."""
-        from ray import serve
+    def _live(self) -> int:
+        """Answers under way; a replica that does not say counts as one, for it may have some."""
+        answers = self._ask_all("drain")
+        if answers is None:
+            return 1
+        return sum(answer if isinstance(answer, int) else 1 for answer in answers)
 
-        answers: list[Any] = []
-        with suppress(TimeoutError):
+    def _ask_all(self, method: str) -> list[Any] | None:
+        """What every replica of the orchestrator says to a call, an exception among it; None where
+        they were not asked."""
+        from ray import serve
+        from ray.serve.exceptions import RayServeException
+
+        try:
             handle = serve.get_app_handle(self._application)
-            answers = handle.broadcast(method).results(timeout_s=ASK_S, return_exceptions=True)
-        return [answer for answer in answers if isinstance(answer, int)]
+            return list(
+                handle.broadcast(method).results(timeout_s=ASK_S, return_exceptions=True)
+            )
+        except (TimeoutError, RayServeException):
+            return None
 
 
 @contextmanager

@@ -32,6 +32,7 @@ from orchestrator.http.errors import RETRY_AFTER_S, HttpError, RequestRefused, h
 log = logging.getLogger(__name__)
 
 PAUSES_S: Final = (0.2, 1.0)  # before a request is made again
+OF_SERVE: Final = {404, 408, 429, 500, 503}  # in plain text these are Serve's own answers
 BUFFER_BYTES: Final = 1 << 20  # of a body; a longer one is passed on as it comes, and made once
 BODY_S: Final = 30.0  # for that much of a body to arrive
 MAX_HEAD_BYTES: Final = 64 << 10  # of a request's headers
@@ -114,7 +115,7 @@ class _Attempt:
     async def _relay(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             kind = Headers(raw=message["headers"]).get("content-type", "")
-            if message["status"] >= 400 and kind.startswith("text/plain"):
+            if message["status"] in OF_SERVE and kind.startswith("text/plain"):
                 self._refused = message
                 return
             self._started, self._streams = message, kind.startswith("text/event-stream")

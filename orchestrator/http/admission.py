@@ -112,6 +112,8 @@ class Admission:
 
     def _grant(self) -> None:
         """Give what is free to those who hold the least; the first of them first."""
+        # Who was cancelled in this turn of the loop waits here until its task runs.
+        self._waiting = [one for one in self._waiting if not one.granted.done()]
         while self._waiting:
             first = min(self._waiting, key=lambda one: self._held.get(one.owner, 0))
             if self._taken + first.cost > self._places:

@@ -130,6 +130,13 @@ def test_what_serve_refuses_is_told_in_openais_form(status: int, told: int, code
         assert httpx.get(f"{url}/nowhere").json()["error"]["code"] == "not_found"
 
 
+def test_a_refusal_of_the_applications_own_passes_as_it_is() -> None:
+    refused = PlainTextResponse("Disallowed CORS origin", 400)  # of a page's preflight
+    with serving(Serve(refused)) as url:
+        reply = httpx.request("OPTIONS", f"{url}{CHAT}")
+    assert (reply.status_code, reply.text) == (400, "Disallowed CORS origin")
+
+
 def test_an_answer_of_the_application_passes_as_it_is() -> None:
     refused = JSONResponse({"error": {"code": "its own"}}, 500)
     with serving(Serve(refused, PlainTextResponse("metrics"))) as url:

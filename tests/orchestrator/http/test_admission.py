@@ -109,6 +109,23 @@ async def test_a_place_that_comes_as_its_request_goes_is_given_back() -> None:
     assert admission.live == 0
 
 
+async def test_a_place_that_becomes_free_as_its_request_goes_is_not_lost() -> None:
+    admission = Admission(1, wait_s=5)
+    first = admission.place("a")
+    await first.__aenter__()
+    waiting = asyncio.create_task(flood(admission, {"b": 1}))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    waiting.cancel()
+    for task in asyncio.all_tasks() - {asyncio.current_task(), waiting}:
+        task.cancel()  # those of the flood: cancelled, and not told of it yet
+    await first.__aexit__(None, None, None)
+    await asyncio.wait({waiting})
+    assert admission.live == 0
+    async with admission.place("c"):
+        assert admission.live == 1
+
+
 async def test_when_to_come_again_goes_by_who_waits_and_how_long_answers_take() -> None:
     now = 0.0
     admission = Admission(2, wait_s=5, clock=lambda: now)
