@@ -9,6 +9,7 @@ write any white space between two values, or any number of digits, may write not
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -85,8 +86,9 @@ def tool_rules(
     """The constraint of an answer that may call tools.
 
     Args:
-        tools: name, JSON Schema of the arguments (`parameters`) and `strict` of each. A schema that
-            no text can be held to stands for any object, unless it is `strict`.
+        tools: name, JSON Schema of the arguments (`parameters`) and `strict` of each, and its
+            `place` in the request. A schema that no text can be held to stands for any object,
+            unless it is `strict`.
         required: whether it must.
         parallel: whether it may make several calls.
         answer: JSON Schema, as JSON, of an answer without calls; None: any text.
@@ -95,11 +97,11 @@ def tool_rules(
         InvalidRequest: a strict schema cannot be held to.
     """
     listed = []
-    for i, tool in enumerate(tools):
+    for tool in tools:
         schema = tool["parameters"]
         fault = _fault(f"start: {_json(schema)}")
         if fault and tool["strict"]:
-            place = f"tools[{i}].function.parameters"
+            place = tool["place"]
             raise InvalidRequest(f"{place}: {fault}", param=place, code="invalid_value")
         listed.append([tool["name"], {"type": "object"} if fault else schema])
     rules = {"tools": listed, "required": required, "parallel": parallel, "answer": answer}
@@ -143,7 +145,7 @@ def _tools(rules: Mapping[str, Any], calls: CallFormat, literal: Callable[[str],
             lines.append(f"start: WHITE? ({literal(begun)} calls | answer)")
     else:
         lines.append(f"calls: {_literal(calls.before, literal)} call {more} {end}")
-        lines.append("start: WHITE? calls | " + ("answer" if rules["answer"] else "TEXT"))
+        lines.append("start: WHITE? " + ("(calls | answer)" if rules["answer"] else "calls | TEXT"))
         lines.append("TEXT: /\\s*[^{\\s](.|\\n)*/")
     if rules["answer"] is not None:
         lines.append(f"answer: {_json(json.loads(rules['answer']))}")
@@ -192,5 +194,11 @@ def first_line(text: str) -> str:
 
 
 def _escaped(regex: str) -> str:
-    """A regular expression between slashes."""
-    return regex.replace("/", "\\/").replace("\n", "\\n")
+    """A regular expression between slashes, on one line."""
+    return re.sub(r"\\(.)|/|\n", _escape, regex, flags=re.DOTALL)
+
+
+def _escape(found: re.Match[str]) -> str:
+    if found[1] is not None:
+        return "\\n" if found[1] == "\n" else found[0]
+    return "\\n" if found[0] == "\n" else "\\/"

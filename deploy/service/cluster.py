@@ -80,9 +80,7 @@ class RunningService:
 
         try:
             handle = serve.get_app_handle(self._application)
-            return list(
-                handle.broadcast(method).results(timeout_s=ASK_S, return_exceptions=True)
-            )
+            return list(handle.broadcast(method).results(timeout_s=ASK_S, return_exceptions=True))
         except (TimeoutError, RayServeException):
             return None
 

@@ -2,8 +2,9 @@
 
 Calls are looked for where the model's own format puts them. Models also write calls otherwise than
 their template teaches them: as a JSON object, or in a fenced block of code. Such a block is a call
-where it names a tool that there is; else it is text. What was a call stays one: its arguments are
-passed on as they come, and may be cut off with the answer.
+where it names a tool that may be called and is not `strict`, since nothing held its arguments to a
+schema; else it is text. What was a call stays one: its arguments are passed on as they come, and
+may be cut off with the answer.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal
 
 from orchestrator.http.context import RequestContext
@@ -19,7 +21,7 @@ from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.types import CallFormat, ToolCall
 
 FENCE = "```"
-_FENCED = re.compile(r"```[a-zA-Z_]*\s*\n?(.*?)```", re.DOTALL)
+_OPENING = re.compile(r"```[a-zA-Z_]*")
 _MOST_NAME = 64
 
 
@@ -45,9 +47,15 @@ class AnswerReader:
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain with this piece of it."""
-        calls, names = self._response.calls, self._context.body.tool_names
-        if self._reader is None and calls is not None and names:
-            self._reader = CallReader(calls, names, f"call_{self._context.trace_id}_")
+        calls, tools = self._response.calls, self._context.body.tool_use
+        if self._reader is None and calls is not None and tools is not None and tools.names:
+            self._reader = CallReader(
+                calls,
+                tools.names,
+                f"call_{self._context.trace_id}_",
+                loose=tools.loose,
+                parallel=tools.parallel,
+            )
         return [text] if self._reader is None else self._reader.feed(text)
 
     def end(self) -> list[Piece]:
@@ -75,18 +83,31 @@ class CallReader:
 
     Args:
         calls: how the model writes calls.
-        names: the tools that there are.
+        names: the tools that may be called.
         prefix: what the ids of calls begin with.
+        loose: those of them that a call in another form may name; None: all.
+        parallel: whether there may be several calls.
 
     Attributes:
         calls: those found so far.
     """
 
-    def __init__(self, calls: CallFormat, names: Collection[str], prefix: str) -> None:
+    def __init__(
+        self,
+        calls: CallFormat,
+        names: Collection[str],
+        prefix: str,
+        *,
+        loose: Collection[str] | None = None,
+        parallel: bool = True,
+    ) -> None:
         self._format, self._names, self._prefix = calls, names, prefix
+        self._loose_names = names if loose is None else loose
+        self._parallel = parallel
         self._held, self._blank = "", True
-        self._state: Literal["text", "call", "name", "arguments", "behind", "tag"] = "text"
-        self._depth, self._in_string, self._escaped = 0, False, False
+        self._state: Literal["text", "call", "loose", "name", "arguments", "behind", "tag"] = "text"
+        self._object = _JsonEnd()
+        self._searched = 0  # of what is held, for the end of a loose call
         self.calls: list[ToolCall] = []
 
     def feed(self, text: str) -> list[Piece]:
@@ -109,6 +130,9 @@ class CallReader:
 
     def _in_text(self, ended: bool) -> list[Piece]:
         held, trigger = self._held, self._format.trigger
+        if self.calls and not self._parallel:  # there is no other
+            self._held = ""
+            return self._text(held)
         starts = [at for mark in (trigger, FENCE) if mark and (at := held.find(mark)) >= 0]
         if self._blank and held.lstrip().startswith("{"):
             starts.append(len(held) - len(held.lstrip()))
@@ -129,26 +153,25 @@ class CallReader:
                 return []
             if before.startswith(held) and not ended:
                 return []
-        return self._loose(ended)
+        self._begin_loose()
+        return []
 
     def _in_name(self, ended: bool) -> list[Piece]:
         name, found, rest = self._held.partition(self._format.middle)
         if found and name in self._names:
-            call = ToolCall(f"{self._prefix}{len(self.calls)}", name, "")
-            self.calls.append(call)
-            self._held, self._state = rest, "arguments"
-            self._depth, self._in_string, self._escaped = 0, False, False
-            return [CallPiece(len(self.calls) - 1, call.id, name, "")]
+            self._held, self._state, self._object = rest, "arguments", _JsonEnd()
+            return [self._called(name, "")]
         if not ended and not found and len(self._held) < _MOST_NAME + len(self._format.middle):
             return []
-        self._held, self._state = self._format.before.lstrip() + self._held, "text"
-        return self._give_up()
+        self._held = self._format.before.lstrip() + self._held
+        self._begin_loose()
+        return []
 
     def _in_arguments(self, ended: bool) -> list[Piece]:
-        size = self._size_of_object()
-        text, self._held = self._held[:size], self._held[size:]
-        if self._depth == 0 and text.strip():
+        end = self._object.feed(self._held)
+        if end is not None:
             self._state = "behind"
+        text, self._held = self._held[:end], self._held[len(self._held) if end is None else end :]
         if not text:
             return []
         index = len(self.calls) - 1
@@ -157,44 +180,53 @@ class CallReader:
         return [CallPiece(index, call.id, None, text)]
 
     def _in_behind(self, ended: bool) -> list[Piece]:
-        """Behind the arguments: another call, or the end of the calls."""
-        held, between, after = self._held, self._format.between, self._format.after
-        if between and held.startswith(between):
-            self._held, self._state = held[len(between) :], "name"
-        elif not ended and between and between.startswith(held):
+        """Behind the arguments: another call, or the end of the calls; white space may differ."""
+        held, after = self._held, self._format.after
+        between = self._format.between if self._parallel else None
+        if between and (found := _spaced(between).match(held)):
+            self._held, self._state = held[found.end() :], "name"
+        elif not ended and between and _begins(between, held):
             pass
-        elif held.startswith(after):
-            self._held, self._state = held[len(after) :], "text"
-        elif ended or not after.startswith(held):
-            self._state = "text"
-            if ended:
-                self._held = ""
+        elif found := _spaced(after).match(held):
+            self._held, self._state = held[found.end() :], "text"
+        elif ended or not _begins(after, held):
+            self._held, self._state = "" if ended and _begins(after, held) else held, "text"
         return []
 
-    def _loose(self, ended: bool) -> list[Piece]:
-        """A call in another form than the model's own."""
+    def _begin_loose(self) -> None:
+        self._state, self._object, self._searched = "loose", _JsonEnd(), 0
+
+    def _in_loose(self, ended: bool) -> list[Piece]:
+        """A call in another form than the model's own. What was searched is not searched again."""
         held = self._held
         if held.startswith(FENCE):
-            block = _FENCED.match(held)
-            if block is None and not ended:
+            end = held.find(FENCE, max(len(FENCE), self._searched - len(FENCE) + 1))
+            self._searched = len(held)
+            if end < 0 and not ended:
                 return []
-            body, size = (block[1], block.end()) if block else (held[len(FENCE) :], len(held))
+            opening = _OPENING.match(held)
+            assert opening is not None
+            body = held[opening.end() : len(held) if end < 0 else end]
+            size = len(held) if end < 0 else end + len(FENCE)
         else:
-            at = held.find("{")
-            body, size = held[at:], len(held)
-            if at < 0 or (whole := _first_object(body)) is None:
-                return [] if not ended else self._give_up()
-            body, size = body[:whole], at + whole
+            begin = held.find("{")
+            start = max(begin, self._searched)
+            if begin < 0 or (found := self._object.feed(held[start:])) is None:
+                self._searched = 0 if begin < 0 else len(held)
+                waits = begin >= 0 or len(held) < len(self._format.before) + _MOST_NAME
+                return [] if waits and not ended else self._give_up(len(held))
+            size = start + found
+            body = held[begin:size]
         calls = [call for one in _objects(body) for call in self._calls_in(one)]
-        if not calls:
-            return self._give_up()
+        if not calls or (not self._parallel and len(self.calls) + len(calls) > 1):
+            return self._give_up(size)
         self._held, self._state = held[size:], "tag"
-        pieces: list[Piece] = []
-        for name, arguments in calls:
-            call = ToolCall(f"{self._prefix}{len(self.calls)}", name, arguments)
-            self.calls.append(call)
-            pieces.append(CallPiece(len(self.calls) - 1, call.id, name, arguments))
-        return pieces
+        return [self._called(name, arguments) for name, arguments in calls]
+
+    def _called(self, name: str, arguments: str) -> CallPiece:
+        call = ToolCall(f"{self._prefix}{len(self.calls)}", name, arguments)
+        self.calls.append(call)
+        return CallPiece(len(self.calls) - 1, call.id, name, arguments)
 
     def _in_tag(self, ended: bool) -> list[Piece]:
         """Behind a call in a form of its own, which may have been put into a tag."""
@@ -205,13 +237,9 @@ class CallReader:
             self._state = "text"
         return []
 
-    def _give_up(self) -> list[Piece]:
-        """What began as a call is text."""
-        held, self._state = self._held, "text"
-        mark = len(FENCE) if held.startswith(FENCE) else max(1, len(self._format.trigger))
-        if block := _FENCED.match(held):
-            mark = block.end()
-        text, self._held = held[:mark], held[mark:]
+    def _give_up(self, size: int) -> list[Piece]:
+        """What began as a call is text, so far."""
+        text, self._held, self._state = self._held[:size], self._held[size:], "text"
         return self._text(text)
 
     def _text(self, text: str) -> list[Piece]:
@@ -223,21 +251,30 @@ class CallReader:
         if isinstance(value, list):
             found = [self._calls_in(one) for one in value]
             return [call for one in found for call in one] if all(found) else []
-        if not isinstance(value, dict) or value.get("name") not in self._names:
+        if not isinstance(value, dict) or value.get("name") not in self._loose_names:
             return []
-        arguments = value.get("arguments", value.get("parameters"))
+        # A tool's own definition has `parameters` as well.
+        named = "parameters" if "parameters" in self._format.middle else "arguments"
+        arguments = value.get(named)
         if isinstance(arguments, str):
             try:
                 arguments = json.loads(arguments)
-            except ValueError:
+            except (ValueError, RecursionError):
                 return []
         if not isinstance(arguments, dict):
             return []
         return [(value["name"], json.dumps(arguments, ensure_ascii=False))]
 
-    def _size_of_object(self) -> int:
-        """How much of what is held belongs to the object of the arguments."""
-        for i, letter in enumerate(self._held):
+
+class _JsonEnd:
+    """Finds where a JSON object ends, in a text that comes in pieces."""
+
+    def __init__(self) -> None:
+        self._depth, self._in_string, self._escaped = 0, False, False
+
+    def feed(self, text: str) -> int | None:
+        """Where in this piece it ends; None: not yet."""
+        for i, letter in enumerate(text):
             if self._escaped:
                 self._escaped = False
             elif self._in_string:
@@ -250,9 +287,19 @@ class CallReader:
             elif letter in "}]":
                 self._depth -= 1
                 if self._depth <= 0:
-                    self._depth = 0
                     return i + 1
-        return len(self._held)
+        return None
+
+
+@cache
+def _spaced(text: str) -> re.Pattern[str]:
+    """What matches a text with any white space where it has some, or none."""
+    return re.compile(r"\s*".join(map(re.escape, re.split(r"\s+", text))))
+
+
+def _begins(whole: str, text: str) -> bool:
+    """Whether a text may be the beginning of another, white space aside."""
+    return "".join(whole.split()).startswith("".join(text.split()))
 
 
 def _overlap(text: str, mark: str) -> int:

@@ -206,8 +206,8 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
         return self._tools.constraint
 
     @property
-    def tool_names(self) -> frozenset[str]:
-        return self._tools.names
+    def tool_use(self) -> ToolUse:
+        return self._tools
 
     @property
     def cap(self) -> int | None:

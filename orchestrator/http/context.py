@@ -13,7 +13,7 @@ from fastapi import Request
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.experimenter import Enrollment
 from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.schemas import GenerationRequest
+from orchestrator.http.schemas import GenerationRequest, contradiction
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Limits, Message, Sampling
 
@@ -59,6 +59,8 @@ class RequestContext:
                 f"{body.cap_name}: this service makes at most {limits.max_tokens_cap} tokens",
                 param=body.cap_name,
             )
+        if body.ignore_eos and body.constraint is not None:
+            raise contradiction("ignore_eos", "contradicts an answer that must match a form")
         return cls(
             body,
             Limits(

@@ -8,6 +8,7 @@ expect.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
@@ -15,7 +16,7 @@ from typing import Any, cast
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.http.tools import check_arguments
+from orchestrator.http.tools import TOOL_NAME, check_arguments
 from orchestrator.types import Message, Role, ToolCall
 
 _PART_TYPES = ("input_text", "output_text", "text", "summary_text")
@@ -85,6 +86,8 @@ def _kind(item: object) -> str:
 
 def _call(item: Mapping[str, Any]) -> ToolCall:
     call = ToolCall(*(_string(item, name) for name in ("call_id", "name", "arguments")))
+    if not re.fullmatch(TOOL_NAME, call.name):
+        raise PydanticCustomError("invalid_value", "name is no name of a function")
     try:
         check_arguments(call.arguments, "arguments")
     except InvalidRequest as error:

@@ -167,6 +167,7 @@ class ResponsesRequest(GenerationRequest):
             self.tool_choice,
             parallel=self.parallel_tool_calls,
             form=self.text.format.constraint,
+            inner="",
         )
 
     @property
@@ -185,8 +186,8 @@ class ResponsesRequest(GenerationRequest):
         return self._tools.constraint
 
     @property
-    def tool_names(self) -> frozenset[str]:
-        return self._tools.names
+    def tool_use(self) -> ToolUse:
+        return self._tools
 
     @property
     def conversation(self) -> tuple[Message, ...]:

@@ -186,9 +186,9 @@ class GenerationRequest(BaseModel):
         return None
 
     @property
-    def tool_names(self) -> frozenset[str]:
-        """The tools that may be called."""
-        return frozenset()
+    def tool_use(self) -> Any:
+        """The tools that may be called (`tools.ToolUse`); None: this path knows none."""
+        return None
 
     @property
     def alone(self) -> str | None:

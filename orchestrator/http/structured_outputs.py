@@ -118,7 +118,7 @@ def _schema(schema: dict[str, Any] | str | None, place: str) -> Constraint | Non
     if isinstance(schema, str):
         try:
             json.loads(schema)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise contradiction(place, "expected a JSON Schema, but it is no JSON") from None
         return Constraint("json_schema", schema)
     return Constraint("json_schema", json.dumps(schema))
@@ -129,7 +129,13 @@ def _regex(regex: str | None) -> Constraint | None:
 
 
 def _choice(choices: list[str] | None) -> Constraint | None:
-    return None if choices is None else Constraint("regex", "|".join(map(re.escape, choices)))
+    return None if choices is None else Constraint("regex", "|".join(map(_literally, choices)))
+
+
+def _literally(text: str) -> str:
+    """A regular expression that matches this text alone (`re.escape` escapes more than is special
+    everywhere)."""
+    return re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", text)
 
 
 def _grammar(grammar: str | None) -> Constraint | None:

@@ -13,8 +13,10 @@ from orchestrator.grammar import tool_rules
 from orchestrator.http.schemas import contradiction
 from orchestrator.types import Constraint, Message
 
-ToolName = Annotated[str, StringConstraints(pattern=r"^[a-zA-Z0-9_.:/-]{1,64}$")]
+TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,64}$"
+ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
 MAX_TOOLS = 128
+MAX_DEPTH = 64  # levels of nesting of a call's arguments
 
 
 class FunctionTool(BaseModel):
@@ -101,6 +103,12 @@ class ToolUse:
         choice: as given; None: auto.
         parallel: whether one answer may make several calls.
         form: what an answer without calls must match.
+        inner: between a tool and its parameters, in the names of places.
+
+    Attributes:
+        names: the tools that may be called.
+        loose: those of them that need not be `strict`: a call in another form than the model's own
+            is one, too.
 
     Raises:
         InvalidRequest: a choice without such a tool; a form that tools do not go with; a strict
@@ -114,6 +122,7 @@ class ToolUse:
         *,
         parallel: bool,
         form: Constraint | None,
+        inner: str = "function.",
     ) -> None:
         names = [tool.name for tool in tools]
         if len(set(names)) < len(names):
@@ -129,7 +138,11 @@ class ToolUse:
         if unknown := sorted(set(allowed) - set(names)):
             raise contradiction("tool_choice", f"there is no tool {unknown[0]!r}")
         self.tools = () if choice == "none" else tuple(tools)
-        self.names = frozenset(tool.name for tool in self.tools)
+        self.names = frozenset(allowed if self.tools else ())
+        self.loose = frozenset(
+            tool.name for tool in self.tools if tool.name in self.names and not tool.strict
+        )
+        self.parallel = parallel
         self.constraint = form
         if self.tools:
             if form is not None and form.kind != "json_schema":
@@ -143,8 +156,9 @@ class ToolUse:
                         "name": tool.name,
                         "parameters": tool.parameters or {"type": "object", "properties": {}},
                         "strict": bool(tool.strict),
+                        "place": f"tools[{i}].{inner}parameters",
                     }
-                    for tool in self.tools
+                    for i, tool in enumerate(self.tools)
                     if tool.name in allowed
                 ],
                 required=required,
@@ -167,8 +181,18 @@ class ToolUse:
 def check_arguments(text: str, place: str) -> None:
     """Refuse the arguments of an earlier call that are no JSON object."""
     try:
-        if isinstance(json.loads(text), dict):
+        value = json.loads(text)
+        if isinstance(value, dict) and _depth(value) <= MAX_DEPTH:
             return
     except (ValueError, RecursionError):
         pass
-    raise contradiction(place, "expected the JSON of an object")
+    raise contradiction(place, f"expected the JSON of an object, at most {MAX_DEPTH} levels deep")
+
+
+def _depth(value: object) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        inner = [one for one in level if isinstance(one, dict | list)]
+        level = [each for one in inner for each in (one.values() if isinstance(one, dict) else one)]
+    return depth

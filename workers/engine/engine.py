@@ -248,6 +248,9 @@ class Engine:
                 self._counts["emitted_tokens"] += len(accepted.tokens)
                 request = self._decoding[row.slot]
                 request.passes += 1
+                if row.failure is not None:
+                    self._discard(request, row.failure)
+                    continue
                 self._append(request, accepted)
 
     def _append(self, request: GenerateRequest, accepted: Accepted) -> None:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from orchestrator.errors import InvalidRequest
 from workers.model.target import ModelOutput
 from workers.model.tree import Plan, Tree
 
@@ -31,10 +32,16 @@ class TokenMatcher(Protocol):
 
 
 def mask(plan: Plan, scores: ModelOutput) -> ModelOutput:
-    """The scores of a plan, those of its constrained rows masked; changed in place."""
+    """The scores of a plan, those of its constrained rows masked; changed in place.
+
+    A grammar that cannot be followed any further is its row's `failure`, and no other's.
+    """
     for row, tree, logits in zip(plan.rows, plan.trees, scores.logits, strict=True):
-        if row.matcher is not None:
-            _mask_node(row.matcher, tree, logits, 0)
+        if row.matcher is not None and row.failure is None:
+            try:
+                _mask_node(row.matcher, tree, logits, 0)
+            except InvalidRequest as error:
+                row.failure = error
     return scores
 
 

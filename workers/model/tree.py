@@ -23,7 +23,8 @@ class Row:
     `ids` holds every committed token, the prompt included; the last one is not in the target's
     cache yet. `remaining_tokens` is how many more may be emitted; no draft goes beyond that.
     `method` names its speculation method; None: the decoder's default. `matcher` says which tokens
-    may come next where the text must match a grammar (`workers.model.masking.TokenMatcher`).
+    may come next where the text must match a grammar (`workers.model.masking.TokenMatcher`);
+    `failure` is why it cannot any more.
     """
 
     slot: int
@@ -33,6 +34,7 @@ class Row:
     remaining_tokens: int = NO_LIMIT
     method: str | None = None
     matcher: Any = None
+    failure: Exception | None = None
 
     @property
     def greedy(self) -> bool:
@@ -40,7 +42,7 @@ class Row:
 
     def advance(self, tokens: Sequence[int]) -> None:
         """Take the matcher behind tokens that were emitted, up to the one that ends the text."""
-        if self.matcher is not None:
+        if self.matcher is not None and self.failure is None:
             for token in tokens:
                 if not self.matcher.accept(token):
                     break

@@ -66,6 +66,8 @@ class Decoder:
         plan = Plan([row], [Tree([row.ids[-1]], [-1])])
         method = self.method_of(row)
         accepted = Method.verify(method, plan, mask(plan, output))[0]
+        if row.failure is not None:
+            raise row.failure
         row.ids.extend(accepted.tokens)
         row.advance(accepted.tokens)
         row.remaining_tokens -= 1

@@ -5,7 +5,7 @@ what it wrote around them is encoded as markup, the contents as plain text. So n
 can influence the template, and rendering costs nothing after the first call.
 
 Tools and earlier calls are the template's business as well: it gets them as they are, but for texts
-that spell a control token, for which there are placeholders too.
+that spell markup, for which there are placeholders too.
 
 Invariant: the ids of a transcript are a prefix of the ids of that transcript with one more segment.
 It holds because nothing is ever encoded across the border of a segment.
@@ -37,7 +37,7 @@ from workers.text.tool_calls import TOOLS, find_call_format
 FINAL_ANSWER = "\n\n**Final Answer**\n\n"
 """Between a thought of somebody else's and the answer of a model that marks none: without it the
 model takes the thought for its answer, and has nothing to add."""
-_PLACEHOLDER = re.compile(r"BATON(\d{4})SLOT")
+_PLACEHOLDER = re.compile(r"BATON(\d{4,})SLOT")
 LONG = 1 << 14
 """Characters of a prompt that is tokenized in a thread: other calls do not wait for it."""
 _PROMPT_BYTES, _MARKUP_BYTES = 128 << 20, 4 << 20
@@ -81,7 +81,7 @@ class PromptRenderer:
             ContextLengthExceeded: they do not fit, however their text is cut into tokens.
         """
         messages = transcript.messages
-        size = sum(len(message.content) for message in messages)
+        size = sum(map(_size, messages))
         if size > LONG:
             check_length(int(size / self.tokenizer.token_chars), context, at_least=True)
             thinking = transcript.thinking and self.tokenizer.thinks
@@ -228,10 +228,10 @@ class PromptRenderer:
                 shown["reasoning_content"] = _slot(len(contents) - 1)
             shown["tool_calls"] = [
                 {
-                    "id": call.id,
+                    "id": self._safe(call.id, contents),
                     "type": "function",
                     "function": {
-                        "name": call.name,
+                        "name": self._safe(call.name, contents),
                         "arguments": self._arguments(call.arguments, contents),
                     },
                 }
@@ -247,22 +247,25 @@ class PromptRenderer:
         return json.dumps(safe) if self.calls is not None and self.calls.text_arguments else safe
 
     def _safe(self, value: Any, contents: list[str]) -> Any:
-        """A value without texts that spell a control token: placeholders stand for them."""
+        """A value without texts that spell markup: placeholders stand for them."""
         if isinstance(value, dict):
-            if self._spells_control("".join(value)):
+            if self._is_unsafe("\n".join(value)):
                 raise InvalidRequest(
-                    "tools: a name in them spells a control token of this model", param="tools"
+                    "tools: a name in them spells markup of this model", param="tools"
                 )
             return {name: self._safe(one, contents) for name, one in value.items()}
         if isinstance(value, list):
             return [self._safe(one, contents) for one in value]
-        if isinstance(value, str) and (self._spells_control(value) or _PLACEHOLDER.search(value)):
+        if isinstance(value, str) and self._is_unsafe(value):
             contents.append(json.dumps(value, ensure_ascii=False)[1:-1])
             return _slot(len(contents) - 1)
         return value
 
-    def _spells_control(self, text: str) -> bool:
-        return not self.tokenizer.controls.isdisjoint(self.tokenizer.encode_markup(text))
+    def _is_unsafe(self, text: str) -> bool:
+        """Whether a text spells markup of the model, or one of our placeholders."""
+        if _PLACEHOLDER.search(text):
+            return True
+        return not self.tokenizer.added.isdisjoint(self.tokenizer.encode_markup(text))
 
     def _continued(self, message: Message) -> tuple[int, ...]:
         """A text that is continued as it is, behind what every text begins with; or its ids."""
@@ -387,6 +390,12 @@ class PromptRenderer:
 
 def _bytes_of_parts(parts: Sequence[Part]) -> int:
     return 64 * sum(1 if isinstance(part, int) else 1 + len(part) for part in parts)
+
+
+def _size(message: Message) -> int:
+    """Its characters."""
+    called = sum(len(call.arguments) for call in message.calls)
+    return len(message.content) + len(message.reasoning) + called
 
 
 def _slot(i: int) -> str:

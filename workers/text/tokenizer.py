@@ -52,6 +52,7 @@ class Tokenizer:
         thinks: whether it is to think.
         close_id: the token by which it ends its thought, None where text does.
         controls: ids that a model may emit but that are never text.
+        added: ids of all added tokens, controls among them: no text of a user's becomes one.
         eos_id: the end of a turn, if the checkpoint names one.
         begin: ids that servers put before any text.
         token_chars: the most characters that one token may stand for; infinite where that is not
@@ -89,6 +90,7 @@ class Tokenizer:
         markers = [i for i, content in added.items() if len(content) > 2 and content in markup]
         special = [token["id"] for token in spec["added_tokens"] if token["special"]]
         self.controls = frozenset(special + markers)
+        self.added = frozenset(added)
         self.token_chars = _token_chars(spec, max(map(len, self.pieces)))
         self._encode_short = remembered(
             self._encode, _REMEMBERED_BYTES, lambda ids: _ID_BYTES * len(ids)

@@ -58,7 +58,7 @@ def find_call_format(
         ((name, end_of_name, arguments, end),) = found
         before = _without_thought(one[len(begin) : name], thought).lstrip("\n")
         after, middle = _up_to_control(one[end:], controls), one[end_of_name:arguments]
-        if _ID in after or any(one in before for one in controls if one in begin):
+        if _ID in before + middle + after or any(one in before for one in controls if one in begin):
             return None  # a call has an id, or is a turn of its own
         return CallFormat(before, middle, after, _between(render, as_text, middle), as_text)
     return None

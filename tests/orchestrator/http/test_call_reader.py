@@ -85,6 +85,27 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         [],
     ),
     ("an unknown tool", HERMES, ADD.replace("add", "sub"), ADD.replace("add", "sub"), []),
+    (
+        "other white space in the tag",
+        HERMES,
+        '<tool_call>\n{"name": "add","arguments":{"a":1,"b":2}}\n</tool_call>',
+        "",
+        [("add", {"a": 1, "b": 2})],
+    ),
+    (
+        "other white space behind it",
+        HERMES,
+        '<tool_call>\n{"name": "add", "arguments": {"a": 1}}</tool_call> Done.',
+        "Done.",
+        [("add", {"a": 1})],
+    ),
+    (
+        "the definition of a tool",
+        HERMES,
+        '```json\n{"name": "add", "parameters": {"type": "object"}}\n```',
+        '```json\n{"name": "add", "parameters": {"type": "object"}}\n```',
+        [],
+    ),
     ("plain text", HERMES, "a < b, <tool or <tool_cal", "a < b, <tool or <tool_cal", []),
     ("a number", HERMES, "{1, 2}", "{1, 2}", []),
     ("an unfinished block", HERMES, "```json\n{", "```json\n{", []),
@@ -136,3 +157,43 @@ def test_text_is_not_held_back_longer_than_it_must() -> None:
     reader = CallReader(HERMES, NAMES, "call_")
     assert reader.feed("The sum is <") == ["The sum is "]
     assert reader.feed("b") == ["<b"]
+
+
+FENCED = '```json\n[{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]\n```'
+
+
+def test_what_must_be_held_to_a_schema_is_a_call_in_the_models_own_form_alone() -> None:
+    shown, calls = read(CallReader(HERMES, NAMES, "call_", loose={"look_up"}), [FENCED])
+    assert (shown, calls) == (FENCED, [])
+    shown, calls = read(CallReader(HERMES, NAMES, "call_", loose=set()), [ADD])
+    assert [name for name, _ in calls] == ["add"]
+
+
+def test_one_call_where_there_may_be_one() -> None:
+    shown, calls = read(CallReader(HERMES, NAMES, "call_", parallel=False), [FENCED])
+    assert (shown, calls) == (FENCED, [])
+    _, calls = read(CallReader(HERMES, NAMES, "call_", parallel=False), [f"{ADD}\n{ADD}"])
+    assert len(calls) == 1
+
+
+@pytest.mark.parametrize("begin", ["```", "```python\n", '{"a": "', "<tool_call>\n{"])
+def test_a_long_block_costs_what_it_has_letters(begin: str) -> None:
+    """By counting: what is held is looked through once, whatever the number of pieces."""
+    reader, looked = CallReader(HERMES, NAMES, "call_"), 0
+
+    class Counting(str):
+        __slots__ = ()
+
+        def find(self, *args: Any) -> int:
+            nonlocal looked
+            looked += len(self) - (args[1] if len(args) > 1 else 0)
+            return super().find(*args)
+
+    reader.feed(begin)
+    for _ in range(400):
+        reader._held = Counting(reader._held)
+        reader.feed("word ")
+    assert looked < 400 * 60 + 10 * 2000
+    text, calls = read(reader, [])
+    assert calls == []
+    assert "word word" in text or begin == "```"

@@ -201,6 +201,14 @@ FUNCTION = {"type": "function", "name": "add", "parameters": {}}
             {"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": "[]"}]},
             "input",
         ),
+        (
+            {"input": [{"type": "function_call", "call_id": "c", "name": "a<", "arguments": "{}"}]},
+            "input",
+        ),
+        (
+            {"tools": [{**FUNCTION, "strict": True, "parameters": {"not": {}}}]},
+            "tools[0].parameters",
+        ),
         ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**6}, "max_output_tokens"),

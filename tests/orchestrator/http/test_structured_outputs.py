@@ -28,7 +28,7 @@ GOOD: list[tuple[dict[str, Any], Constraint | None]] = [
     ({"guided_json": SCHEMA}, Constraint("json_schema", json.dumps(SCHEMA))),
     ({"guided_json": json.dumps(SCHEMA)}, Constraint("json_schema", json.dumps(SCHEMA))),
     ({"guided_regex": "[0-9]+/[0-9]+"}, Constraint("regex", "[0-9]+/[0-9]+")),
-    ({"guided_choice": ["yes", "no.", "a/b"]}, Constraint("regex", r"yes|no\.|a/b")),
+    ({"guided_choice": ["yes", "no.", "a/b\n "]}, Constraint("regex", "yes|no\\.|a/b\n ")),
     ({"guided_grammar": 'start: "a"+'}, Constraint("grammar", 'start: "a"+')),
     ({"structured_outputs": {"json": SCHEMA}}, Constraint("json_schema", json.dumps(SCHEMA))),
     (
@@ -49,6 +49,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"guided_regex": "(?=a)"}, "guided_regex"),
     ({"guided_regex": "("}, "guided_regex"),
     ({"guided_json": "{"}, "guided_json"),
+    ({"guided_json": "[" * 5000}, "guided_json"),
     ({"guided_choice": []}, "guided_choice"),
     ({"guided_choice": [""]}, "guided_choice[0]"),
     ({"guided_grammar": "start: nothing"}, "guided_grammar"),

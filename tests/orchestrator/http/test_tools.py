@@ -211,6 +211,20 @@ BAD: list[tuple[dict[str, Any], str]] = [
         },
         "tools[0].function.parameters",
     ),
+    (
+        {
+            "tools": [
+                ADD,
+                {
+                    "type": "function",
+                    "function": {"name": "b", "strict": True, "parameters": {"not": {}}},
+                },
+            ],
+            "tool_choice": {"type": "function", "function": {"name": "b"}},
+        },
+        "tools[1].function.parameters",
+    ),
+    ({"tools": [ADD], "ignore_eos": True}, "ignore_eos"),
     ({"tools": [ADD], "guided_regex": "a+"}, "tools"),
     ({"functions": [{"name": "add"}]}, "functions"),
     ({"messages": [QUESTION, {"role": "tool", "content": "5"}]}, "messages[1].tool_call_id"),
@@ -224,18 +238,21 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ),
     ({"messages": [QUESTION, {"role": "assistant"}, QUESTION]}, "messages[1].content"),
     ({"messages": [{"role": "function", "content": "5", "name": "add"}]}, "messages[0].role"),
-    (
-        {
-            "messages": [
-                QUESTION,
-                {
-                    "role": "assistant",
-                    "tool_calls": [{**CALL, "function": {"name": "add", "arguments": "[1]"}}],
-                },
-                {"role": "tool", "content": "5", "tool_call_id": "c1"},
-            ]
-        },
-        "messages[1].tool_calls[0].function.arguments",
+    *(
+        (
+            {
+                "messages": [
+                    QUESTION,
+                    {
+                        "role": "assistant",
+                        "tool_calls": [{**CALL, "function": {"name": "add", "arguments": text}}],
+                    },
+                    {"role": "tool", "content": "5", "tool_call_id": "c1"},
+                ]
+            },
+            "messages[1].tool_calls[0].function.arguments",
+        )
+        for text in ("[1]", '{"a":' * 900 + "1" + "}" * 900)
     ),
 ]
 

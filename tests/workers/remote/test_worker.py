@@ -588,7 +588,6 @@ def test_what_servers_are_asked_to_hold_an_answer_to() -> None:
 def test_an_answer_that_its_server_did_not_hold_is_refused() -> None:
     protocol.check_held(None, "anything", "a server")
     protocol.check_held(Constraint("json_schema", "{}"), ' {"a": 1}', "a server")
-    protocol.check_held(Constraint("regex", "a+"), " aa", "a server")
-    for kind, source in (("json_schema", "{}"), ("regex", "a+")):
-        with pytest.raises(WorkerError, match="a server did not hold"):
-            protocol.check_held(Constraint(kind, source), "Sure!", "a server")  # type: ignore[arg-type]
+    protocol.check_held(Constraint("regex", "\\p{L}+"), "aa", "a server")  # it is no Python's
+    with pytest.raises(WorkerError, match="a server did not hold"):
+        protocol.check_held(Constraint("json_schema", "{}"), "Sure!", "a server")

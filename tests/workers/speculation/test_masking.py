@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.types import Sampling
 from tests.workers.conftest import head_folder, make_adapter, make_model
 from tests.workers.speculation.exact import Laws, Prefix, agrees, joint, random_laws
@@ -218,3 +219,30 @@ def test_sampled_tokens_have_the_masked_law(name: str) -> None:
     cells = sorted(expected)
     agrees([counts[cell] for cell in cells], [expected[cell] for cell in cells])
     assert sum(counts.values()) == sum(counts[cell] for cell in cells)
+
+
+class Failing(Alternating):
+    """A grammar that cannot be followed any further after two tokens."""
+
+    def allowed(self) -> Any:
+        if len(self.written) >= 2:
+            raise InvalidRequest("the grammar fails: too complex")
+        return super().allowed()
+
+
+def test_a_grammar_that_fails_is_its_rows_failure_alone() -> None:
+    loop = decoder("chain")
+    rows = [
+        Row(slot, [1, 2, 3], Sampling(), 0, 20, matcher=matcher)
+        for slot, matcher in enumerate((Failing(), Alternating()))
+    ]
+    for row in rows:
+        loop.target.cache.allocate(row.slot, row.ids, 0)
+        loop.join(row, loop.target.prefill(row.slot, row.ids))
+    for _ in range(4):
+        loop.step(loop.rows)
+    assert isinstance(rows[0].failure, InvalidRequest)
+    assert rows[1].failure is None
+    written = rows[1].ids[3:]
+    end = written.index(Alternating.END) if Alternating.END in written else len(written)
+    assert fits(written[:end])

@@ -54,6 +54,8 @@ def ends(matcher: Matcher, prompts: PromptRenderer) -> bool:
         ),
         (Constraint("regex", "[0-9]+/[0-9]+"), ["1/2", "\n12/34"], ["a", "1\n"]),
         (Constraint("regex", r"yes|no\."), ["yes", "no."], ["nox", "ye "]),
+        (Constraint("regex", "https?:\\/\\/x/y"), ["http://x/y"], ["http:\\/"]),
+        (Constraint("regex", "a\nb|c\\\nd"), ["a\nb", "c\nd"], ["a\\", "c\\"]),
         (Constraint("grammar", 'start: "a"+ "b"'), ["aab"], ["b", "\na"]),
         (
             Constraint("json_schema", '{"type": "integer"}'),
@@ -142,8 +144,8 @@ BARE = CallFormat('{"name": "', '", "parameters": ', "}")
 MARKED = CallFormat("<think>", "<|im_start|>", "", "<think>")  # with control tokens of the tests'
 TOOLS: list[dict[str, Any]] = [
     {"name": "add", "parameters": {"type": "object", "properties": {"a": {"type": "integer"}},
-     "required": ["a"], "additionalProperties": False}, "strict": False},
-    {"name": "other", "parameters": {"type": "object"}, "strict": False},
+     "required": ["a"], "additionalProperties": False}, "strict": False, "place": "p"},
+    {"name": "other", "parameters": {"type": "object"}, "strict": False, "place": "q"},
 ]  # fmt: skip
 ONE = '<call>\n{"name": "add", "arguments": {"a": 1}}\n</call>'
 TWO = ONE + '\n<call>\n{"name": "other", "arguments": {"x": [1]}}\n</call>'
@@ -207,12 +209,17 @@ def test_control_tokens_of_a_call_are_tokens(prompts: PromptRenderer) -> None:
 
 
 def test_a_schema_that_nothing_can_be_held_to_stands_for_any_object_unless_strict() -> None:
-    odd = {"name": "odd", "parameters": {"type": "object", "not": {}}, "strict": False}
+    odd = {
+        "name": "odd",
+        "parameters": {"type": "object", "not": {}},
+        "strict": False,
+        "place": "tools[7].parameters",
+    }
     loose = tool_rules([odd], required=True, parallel=True, answer=None)
     assert json.loads(loose.source)["tools"] == [["odd", {"type": "object"}]]
     with pytest.raises(InvalidRequest) as caught:
         tool_rules([{**odd, "strict": True}], required=True, parallel=True, answer=None)
-    assert caught.value.param == "tools[0].function.parameters"
+    assert caught.value.param == "tools[7].parameters"
 
 
 def test_whole_numbers_without_bounds_get_some_wherever_they_stand() -> None:
