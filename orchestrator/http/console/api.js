@@ -4,6 +4,7 @@ import { field, h } from "./dom.js";
 
 const ROOT = new URL("./", document.baseURI); // `ui` lies beside `v1`, behind any prefix
 const keys = { user: "", observer: "", admin: "" };
+const refused = new Map(); // reads that lack a key which the person did not give, by path
 let asking = null;
 
 export const url = (path) => new URL(path, ROOT).href;
@@ -17,6 +18,7 @@ export class ApiError extends Error {
     this.param = error?.param ?? null;
     this.body = body;
     this.retryAfter = Number(headers?.get("retry-after")) || null;
+    this.wants = wanted(status, error); // whose key would help; null where none would
   }
 }
 
@@ -26,23 +28,30 @@ const TITLES = {
   admin: ["This needs the admin key", "Admin key"],
 };
 
-/** The key that may do most of what is wanted: to ask, to read, or to change. */
-function keyFor(method, path) {
-  if (path.startsWith("v1/chat/")) return keys.user || keys.admin;
-  return keys.admin || (method === "GET" && keys.observer) || keys.user;
+/** Whose key may do most of what is wanted: to ask, to read, or to change. */
+function roleFor(method, path) {
+  if (path.startsWith("v1/chat/")) return keys.user || !keys.admin ? "user" : "admin";
+  if (keys.admin) return "admin";
+  return method === "GET" && keys.observer ? "observer" : "user";
 }
 
-/** Whose key a refusal asks for; null where none would help. */
 function wanted(status, error) {
   if (status === 401) return "user";
   if (error?.code === "observer_key_required") return "observer";
   return error?.code === "admin_key_required" && /needs an admin key$/.test(error.message) ? "admin" : null;
 }
 
-/** A response that is not an error; asks for a key where one is needed. */
+/**
+ * A response that is not an error; asks for a key where one is needed. A read for which none was
+ * given is refused from then on without being sent, until a key is entered.
+ */
 export async function request(path, { method = "GET", body, signal } = {}) {
+  const read = method === "GET" ? path.split("?")[0] : null;
+  if (refused.has(read)) throw refused.get(read);
+  let wrong = false;
   for (;;) {
-    const key = keyFor(method, path);
+    const role = roleFor(method, path);
+    const key = keys[role];
     const headers = { accept: "application/json" };
     if (body !== undefined) headers["content-type"] = "application/json";
     if (key) headers.authorization = `Bearer ${key}`;
@@ -56,10 +65,32 @@ export async function request(path, { method = "GET", body, signal } = {}) {
     if (response.ok) return response;
     let answer = null;
     try { answer = await response.json(); } catch { /* no JSON: the status says it */ }
-    const wants = wanted(response.status, answer?.error);
-    if (wants && keyFor(method, path) !== key) continue; // given meanwhile, for another request
-    if (!wants || !(await askForKey(wants, Boolean(key) && response.status === 401))) throw new ApiError(response.status, answer, response.headers);
+    const error = new ApiError(response.status, answer, response.headers);
+    if (!error.wants) throw error;
+    if (keys[roleFor(method, path)] !== key) continue; // given or dropped meanwhile, for another request
+    if (key && (error.status === 401 || role !== "user")) {
+      keys[role] = ""; // mistyped, or not a key of this role
+      wrong = true;
+      if (role !== "user") continue; // the key that is left may do, or its refusal says which is needed
+    }
+    const declined = read && [...refused.values()].some(({ wants }) => wants === error.wants);
+    if (declined || !(await askForKey(error.wants, wrong))) {
+      if (read) refused.set(read, error);
+      throw error;
+    }
+    wrong = false;
   }
+}
+
+/** Why a request was refused, for people; with a button to give the key that would help, after which `again` runs. */
+export function refusal(error, again) {
+  if (!error.wants) return [error.message];
+  const ask = async ({ target }) => {
+    if (!(await askForKey(error.wants, false))) return;
+    target.parentElement?.replaceChildren();
+    again();
+  };
+  return [`${error.message} `, h("button", { type: "button", class: "quiet", onclick: ask }, "Enter a key")];
 }
 
 export const get = async (path, options) => (await request(path, options)).json();
@@ -103,7 +134,10 @@ function askForKey(which, wrong) {
           h("button", { type: "submit", class: "primary", value: "use" }, "Use key"))));
     dialog.addEventListener("close", () => {
       const given = dialog.returnValue === "use" && input.value.trim();
-      if (given) keys[which] = given;
+      if (given) {
+        keys[which] = given;
+        refused.clear();
+      }
       dialog.remove();
       asking = null;
       resolve(Boolean(given));

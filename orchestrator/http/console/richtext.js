@@ -124,6 +124,11 @@ export function blocks(text) {
   const made = [];
   let index = 0;
   let paragraph = [];
+  const found = {}; // by closing mark, the first line at or behind the last place asked that has it
+  const lineWith = (mark, from) => {
+    if (!(found[mark] >= from)) for (found[mark] = from; found[mark] < lines.length && !lines[found[mark]].includes(mark);) found[mark] += 1;
+    return found[mark];
+  };
   const flush = () => {
     if (paragraph.length) made.push(h("p", { dir: "auto" }, inline(paragraph.join("\n"))));
     paragraph = [];
@@ -142,12 +147,10 @@ export function blocks(text) {
     const opens = /^\s*(\$\$|\\\[)/.exec(line);
     if (opens) {
       const closes = opens[1] === "$$" ? "$$" : "\\]";
-      let last = line.trim().length > 2 && line.trim().slice(2).includes(closes) ? index : index + 1;
-      if (last > index) while (last < lines.length && !lines[last].includes(closes)) last += 1;
-      const whole = lines.slice(index, last + 1).join("\n").trim();
-      if (last < lines.length && whole.endsWith(closes)) {
+      const last = line.trim().slice(2).includes(closes) ? index : lineWith(closes, index + 1);
+      if (last < lines.length && lines[last].trimEnd().endsWith(closes)) {
         flush();
-        made.push(h("p", {}, inline(whole)));
+        made.push(h("p", {}, inline(lines.slice(index, last + 1).join("\n").trim())));
         index = last + 1;
         continue;
       }

@@ -175,6 +175,33 @@ def test_what_a_model_writes_is_text(browser: Browser) -> None:
         assert wide <= 0
 
 
+@pytest.mark.parametrize("mark", ["\\[", "$$"])
+@pytest.mark.parametrize("end", ["", "\\] and $$ in its midst"])
+def test_formulas_that_never_end_are_read_once(
+    browser: Browser, url: str, mark: str, end: str
+) -> None:
+    """Lines that are looked at and lines that are joined, by how many there are."""
+    count = """async ([line, end]) => {
+        const { blocks } = await import("./ui/richtext.js");
+        const { includes } = String.prototype;
+        const { slice } = Array.prototype;
+        let looks = 0;
+        String.prototype.includes = function (...sought) {
+            looks += 1;
+            return includes.apply(this, sought);
+        };
+        Array.prototype.slice = function (...range) {
+            const part = slice.apply(this, range);
+            looks += part.length;
+            return part;
+        };
+        blocks(`${`${line} x\n`.repeat(500)}${end}`);
+        return looks;
+    }"""
+    with page_of(browser, url) as page:
+        assert page.evaluate(count, [mark, end]) < 5000
+
+
 def test_a_thousand_steps(browser: Browser) -> None:
     limits = ServiceLimits(max_tokens=32_000)
     with serving(made((LONG, ANSWER), limits=limits)) as url, page_of(browser, url) as page:
@@ -219,26 +246,34 @@ def test_a_trace_by_its_link_in_the_list_and_from_a_file(
         expect(page.locator(".trouble")).to_contain_text("not kept")
 
 
+def keyed() -> Service:
+    return made(access=Access(Keys(["sk-user"]), Keys(["sk-admin"]), Keys(["sk-observer"])))
+
+
+def give(page: Page, which: str, key: str, *, wrong: bool = False) -> None:
+    """A key to the dialog that asks for `which`; `wrong`: one that was given before was refused."""
+    dialog = page.locator("dialog[open]", has=page.locator("h2", has_text=which))
+    expect(dialog.get_by_text("does not do")).to_have_count(int(wrong))
+    dialog.locator("input").fill(key)
+    dialog.get_by_role("button", name="Use key").click()
+
+
+def cancel(page: Page) -> None:
+    page.locator("dialog").get_by_role("button", name="Cancel").click()
+    expect(page.locator("dialog")).to_have_count(0)
+
+
 def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
-    access = Access(Keys(["sk-user"]), Keys(["sk-admin"]), Keys(["sk-observer"]))
-    with serving(made(access=access)) as url, page_of(browser, f"{url}/ui#/policies") as page:
-
-        def give(key: str) -> None:
-            page.locator("dialog input").fill(key)
-            page.get_by_role("button", name="Use key").click()
-
-        give("sk-wrong")
-        expect(page.locator("dialog")).to_contain_text("does not do")
-        give("sk-user")
-        expect(page.locator("dialog h2")).to_contain_text("observer's key")
-        give("sk-observer")
+    with serving(keyed()) as url, page_of(browser, f"{url}/ui#/policies") as page:
+        give(page, "an API key", "sk-wrong")
+        give(page, "an API key", "sk-user", wrong=True)
+        give(page, "observer's key", "sk-observer")
         expect(page.locator(".card").first).to_contain_text("deployment file's default")
         page.get_by_text("Publish a version").click()
         page.locator("input[name=threshold]").fill("4.5")
         page.locator("input[name=note]").fill("<b>more</b> trust")
         page.get_by_role("button", name="Publish").click()
-        expect(page.locator("dialog h2")).to_contain_text("admin key")
-        give("sk-admin")
+        give(page, "needs the admin key", "sk-admin")
         expect(page.locator(".version")).to_contain_text("threshold: 4.5")
         expect(page.locator(".card").first).to_contain_text("specreason@1")
         expect(page.locator(".policies")).to_contain_text("<b>more</b> trust")
@@ -246,6 +281,76 @@ def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
         expect(page.locator(".card").first).to_contain_text("deployment file's default")
         kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
         assert "sk-" not in kept
+
+
+@pytest.mark.parametrize("mistaken", ["sk-typo", "sk-user"])
+def test_a_mistaken_key_locks_nothing(browser: Browser, mistaken: str) -> None:
+    """Neither one that nobody has, nor one that may do less than its role."""
+    with serving(keyed()) as url, page_of(browser, f"{url}/ui#/policies") as page:
+        give(page, "an API key", "sk-user")
+        give(page, "observer's key", mistaken)
+        give(page, "observer's key", "sk-observer", wrong=True)
+        expect(page.locator(".card").first).to_contain_text("deployment file's default")
+        page.get_by_text("Publish a version").click()
+        page.get_by_role("button", name="Publish").click()
+        give(page, "needs the admin key", mistaken)
+        expect(page.locator("dialog")).to_contain_text("needs the admin key")
+        expect(page.locator("dialog")).to_contain_text("does not do")
+        cancel(page)
+        expect(page.locator("p.bad")).to_contain_text("this needs an admin key")
+        page.goto(f"{url}/ui#/experiments")
+        expect(page.get_by_text("No experiment has been started")).to_be_visible()
+        page.goto(f"{url}/ui#/policies")
+        page.get_by_role("button", name="Publish").click()
+        give(page, "needs the admin key", "sk-admin")
+        expect(page.locator(".card").first).to_contain_text("specreason@1")
+
+
+def test_the_list_of_traces_asks_for_no_observers_key(browser: Browser) -> None:
+    with serving(keyed()) as url:
+        asked = post(url, headers={"authorization": "Bearer sk-user"})
+        trace = asked.json()["baton"]["trace_id"]
+        kept = {"authorization": "Bearer sk-observer"}
+        until(lambda: HTTP.get(f"{url}/v1/traces/{trace}", headers=kept).status_code == 200)
+        with page_of(browser, f"{url}/ui#/traces") as page:
+            give(page, "an API key", "sk-user")
+            expect(page.locator(".list tbody tr")).to_have_count(1)
+            policy = page.locator("select[name=policy]")
+            policy.locator("option[value=large-only]").wait_for(state="attached")
+            assert policy.locator("option").all_text_contents()[0] == "all"
+            assert policy.locator("option[value=baton]").count() == 0
+            policy.select_option("large-only")
+            expect(page.locator(".list tbody tr")).to_have_count(0)
+            policy.select_option("specreason")
+            expect(page.locator(".list tbody tr")).to_have_count(1)
+            expect(page.locator("dialog")).to_have_count(0)
+
+
+def test_a_key_that_was_not_given_is_asked_for_again_by_a_button_alone(browser: Browser) -> None:
+    reads: list[str] = []
+    with serving(keyed()) as url, page_of(browser, f"{url}/ui#/experiments") as page:
+        page.on("request", lambda request: reads.append(request.url.removeprefix(url)))
+        give(page, "an API key", "sk-user")
+        expect(page.locator("dialog h2")).to_contain_text("observer's key")
+        cancel(page)
+        expect(page.locator("p.bad")).to_contain_text("needs an observer's key")
+        page.goto(f"{url}/ui#/health")
+        expect(page.locator(".glance")).to_contain_text("Well")
+        expect(page.locator(".note")).to_contain_text("needs an observer's key")
+        reads.clear()
+        page.goto(f"{url}/ui#/experiments")
+        expect(page.locator("nav a[data-tab=experiments]")).to_have_attribute(
+            "aria-current", "page"
+        )
+        expect(page.locator("p.bad")).to_contain_text("needs an observer's key")
+        assert "/v1/experiments" not in reads
+        page.get_by_role("button", name="Enter a key").click()
+        give(page, "observer's key", "sk-observer")
+        expect(page.get_by_text("No experiment has been started")).to_be_visible()
+        expect(page.locator("p.bad")).to_be_empty()
+        page.goto(f"{url}/ui#/health")
+        expect(page.get_by_text("being answered")).to_be_visible()
+        expect(page.locator("dialog")).to_have_count(0)
 
 
 def test_an_experiments_readout(browser: Browser) -> None:

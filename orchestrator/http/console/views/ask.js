@@ -1,6 +1,6 @@
 // Ask one question and watch the two models write the answer.
 
-import { get, policySchemas } from "../api.js";
+import { get, policySchemas, refusal } from "../api.js";
 import { announce, field, h } from "../dom.js";
 import { parameterForm } from "../parameters.js";
 import { QUESTIONS } from "../questions.js";
@@ -58,7 +58,7 @@ export class AskView {
       this.model.replaceChildren(...models.map((id) => h("option", { value: id, selected: id === wanted }, id)));
       this.choose();
     } catch (error) {
-      this.trouble.textContent = error.message;
+      this.trouble.replaceChildren(...refusal(error, () => this.load()));
     }
   }
 

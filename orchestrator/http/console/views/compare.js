@@ -1,6 +1,6 @@
 // The same question under two policies, side by side.
 
-import { get } from "../api.js";
+import { get, refusal } from "../api.js";
 import { duration, h, number, percent } from "../dom.js";
 import { QUESTIONS } from "../questions.js";
 import { Run } from "../run.js";
@@ -35,7 +35,7 @@ export class CompareView {
         select.replaceChildren(...models.map((id) => h("option", { value: id, selected: id === wanted }, id)));
       }
     } catch (error) {
-      this.verdict.textContent = error.message;
+      this.verdict.replaceChildren(...refusal(error, () => this.load()));
     }
   }
 

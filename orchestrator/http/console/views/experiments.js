@@ -1,6 +1,6 @@
 // Running experiments: the readout as intervals, guardrails, the ramp, a bandit's weights.
 
-import { get } from "../api.js";
+import { get, refusal } from "../api.js";
 import { h, moment, number, percent, plural, svg } from "../dom.js";
 import { plain } from "../richtext.js";
 
@@ -33,8 +33,8 @@ export class ExperimentsView {
       this.trouble.textContent = degraded ? `The store is out of reach: ${degraded}` : "";
       this.list.replaceChildren(...(data.length ? data.map((run, index) => this.card(run, reports[index])) : [empty()]));
     } catch (error) {
-      if ([401, 403].includes(error.status)) this.leave(); // do not ask for a key again and again
-      this.trouble.textContent = error.message;
+      if (error.wants) this.leave(); // nothing changes before a key is given
+      this.trouble.replaceChildren(...refusal(error, () => this.enter()));
     }
   }
 

@@ -1,6 +1,6 @@
 // One glance says well or ill, and where.
 
-import { get, request } from "../api.js";
+import { get, refusal, request } from "../api.js";
 import { h, number, percent, plural } from "../dom.js";
 
 const POLL_MS = 2000;
@@ -8,8 +8,9 @@ const POLL_MS = 2000;
 export class HealthView {
   constructor() {
     this.glance = h("p", { class: "glance", role: "status" }, "…");
+    this.note = h("p", { class: "note", role: "status" });
     this.cards = h("div", { class: "cards" });
-    this.element = h("div", { class: "health" }, this.glance, this.cards);
+    this.element = h("div", { class: "health" }, this.glance, this.note, this.cards);
   }
 
   enter() {
@@ -34,9 +35,10 @@ export class HealthView {
     try {
       this.methods ??= (await get("v1/models")).data[0].speculation;
       series = parse(await (await request("metrics")).text());
+      this.note.replaceChildren();
     } catch (error) {
-      if (![401, 403].includes(error.status)) return this.tell("failed", error.message);
-      this.leave(); // do not ask for a key again and again
+      if (!error.wants) return this.tell("failed", error.message);
+      if (!this.note.hasChildNodes()) this.note.replaceChildren(...refusal(error, () => this.load()));
       series = [];
     }
     const down = Object.entries(ready.workers).filter(([, well]) => !well).map(([name]) => name);

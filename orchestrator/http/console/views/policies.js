@@ -1,6 +1,6 @@
 // Published versions: what is active, how versions differ, publish, roll back.
 
-import { get, policySchemas, send } from "../api.js";
+import { get, policySchemas, refusal, send } from "../api.js";
 import { field, h, moment, say } from "../dom.js";
 import { parameterForm } from "../parameters.js";
 import { plain } from "../richtext.js";
@@ -39,7 +39,7 @@ export class PoliciesView {
       this.draw(active, lists.map((list) => list.data), history.data);
       this.trouble.textContent = overview.degraded ? `The store is out of reach, and this may be old: ${overview.degraded}` : "";
     } catch (error) {
-      this.trouble.textContent = error.message;
+      this.trouble.replaceChildren(...refusal(error, () => this.enter()));
     }
   }
 

@@ -1,6 +1,6 @@
 // The latest requests, and one of them again: from the service, or from a saved file.
 
-import { get } from "../api.js";
+import { get, refusal } from "../api.js";
 import { duration, field, h, moment, number, percent, say } from "../dom.js";
 import { plain } from "../richtext.js";
 import { Run } from "../run.js";
@@ -64,11 +64,12 @@ export class TracesView {
       this.note.textContent = data.length ? "" : "No request yet that fits. Ask one, or open a saved trace.";
       this.body.replaceChildren(...data.map(line));
       if (this.filters.policy.options.length === 1) {
-        const { data: policies } = await get("v1/policies");
-        this.filters.policy.append(...policies.map(({ policy }) => h("option", { value: policy }, policy)));
+        const { data: models } = await get("v1/models"); // `v1/policies` would need an observer's key
+        const policies = models.map(({ id }) => id).filter((id) => id !== "baton" && !id.includes("@"));
+        this.filters.policy.append(...policies.map((policy) => h("option", { value: policy }, policy)));
       }
     } catch (error) {
-      this.note.textContent = error.message;
+      this.note.replaceChildren(...refusal(error, () => this.load()));
     }
   }
 
