@@ -651,6 +651,8 @@ def _keys(variable: str | None, file: Path | None) -> frozenset[str]:
             lines += file.read_text(encoding="utf-8").splitlines()
         except OSError as error:
             raise ConfigError(f"auth: {file}: {error.strerror or error}") from None
+        except UnicodeError:  # its message would show a byte of a key
+            raise ConfigError(f"auth: {file}: not UTF-8 text; write one key a line") from None
     keys = frozenset(key.strip() for key in lines if key.strip())
     if not keys:
         source = f"${variable}" if variable is not None else str(file)

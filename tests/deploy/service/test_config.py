@@ -228,6 +228,15 @@ def test_keys_that_are_promised_must_be_there(tmp_path: Path) -> None:
             args.api_keys()
 
 
+def test_a_key_file_that_is_no_text_is_named_and_not_shown(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(b"good\n\xe9vil\n")
+    args = load(write(tmp_path, {f"{ARGS}.auth": {"api_keys_file": str(file)}})).args
+    with pytest.raises(ConfigError, match=r"keys: not UTF-8 text") as told:
+        args.api_keys()
+    assert "0xe9" not in str(told.value)
+
+
 def test_a_checkpoint_says_how_it_judges(tmp_path: Path) -> None:
     """judge.json beside the large model gives the policy's defaults; the file goes before it."""
     curve = {"policy": {"judge": "short", "scoring": "likelihood", "likelihood": [3.5, 0.5]}}
