@@ -127,7 +127,10 @@ class Guardrail(ExperimentDocument):
 
     One of: `at_most` or `at_least` (in the metric's unit), or `worse_than_control_by` (likewise).
     With a `quantile` (of a time) it is that quantile that may be `at_most` so many ms. `alpha`
-    bounds the probability that an arm within the limit is ever stopped by it.
+    bounds the probability that an arm within the limit is ever stopped by it, for times as they
+    were observed: a request that its client cancelled counts against `at_most` with the time that
+    had passed, against the control with the worst time of all arms. `cancelled` is a metric of its
+    own.
     """
 
     metric: MetricName

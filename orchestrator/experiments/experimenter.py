@@ -30,6 +30,7 @@ from orchestrator.experiments.outcome_log import (
     OutcomeLog,
     RequestRecord,
     analysis_set,
+    comparable,
 )
 from orchestrator.experiments.report import ExperimentReport, report
 from orchestrator.experiments.runs import BuiltArm, Run, Runs
@@ -304,7 +305,8 @@ def _decide(run: Run, requests: Sequence[RequestRecord], at: float) -> tuple[Exp
 def _reweighed(run: Run, analysed: AnalysisSet, at: float) -> ExperimentState:
     """The state with a bandit's new weights, once `FRESH` more requests have ended."""
     experiment, state = run.experiment, run.state
-    by_arm = {name: own for name, own in analysed.by_arm.items() if name not in state.stopped}
+    compared = comparable(analysed.by_arm)
+    by_arm = {name: own for name, own in compared.items() if name not in state.stopped}
     ended = sum(one.outcome is not None for own in by_arm.values() for one in own)
     if ended < state.evidence.get("ended", 0) + FRESH:
         return state

@@ -2,6 +2,11 @@
 
 Both are evaluated after every few requests, so a limit counts as crossed only by a sequential test:
 an arm within its limit is stopped with probability `alpha` at most, over all looks.
+
+That holds for times as they were observed. What a cancelled request would have taken is not known:
+against a limit (`at_most`, a quantile) it counts with the time that had passed, a lower bound, so
+what it adds is never more than was seen; against the control with the worst time of all arms
+(`comparable`). How many are cancelled is a metric of its own, `cancelled`.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from orchestrator.experiments.documents import (
     StoppedArm,
 )
 from orchestrator.experiments.metrics import METRICS, observations
-from orchestrator.experiments.outcome_log import RequestRecord
+from orchestrator.experiments.outcome_log import ByArm, RequestRecord, comparable
 from orchestrator.experiments.samples import Sample, linearise, sample
 from orchestrator.experiments.sequential import (
     difference_interval,
@@ -36,17 +41,22 @@ class CrossedGuardrail:
 
 
 def crossed_guardrails(
-    experiment: Experiment, state: ExperimentState, by_arm: Mapping[str, Sequence[RequestRecord]]
+    experiment: Experiment, state: ExperimentState, by_arm: ByArm
 ) -> list[CrossedGuardrail]:
     """The arms to stop now; never the control or another that the goal compares with."""
     crossings = []
+    relative = any(rail.worse_than_control_by is not None for rail in experiment.guardrails)
+    compared: ByArm = comparable(by_arm) if relative else {}
     compared_with = {experiment.base, *(bound.than for bound in experiment.goal.within)}
-    for name, requests in by_arm.items():
+    for name in by_arm:
         if name in compared_with or name in state.stopped:
             continue
-        control = by_arm.get(experiment.base, ())
         for rail in experiment.guardrails:
-            seen = _crossed(rail, requests, control, experiment)
+            seen = (
+                _crossed(rail, by_arm[name], experiment)
+                if rail.worse_than_control_by is None
+                else _worse(rail, compared[name], compared.get(experiment.base, ()), experiment)
+            )
             if seen is not None:
                 crossings.append(CrossedGuardrail(name, f"{rail}: {seen}"))
                 break
@@ -81,26 +91,31 @@ def next_ramp_step(
     return state.model_copy(update={"step": state.step + 1, "step_since": at})
 
 
-def _crossed(
+def _worse(
     rail: Guardrail,
     requests: Sequence[RequestRecord],
     control: Sequence[RequestRecord],
     experiment: Experiment,
 ) -> str | None:
+    """The means, once the arm is surely worse than the control by more than it may be."""
+    assert rail.worse_than_control_by is not None
+    own, other = (sample(each, rail.metric, experiment.prices) for each in (requests, control))
+    if min(own.count, other.count) < rail.min_units:
+        return None
+    interval = difference_interval(own, other, rail.alpha, experiment.tuned_for)
+    worst = -interval.high if METRICS[rail.metric].sign > 0 else interval.low
+    if worst <= rail.worse_than_control_by:
+        return None
+    return f"{own.mean:.4g} against {other.mean:.4g} of {other.count} units"
+
+
+def _crossed(
+    rail: Guardrail, requests: Sequence[RequestRecord], experiment: Experiment
+) -> str | None:
     """The values beyond the limit; None while the limit is not surely crossed."""
-    prices, metric = experiment.prices, METRICS[rail.metric]
-    own = sample(requests, rail.metric, prices)
+    own = sample(requests, rail.metric, experiment.prices)
     if own.count < rail.min_units:
         return None
-    if rail.worse_than_control_by is not None:
-        other = sample(control, rail.metric, prices)
-        if other.count < rail.min_units:
-            return None
-        interval = difference_interval(own, other, rail.alpha, experiment.tuned_for)
-        worst = -interval.high if metric.sign > 0 else interval.low
-        if worst <= rail.worse_than_control_by:
-            return None
-        return f"{own.mean:.4g} against {other.mean:.4g} of {other.count} units"
     if rail.quantile is not None:
         assert rail.at_most is not None
         return _slow(rail, rail.at_most, rail.quantile, requests, experiment)
@@ -132,7 +147,8 @@ def _slow(
     """A quantile q is above a limit where more than 1 - q of the requests take longer.
 
     Requests of one unit are alike, so units are what is counted: exactly where each has one
-    request, else by the ratio of slow requests to all over units.
+    request or is slow as a whole or not at all, else by the ratio of slow requests to all over
+    units.
     """
     sums: dict[str, list[float]] = {}
     for request, ms, _ in observations(requests, rail.metric, experiment.prices):
@@ -142,7 +158,7 @@ def _slow(
     slow, count = (int(total) for total in np.sum(list(sums.values()), axis=0))
     units = linearise(np.array(list(sums.values())), bounded=True)
     if units.binary:
-        over = proportion_exceeds(slow, count, 1 - quantile, rail.alpha)
+        over = proportion_exceeds(int(units.values.sum()), units.count, 1 - quantile, rail.alpha)
     else:
         over = mean_interval(units, rail.alpha, experiment.tuned_for).low > 1 - quantile
     return f"{slow} of {count} requests took longer" if over else None

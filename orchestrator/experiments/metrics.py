@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from orchestrator.experiments.documents import MetricName, Prices
-from orchestrator.experiments.outcome_log import Outcome, RequestRecord
+from orchestrator.experiments.outcome_log import Outcome, RequestRecord, TimeName
 
 Observation = tuple[float, float] | None
 """A request's numerator and denominator; None where the metric is not known of it."""
@@ -32,10 +32,9 @@ class Metric:
         return 1 if self.better == "higher" else -1
 
 
-def _time(name: Literal["ms", "first_step_ms"]) -> Callable[..., Observation]:
+def _time(name: TimeName) -> Callable[..., Observation]:
     def of(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-        # Of a cancelled request it is the worst of all (`outcome_log.analysis_set`).
-        value = None if outcome is None or outcome.status == "failed" else getattr(outcome, name)
+        value = None if outcome is None else outcome.time(name)
         return None if value is None else (value, 1.0)
 
     return of

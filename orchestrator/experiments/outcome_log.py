@@ -7,8 +7,9 @@ its request, so one that is delivered twice counts once. Unknown keys are ignore
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from statistics import fmean
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
@@ -16,6 +17,8 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from orchestrator.experiments.documents import Name
 
 Text = Annotated[str, Field(max_length=256)]
+TimeName = Literal["ms", "first_step_ms"]
+TIMES: Final[tuple[TimeName, ...]] = ("ms", "first_step_ms")
 
 
 class _Event(BaseModel):
@@ -43,7 +46,8 @@ class Outcome(_Event):
 
     `accepted` is the share of judged drafts that were accepted, `prompt_tokens` are those computed.
     The arm that served a request is in its exposure. A `shadow` outcome names its arm and the trace
-    of the served request; `agreement`: both answers have the same value.
+    of the served request; `agreement`: both answers have the same value. Of a cancelled request
+    `ms` is what had passed by then.
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -60,13 +64,25 @@ class Outcome(_Event):
     accepted: float | None = None
     agreement: bool | None = None
 
+    def time(self, name: TimeName) -> float | None:
+        """A time in ms, None where the request failed; a lower bound where it was cancelled."""
+        if self.status == "failed":
+            return None
+        if name == "first_step_ms" and (
+            self.status == "finished" or self.first_step_ms is not None
+        ):
+            return self.first_step_ms
+        return self.ms
+
 
 class Reward(_Event):
-    """A judgement of an answer, from 0 to 1; a later one replaces it."""
+    """A judgement of an answer, from 0 to 1, by `key` (8 hex digits of its digest, None without
+    keys). The first one on record of each key counts."""
 
     kind: Literal["reward"] = "reward"
     trace_id: Text
     at: float
+    key: Text | None = None
     reward: Annotated[float, Field(ge=0, le=1)]
 
 
@@ -84,12 +100,17 @@ def load(line: bytes) -> Event | None:
 
 @dataclass(slots=True)
 class RequestRecord:
-    """One request under an experiment: its events so far."""
+    """One request under an experiment: its events so far; `rewards` by who judged."""
 
     exposure: Exposure
     outcome: Outcome | None = None
-    reward: float | None = None
+    rewards: dict[str | None, float] = field(default_factory=dict)
     shadows: dict[str, Outcome] = field(default_factory=dict)
+
+    @property
+    def reward(self) -> float | None:
+        """The mean over those who judged the answer; None where nobody did."""
+        return fmean(self.rewards.values()) if self.rewards else None
 
 
 class OutcomeLog:
@@ -119,7 +140,7 @@ class OutcomeLog:
         elif request is None:
             self._early.setdefault(event.trace_id, []).append(event)
         elif isinstance(event, Reward):
-            request.reward = event.reward
+            request.rewards.setdefault(event.key, event.reward)
         elif event.shadow and event.arm is not None:
             request.shadows.setdefault(event.arm, event)
         elif not event.shadow and request.outcome is None:
@@ -138,21 +159,21 @@ class OutcomeLog:
             del self._early[trace_id]
 
 
+ByArm = Mapping[str, Sequence[RequestRecord]]
+"""Requests by the arm that served them."""
+
+
 @dataclass(frozen=True, slots=True)
 class AnalysisSet:
-    """The requests of an analysis, by arm, and how many were left out and why."""
+    """The requests of an analysis, and how many were left out and why."""
 
-    by_arm: Mapping[str, list[RequestRecord]]
+    by_arm: ByArm
     forced: int
     moved_units: int  # exposed to two arms
 
 
 def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> AnalysisSet:
-    """Leave out forced requests, and units that were exposed to more than one arm.
-
-    A request that its client cancelled would have taken longer than the client's patience. Left
-    out, the arm that tries it most would look fastest; so its times are the worst of all arms.
-    """
+    """Leave out forced requests, and units that were exposed to more than one arm."""
     by_arm: dict[str, list[RequestRecord]] = {name: [] for name in arms}
     kept, forced = [], 0
     seen: dict[str, str] = {}
@@ -167,26 +188,34 @@ def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> Anal
         kept.append(request)
         if seen.setdefault(exposure.unit, exposure.arm) != exposure.arm:
             moved.add(exposure.unit)
-    worst = {name: max(_times(kept, name), default=None) for name in ("ms", "first_step_ms")}
     for request in kept:
         if request.exposure.unit not in moved:
-            by_arm[request.exposure.arm].append(_censored(request, worst))
+            by_arm[request.exposure.arm].append(request)
     return AnalysisSet(by_arm, forced, len(moved))
 
 
-def _times(requests: Iterable[RequestRecord], name: str) -> Iterator[float]:
-    """Of requests that ended, those that were cancelled included."""
-    for request in requests:
-        if request.outcome is not None and request.outcome.status != "failed":
-            value = getattr(request.outcome, name)
-            if value is not None:
-                yield value
+def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:
+    """The requests with times that arms may be compared by.
+
+    A request that its client cancelled would have taken longer than the client's patience. Left
+    out, the arm that tries it most would look fastest; so its times are the worst of all arms.
+    Against a limit of its own an arm has its own times alone (`Outcome.time`).
+    """
+    outcomes = [one.outcome for own in by_arm.values() for one in own if one.outcome is not None]
+    times = {name: [outcome.time(name) for outcome in outcomes] for name in TIMES}
+    worst = {
+        name: max((time for time in all_ if time is not None), default=None)
+        for name, all_ in times.items()
+    }
+    return {name: [_with_worst(request, worst) for request in own] for name, own in by_arm.items()}
 
 
-def _censored(request: RequestRecord, worst: Mapping[str, float | None]) -> RequestRecord:
+def _with_worst(request: RequestRecord, worst: Mapping[TimeName, float | None]) -> RequestRecord:
     """The request, with the worst times where it was cancelled before they were known."""
     outcome = request.outcome
     if outcome is None or outcome.status != "cancelled":
         return request
-    times = {"ms": worst["ms"], "first_step_ms": outcome.first_step_ms or worst["first_step_ms"]}
+    known = outcome.first_step_ms
+    first = worst["first_step_ms"] if known is None else known
+    times = {"ms": worst["ms"], "first_step_ms": first}
     return replace(request, outcome=outcome.model_copy(update=times))

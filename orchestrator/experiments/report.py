@@ -17,7 +17,12 @@ import numpy as np
 from orchestrator.experiments.bandit import doubly_robust_scores
 from orchestrator.experiments.documents import Bound, Experiment, ExperimentState, MetricName
 from orchestrator.experiments.metrics import METRICS
-from orchestrator.experiments.outcome_log import AnalysisSet, RequestRecord, analysis_set
+from orchestrator.experiments.outcome_log import (
+    ByArm,
+    RequestRecord,
+    analysis_set,
+    comparable,
+)
 from orchestrator.experiments.samples import (
     MetricValues,
     Sample,
@@ -123,9 +128,10 @@ def report(
     """Analyse an experiment's requests; valid at any time and any number of times."""
     served = [arm.name for arm in experiment.served]
     usable = analysis_set(requests, served)
-    comparer = _Comparer(experiment, state, usable)
+    by_arm = comparable(usable.by_arm)
+    comparer = _Comparer(experiment, state, by_arm)
     others = [name for name in served if name != experiment.base]
-    ratio = None if experiment.kind == "bandit" else _ratio(experiment, state, usable.by_arm)
+    ratio = None if experiment.kind == "bandit" else _ratio(experiment, state, by_arm)
     comparisons = [
         comparison
         for name in [*others, *(arm.name for arm in experiment.shadows)]
@@ -144,7 +150,7 @@ def report(
         forced_requests=usable.forced,
         moved_units=usable.moved_units,
         unreadable=unreadable,
-        arms={name: comparer.figures(name) for name in usable.by_arm},
+        arms={name: comparer.figures(name) for name in by_arm},
         comparisons=comparisons,
         bounds=bounds,
         stopped={name: stop.why for name, stop in state.stopped.items()},
@@ -157,8 +163,8 @@ def report(
 class _Comparer:
     """Compares arms of one experiment, each pair over the time when both were live."""
 
-    def __init__(self, experiment: Experiment, state: ExperimentState, usable: AnalysisSet) -> None:
-        self._experiment, self._state, self._usable = experiment, state, usable
+    def __init__(self, experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> None:
+        self._experiment, self._state, self._by_arm = experiment, state, by_arm
         # Bonferroni over the arms, which are all compared with one control.
         self._alpha = experiment.alpha / max(1, len(experiment.all_arms) - 1)
         self._values: dict[tuple[str, MetricName, float], MetricValues] = {}
@@ -169,7 +175,7 @@ class _Comparer:
         experiment = self._experiment
         base, prices, tuned = experiment.base, experiment.prices, experiment.tuned_for
         if experiment.arm(name).shadow:
-            differences = paired_sample(self._usable.by_arm[base], name, metric, prices)
+            differences = paired_sample(self._by_arm[base], name, metric, prices)
             if not differences.count:
                 return None
             interval, units = mean_interval(differences, self._alpha, tuned), differences.count
@@ -217,8 +223,8 @@ class _Comparer:
         tuned = self._experiment.tuned_for
         if self._experiment.kind == "bandit":
             if metric not in self._scores:
-                by_arm = self._usable.by_arm
-                self._scores[metric] = doubly_robust_scores(by_arm, metric, self._experiment.prices)
+                prices = self._experiment.prices
+                self._scores[metric] = doubly_robust_scores(self._by_arm, metric, prices)
             scores = self._scores[metric]
             return mean_interval(Sample(scores[name] - scores[than]), alpha, tuned)
         own, other = self._samples(name, than, metric)
@@ -236,7 +242,7 @@ class _Comparer:
     def _metric_values(self, name: str, metric: MetricName, until: float) -> MetricValues:
         key = name, metric, until
         if key not in self._values:
-            own: Sequence[RequestRecord] = self._usable.by_arm[name]
+            own: Sequence[RequestRecord] = self._by_arm[name]
             if until < float("inf"):
                 own = [one for one in own if one.exposure.at <= until]
             self._values[key] = metric_values(own, metric, self._experiment.prices)
@@ -259,9 +265,7 @@ class _Comparer:
         return by_metric
 
 
-def _ratio(
-    experiment: Experiment, state: ExperimentState, by_arm: Mapping[str, Sequence[RequestRecord]]
-) -> SampleRatioTest:
+def _ratio(experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> SampleRatioTest:
     """Units by arm: of the arms still live, or of all until the first was stopped."""
     live = [name for name in by_arm if name not in state.stopped]
     until = float("inf")

@@ -54,7 +54,12 @@ from orchestrator.validation import body_path
 
 log = logging.getLogger(__name__)
 
-TEXT_ERRORS: Final = (404, 429, 503)  # no such model, no place, no worker or no time
+TEXT_ERRORS: Final = (
+    403,  # an arm may not be chosen with this key
+    404,  # no such model
+    429,  # no place
+    503,  # no worker or no time
+)
 READY_S: Final = 5.0  # seconds after which a pool that does not answer counts as not ready
 
 
@@ -167,8 +172,9 @@ def create_app(service: Service) -> FastAPI:
             record = {}  # the reward is kept; which answer it is about shows when the store is back
         else:
             record = await own_record(service, request, found)
-        if await is_first_feedback(service.outbox, body, request.state.key, service.trace_ttl_s):
-            event = reward(body, record)
+        key = request.state.key
+        if await is_first_feedback(service.outbox, body, key, service.trace_ttl_s):
+            event = reward(body, record, key)
             service.outbox.event(OUTCOMES, event)
             service.experimenter.record_reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})

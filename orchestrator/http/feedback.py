@@ -1,7 +1,9 @@
 """Rewards: somebody's judgement of an answer, which experiments and people learn from.
 
-A reward names the request's trace, so one that is delivered twice counts once. Each key judges an
-answer once.
+A reward names the request's trace and the key that judged. Of each key the first reward on record
+counts, in experiments always (`OutcomeLog`). A later one that differs is refused where the first is
+known: not when two replicas are asked in the same moment, nor by a replica that cannot read what
+another wrote because the store is down. Then both are on record.
 """
 
 from __future__ import annotations
@@ -42,10 +44,11 @@ def parse_feedback(body: bytes) -> Feedback:
 async def is_first_feedback(
     outbox: Outbox, feedback: Feedback, key: str | None, ttl_s: float
 ) -> bool:
-    """Whether this key has not judged this answer before; it has from now on, for `ttl_s` seconds.
+    """Whether no judgement of this answer by this key is known; one is from now on, for `ttl_s`
+    seconds.
 
     Raises:
-        Conflict: it has, and otherwise.
+        Conflict: one is known, and it differs.
     """
     name = f"feedback/{trace_id_of(feedback.trace_id)}/{key or 'anybody'}"
     value = str(feedback.reward)
@@ -61,13 +64,17 @@ async def is_first_feedback(
     return False
 
 
-def reward(feedback: Feedback, record: dict[str, Any]) -> dict[str, Any]:
-    """The event for the answer whose trace `record` is; empty where the trace is not at hand."""
+def reward(feedback: Feedback, record: dict[str, Any], key: str | None) -> dict[str, Any]:
+    """The event of a judgement by `key`, 8 hex digits of its digest.
+
+    `record` is the answer's trace, empty where that is not at hand.
+    """
     about = {key: record.get(key) for key in ("policy", "version", "experiment", "arm")}
     return {
         "kind": "reward",
         "trace_id": trace_id_of(feedback.trace_id),
         "at": time.time(),
+        "key": key,
         **about,
         "reward": feedback.reward,
     }

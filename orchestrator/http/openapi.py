@@ -154,7 +154,7 @@ _ANSWERS: Final[dict[str, Json]] = {
 _ERRORS: Final = {
     400: "refused: the message says why, `param` where",
     401: "no valid API key",
-    403: "this needs an admin key",
+    403: "this needs an admin key, or an observer's: the message says which",
     404: "there is none of that name",
     408: "the body did not arrive in time",
     409: "somebody else changed it in the same moment: read it again",

@@ -25,7 +25,7 @@ from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.http.admission import Admission
 from orchestrator.http.auth import Access
 from orchestrator.http.context import RequestContext
-from orchestrator.http.errors import shutting_down
+from orchestrator.http.errors import RequestRefused, shutting_down
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
@@ -215,7 +215,8 @@ class Service:
         """A place for a request while it is answered, and the policy that answers it.
 
         Raises:
-            RequestRefused: 429, all places are taken; 503, the service is about to end.
+            RequestRefused: 403, its key may not choose an arm; 429, all places are taken; 503, the
+                service is about to end.
             UnknownPolicy: no such model.
             InvalidRequest: its `policy` names another policy, an unknown parameter or a wrong
                 value; or a speculation method that is not offered.
@@ -238,6 +239,7 @@ class Service:
         experiment.
         """
         body, configuration = context.body, self.watcher.current
+        self._check_may_force(context)
         check_method(body.speculation, self.methods)
         if body.model == DEFAULT_MODEL and not body.policy and body.speculation is None:
             if configuration.experiments or context.forced_arm is not None:
@@ -273,6 +275,18 @@ class Service:
         if context.speculation is not None:
             large = self.methods[context.speculation]
             context.decoding = {**self.speculation, "large": large}
+
+    def _check_may_force(self, context: RequestContext) -> None:
+        """Arms are for keys that may read experiments: refusing a name would tell of the others."""
+        if context.forced_arm is None:
+            return
+        if not self.access.sees_all(context.headers.get("authorization")):
+            raise RequestRefused(
+                403,
+                "x-baton-arm: this needs an admin key, or an API key that is an observer's too",
+                code="admin_key_required",
+                kind="permission_error",
+            )
 
     async def _apply_body(self, context: RequestContext, active: PublishedPolicy | None) -> None:
         """Set the policy that the request itself names, with its own parameters."""

@@ -32,7 +32,8 @@ def request(
         forced=forced,
     )
     fields = {"ms": 100.0, "small_tokens": 10, "large_tokens": 10, **outcome}
-    return RequestRecord(exposure, Outcome(trace_id=trace, at=when, arm=arm, **fields), reward)
+    rewards = {} if reward is None else {None: reward}
+    return RequestRecord(exposure, Outcome(trace_id=trace, at=when, arm=arm, **fields), rewards)
 
 
 def with_times(times: dict[str, Iterable[float]], **more: Any) -> list[RequestRecord]:

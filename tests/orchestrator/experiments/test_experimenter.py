@@ -222,6 +222,30 @@ def test_an_arm_may_be_forced_and_is_not_analysed() -> None:
         assert refused.json()["error"]["param"] == "x-baton-arm"
 
 
+def test_an_arm_is_chosen_by_those_who_may_read_experiments() -> None:
+    """To any other key a name that exists and one that does not are refused in the same words."""
+    access = Access(Keys(["one", "both"]), Keys(["root"]), Keys(["both"]))
+    made = service(access=access)
+    with serving(made) as url:
+        root = {"authorization": "Bearer root"}
+        body = {"name": "trial", "arms": ARMS}
+        assert HTTP.post(f"{url}/v1/experiments", json=body, headers=root).status_code == 201
+        refusals = []
+        for arm in ("trial/small", "trial/nobody", "other/small", ""):
+            for more in ({}, {"model": "bild"}):
+                mine = {"authorization": "Bearer one", "x-baton-arm": arm}
+                refused = post(url, more, headers=mine)
+                assert refused.status_code == 403
+                refusals.append(refused.json())
+        assert all(one == refusals[0] for one in refusals)
+        assert refusals[0]["error"]["code"] == "admin_key_required"
+        assert ask(url, authorization="Bearer one")["experiment"] == "trial"
+        for key in ("root", "both"):
+            chosen = {"authorization": f"Bearer {key}", "x-baton-arm": "trial/small"}
+            assert {ask(url, **chosen)["arm"] for _ in range(4)} == {"small"}
+            assert post(url, headers=chosen | {"x-baton-arm": "trial/nobody"}).status_code == 400
+
+
 def test_rewards_reach_the_report() -> None:
     made = service()
     with serving(made) as url:

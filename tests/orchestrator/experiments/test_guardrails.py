@@ -14,7 +14,7 @@ from orchestrator.experiments.guardrails import (
     next_ramp_step,
     stop_arms,
 )
-from orchestrator.experiments.outcome_log import RequestRecord
+from orchestrator.experiments.outcome_log import RequestRecord, analysis_set
 from tests.orchestrator.experiments.records import request
 
 
@@ -161,6 +161,44 @@ def test_a_quantile_is_of_units_where_they_send_many_requests() -> None:
     assert looked(made, [*slow, *fast], []) == []
     many = [request("new", 1000 + n, unit=f"s{n % 100}", ms=300.0) for n in range(300)]
     assert looked(made, [*many, *fast], [])
+
+
+def test_units_that_are_all_slow_are_counted_not_their_requests() -> None:
+    """Few units say little about a p95, even by a hundred slow requests each."""
+    made = experiment({"metric": "ms", "at_most": 200, "quantile": 0.5, "min_units": 2})
+    units = [request("new", n, unit=f"u{n % 3}", ms=300.0) for n in range(300)]
+    assert looked(made, units, []) == []
+    assert looked(made, [request("new", n, unit=f"u{n % 30}", ms=300.0) for n in range(300)], [])
+
+
+@pytest.mark.parametrize("rail", [{}, {"quantile": 0.95}])
+@pytest.mark.parametrize("metric", ["ms", "first_step_ms"])
+def test_a_slow_control_stops_no_arm_whose_requests_were_cancelled(
+    metric: str, rail: dict[str, Any]
+) -> None:
+    """Against a limit a cancelled request counts with the time that had passed."""
+    made = experiment({"metric": metric, "at_most": 2000, **rail})
+    control = [request("large", 100 + n, ms=500.0, first_step_ms=400.0) for n in range(60)]
+    control.append(request("large", 200, ms=600_000.0, first_step_ms=600_000.0))
+
+    def new(patience_ms: float) -> list[RequestRecord]:
+        """Every third request is cancelled after about so long, without a first step."""
+        done = {"ms": 500.0, "first_step_ms": 400.0}
+        return [
+            request("new", n, **done)
+            if n % 3
+            else request("new", n, ms=patience_ms + n, status="cancelled")
+            for n in range(90)
+        ]
+
+    def stopped(made: Experiment, own: list[RequestRecord]) -> bool:
+        by_arm = analysis_set([*own, *control], made.weights).by_arm
+        return bool(crossed_guardrails(made, initial_state(0.0), by_arm))
+
+    assert not stopped(made, new(patience_ms=500.0))
+    assert stopped(made, new(patience_ms=30_000.0))
+    relative = experiment({"metric": metric, "worse_than_control_by": 0.0})
+    assert stopped(relative, new(patience_ms=500.0))
 
 
 def test_the_rails_of_correlated_users_stop_what_is_within_its_limit_seldom() -> None:

@@ -15,6 +15,7 @@ from orchestrator.experiments.outcome_log import (
     OutcomeLog,
     Reward,
     analysis_set,
+    comparable,
     load,
 )
 from orchestrator.experiments.samples import paired_sample, sample
@@ -56,6 +57,30 @@ def test_events_come_in_any_order_and_more_than_once(
     (found,) = outcomes.requests
     assert (found.exposure, found.outcome, found.reward) == (EXPOSED, ENDED, 0.5)
     assert found.shadows == {"s": SHADOW}
+
+
+def test_the_first_reward_of_each_key_counts() -> None:
+    """Two replicas may take a reward each of one key; the mean is over keys."""
+    outcomes = OutcomeLog()
+    for event in (
+        JUDGED.model_copy(update={"key": "one", "reward": 1.0}),  # before its exposure
+        EXPOSED,
+        JUDGED.model_copy(update={"key": "one", "reward": 0.0}),
+    ):
+        outcomes.add(dump(event))
+    (found,) = outcomes.requests
+    assert found.reward == 1.0
+    for reward in (0.5, 0.0):
+        outcomes.add(dump(JUDGED.model_copy(update={"key": "boss", "reward": reward})))
+    assert found.rewards == {"one": 1.0, "boss": 0.5}
+    assert found.reward == 0.75
+
+
+def test_a_reward_without_a_key_is_read() -> None:
+    outcomes = OutcomeLog()
+    for line in (dump(EXPOSED), b'{"kind":"reward","trace_id":"t","at":4.0,"reward":0.5}'):
+        outcomes.add(line)
+    assert [one.reward for one in outcomes.requests] == [0.5]
 
 
 def test_the_oldest_are_forgotten() -> None:
@@ -122,7 +147,7 @@ def test_what_failed_or_was_cancelled_says_little() -> None:
         return {name for name in METRICS for _ in observations([one], name, Prices(large=1.0))}
 
     assert metrics("failed") == {"error", "cost", "cancelled"}
-    assert metrics("cancelled") == {"ms", "cost", "cancelled"}
+    assert metrics("cancelled") == {"ms", "first_step_ms", "cost", "cancelled"}
 
 
 def test_an_impatient_client_makes_no_arm_look_fast() -> None:
@@ -131,13 +156,15 @@ def test_an_impatient_client_makes_no_arm_look_fast() -> None:
     hanging = [request("b", 100 + n, ms=900.0, first_step_ms=50.0) for n in range(85)]
     hanging += [request("b", 200 + n, ms=700.0, status="cancelled") for n in range(14)]
     hanging += [request("b", 300, ms=30_000.0, status="cancelled", first_step_ms=60.0)]
-    found = analysis_set([*steady, *hanging], ["a", "b"]).by_arm
+    seen = analysis_set([*steady, *hanging], ["a", "b"]).by_arm
+    found = comparable(seen)
     times = {arm: sample(own, "ms", Prices()).mean for arm, own in found.items()}
     assert times == {"a": 1000.0, "b": (85 * 900 + 15 * 30_000) / 100}
     first = sample(found["b"], "first_step_ms", Prices()).mean
-    assert first == (85 * 50 + 14 * 60 + 60) / 100
+    # Some had no step after 700 ms: theirs came later than any that was seen.
+    assert first == (85 * 50 + 14 * 700 + 60) / 100
     assert sample(found["b"], "cancelled", Prices()).mean == 0.15
-    assert [one.outcome.ms for one in hanging[85:87] if one.outcome] == [700.0, 700.0]
+    assert [one.outcome.ms for one in seen["b"][85:87] if one.outcome] == [700.0, 700.0]
 
 
 def test_the_share_of_large_tokens_is_of_all_tokens() -> None:
@@ -180,5 +207,6 @@ def test_events_are_plain_json() -> None:
         "kind": "reward",
         "trace_id": "t",
         "at": 4.0,
+        "key": None,
         "reward": 0.5,
     }

@@ -82,7 +82,7 @@ def rewarded(count: int, large: float, shared: float, seed: int = 9) -> list[Req
     made = times(count, 1, faster=1.6)
     for one in made:
         right = large if one.exposure.arm == "large" else shared
-        one.reward = float(random.random() < right)
+        one.rewards[None] = float(random.random() < right)
     return made
 
 
