@@ -58,7 +58,7 @@ def serving(made: Service, grace_s: int = 1) -> Iterator[str]:
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
-        until(lambda: server.started)
+        until(lambda: server.started, seconds=60)
         yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     finally:
         server.should_exit = True

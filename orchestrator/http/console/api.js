@@ -5,6 +5,7 @@ import { field, h } from "./dom.js";
 const ROOT = new URL("./", document.baseURI); // `ui` lies beside `v1`, behind any prefix
 const keys = { user: "", observer: "", admin: "" };
 const refused = new Map(); // reads that lack a key which the person did not give, by path
+const wrong = new Set(); // roles whose key was refused, until the dialog has said so
 let asking = null;
 
 export const url = (path) => new URL(path, ROOT).href;
@@ -48,7 +49,6 @@ function wanted(status, error) {
 export async function request(path, { method = "GET", body, signal } = {}) {
   const read = method === "GET" ? path.split("?")[0] : null;
   if (refused.has(read)) throw refused.get(read);
-  let wrong = false;
   for (;;) {
     const role = roleFor(method, path);
     const key = keys[role];
@@ -70,15 +70,14 @@ export async function request(path, { method = "GET", body, signal } = {}) {
     if (keys[roleFor(method, path)] !== key) continue; // given or dropped meanwhile, for another request
     if (key && (error.status === 401 || role !== "user")) {
       keys[role] = ""; // mistyped, or not a key of this role
-      wrong = true;
+      wrong.add(role);
       if (role !== "user") continue; // the key that is left may do, or its refusal says which is needed
     }
     const declined = read && [...refused.values()].some(({ wants }) => wants === error.wants);
-    if (declined || !(await askForKey(error.wants, wrong))) {
+    if (declined || !(await askForKey(error.wants))) {
       if (read) refused.set(read, error);
       throw error;
     }
-    wrong = false;
   }
 }
 
@@ -86,7 +85,7 @@ export async function request(path, { method = "GET", body, signal } = {}) {
 export function refusal(error, again) {
   if (!error.wants) return [error.message];
   const ask = async ({ target }) => {
-    if (!(await askForKey(error.wants, false))) return;
+    if (!(await askForKey(error.wants))) return;
     target.parentElement?.replaceChildren();
     again();
   };
@@ -121,18 +120,19 @@ export async function* events(path, body, signal) {
 }
 
 /** Ask for a key once, however many requests want one; false where the user declines. */
-function askForKey(which, wrong) {
+function askForKey(which) {
   asking ??= new Promise((resolve) => {
     const input = h("input", { type: "password", autocomplete: "off", spellcheck: "false", required: true, name: "key" });
     const dialog = h("dialog", { class: "keys", "aria-labelledby": "key-title" },
       h("form", { method: "dialog" },
         h("h2", { id: "key-title" }, TITLES[which][0]),
-        wrong ? h("p", { class: "bad" }, "The key that was sent does not do.") : null,
+        wrong.has(which) ? h("p", { class: "bad" }, "The key that was sent does not do.") : null,
         field(TITLES[which][1], input, "It is kept in this page's memory only, and gone when the page is closed or loaded again."),
         h("div", { class: "row end" },
           h("button", { type: "button", class: "quiet", onclick: () => dialog.close("") }, "Cancel"),
           h("button", { type: "submit", class: "primary", value: "use" }, "Use key"))));
     dialog.addEventListener("close", () => {
+      wrong.delete(which);
       const given = dialog.returnValue === "use" && input.value.trim();
       if (given) {
         keys[which] = given;

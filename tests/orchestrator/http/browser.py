@@ -9,6 +9,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page, sync_playwright
 
+BUSY_MS = 60_000
+"""The longest wait for a state of the page: far beyond what it takes on a busy machine."""
 CHROMIUM = shutil.which("chromium")
 ARGS = [
     "--headless",
@@ -35,7 +37,7 @@ def page_of(browser: Browser, url: str, *, first: bool = False, **settings: Any)
     """A page in a context of its own. It must load nothing from elsewhere and log no error but
     those of refused requests. `first`: the browser has never been here."""
     context = browser.new_context(viewport={"width": 1200, "height": 900}, **settings)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(BUSY_MS)
     if not first:
         context.add_init_script("localStorage.setItem('baton.visited', 'yes')")
     page = context.new_page()
