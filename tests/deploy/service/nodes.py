@@ -20,6 +20,7 @@ from deploy.service.cluster import descendants
 from tests.deploy.conftest import ROOT, alive, free_port
 
 KEY = "sk-plugh-0123456789"
+OBSERVER_KEY = "sk-xyzzy-0123456789"
 
 
 def samples(text: str) -> dict[str, float]:
@@ -50,6 +51,7 @@ class Nodes:
             "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self._api}",
             "OMP_NUM_THREADS": "1",
             "BATON_KEYS": KEY,
+            "BATON_OBSERVER_KEYS": OBSERVER_KEY,
         }
         if haproxy:
             self._env |= {
@@ -126,12 +128,12 @@ class Nodes:
         return samples(self.get("/metrics").text)
 
     def get(self, path: str) -> httpx.Response:
-        """What the service answers to somebody with a key.
+        """What the service answers to somebody with an observer's key.
 
         Raises:
             httpx.HTTPError: nothing, or an error.
         """
-        headers = {"Authorization": f"Bearer {KEY}"}
+        headers = {"Authorization": f"Bearer {OBSERVER_KEY}"}
         return httpx.get(self.url + path, headers=headers, timeout=20.0).raise_for_status()
 
     def exported(self) -> str:

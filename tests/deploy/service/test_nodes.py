@@ -61,7 +61,10 @@ def data(nodes: Nodes, tiny_file: Path, spans: Collector) -> dict[str, Any]:
     data["logging_config"] = {"encoding": "JSON", "log_level": "INFO", "enable_access_log": False}
     args = data["applications"][0]["args"]
     args["tracing"] = {"endpoint": spans.url, "sample": 0.0}
-    args["auth"] = {"api_keys_env": "BATON_KEYS"}
+    args["auth"] = {
+        "api_keys_env": "BATON_KEYS",
+        "observer_keys_env": "BATON_OBSERVER_KEYS",
+    }
     args["orchestrator"] = {"replicas": 2, "nodes": {"pool": "head"}}
     # A busy machine is slow, not broken: what takes its time is waited for.
     args["workers"]["small"] |= {"replicas": 1, "patience_s": 300, "nodes": {"pool": "head"}}
@@ -307,7 +310,9 @@ async def test_logs_are_json_with_ids_and_without_secrets(nodes: Nodes) -> None:
         return [line for line in read() if line.get("request_id") == "asked-by-me"]
 
     await until(lambda: bool(of_mine()), 60)  # it is written behind the answer
-    ((mine,), lines) = of_mine(), read()
+    found, lines = of_mine(), read()
+    assert len(found) == 1, found
+    (mine,) = found
     assert mine["path"] == "/v1/chat/completions"
     assert (mine["status"], mine["deployment"]) == (200, "baton_Orchestrator")
     assert all(line["asctime"] and line["levelname"] for line in lines)
@@ -328,9 +333,9 @@ async def test_a_clients_trace_reaches_the_collector(nodes: Nodes, spans: Collec
 
     def arrived() -> set[str]:
         names = {span.name for span in spans.spans if span.trace_id.hex() == trace}
-        return names if "request" in names else set()
+        return names if "chat specreason" in names else set()
 
-    assert await until(arrived, 20) >= {"request", "step", "generate", "classify"}
+    assert await until(arrived, 20) >= {"chat specreason", "step", "generate", "classify"}
 
 
 def test_replicas_apart_on_rays_own_port(nodes: Nodes) -> None:
