@@ -147,6 +147,7 @@ async def test_one_of_two_dies_and_nobody_waits_for_its_replacement(served: Serv
 
 async def test_a_replica_that_is_stopped_is_left(served: Served) -> None:
     """As one on a node that was lost: no connection closes."""
+    await until(lambda: served.metric("baton_worker_replicas", "large") == 2, 90)
     undisturbed, _ = await stream(served)
     streams = [asyncio.create_task(stream(served)) for _ in range(6)]
     await until(lambda: served.metric("baton_worker_live_rows", "large") > 3, 20)
