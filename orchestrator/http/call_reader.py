@@ -18,6 +18,7 @@ from typing import Any, Literal
 
 from orchestrator.http.context import RequestContext
 from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.stop_strings import overlap
 from orchestrator.types import CallFormat, ToolCall
 
 FENCE = "```"
@@ -140,7 +141,7 @@ class CallReader:
             at = min(starts)
             self._held, self._state = held[at:], "call"
             return self._text(held[:at])
-        kept = 0 if ended else max(_overlap(held, trigger), _overlap(held, FENCE))
+        kept = 0 if ended else max(overlap(held, trigger), overlap(held, FENCE))
         self._held = held[len(held) - kept :]
         return self._text(held[: len(held) - kept])
 
@@ -302,28 +303,14 @@ def _begins(whole: str, text: str) -> bool:
     return "".join(whole.split()).startswith("".join(text.split()))
 
 
-def _overlap(text: str, mark: str) -> int:
-    """The length of the longest end of a text that begins a mark."""
-    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
-    return next((size for size in sizes if text.endswith(mark[:size])), 0)
-
-
-def _first_object(text: str) -> int | None:
-    """Where the JSON value that a text begins with ends; None where it does not."""
-    try:
-        _, end = json.JSONDecoder().raw_decode(text)
-    except (ValueError, RecursionError):
-        return None
-    return end
-
-
 def _objects(text: str) -> list[Any]:
     """The JSON values that a text is; none where it is something else."""
     values, text = [], text.strip().rstrip(",")
     while text:
-        end = _first_object(text)
-        if end is None:
+        try:
+            value, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
             return []
-        values.append(json.loads(text[:end]))
+        values.append(value)
         text = text[end:].strip().lstrip(",").lstrip()
     return values

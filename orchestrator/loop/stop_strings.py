@@ -49,10 +49,10 @@ class StopStrings:
 
     def _beginning(self, text: str) -> int:
         """The length of the longest end of a text that begins a stop string."""
-        sizes = (
-            size
-            for stop in self._stops
-            for size in range(min(len(stop) - 1, len(text)), 0, -1)
-            if text.endswith(stop[:size])
-        )
-        return max(sizes, default=0)
+        return max((overlap(text, stop) for stop in self._stops), default=0)
+
+
+def overlap(text: str, mark: str) -> int:
+    """The length of the longest end of a text that begins a mark, and is not all of it."""
+    sizes = range(min(len(mark) - 1, len(text)), 0, -1)
+    return next((size for size in sizes if text.endswith(mark[:size])), 0)

@@ -80,15 +80,16 @@ class GrammarCompiler:
         Raises:
             InvalidRequest: it is no grammar, or the answer so far does not fit it.
         """
-        calls = self._prompts.calls if constraint.kind == "tools" else None
-        state = self._states(lark(constraint, calls, self._prompts.literal)).deep_copy()
+        state = self._states(constraint).deep_copy()
         written = list(self._prompts.answer(transcript))
         if state.try_consume_tokens(written) < len(written):
             raise InvalidRequest("the answer so far does not fit the grammar that it is held to")
         stop_token_ids = self._prompts.ends(self._stop_token_ids, transcript)
         return Matcher(state, stop_token_ids, self._size)
 
-    def _compile(self, grammar: str) -> LLMatcher:
+    def _compile(self, constraint: Constraint) -> LLMatcher:
+        calls = self._prompts.calls if constraint.kind == "tools" else None
+        grammar = lark(constraint, calls, self._prompts.literal)
         if self._vocabulary is None:
             self._vocabulary = LLTokenizer(TokenizerWrapper(_Vocabulary(self._tokenizer)))
         state = LLMatcher(self._vocabulary, grammar, limits=LIMITS, log_level=0)

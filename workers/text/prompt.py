@@ -179,7 +179,7 @@ class PromptRenderer:
 
     def before_assistant(self, messages: Sequence[Message]) -> str:
         """The text that the template writes between a conversation and the reply's content."""
-        if any(message.calls or message.role in ("tool", "tools") for message in messages):
+        if _has_tools(messages):
             raise Unsupported("tools, which the server of a chat is not told of")
         roles = (*(message.role for message in messages), "assistant")
         texts = self._render(roles, self.tokenizer.thinks)
@@ -191,7 +191,7 @@ class PromptRenderer:
     def _render_prompt(self, messages: tuple[Message, ...], thinking: bool) -> Sequence[int]:
         if messages[0].role == "prompt":
             return array("I", self._continued(messages[0]))
-        if any(message.calls or message.role in ("tool", "tools") for message in messages):
+        if _has_tools(messages):
             return array("I", self._with_tools(messages, thinking))
         parts = self._opening(tuple(message.role for message in messages), thinking)
         return array("I", self._fill(parts, [message.content for message in messages]))
@@ -390,6 +390,11 @@ class PromptRenderer:
 
 def _bytes_of_parts(parts: Sequence[Part]) -> int:
     return 64 * sum(1 if isinstance(part, int) else 1 + len(part) for part in parts)
+
+
+def _has_tools(messages: Sequence[Message]) -> bool:
+    """Whether tools, or calls of them, are part of a conversation."""
+    return any(message.calls or message.role in ("tool", "tools") for message in messages)
 
 
 def _size(message: Message) -> int:
