@@ -25,7 +25,7 @@ from orchestrator.http.tools import (
     ToolUse,
     check_arguments,
 )
-from orchestrator.types import Constraint, Message, ToolCall
+from orchestrator.types import Message, ToolCall
 
 
 class TextPart(BaseModel):
@@ -161,7 +161,7 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
         caps = {self.max_tokens, self.max_completion_tokens} - {None}
         if len(caps) > 1:
             raise contradiction("max_completion_tokens", "contradicts max_tokens")
-        self._tools  # noqa: B018 (a choice without such a tool is refused here)
+        self.tool_use  # noqa: B018 (a choice without such a tool is refused here)
         return self
 
     @property
@@ -193,21 +193,13 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
             called.update(call.id for call in message.tool_calls or ())
 
     @cached_property
-    def _tools(self) -> ToolUse:
+    def tool_use(self) -> ToolUse:
         return ToolUse(
             [tool.function for tool in self.tools],
             self.tool_choice,
             parallel=self.parallel_tool_calls,
             form=self.form,
         )
-
-    @property
-    def constraint(self) -> Constraint | None:
-        return self._tools.constraint
-
-    @property
-    def tool_use(self) -> ToolUse:
-        return self._tools
 
     @property
     def cap(self) -> int | None:
@@ -233,7 +225,7 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        return (*self._tools.messages, *(_turn(message) for message in self.messages))
+        return (*self.tool_use.messages, *(_turn(message) for message in self.messages))
 
 
 def _turn(message: ChatMessage) -> Message:

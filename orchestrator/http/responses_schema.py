@@ -141,7 +141,7 @@ class ResponsesRequest(GenerationRequest):
             )
         if form.constraint is not None:
             check(form.constraint, "text.format.schema")
-        self._tools  # noqa: B018 (a choice without such a tool is refused here)
+        self.tool_use  # noqa: B018 (a choice without such a tool is refused here)
         return self
 
     @property
@@ -161,7 +161,7 @@ class ResponsesRequest(GenerationRequest):
         return None if share is None else max(1, int(share * max_tokens))
 
     @cached_property
-    def _tools(self) -> ToolUse:
+    def tool_use(self) -> ToolUse:
         return ToolUse(
             self.tools,
             self.tool_choice,
@@ -182,14 +182,6 @@ class ResponsesRequest(GenerationRequest):
         return self.tool_choice or ("auto" if self.tools else "none")
 
     @property
-    def constraint(self) -> Constraint | None:
-        return self._tools.constraint
-
-    @property
-    def tool_use(self) -> ToolUse:
-        return self._tools
-
-    @property
     def conversation(self) -> tuple[Message, ...]:
         system = (Message("system", self.instructions),) if self.instructions else ()
-        return (*self._tools.messages, *system, *self.input)
+        return (*self.tool_use.messages, *system, *self.input)

@@ -183,7 +183,7 @@ class GenerationRequest(BaseModel):
     @property
     def constraint(self) -> Constraint | None:
         """What the answer must match."""
-        return None
+        return None if self.tool_use is None else self.tool_use.constraint
 
     @property
     def tool_use(self) -> Any:
