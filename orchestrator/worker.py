@@ -39,11 +39,12 @@ class Call:
     """What every call carries: whose it is, and what it continues.
 
     `request` identifies the user's request: calls of one request prefer one replica, for its
-    cache. `author` is the name under which the worker signs segments. `speculation` names the
-    token-level method by which the worker is to generate; None: its default. `owner` is for whom
-    the call is made: cached prefixes are shared among the calls of one owner, and no others can
-    tell from an answer, or from how soon it comes, what is cached. Only the service names owners.
-    `constraint` is what the whole answer must match, of which the transcript holds the beginning.
+    cache, and so do those of one `family`. `author` is the name under which the worker signs
+    segments. `speculation` names the token-level method by which the worker is to generate; None:
+    its default. `owner` is for whom the call is made: cached prefixes are shared among the calls of
+    one owner, and no others can tell from an answer, or from how soon it comes, what is cached.
+    Only the service names owners. `constraint` is what the whole answer must match, of which the
+    transcript holds the beginning.
     """
 
     request: str
@@ -52,6 +53,12 @@ class Call:
     speculation: str | None = None
     owner: str = ""
     constraint: Constraint | None = None
+
+
+def family(request: str) -> str:
+    """What requests with one prompt have in common: the further answers of REQUEST are called
+    REQUEST-1, REQUEST-2, ..."""
+    return request.partition("-")[0]
 
 
 SERVER_METHOD = "the server's"

@@ -457,6 +457,7 @@ class LimitsSpec(Strict):
     wait_s: float = Field(default=2.0, ge=0, description="for a place; then it is 429")
     max_tokens: int = Field(default=2048, ge=1, description="cap where a request names none")
     max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
+    choices: int = Field(default=16, ge=1, description="the most answers (n) a request may want")
     deadline_s: float = Field(default=600.0, gt=0, description="wall time of a request, seconds")
     body_bytes: int = Field(default=1 << 20, ge=1024, description="a larger body is 413")
     complete: bool = Field(

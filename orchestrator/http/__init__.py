@@ -8,6 +8,7 @@ In reading order, the first six as a request meets them:
 - `context`: `RequestContext`, one request from its headers to its answer.
 - `service`: one replica's parts, and how a request gets its place and its policy.
 - `chat_response`: runs the step loop for one request and sends what it gives.
+- `choice`: one of the answers to a request, by itself.
 - `chat_format`: an answer in the form of a chat completion, and what every form has.
 - `body`: a request's body, of bounded size, as JSON.
 - `chat_schema`: what a request for a chat completion may say.

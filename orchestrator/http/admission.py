@@ -1,8 +1,9 @@
 """Who is answered next: places for requests, shared fairly between those who ask.
 
-A request takes as many places as its policy makes calls at once. Where none is free it waits for a
-short while; a place that becomes free goes to whoever holds the least, not to whoever asked most
-often. One more than may wait pushes out the last of whoever asks for most.
+A request takes as many places as it makes calls at once: its policy's, for each answer it wants.
+Where none is free it waits for a short while; a place that becomes free goes to whoever holds the
+least, not to whoever asked most often. One more than may wait pushes out the last of whoever asks
+for most.
 """
 
 from __future__ import annotations

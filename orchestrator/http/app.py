@@ -29,8 +29,9 @@ from starlette.routing import Match, Route
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.http.body import json_body
 from orchestrator.http.chat_format import ChatFormat
-from orchestrator.http.chat_response import ChatResponse, MakeFormat
+from orchestrator.http.chat_response import ChatResponse
 from orchestrator.http.chat_schema import ChatRequest
+from orchestrator.http.choice import MakeFormat
 from orchestrator.http.completion_format import CompletionFormat
 from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.console_routes import add_console

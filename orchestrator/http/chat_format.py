@@ -1,7 +1,8 @@
 """An answer in the form of a chat completion; and what every form of an answer has.
 
-A form (chat completion, completion, response) turns the events of a request into what its clients
-read. It knows no connection: `ChatResponse` sends what it gives.
+A form (chat completion, completion, response) turns the events of one answer into what clients
+read. It knows no connection, and no other answers to the same request: `ChatResponse` puts them
+together, and sends what they give.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from orchestrator.http.call_reader import AnswerReader
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import (
+    DONE,
     Json,
     Stripped,
     answer_deltas,
@@ -37,7 +39,7 @@ class AnswerFormat(ABC):
     """One answer in the form of one of the API's paths.
 
     Args:
-        context: the request.
+        context: the request, or the one of its answers that this is.
         response: what its events amount to so far; each is in there before it comes here.
     """
 
@@ -53,19 +55,23 @@ class AnswerFormat(ABC):
 
     @abstractmethod
     def whole(self) -> Json:
-        """The body of an answer that is not streamed."""
+        """The body of an answer that is not streamed, as if it were the only one."""
 
     @abstractmethod
     def begin(self) -> bytes:
-        """How a stream begins, once the prompt is read."""
+        """How the answer begins in a stream, once the prompt is read."""
 
     @abstractmethod
     def more(self, events: Sequence[Event]) -> bytes:
         """What a stream shows of these events; empty for nothing."""
 
     @abstractmethod
-    def end(self) -> bytes:
-        """How a stream ends."""
+    def finish(self) -> bytes:
+        """How the answer ends in a stream."""
+
+    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
+        """How a stream ends in which all of a request's answers have ended: these."""
+        return b""
 
     def failure(self, body: Json) -> bytes:
         """The end of a stream that broke off; `body` is the error as OpenAI has it."""
@@ -101,10 +107,11 @@ class ChatFormat(AnswerFormat):
         if chunks and self._body.wants_running_usage:
             chunks[-1]["usage"] = running_usage(self.response)
         if self._events is not None and (told := self._events.more(events)) is not None:
+            told = {"index": self.context.index, **told}
             chunks.append({**chunk(self.context, {}), "choices": [], "baton": told})
         return b"".join(map(sse, chunks))
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         rest = [
             chunk(self.context, delta) for delta in answer_deltas(self._answer.end(), self._strip)
         ]
@@ -113,7 +120,8 @@ class ChatFormat(AnswerFormat):
         if self._body.wants_running_usage:
             last["usage"] = usage(self.response)
         data = b"".join(map(sse, rest))
-        data += sse({**last, "baton": baton(self.context, self.response)})
-        if self._body.wants_usage:
-            data += sse(usage_chunk(self.context, self.response))
-        return data + b"data: [DONE]\n\n"
+        return data + sse({**last, "baton": baton(self.context, self.response)})
+
+    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
+        data = sse(usage_chunk(self.context, responses)) if self._body.wants_usage else b""
+        return data + DONE

@@ -1,9 +1,10 @@
-"""One answer: run the step loop, send what it gives, stop when the client is gone.
+"""The answer to a request: run the step loop, send what it gives, stop when the client is gone.
 
-Three tasks a request. The *producer* (`EventQueue`) drives `solve` and never waits for a slow
-reader (what can gather is bounded by max_tokens), so a worker's row is free as soon as its work is
-done. The *writer* turns what gathered into JSON or server-sent events. The *watch* waits for the
-client to hang up. Whatever ends the request ends all three.
+Three tasks a request. The *producer* (`EventQueue`; one for each choice, where several are wanted)
+drives `solve` and never waits for a slow reader (what can gather is bounded by max_tokens), so a
+worker's row is free as soon as its work is done. The *writer* turns what gathered into JSON or
+server-sent events. The *watch* waits for the client to hang up. Whatever ends the request ends all
+three, and a choice that fails ends the request.
 
 The response headers wait for the first event, which follows the workers' prefill: an error until
 then is a real HTTP error. Only when that takes longer than `headers_s` does the stream begin
@@ -14,23 +15,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable
-from contextlib import ExitStack, aclosing, suppress
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, suppress
 from typing import Final
 
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from orchestrator.errors import InvalidRequest, Unsupported, describe
-from orchestrator.experiments.shadows import ShadowRequest
-from orchestrator.http.chat_format import AnswerFormat
+from orchestrator.http.choice import Choice, MakeFormat
 from orchestrator.http.context import RequestContext
 from orchestrator.http.errors import http_error
-from orchestrator.http.rendering import OUTCOMES, Json, dump, outcome, record, trace_name
+from orchestrator.http.rendering import Json, dump, joined
 from orchestrator.http.service import Service
-from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, RequestCompleted
-from orchestrator.loop.executor import deadline
 from orchestrator.telemetry.logs import about
 
 log = logging.getLogger(__name__)
@@ -43,39 +41,48 @@ STREAM_HEADERS: Final = {
 }
 
 
-MakeFormat = Callable[[RequestContext, ResponseAccumulator], AnswerFormat]
-
-
 class _ClientGone(Exception):
     """What is sent arrives nowhere."""
 
 
 class EventQueue:
-    """Events of one request, made by a task of its own and taken in batches."""
+    """Events of one request, made by a task for each of its choices and taken in batches.
 
-    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
-        self._ready: list[Event] = []
+    The others begin when the first has read the prompt, which they then find cached.
+    """
+
+    def __init__(self, choices: Sequence[AsyncGenerator[Event, None]]) -> None:
+        self._ready: list[tuple[int, Event]] = []
         self._error: Exception | None = None
-        self._news = asyncio.Event()
-        self._task = asyncio.create_task(self._produce(events))
+        self._news, self._prompt_read = asyncio.Event(), asyncio.Event()
+        self._tasks = {
+            asyncio.create_task(self._produce(index, events))
+            for index, events in enumerate(choices)
+        }
 
-    async def _produce(self, events: AsyncGenerator[Event, None]) -> None:
+    async def _produce(self, index: int, events: AsyncGenerator[Event, None]) -> None:
         # The generator is begun, run and closed by this one task: what it opens inside (timeouts,
         # task groups) belongs to the task that runs it.
+        completed = False
         try:
             async with aclosing(events):
+                if index:
+                    await self._prompt_read.wait()
                 async for event in events:
-                    self._ready.append(event)
+                    self._prompt_read.set()
+                    completed = isinstance(event, RequestCompleted)
+                    self._ready.append((index, event))
                     self._news.set()
-            self._error = RuntimeError("the step loop stopped without a RequestCompleted")
+            if not completed:
+                raise RuntimeError("the step loop stopped without a RequestCompleted")
         except Exception as error:
-            self._error = error
-        self._news.set()
+            self._error = self._error or error
+            self._news.set()
 
-    async def take(self, timeout_s: float | None = None) -> list[Event]:
-        """What has happened since the last call, once there is something.
+    async def take(self, timeout_s: float | None = None) -> list[tuple[int, Event]]:
+        """What has happened since the last call, and to which choice, once there is something.
 
-        Nothing after `timeout_s` seconds of silence. Raises what the generator raised.
+        Nothing after `timeout_s` seconds of silence. Raises what a generator raised.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
@@ -91,15 +98,14 @@ class EventQueue:
 
     async def close(self) -> None:
         """Stop the work and wait until it has stopped."""
-        self._task.cancel()
-        await asyncio.wait({self._task})
+        await _stop(*self._tasks)
 
 
 class ChatResponse(Response):
     """The response to a request for a text: a JSON object, or a stream of server-sent events.
 
     Args:
-        make_format: of the request and of what its events amount to, the form of the answer.
+        make_format: of a choice and of what its events amount to, the form of the answer.
     """
 
     def __init__(
@@ -109,10 +115,9 @@ class ChatResponse(Response):
         make_format: MakeFormat,
     ) -> None:
         super().__init__()
-        self._service, self._context = service, context
-        self._response = ResponseAccumulator()
-        self._format = make_format(context, self._response)
-        self._started = self._ended = self._recorded = self._exposed = self._cut = False
+        self._service, self._context, self._make_format = service, context, make_format
+        self._choices: list[Choice] = []
+        self._started = self._ended = self._cut = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
@@ -124,6 +129,9 @@ class ChatResponse(Response):
 
         with about(trace_id=self._context.trace_id):
             async with self._service.admit(self._context):
+                self._choices = [
+                    Choice(self._service, one, self._make_format) for one in self._context.choices()
+                ]
                 writer = asyncio.create_task(self._write(bounded))
                 watch = asyncio.create_task(_wait_for_hangup(receive))
 
@@ -146,43 +154,8 @@ class ChatResponse(Response):
                 elif self._cut:
                     await self._report_shutdown(scope, receive, send)
 
-    async def _events(self) -> AsyncGenerator[Event, None]:
-        """The step loop's events, with an eye on them for metrics and spans."""
-        service, context, response = self._service, self._context, self._response
-        if context.enrollment is not None:
-            service.experimenter.record_exposure(context.enrollment, context.trace_id)
-            self._exposed = True
-        with ExitStack() as observers:
-            observers.enter_context(service.metrics.request(context.policy_name, response))
-            if service.spans is not None:
-                observers.enter_context(
-                    service.spans.request(context.headers, context.span_attributes, response)
-                )
-            events = service.solve(
-                context.policy,
-                context.messages,
-                service.workers,
-                request=context.trace_id,
-                sampling=context.sampling,
-                limits=context.limits,
-                speculation=context.speculation,
-                owner=context.owner,
-                response=response,
-            )
-            prompt_read, within_deadline = False, deadline(context.limits.deadline_s)
-            async with aclosing(events):
-                async for event in events:
-                    if not prompt_read:
-                        prompt_read = True
-                        async with within_deadline():
-                            await self._format.before(service.workers)
-                    if isinstance(event, RequestCompleted):
-                        async with within_deadline():
-                            await self._format.after(service.workers)
-                    yield event
-
     async def _write(self, send: Send) -> None:
-        events = EventQueue(self._events())
+        events = EventQueue([choice.events() for choice in self._choices])
         try:
             try:
                 if self._context.body.stream:
@@ -210,31 +183,44 @@ class ChatResponse(Response):
                 raise
             log.error("trace %s broke off: %s", self._context.trace_id, describe(error))
             with suppress(_ClientGone):
-                await self._send(send, self._format.failure(body), more=False)
+                await self._send(send, self._choices[0].format.failure(body), more=False)
 
     async def _write_whole(self, events: EventQueue, send: Send) -> None:
-        while not any(isinstance(event, RequestCompleted) for event in await events.take()):
-            pass
-        body = dump(self._format.whole())
+        writing = len(self._choices)
+        while writing:
+            writing -= sum(isinstance(event, RequestCompleted) for _, event in await events.take())
+        body = dump(joined([choice.format.whole() for choice in self._choices]))
         self._record("finished")
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, headers)
         await self._send(send, body, more=False)
 
     async def _write_stream(self, events: EventQueue, send: Send) -> None:
-        limits, completed = self._service.limits, False
-        while not completed:
+        limits, writing = self._service.limits, len(self._choices)
+        while writing:
             batch = await events.take(limits.ping_s if self._started else limits.headers_s)
-            completed = any(isinstance(event, RequestCompleted) for event in batch)
             if not self._started:
                 await self._start(send, STREAM_HEADERS)
-                await self._send(send, self._format.begin())
-            if data := self._format.more(batch):
+                await self._send(send, b"".join(one.format.begin() for one in self._choices))
+            told = list(self._by_choice(batch))
+            if data := b"".join(choice.format.more(news) for choice, news in told):
                 await self._send(send, data)
             elif not batch:
                 await self._send(send, b": ping\n\n")
-        self._record("finished")
-        await self._send(send, self._format.end(), more=False)
+            ended = [choice for choice, news in told if isinstance(news[-1], RequestCompleted)]
+            writing -= len(ended)
+            for choice in ended:
+                choice.record("finished")
+            if data := b"".join(choice.format.finish() for choice in ended):
+                if not writing:
+                    data += ended[0].format.end([one.response for one in self._choices])
+                await self._send(send, data, more=writing > 0)
+
+    def _by_choice(self, batch: list[tuple[int, Event]]) -> Iterator[tuple[Choice, list[Event]]]:
+        """A batch's events, those of each choice together."""
+        for index, choice in enumerate(self._choices):
+            if news := [event for of, event in batch if of == index]:
+                yield choice, news
 
     async def _start(self, send: Send, headers: dict[str, str]) -> None:
         self._started = True
@@ -246,25 +232,8 @@ class ChatResponse(Response):
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
     def _record(self, status: str, error: Json | None = None) -> None:
-        """Hand the record and the outcome to the outbox, which carries them to the store later."""
-        if self._recorded:
-            return
-        self._recorded = True
-        service, context, response = self._service, self._context, self._response
-        data = dump(record(context, response, status, error))
-        service.outbox.put(trace_name(context.trace_id), data, ttl_s=service.trace_ttl_s)
-        ended = outcome(context, response, status)
-        service.outbox.event(OUTCOMES, ended)
-        if context.enrollment is not None and self._exposed:
-            again = ShadowRequest(
-                context.trace_id,
-                context.messages,
-                context.sampling,
-                context.limits,
-                response.answer,
-                owner=context.owner,
-            )
-            service.experimenter.record_outcome(context.enrollment, ended, again)
+        for choice in self._choices:
+            choice.record(status, error)
 
     async def _report_shutdown(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server stops in mid-answer: say so, if the client still listens."""
@@ -274,7 +243,8 @@ class ChatResponse(Response):
                 if not self._started:
                     await error.response()(scope, receive, send)
                 elif self._context.body.stream and not self._ended:
-                    await self._send(send, self._format.failure(error.body), more=False)
+                    failure = self._choices[0].format.failure(error.body)
+                    await self._send(send, failure, more=False)
 
 
 async def _wait_for_hangup(receive: Receive) -> None:

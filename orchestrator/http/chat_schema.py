@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.schemas import (
     EFFORT,
+    Choices,
     Effort,
     GenerationRequest,
     StreamOptions,
@@ -114,6 +115,7 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="the same"
     )
+    n: Choices = Field(default=1, description="how many answers to give")
     reasoning_effort: Effort | None = Field(
         default=None, description="cap on the thought, as a share of max_tokens; none: no thought"
     )
@@ -200,6 +202,10 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
             parallel=self.parallel_tool_calls,
             form=self.form,
         )
+
+    @property
+    def choices(self) -> int:
+        return self.n
 
     @property
     def cap(self) -> int | None:

@@ -10,12 +10,14 @@ from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import (
+    DONE,
     TEXT_COMPLETION,
     Json,
     baton,
     finish_reason,
     running_usage,
     sse,
+    total_usage,
     usage,
 )
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -108,13 +110,15 @@ class CompletionFormat(AnswerFormat):
             return b""
         return sse(self._chunk(text, None, running_usage(self.response)))
 
-    def end(self) -> bytes:
-        total = usage(self.response)
-        last = self._chunk("", finish_reason(self.response), total)
-        data = sse({**last, "baton": baton(self.context, self.response)})
-        if self._body.wants_usage:
-            data += sse({**last, "choices": [], "usage": total})
-        return data + b"data: [DONE]\n\n"
+    def finish(self) -> bytes:
+        last = self._chunk("", finish_reason(self.response), usage(self.response))
+        return sse({**last, "baton": baton(self.context, self.response)})
+
+    def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
+        if not self._body.wants_usage:
+            return DONE
+        last = self._chunk("", None, None)
+        return sse({**last, "choices": [], "usage": total_usage(map(usage, responses))}) + DONE
 
     def _chunk(self, text: str, finish: str | None, so_far: Json | None) -> Json:
         made = self._choice(text, finish)
@@ -124,11 +128,18 @@ class CompletionFormat(AnswerFormat):
 
     def _choice(self, text: str, finish: str | None, logprobs: Json | None = None) -> Json:
         return {
-            "id": TEXT_COMPLETION + self.context.trace_id,
+            "id": TEXT_COMPLETION + self.context.answer_id,
             "object": "text_completion",
             "created": self.context.created,
             "model": self._body.model,
-            "choices": [{"index": 0, "text": text, "logprobs": logprobs, "finish_reason": finish}],
+            "choices": [
+                {
+                    "index": self.context.index,
+                    "text": text,
+                    "logprobs": logprobs,
+                    "finish_reason": finish,
+                }
+            ],
         }
 
     async def _score_prompt(self, workers: Mapping[WorkerName, Worker]) -> _Scored:

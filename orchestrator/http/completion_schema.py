@@ -7,7 +7,13 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from orchestrator.http.schemas import HINTS, UNSUPPORTED, GenerationRequest, contradiction
+from orchestrator.http.schemas import (
+    HINTS,
+    UNSUPPORTED,
+    Choices,
+    GenerationRequest,
+    contradiction,
+)
 from orchestrator.http.structured_outputs import StructuredOutputs
 from orchestrator.types import Constraint, Message
 
@@ -53,6 +59,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
         ),
     ] = Field(description="a text, or the ids of its tokens; a list may hold one of them")
     max_tokens: Annotated[int, Field(ge=1)] = 16
+    n: Choices = Field(default=1, description="how many answers to give")
     echo: bool = Field(default=False, description="show the prompt before its continuation")
     logprobs: Literal[0, 1] | None = Field(
         default=None, description="log-probabilities of the tokens, and of the likeliest in place"
@@ -66,6 +73,10 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
         if self.logprobs is not None and self.stop:
             raise contradiction("logprobs", "only allowed without stop")
         return self
+
+    @property
+    def choices(self) -> int:
+        return self.n
 
     @property
     def cap(self) -> int:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 
 from fastapi import Request
@@ -13,14 +14,14 @@ from fastapi import Request
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.experimenter import Enrollment
 from orchestrator.http.limits import ServiceLimits
-from orchestrator.http.schemas import GenerationRequest, contradiction
+from orchestrator.http.schemas import MAX_SEED, GenerationRequest, contradiction
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Limits, Message, Sampling
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """A request for a text on its way through the service.
+    """A request for a text on its way through the service, or one of the answers that it wants.
 
     The upper half is set when the body has been parsed, the lower one by `Service.admit`, when the
     request gets its place and its policy.
@@ -33,6 +34,8 @@ class RequestContext:
     key: str | None = None  # who asks: 8 hex digits of the API key's digest
     trace_id: str = field(default_factory=lambda: secrets.token_hex(16))
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
+    index: int = 0  # of the answer among those that the request wants
+    answer_id: str = field(init=False)  # of all of them: the first one's trace id
     messages: tuple[Message, ...] = field(init=False)
     sampling: Sampling = field(init=False)
 
@@ -46,14 +49,22 @@ class RequestContext:
 
     def __post_init__(self) -> None:
         self.messages, self.sampling = self.body.conversation, self.body.sampling
+        self.answer_id = self.trace_id
 
     @classmethod
     def of(cls, request: Request, body: GenerationRequest, limits: ServiceLimits) -> RequestContext:
         """The context of a request that passed the middleware.
 
         Raises:
-            InvalidRequest: more tokens than this service makes.
+            InvalidRequest: more tokens or more answers than this service makes.
         """
+        if body.choices > limits.choices:
+            raise InvalidRequest(
+                f"n: this service gives at most {limits.choices} answers to a request, "
+                f"not {body.choices}",
+                param="n",
+                code="invalid_value",
+            )
         if body.cap is not None and body.cap > limits.max_tokens_cap:
             raise InvalidRequest(
                 f"{body.cap_name}: this service makes at most {limits.max_tokens_cap} tokens",
@@ -76,6 +87,18 @@ class RequestContext:
             request.state.request_id,
             request.state.key,
         )
+
+    def choices(self) -> list[RequestContext]:
+        """The request, once for each answer that it wants: each has a trace id of its own, and
+        where there is a seed, the next one."""
+        return [self, *map(self._choice, range(1, self.body.choices))]
+
+    def _choice(self, index: int) -> RequestContext:
+        choice, seed = copy(self), self.sampling.seed
+        choice.index, choice.trace_id = index, f"{self.trace_id}-{index}"
+        if seed is not None:
+            choice.sampling = replace(self.sampling, seed=(seed + index) & MAX_SEED)
+        return choice
 
     @property
     def question(self) -> str:
@@ -102,7 +125,7 @@ class RequestContext:
     def span_attributes(self) -> dict[str, str | int | float]:
         """What its span says from the start, in OpenTelemetry's words and a few of Baton's."""
         version = f"@{self.version}" if self.version else ""
-        sampling, seed = self.sampling, self.body.seed
+        sampling, seed, count = self.sampling, self.sampling.seed, self.body.choices
         return {
             "baton.trace_id": self.trace_id,
             "baton.policy": self.policy_name,
@@ -115,6 +138,7 @@ class RequestContext:
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
             **({} if seed is None else {"gen_ai.request.seed": seed}),
+            **({} if count == 1 else {"gen_ai.request.choice.count": count}),
         }
 
     @property

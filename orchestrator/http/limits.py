@@ -13,6 +13,7 @@ class ServiceLimits:
     wait_s: float = 2.0  # for a place, before a request is refused with 429
     max_tokens: int = 2048  # for a request that names none
     max_tokens_cap: int = 32_768  # the most that a request may name
+    choices: int = 16  # the most answers that a request may want
     deadline_s: float | None = 600.0  # wall time of a request; None: no limit
     body_bytes: int = 1 << 20
     body_s: float = 30.0  # for a body to arrive

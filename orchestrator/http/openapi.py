@@ -34,14 +34,23 @@ def _object(about: str, *optional: str, **properties: Any) -> Json:
 
 
 def _completion(about: str, kind: Json, **choice: Json) -> Json:
-    """A completion with one choice, which has these properties beside its place and finish."""
+    """A completion, whose choices have these properties beside their place and finish."""
     return _object(
         about,
         id=_TEXT,
         object=kind,
         created=_COUNT,
         model=_TEXT,
-        choices=_list(_object("one", index=_COUNT, **choice, finish_reason=_FINISH)),
+        choices=_list(
+            _object(
+                "as many as `n`; of several each has its own `baton`",
+                "baton",
+                index=_COUNT,
+                **choice,
+                finish_reason=_FINISH,
+                baton=_ref("Baton"),
+            )
+        ),
         usage=_ref("Usage"),
         baton=_ref("Baton"),
     )
@@ -89,7 +98,8 @@ _ANSWERS: Final[dict[str, Json]] = {
         phase={"enum": ["thought", "answer"]},
     ),
     "Baton": _object(
-        "Who wrote what, and what it cost; in a stream, beside the finish reason.",
+        "Who wrote what, and what it cost; in a stream, beside the finish reason. In a body of "
+        "several choices it is the first one's.",
         "warnings",
         warnings=_list(_TEXT),
         trace_id=_TEXT,

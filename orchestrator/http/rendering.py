@@ -21,6 +21,8 @@ COMPLETION: Final = "chatcmpl-"
 TEXT_COMPLETION: Final = "cmpl-"
 RESPONSE: Final = "resp_"
 """Before a trace id each is the id of an answer, as OpenAI's clients show it."""
+DONE: Final = b"data: [DONE]\n\n"
+"""The end of a stream."""
 OUTCOMES: Final = "outcomes"
 """The store's stream of outcomes and rewards."""
 
@@ -80,7 +82,12 @@ def _call_delta(piece: CallPiece) -> Json:
 
 
 def chunk(context: RequestContext, delta: Json, finish: str | None = None) -> Json:
-    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    choice = {
+        "index": context.index,
+        "delta": delta,
+        "logprobs": None,
+        "finish_reason": finish,
+    }
     made = {**_head(context, "chat.completion.chunk"), "choices": [choice]}
     return {**made, "usage": None} if context.body.wants_usage else made
 
@@ -91,8 +98,9 @@ def running_usage(response: ResponseAccumulator) -> Json:
     return _usage(response, thought + answer, thought)
 
 
-def usage_chunk(context: RequestContext, response: ResponseAccumulator) -> Json:
-    return {**_head(context, "chat.completion.chunk"), "choices": [], "usage": usage(response)}
+def usage_chunk(context: RequestContext, responses: Sequence[ResponseAccumulator]) -> Json:
+    total = total_usage(map(usage, responses))
+    return {**_head(context, "chat.completion.chunk"), "choices": [], "usage": total}
 
 
 def completion(
@@ -116,7 +124,7 @@ def completion(
             for call in calls
         ]
     choice = {
-        "index": 0,
+        "index": context.index,
         "message": message,
         "logprobs": None,
         "finish_reason": finish_reason(response, called=bool(calls)),
@@ -157,6 +165,31 @@ def _usage(response: ResponseAccumulator, completion: int, thought: int) -> Json
     }
 
 
+def total_usage(usages: Iterable[Json | None]) -> Json | None:
+    """The usage of all answers to a request: their one prompt counts once."""
+    known = [one for one in usages if one is not None]
+    if not known:
+        return None
+    details = [one["completion_tokens_details"]["reasoning_tokens"] for one in known]
+    completion = sum(one["completion_tokens"] for one in known)
+    return {
+        **known[0],
+        "completion_tokens": completion,
+        "total_tokens": known[0]["prompt_tokens"] + completion,
+        "completion_tokens_details": {"reasoning_tokens": sum(details)},
+    }
+
+
+def joined(answers: Sequence[Json]) -> Json:
+    """The bodies of all answers to a request as one: each of several choices has the extra object
+    of its own, and the body has the first one's."""
+    first, *more = answers
+    if not more:
+        return first
+    choices = [{**one["choices"][0], "baton": one["baton"]} for one in answers]
+    return {**first, "choices": choices, "usage": total_usage(one["usage"] for one in answers)}
+
+
 def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
     """The extra object: `steps` are the chain's, rejected drafts among them."""
     completed = response.completed
@@ -191,6 +224,7 @@ def record(
         "id": context.trace_id,
         "object": "baton.trace",
         "request_id": context.request_id,
+        "choice": context.index,
         "created": context.created,
         "model": context.body.model,
         "parameters": context.policy.model_dump(mode="json"),
@@ -286,7 +320,7 @@ def sse(value: Json) -> bytes:
 
 def _head(context: RequestContext, kind: str) -> Json:
     return {
-        "id": COMPLETION + context.trace_id,
+        "id": COMPLETION + context.answer_id,
         "object": kind,
         "created": context.created,
         "model": context.body.model,

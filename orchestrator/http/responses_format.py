@@ -55,7 +55,7 @@ class ResponsesFormat(AnswerFormat):
     def more(self, events: Sequence[Event]) -> bytes:
         return b"".join(self._events(events))
 
-    def end(self) -> bytes:
+    def finish(self) -> bytes:
         data = b"".join(self._end())
         finished = self._finished()
         return data + self._event(f"response.{finished['status']}", response=finished)

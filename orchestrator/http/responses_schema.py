@@ -96,6 +96,7 @@ class ResponsesRequest(GenerationRequest):
         "prompt": (),
         "background": (False,),
         "truncation": ("disabled",),
+        "n": (1,),
         "top_logprobs": (0,),
         "context_management": ([],),
         "moderation": (),

@@ -64,7 +64,6 @@ HINTS: Final = frozenset(
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "n": (1,),
     "best_of": (1,),
     "logprobs": (False,),
     "top_logprobs": (0,),
@@ -87,6 +86,10 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 }
 
 
+MAX_SEED: Final = 2**63 - 1
+"""Workers want a seed that is not negative: these bits of it are enough."""
+
+
 def _listed(stop: object) -> object:
     return [stop] if isinstance(stop, str) else stop
 
@@ -100,6 +103,7 @@ class StreamOptions(BaseModel):
 
 _Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _Int64 = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Choices = Annotated[int, Field(ge=1, lt=2**31)]
 
 
 R = TypeVar("R", bound="GenerationRequest")
@@ -191,6 +195,11 @@ class GenerationRequest(BaseModel):
         return None
 
     @property
+    def choices(self) -> int:
+        """How many answers are wanted."""
+        return 1
+
+    @property
     def alone(self) -> str | None:
         """The parameter that asks for what only a policy of one model can do; None: none does."""
         return "ignore_eos" if self.ignore_eos else None
@@ -212,8 +221,7 @@ class GenerationRequest(BaseModel):
 
     @property
     def sampling(self) -> Sampling:
-        # Workers want a seed that is not negative; 63 bits of it are enough.
-        seed = None if self.seed is None else self.seed & (2**63 - 1)
+        seed = None if self.seed is None else self.seed & MAX_SEED
         return Sampling(self.temperature, self.top_p, max(self.top_k, 0), seed)
 
 

@@ -235,13 +235,14 @@ class Service:
     async def _choose_policy(self, context: RequestContext) -> None:
         """Set the policy by the configuration of this moment, which the request keeps.
 
-        A request for the model `baton` with no policy or method of its own may take part in an
-        experiment.
+        A request for one answer by the model `baton`, with no policy or method of its own, may take
+        part in an experiment.
         """
         body, configuration = context.body, self.watcher.current
         self._check_may_force(context)
         check_method(body.speculation, self.methods)
-        if body.model == DEFAULT_MODEL and not body.policy and body.speculation is None:
+        plain = body.model == DEFAULT_MODEL and not body.policy and body.speculation is None
+        if plain and body.choices == 1:  # several answers to a question are one observation
             if configuration.experiments or context.forced_arm is not None:
                 facts = AssignmentFacts(
                     request=context.trace_id,
@@ -253,8 +254,8 @@ class Service:
                 context.enrollment = self.experimenter.enroll(configuration.experiments, facts)
         elif context.forced_arm is not None:
             raise InvalidRequest(
-                f"x-baton-arm: goes with the model {DEFAULT_MODEL} and no policy or speculation "
-                "of one's own",
+                f"x-baton-arm: goes with the model {DEFAULT_MODEL}, one answer (n), and no policy "
+                "or speculation of one's own",
                 param="x-baton-arm",
             )
         if context.enrollment is not None:
@@ -341,7 +342,8 @@ class Service:
     @asynccontextmanager
     async def place(self, context: RequestContext) -> AsyncIterator[None]:
         """A place for a request, within the share of its key."""
-        async with self.admission.place(context.key or "", context.policy.width):
+        cost = context.policy.width * context.body.choices
+        async with self.admission.place(context.key or "", cost):
             if self.draining:
                 raise shutting_down()
             self.quiet.clear()

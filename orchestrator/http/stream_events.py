@@ -19,6 +19,7 @@ def beginning(context: RequestContext) -> Json:
     """Who is going to answer, and with which parameters."""
     return {
         "trace_id": context.trace_id,
+        "index": context.index,
         "policy": context.policy_name,
         "version": context.version,
         "experiment": context.experiment,

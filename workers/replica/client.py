@@ -23,7 +23,7 @@ from orchestrator.types import (
     StopCriteria,
     Verification,
 )
-from orchestrator.worker import Call, Delta
+from orchestrator.worker import Call, Delta, family
 from workers.replica.prefixes import PrefixMissing, PrefixSender, bare
 from workers.replica.router import avoid_others
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
@@ -181,7 +181,7 @@ class ReplicaWorker:
             method_name="stream_call",
             stream=True,
             # Calls of a request share a replica; a retry goes to another one, if there is one.
-            session_id=f"{request}/{retry.retries}",
+            session_id=f"{family(request)}/{retry.retries}",
             _by_reference=False,
             request_serialization="pickle",
             response_serialization="pickle",

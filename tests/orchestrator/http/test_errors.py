@@ -78,9 +78,15 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"max_tokens": 4097}, "max_tokens", "invalid_value"),
     ({"max_completion_tokens": 10**30}, "max_completion_tokens", "invalid_value"),
     ({"max_tokens": 5, "max_completion_tokens": 6}, "max_completion_tokens", "invalid_value"),
-    ({"n": 2}, "n", "unsupported_parameter"),
-    ({"n": 10**6}, "n", "unsupported_parameter"),
-    ({"n": True}, "n", "unsupported_parameter"),
+    ({"n": 17}, "n", "invalid_value"),
+    ({"n": 10**6}, "n", "invalid_value"),
+    ({"n": 10**20}, "n", "invalid_value"),
+    ({"n": 0}, "n", "invalid_value"),
+    ({"n": -1}, "n", "invalid_value"),
+    ({"n": True}, "n", "invalid_type"),
+    ({"n": "2"}, "n", "invalid_type"),
+    ({"n": 1.5}, "n", "invalid_type"),
+    ({"best_of": 2}, "best_of", "unsupported_parameter"),
     ({"stop": ""}, "stop[0]", "invalid_value"),
     ({"stop": ["x"] * 17}, "stop", "invalid_value"),
     ({"stop": 5}, "stop", "invalid_type"),
@@ -172,11 +178,12 @@ JSON = {"content-type": "application/json"}
 
 
 def test_all_that_is_refused_is_named_at_once_the_most_telling_first(url: str) -> None:
-    body = {"temprature": 1, "n": 2, "functions": [{"name": "a"}], "zeal": 1, "seed": 1}
+    body = {"temprature": 1, "best_of": 2, "functions": [{"name": "a"}], "zeal": 1, "seed": 1}
     found = error(post(url, body), 400)
     assert (found["param"], found["code"]) == ("functions", "unsupported_parameter")
     assert (
-        found["message"] == "functions, n are not supported here; temprature, zeal are unknown here"
+        found["message"]
+        == "functions, best_of are not supported here; temprature, zeal are unknown here"
     )
     found = error(post(url, dict.fromkeys(map(str, range(40)), 1)), 400)
     assert len(found["message"]) < 200

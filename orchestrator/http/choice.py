@@ -1,0 +1,89 @@
+"""One of the answers to a request: its step loop, what watches it, and its record."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable
+from contextlib import ExitStack, aclosing
+
+from orchestrator.experiments.shadows import ShadowRequest
+from orchestrator.http.chat_format import AnswerFormat
+from orchestrator.http.context import RequestContext
+from orchestrator.http.rendering import OUTCOMES, Json, dump, outcome, record, trace_name
+from orchestrator.http.service import Service
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.events import Event, RequestCompleted
+from orchestrator.loop.executor import deadline
+
+MakeFormat = Callable[[RequestContext, ResponseAccumulator], AnswerFormat]
+
+
+class Choice:
+    """An answer that is made, counted and recorded like any other, by itself.
+
+    Args:
+        context: the request, or the one of its answers that this is; its policy is chosen.
+        make_format: of the context and of what the events amount to, the form of the answer.
+    """
+
+    def __init__(self, service: Service, context: RequestContext, make_format: MakeFormat) -> None:
+        self._service, self._context = service, context
+        self.response = ResponseAccumulator()
+        self.format = make_format(context, self.response)
+        self._recorded = self._exposed = False
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """The step loop's events, with an eye on them for metrics and spans."""
+        service, context, response = self._service, self._context, self.response
+        if context.enrollment is not None:
+            service.experimenter.record_exposure(context.enrollment, context.trace_id)
+            self._exposed = True
+        with ExitStack() as observers:
+            observers.enter_context(service.metrics.request(context.policy_name, response))
+            if service.spans is not None:
+                observers.enter_context(
+                    service.spans.request(context.headers, context.span_attributes, response)
+                )
+            events = service.solve(
+                context.policy,
+                context.messages,
+                service.workers,
+                request=context.trace_id,
+                sampling=context.sampling,
+                limits=context.limits,
+                speculation=context.speculation,
+                owner=context.owner,
+                response=response,
+            )
+            prompt_read, within_deadline = False, deadline(context.limits.deadline_s)
+            async with aclosing(events):
+                async for event in events:
+                    if not prompt_read:
+                        prompt_read = True
+                        async with within_deadline():
+                            await self.format.before(service.workers)
+                    if isinstance(event, RequestCompleted):
+                        async with within_deadline():
+                            await self.format.after(service.workers)
+                    yield event
+
+    def record(self, status: str, error: Json | None = None) -> None:
+        """Hand the record and the outcome to the outbox, which carries them to the store later;
+        once: how the answer ended first counts."""
+        if self._recorded:
+            return
+        self._recorded = True
+        service, context, response = self._service, self._context, self.response
+        data = dump(record(context, response, status, error))
+        service.outbox.put(trace_name(context.trace_id), data, ttl_s=service.trace_ttl_s)
+        ended = outcome(context, response, status)
+        service.outbox.event(OUTCOMES, ended)
+        if context.enrollment is not None and self._exposed:
+            again = ShadowRequest(
+                context.trace_id,
+                context.messages,
+                context.sampling,
+                context.limits,
+                response.answer,
+                owner=context.owner,
+            )
+            service.experimenter.record_outcome(context.enrollment, ended, again)

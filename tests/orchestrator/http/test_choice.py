@@ -1,0 +1,212 @@
+"""Several answers to one request, with the official client."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.workers import load_worker
+from orchestrator.errors import WorkerError
+from orchestrator.http.limits import ServiceLimits
+from orchestrator.types import Generation, Sampling, StopCriteria
+from orchestrator.worker import Call, Delta, family
+from tests.orchestrator.serving import (
+    HTTP,
+    STORY,
+    asking,
+    client,
+    post,
+    scripted,
+    service,
+    serving,
+    until,
+)
+from workers.engine.worker import LocalWorker
+from workers.scripted import Scripted
+
+SAMPLED = {"model": "large-only", "temperature": 1.5, "max_tokens": 40}
+
+
+@pytest.fixture(scope="module")
+def large() -> Iterator[LocalWorker]:
+    worker = load_worker(load(DEFAULT_FILE).args.workers.large)
+    yield worker
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def url(large: LocalWorker) -> Iterator[str]:
+    with serving(service(large=large)) as url:
+        yield url
+
+
+def record(url: str, trace_id: str) -> Any:
+    return HTTP.get(f"{url}/v1/traces/{trace_id}").json()
+
+
+def said(choice: Any) -> tuple[str, str]:
+    return choice.message.reasoning_content, choice.message.content
+
+
+def chat(url: str, **body: Any) -> Any:
+    with client(url) as api:
+        made = api.chat.completions.create(**asking(**{**SAMPLED, **body}))
+        return list(made) if body.get("stream") else made
+
+
+def test_each_answer_is_what_its_own_seed_gives(url: str) -> None:
+    reply = chat(url, n=3, seed=2**63 - 2)
+    assert [choice.index for choice in reply.choices] == [0, 1, 2]
+    texts = [said(choice) for choice in reply.choices]
+    assert len(set(texts)) == 3
+    alone = [chat(url, seed=seed) for seed in (2**63 - 2, 2**63 - 1, 0)]  # 63 bits of it count
+    assert texts == [said(one.choices[0]) for one in alone]
+    assert reply.usage.prompt_tokens == alone[0].usage.prompt_tokens
+    assert reply.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)
+    assert reply.usage.total_tokens == reply.usage.prompt_tokens + reply.usage.completion_tokens
+    thoughts = [one.usage.completion_tokens_details.reasoning_tokens for one in alone]
+    assert reply.usage.completion_tokens_details.reasoning_tokens == sum(thoughts)
+
+
+def test_without_a_seed_the_answers_differ(url: str) -> None:
+    assert len({said(choice) for choice in chat(url, n=4).choices}) > 1
+
+
+def test_a_stream_says_the_same(url: str) -> None:
+    whole = chat(url, n=3, seed=7)
+    options = {"include_usage": True}
+    *chunks, usage = chat(url, n=3, seed=7, stream=True, stream_options=options)
+    assert len({chunk.id for chunk in (*chunks, usage)}) == 1
+    texts, ends = [["", ""] for _ in range(3)], dict[int, Any]()
+    for chunk in chunks:
+        (choice,) = chunk.choices
+        texts[choice.index][0] += getattr(choice.delta, "reasoning_content", None) or ""
+        texts[choice.index][1] += choice.delta.content or ""
+        if choice.finish_reason is not None:
+            ends[choice.index] = (choice.finish_reason, chunk.model_extra["baton"]["trace_id"])
+    assert [tuple(text) for text in texts] == [said(choice) for choice in whole.choices]
+    assert {i: end[0] for i, end in ends.items()} == {
+        choice.index: choice.finish_reason for choice in whole.choices
+    }
+    first = chunks[0].id.removeprefix("chatcmpl-")
+    assert [ends[i][1] for i in range(3)] == [first, f"{first}-1", f"{first}-2"]
+    assert (usage.choices, usage.usage.completion_tokens) == ([], whole.usage.completion_tokens)
+
+
+def test_each_answer_is_on_record(url: str) -> None:
+    reply = chat(url, n=2, seed=3)
+    first = reply.model_extra["baton"]
+    own = [choice.model_extra["baton"] for choice in reply.choices]
+    assert first == own[0]
+    assert [one["trace_id"] for one in own] == [first["trace_id"], first["trace_id"] + "-1"]
+    for choice, extra in zip(reply.choices, own, strict=True):
+        kept = record(url, extra["trace_id"])
+        assert kept["choice"] == choice.index
+        assert (kept["sampling"]["seed"], kept["status"]) == (3 + choice.index, "finished")
+        assert kept["answer"] == choice.message.content
+        worth = {"trace_id": extra["trace_id"], "reward": 1.0}
+        assert HTTP.post(f"{url}/v1/feedback", json=worth).status_code == 200
+
+
+def test_the_prompt_is_read_once(url: str) -> None:
+    messages = [{"role": "user", "content": "Tom has 12 pens and " + "buys 3 more and " * 40}]
+    reply = chat(url, n=3, messages=messages)
+    prompt, trace_id = reply.usage.prompt_tokens, reply.model_extra["baton"]["trace_id"]
+    assert reply.usage.prompt_tokens_details.cached_tokens < prompt / 2
+    for name in (f"{trace_id}-1", f"{trace_id}-2"):
+        cached = record(url, name)["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached >= prompt - 1
+
+
+def test_one_request_prefers_one_replica() -> None:
+    assert family("5f-1") == family("5f-12") == family("5f") == "5f"
+
+
+def test_text_completions(url: str) -> None:
+    body = {"model": "large-only", "prompt": "12+30=", "temperature": 1.5, "max_tokens": 12}
+    with client(url) as api:
+        reply = api.completions.create(**body, n=2, seed=4, logprobs=1)
+        alone = [api.completions.create(**body, seed=seed, logprobs=1) for seed in (4, 5)]
+        chunks = list(api.completions.create(**body, n=2, seed=4, stream=True))
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    for choice, one in zip(reply.choices, alone, strict=True):
+        assert (choice.text, choice.logprobs) == (one.choices[0].text, one.choices[0].logprobs)
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)  # type: ignore[union-attr]
+    for choice in reply.choices:
+        mine = (chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index)
+        assert "".join(one.text for one in mine) == choice.text
+
+
+def test_responses_have_one() -> None:
+    with serving(service()) as url:
+        body = {"model": "baton", "input": "Twice 2+2?", "n": 2}
+        reply = HTTP.post(f"{url}/v1/responses", json=body)
+    assert reply.status_code == 400
+    assert reply.json()["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_hanging_up_ends_all(stream: bool) -> None:
+    slow = scripted(delay=30.0)
+    made = service(large=slow)
+    with serving(made) as url:
+        with pytest.raises(openai.APITimeoutError), client(url, timeout=1.0) as api:
+            list(api.chat.completions.create(**asking(model="large-only", n=3, stream=stream)))
+        assert until(lambda: not made.live and not slow.live) < 1
+
+
+def test_places_are_counted_by_answer() -> None:
+    slow = scripted(delay=30.0)
+    made = service(large=slow, limits=ServiceLimits(concurrent=4, wait_s=0))
+    with serving(made) as url, client(url, timeout=1.5) as api:
+        stream = api.chat.completions.create(
+            **asking(model="large-only", n=3, stream=True), timeout=20
+        )
+        until(lambda: made.live == 1)
+        assert post(url, {"model": "large-only", "n": 2}).status_code == 429
+        stream.close()
+
+
+class FailsOnce(Scripted):
+    """The worker of the second answer cannot write it."""
+
+    async def generate(
+        self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
+    ) -> AsyncIterator[Delta | Generation]:
+        if call.request.endswith("-1") and criteria.max_tokens:
+            raise WorkerError("no luck")
+        async for item in super().generate(call, criteria, sampling, stream=stream):
+            yield item
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_one_that_fails_ends_the_request(stream: bool) -> None:
+    made = service(large=FailsOnce(story=STORY))
+    with serving(made) as url:
+        reply = post(url, {"model": "large-only", "n": 2, "stream": stream})
+        if stream:
+            assert reply.text.rstrip().splitlines()[-1].startswith('data: {"error"')
+            assert "[DONE]" not in reply.text
+        else:
+            assert reply.status_code == 500
+        until(lambda: not made.live)
+
+
+def test_the_deployment_bounds_it() -> None:
+    with serving(service(limits=ServiceLimits(choices=2))) as url:
+        assert len(post(url, {"n": 2}).json()["choices"]) == 2
+        refused = post(url, {"n": 3})
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "n"
+    assert "at most 2" in refused.json()["error"]["message"]
+
+
+def test_an_arm_is_for_one_answer() -> None:
+    with serving(service()) as url:
+        reply = post(url, {"n": 2}, headers={"x-baton-arm": "trial/a"})
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, "x-baton-arm")
