@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-real real-pair check clients fuzz-api results results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup serve test test-vllm test-real real-pair check clients fuzz-api results results-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -81,6 +81,20 @@ results: $(STAMP) ## measure every policy on held-out problems, write docs/resul
 	  $$(ls $(RESULTS)/http.json 2>/dev/null) \
 	  $$(for costs in deploy/costs/*.yaml; do echo --predicted $(RESULTS)/$$(basename $$costs) \
 	    | sed 's/yaml$$/json/'; done)
+
+# Correctness, no times: a busy machine is fine. The service is to be `baton serve` of ENGINES/vllm.yaml.
+ENGINES := build/results-vllm
+
+results-vllm: $(STAMP) $(VLLM_STAMP) ## answers over vLLM beside those over our own engine, write docs/engines.md (15 minutes; URL= adds a service)
+	@mkdir -p $(ENGINES)
+	@sed 's/^\( *\)device: cpu.*/&\n\1engine: vllm/' deploy/local.yaml >$(ENGINES)/vllm.yaml
+	@$(BIN)/baton eval --problems builtin:heldout --limit 100 --policies all --recordings $(ENGINES)/builtin
+	@TORCHDYNAMO_DISABLE=1 $(VLLM)/bin/baton eval --problems builtin:heldout --limit 100 --policies all \
+	  --config $(ENGINES)/vllm.yaml --recordings $(ENGINES)/vllm
+	@test -z "$(URL)" || $(BIN)/baton eval --problems builtin:heldout --limit 100 --policies all \
+	  --url $(URL) --concurrency 4 --rows $(ENGINES)/service/rows.jsonl
+	@$(BIN)/python -m deploy.evaluation.engines docs/engines.md $(ENGINES)/builtin $(ENGINES)/vllm \
+	  $$(ls -d $(ENGINES)/service 2>/dev/null)
 
 # Chosen before anything was measured: word problems, counting and algebra of reasoning-gym, one seed
 # for tuning (thresholds), another for figures. Coins span the shares of large tokens; the policies'

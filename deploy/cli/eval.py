@@ -308,6 +308,8 @@ def _served_by(
         "large": fingerprint(large.folder(), str(large.model)),
         "params": args.policy.params,
     }
+    if engines := [name for name, spec in args.workers.by_name().items() if spec.runs_vllm]:
+        pair["over_vllm"] = engines
     method = Speculation(method=speculation or "vanilla").label
     return SERVER_METHOD if large.url is not None else method, pair
 

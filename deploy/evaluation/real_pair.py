@@ -18,11 +18,10 @@ from deploy.evaluation import prediction
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.evaluation_log import read
 from deploy.evaluation.intervals import Paired, paired, wilson
+from deploy.evaluation.recorded_answers import answered_calls
 from deploy.evaluation.recording import load
 from deploy.evaluation.tables import Column, escape, markdown
 from orchestrator.errors import BatonError, ConfigError
-from orchestrator.loop.actions import First
-from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import Classification, Verification
 
 COIN = "coin"
@@ -77,16 +76,9 @@ def tally(folders: Mapping[str, Path]) -> list[Tally]:
 
 def judge_tokens(path: Path) -> int:
     """Tokens that were computed to judge drafts, over one recorded request."""
-    total = 0
-    for event in load(path).events:
-        if not isinstance(event, ActionCompleted):
-            continue
-        answer = event.answer
-        if isinstance(event.action, First) and isinstance(answer, tuple):
-            answer = answer[1]  # of a job that was started before
-        if isinstance(answer, Classification | Verification):
-            total += answer.usage.prompt - answer.usage.cached
-    return total
+    answers = [called.answer for called in answered_calls(load(path).events)]
+    judged = [one for one in answers if isinstance(one, Classification | Verification)]
+    return sum(one.usage.prompt - one.usage.cached for one in judged)
 
 
 def page(folder: Path, costs: Sequence[str]) -> str:

@@ -8,7 +8,7 @@ have been withheld.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,20 +19,26 @@ from orchestrator.types import Generation, Usage
 GATED = 0.0  # stands for any gate in the key of a call
 
 
+def answered_calls(events: Iterable[Event]) -> Iterator[ActionCompleted]:
+    """The calls of workers with their answers; those of jobs in the order in which they ended."""
+    started: dict[Job, Action[Any]] = {}
+    for event in events:
+        match event:
+            case ActionCompleted(Start(action), Job() as job):
+                started[job] = action
+            case ActionCompleted(First(), (job, answer)) if job in started:
+                yield ActionCompleted(started[job], answer, 0.0)
+            case ActionCompleted(Generate() | Write() | Classify() | Verify()):
+                yield event
+
+
 class RecordedAnswers:
     """The answers of one recording; each is given once."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._known: dict[Action[Any], deque[ActionCompleted]] = {}
-        started: dict[Job, Action[Any]] = {}
-        for event in events:
-            match event:
-                case ActionCompleted(Start(action), Job() as job):
-                    started[job] = action
-                case ActionCompleted(First(), (job, answer)) if job in started:
-                    self._note(ActionCompleted(started[job], answer, 0.0))
-                case ActionCompleted(Generate() | Write() | Classify() | Verify()):
-                    self._note(event)
+        for called in answered_calls(events):
+            self._known.setdefault(_key(called.action), deque()).append(called)
 
     def take(self, action: Action[Any]) -> ActionCompleted | None:
         """An answer to this call; None where the recording has none left."""
@@ -42,9 +48,6 @@ class RecordedAnswers:
                 del known[index]
                 return answer
         return None
-
-    def _note(self, called: ActionCompleted) -> None:
-        self._known.setdefault(_key(called.action), deque()).append(called)
 
 
 def _gate(action: Action[Any]) -> float | None:

@@ -14,7 +14,7 @@ import yaml
 
 from deploy.cli import main as cli
 from deploy.cli import serve
-from deploy.cli.eval import rows_kept
+from deploy.cli.eval import _served_by, rows_kept
 from deploy.evaluation import recording as record
 from deploy.service.calibration import notes
 from deploy.service.config import load
@@ -443,3 +443,13 @@ def test_trace_replay_as_json(baton: Any) -> None:
     other = json.loads(ran.out)
     assert (ran.status, other["same"], other["policy"]) == (1, False, "large-only")
     assert f"baton: {other['difference']}\n" == ran.err
+
+
+def test_rows_over_vllm_and_over_our_engine_share_no_file(tmp_path: Path) -> None:
+    data = yaml.safe_load(Path("deploy/local.yaml").read_text())
+    data["applications"][0]["args"]["workers"]["large"]["engine"] = "vllm"
+    (tmp_path / "vllm.yaml").write_text(yaml.safe_dump(data))
+    (_, ours), (_, theirs) = (
+        _served_by(None, file, [], None, None) for file in (None, tmp_path / "vllm.yaml")
+    )
+    assert theirs == ours | {"over_vllm": ["large"]}
