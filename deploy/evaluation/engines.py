@@ -44,7 +44,7 @@ Rows = dict[tuple[str, int], dict[str, Any]]
 
 
 @dataclass(slots=True)
-class Comparison:
+class EngineDifferences:
     """What two engines made of the same calls.
 
     calls, alike: greedy calls that both were asked; those answered by the same tokens.
@@ -83,7 +83,7 @@ class Comparison:
 
 
 @dataclass(slots=True)
-class Tally:
+class PolicyComparison:
     """One policy over all problems.
 
     `right` is for the first and the second, `served` equal answers and equal steps of a service;
@@ -97,10 +97,10 @@ class Tally:
     right: list[int] = field(default_factory=lambda: [0, 0])
     parted: dict[Cause, int] = field(default_factory=lambda: dict.fromkeys(CAUSES, 0))
     served: list[int] = field(default_factory=lambda: [0, 0])
-    compared: Comparison = field(default_factory=Comparison)
+    compared: EngineDifferences = field(default_factory=EngineDifferences)
 
 
-def tally(first: Path, second: Path, served: Path | None = None) -> list[Tally]:
+def tally(first: Path, second: Path, served: Path | None = None) -> list[PolicyComparison]:
     """Every policy of the first evaluation, in its order.
 
     Raises:
@@ -108,10 +108,10 @@ def tally(first: Path, second: Path, served: Path | None = None) -> list[Tally]:
     """
     ours, theirs = rows_of(first), rows_of(second)
     answered = {} if served is None else rows_of(served)
-    found: dict[str, Tally] = {}
+    found: dict[str, PolicyComparison] = {}
     for key, row in ours.items():
         policy, _ = key
-        one = found.setdefault(policy, Tally(policy))
+        one = found.setdefault(policy, PolicyComparison(policy))
         other = _same_problem(second, theirs, key, row)
         one.problems += 1
         one.answers += row["text"] == other["text"]
@@ -141,7 +141,7 @@ def steps(row: Mapping[str, Any]) -> list[tuple[str, str, bool]]:
     return [(step["author"], step["text"], step["accepted"]) for step in row["steps"]]
 
 
-def compare(first: Recording, second: Recording, into: Comparison) -> None:
+def compare(first: Recording, second: Recording, into: EngineDifferences) -> None:
     """Compare the answers to all greedy calls that are in both recordings."""
     known = {
         _key(called.action): called.answer
@@ -168,7 +168,7 @@ def cause(recording: Recording, chose: bool) -> Cause:
     return "time" if read_time else "score"
 
 
-def page(tallies: Sequence[Tally], settings: Mapping[str, Any], *, served: bool) -> str:
+def page(tallies: Sequence[PolicyComparison], settings: Mapping[str, Any], *, served: bool) -> str:
     """The page in Markdown."""
     table = [_row(one, served=served) for one in tallies]
     columns: list[Column] = [(head, itemgetter(head)) for head in table[0]]
@@ -200,7 +200,7 @@ def page(tallies: Sequence[Tally], settings: Mapping[str, Any], *, served: bool)
     return "\n\n".join(part.strip("\n") for part in parts if part) + "\n"
 
 
-def _row(one: Tally, *, served: bool) -> dict[str, str]:
+def _row(one: PolicyComparison, *, served: bool) -> dict[str, str]:
     compared = one.compared
     row = {
         "policy": f"`{one.policy}`",

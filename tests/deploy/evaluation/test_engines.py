@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.engines import Comparison, cause, compare, main, page, tally
+from deploy.evaluation.engines import EngineDifferences, cause, compare, main, page, tally
 from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question
 from deploy.evaluation.evaluation_log import EvaluationLog, read
 from deploy.evaluation.recording import Recording
@@ -60,7 +60,7 @@ def test_equal_tokens_with_other_log_probabilities_are_alike() -> None:
     second = recorded(
         generated((1, 2), (-0.5, -0.26)), Classification(("0", "1"), (0.26, 0.74), nll=(1.0, 2.5))
     )
-    found = Comparison()
+    found = EngineDifferences()
     compare(first, second, found)
     assert (found.calls, found.alike, found.margins) == (2, 2, [])
     assert found.probability == pytest.approx(0.01)
@@ -79,7 +79,7 @@ def test_equal_tokens_with_other_log_probabilities_are_alike() -> None:
 def test_other_tokens_are_counted_with_their_margin(
     ours: Any, theirs: Any, margin: float | None
 ) -> None:
-    found = Comparison()
+    found = EngineDifferences()
     found.add(ours, theirs)
     assert (found.calls, found.alike, len(found.margins)) == (1, 0, 1)
     if margin is None:
@@ -89,7 +89,7 @@ def test_other_tokens_are_counted_with_their_margin(
 
 
 def test_drawn_calls_and_failures_are_not_compared() -> None:
-    found = Comparison()
+    found = EngineDifferences()
     ours, theirs = generated((1,), (-0.5,)), generated((2,), (-0.5,))
     compare(recorded(ours, temperature=1.0), recorded(theirs, temperature=1.0), found)
     lost = recorded(WorkerUnavailable("gone"))
