@@ -22,15 +22,6 @@ LIMITS: Final = LLParserLimits(max_items_in_row=4000, initial_lexer_fuel=2_000_0
 MAX_SOURCE: Final = 1 << 17  # characters of a grammar
 _LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _EXACT: Final = 2**53 - 1
-_BOUNDS: Final = {
-    "minimum",
-    "maximum",
-    "exclusiveMinimum",
-    "exclusiveMaximum",
-    "multipleOf",
-    "enum",
-    "const",
-}
 _SCHEMAS: Final = {"items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf"}
 _NAMED_SCHEMAS: Final = {"properties", "patternProperties", "$defs", "definitions"}
 _WHITE: Final = "WHITE: /[ \\n]{1,4}/\n"
@@ -165,7 +156,7 @@ def _json(schema: Any) -> str:
 
 
 def _bounded(schema: Any) -> Any:
-    """A schema with bounds for whole numbers that have none."""
+    """A schema in which every whole number has bounds: a model may write digits for ever."""
     if isinstance(schema, list):
         return [_bounded(one) for one in schema]
     if not isinstance(schema, dict):
@@ -177,9 +168,27 @@ def _bounded(schema: Any) -> Any:
         if isinstance(found[name], dict):
             found[name] = {key: _bounded(one) for key, one in found[name].items()}
     kinds = found.get("type")
-    if "integer" in (kinds if isinstance(kinds, list) else [kinds]) and not found.keys() & _BOUNDS:
-        found |= {"minimum": -_EXACT, "maximum": _EXACT}
+    if "integer" in (kinds if isinstance(kinds, list) else [kinds]):
+        found |= _exact_bounds(found)
     return found
+
+
+def _exact_bounds(schema: dict[str, Any]) -> dict[str, int]:
+    """The bounds that a schema of whole numbers lacks; none beyond those that it has."""
+    low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
+    high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
+    lacking = {}
+    if schema.keys() & {"enum", "const"} or not all(map(_is_number, low + high)):
+        return lacking  # what is no number the library refuses
+    if not low and all(one > -_EXACT for one in high):
+        lacking["minimum"] = -_EXACT
+    if not high and all(one < _EXACT for one in low):
+        lacking["maximum"] = _EXACT
+    return lacking
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float)
 
 
 def _fault(grammar: str) -> str:

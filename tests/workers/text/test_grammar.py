@@ -227,6 +227,9 @@ def test_whole_numbers_without_bounds_get_some_wherever_they_stand() -> None:
         "properties": {
             "type": {"type": ["integer", "null"]},
             "b": {"type": "integer", "minimum": 3},
+            "c": {"type": "integer", "exclusiveMaximum": 7.5},
+            "d": {"type": "integer", "minimum": 2**60},
+            "e": {"type": "integer", "maximum": "x"},
         },
         "items": [{"anyOf": [{"type": "integer"}]}],
         "const": {"type": "integer"},
@@ -235,6 +238,9 @@ def test_whole_numbers_without_bounds_get_some_wherever_they_stand() -> None:
     text = grammar[grammar.index("{") : grammar.rindex("}") + 1]
     found = json.loads(text.split("\nWHITE")[0])
     assert found["properties"]["type"]["maximum"] == 2**53 - 1
-    assert found["properties"]["b"] == {"type": "integer", "minimum": 3}
+    assert found["properties"]["b"] == {"type": "integer", "minimum": 3, "maximum": 2**53 - 1}
+    assert found["properties"]["c"]["minimum"] == -(2**53) + 1
+    for name in "de":
+        assert found["properties"][name] == schema["properties"][name]
     assert found["items"][0]["anyOf"][0]["minimum"] == -(2**53) + 1
     assert found["const"] == {"type": "integer"}
