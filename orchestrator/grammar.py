@@ -177,7 +177,7 @@ def _exact_bounds(schema: dict[str, Any]) -> dict[str, int]:
     """The bounds that a schema of whole numbers lacks; none beyond those that it has."""
     low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
     high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
-    lacking = {}
+    lacking: dict[str, int] = {}
     if schema.keys() & {"enum", "const"} or not all(map(_is_number, low + high)):
         return lacking  # what is no number the library refuses
     if not low and all(one > -_EXACT for one in high):

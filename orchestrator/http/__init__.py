@@ -14,6 +14,7 @@ In reading order, the first six as a request meets them:
 - `chat_schema`: what a request for a chat completion may say.
 - `structured_outputs`: what a request says of its answer's form.
 - `tools`: what a request says of tools.
+- `scores`: log-probabilities of an answer's tokens.
 - `completion_schema`: what a request to continue a text may say.
 - `completion_format`: an answer in the form of a text completion.
 - `responses_schema`: what a request for a response may say.

@@ -28,6 +28,7 @@ from orchestrator.http.rendering import (
     usage,
     usage_chunk,
 )
+from orchestrator.http.scores import TokenScore, check_scoring, score_answer, shown_tokens
 from orchestrator.http.stream_events import StreamEvents, beginning
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
@@ -91,9 +92,20 @@ class ChatFormat(AnswerFormat):
         self._strip = Stripped(begun=body.continue_final_message)
         self._answer = AnswerReader(context, response)
         self._events = StreamEvents(response) if body.wants_events else None
+        self._logprobs: Json | None = None  # where they are asked for
+
+    async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
+        if self._body.logprobs:
+            await check_scoring(self.context, workers)
+
+    async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
+        if self._body.logprobs:
+            scored = await score_answer(self.context, self.response, workers)
+            tokens = shown_tokens(scored, begun=self._body.continue_final_message)
+            self._logprobs = _logprobs(tokens, top=self._body.top_logprobs)
 
     def whole(self) -> Json:
-        return completion(self.context, self.response, self._thought_in)
+        return completion(self.context, self.response, self._thought_in, self._logprobs)
 
     def begin(self) -> bytes:
         first = chunk(self.context, {"role": "assistant", "content": ""})
@@ -115,6 +127,8 @@ class ChatFormat(AnswerFormat):
         rest = [
             chunk(self.context, delta) for delta in answer_deltas(self._answer.end(), self._strip)
         ]
+        if self._logprobs is not None:
+            rest.append(chunk(self.context, {}, logprobs=self._logprobs))
         finish = finish_reason(self.response, called=bool(self._answer.calls))
         last = chunk(self.context, {}, finish)
         if self._body.wants_running_usage:
@@ -125,3 +139,16 @@ class ChatFormat(AnswerFormat):
     def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:
         data = sse(usage_chunk(self.context, responses)) if self._body.wants_usage else b""
         return data + DONE
+
+
+def _logprobs(tokens: Sequence[tuple[TokenScore, TokenScore]], *, top: int) -> Json:
+    """As OpenAI lists them; `top`: how many of the likeliest in the place of each."""
+    rows = [{**_row(token), "top_logprobs": [_row(best)] if top else []} for token, best in tokens]
+    return {"content": rows, "refusal": None}
+
+
+def _row(token: TokenScore) -> Json:
+    # A token without text has no bytes of its own: a character that lies across tokens belongs to
+    # the one that completes it.
+    known = list(token.text.encode()) if token.text else None
+    return {"token": token.name, "logprob": token.logprob, "bytes": known}

@@ -116,6 +116,12 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
         default=None, description="the same"
     )
     n: Choices = Field(default=1, description="how many answers to give")
+    logprobs: bool = Field(
+        default=False, description="log-probabilities of the answer's tokens, by their authors"
+    )
+    top_logprobs: Annotated[int, Field(ge=0, le=1)] = Field(
+        default=0, description="1: also of the likeliest token in the place of each"
+    )
     reasoning_effort: Effort | None = Field(
         default=None, description="cap on the thought, as a share of max_tokens; none: no thought"
     )
@@ -157,6 +163,11 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
             raise contradiction(
                 "add_generation_prompt", "must be the opposite of continue_final_message"
             )
+        if self.top_logprobs and not self.logprobs:
+            raise contradiction("top_logprobs", "only allowed where logprobs is true")
+        for name, given in (("stop", self.stop), ("tools", self.tools)):
+            if self.logprobs and given:
+                raise contradiction("logprobs", f"only allowed without {name}")
         self._check_turns()
         if last.role != "tool" and not (last.content or "").strip():
             raise contradiction(f"{place}.content", "the question is empty")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import accumulate
 
 from orchestrator.http.chat_format import AnswerFormat
@@ -20,48 +19,18 @@ from orchestrator.http.rendering import (
     total_usage,
     usage,
 )
+from orchestrator.http.scores import (
+    ScoredSegment,
+    check_scoring,
+    score_answer,
+    token_name,
+    verify,
+)
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event, TextDelta
-from orchestrator.types import (
-    NO_SEGMENTS,
-    Message,
-    Sampling,
-    Segment,
-    Segments,
-    Transcript,
-    Verification,
-)
-from orchestrator.worker import Call, Worker
-
-
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """A segment, and its worker's verification."""
-
-    segment: Segment
-    scores: Verification
-
-    def rows(self) -> Iterator[tuple[str, float, Json]]:
-        """Of each token its name, its negative log-likelihood, and the likeliest in its place."""
-        scores, ids = self.scores, self.segment.tokens
-        for i, (piece, nll) in enumerate(zip(scores.pieces, scores.nll, strict=True)):
-            choice, logprob = scores.choices[i], scores.logprobs[i]
-            # A prompt that came as text has no ids here: equal likelihoods tell the likeliest one.
-            token = (
-                ids[i] if len(ids) == len(scores.pieces) else choice if logprob == -nll else None
-            )
-            name = piece if token is None else _name(piece, token)
-            likeliest = name if token == choice else _name(scores.options[i].text, choice)
-            yield name, nll, {likeliest: logprob}
-
-    def widths(self) -> Iterator[int]:
-        """How much of the shown text each token is: of an answer, markup is not shown."""
-        text, at, is_prompt = self.segment.text, 0, self.segment.author == "policy"
-        for piece in self.scores.pieces:
-            width = len(piece) if is_prompt or text.startswith(piece, at) else 0
-            at += width
-            yield width
+from orchestrator.types import Message, Segment, Transcript
+from orchestrator.worker import Worker
 
 
 class CompletionFormat(AnswerFormat):
@@ -71,20 +40,19 @@ class CompletionFormat(AnswerFormat):
         super().__init__(context, response)
         assert isinstance(context.body, CompletionRequest)
         self._body = context.body
-        self._prompt: _Scored | None = None  # where that is asked for
-        self._answer: list[_Scored] = []
+        self._prompt: ScoredSegment | None = None  # where that is asked for
+        self._answer: list[ScoredSegment] = []
 
     async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
         body = self._body
         if body.echo and (body.logprobs is not None or not isinstance(body.prompt, str)):
             self._prompt = await self._score_prompt(workers)
         elif body.logprobs is not None:  # only a call shows whether the worker can score
-            (prompt,) = self.context.messages
-            await self._verify(workers, prompt, Segment(self._worker, ""))
+            await check_scoring(self.context, workers)
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
         if self._body.logprobs is not None:
-            self._answer = await self._score_answer(workers)
+            self._answer = await score_answer(self.context, self.response, workers)
 
     def whole(self) -> Json:
         body, text = self._body, self.response.raw_answer
@@ -142,25 +110,17 @@ class CompletionFormat(AnswerFormat):
             ],
         }
 
-    async def _score_prompt(self, workers: Mapping[WorkerName, Worker]) -> _Scored:
+    async def _score_prompt(self, workers: Mapping[WorkerName, Worker]) -> ScoredSegment:
         """The prompt's tokens, behind whatever any text begins with."""
         (prompt,) = self.context.messages
-        if prompt.tokens is None:
-            return await self._verify(
-                workers, Message("prompt", ""), Segment("policy", prompt.content)
-            )
-        segment = Segment("policy", "", prompt.tokens, tokenizer=self.response.vocabulary)
-        return await self._verify(workers, Message("prompt", "", ()), segment)
-
-    async def _score_answer(self, workers: Mapping[WorkerName, Worker]) -> list[_Scored]:
-        assert self.response.completed is not None
-        (prompt,) = self.context.messages
-        answer = self.response.completed.transcript.answer
-        segments = list(answer) or [Segment(self._worker, "", finish="eos")]
-        return [
-            await self._verify(workers, prompt, segment, answer.first(number))
-            for number, segment in enumerate(segments)
-        ]
+        nothing = Message("prompt", "", None if prompt.tokens is None else ())
+        segment = Segment("policy", prompt.content)
+        if prompt.tokens is not None:
+            segment = Segment("policy", "", prompt.tokens, tokenizer=self.response.vocabulary)
+        (name,) = self.context.policy.workers
+        return await verify(
+            self.context, workers, name, Transcript((nothing,)).without_thought(), segment
+        )
 
     @property
     def _unwritten(self) -> bool:
@@ -175,30 +135,19 @@ class CompletionFormat(AnswerFormat):
         (name,) = self.context.policy.workers
         return name
 
-    async def _verify(
-        self,
-        workers: Mapping[WorkerName, Worker],
-        prompt: Message,
-        segment: Segment,
-        before: Segments = NO_SEGMENTS,
-    ) -> _Scored:
-        transcript = Transcript((prompt,), answer=before, thinking=False, closed=True)
-        call = Call(self.context.trace_id, transcript, self._worker, owner=self.context.owner)
-        return _Scored(segment, await workers[self._worker].verify(call, segment, Sampling()))
 
-
-def _logprobs(scored: Sequence[_Scored], echo: bool, unwritten: bool) -> Json:
+def _logprobs(scored: Sequence[ScoredSegment], echo: bool, unwritten: bool) -> Json:
     """As OpenAI lists them: the first token of an echoed text has none.
 
     `unwritten`: a token that no text shows follows the scored ones, with a row of its own.
     """
     tokens, values, top = list[str](), list[float | None](), list[Json | None]()
-    widths = [width for one in scored for width in one.widths()]
+    widths = [width for one in scored for width in _widths(one)]
     for one in scored:
-        for name, nll, best in one.rows():
-            tokens.append(name)
-            values.append(-nll)
-            top.append({**best, name: -nll})
+        for token, best in one.tokens():
+            tokens.append(token.name)
+            values.append(token.logprob)
+            top.append({best.name: best.logprob, token.name: token.logprob})
     if unwritten:
         last = scored[-1].scores
         value = last.logprobs[-1] if last.ending is None else -last.ending
@@ -207,8 +156,8 @@ def _logprobs(scored: Sequence[_Scored], echo: bool, unwritten: bool) -> Json:
         values.append(value)
         choice, option = last.choices[-1], last.options[-1]
         ends = option.finish in ("eos", "think_end")
-        best = {} if ends else {_name(option.text, choice): last.logprobs[-1]}
-        top.append({**best, "": value})
+        likeliest = {} if ends else {token_name(option.text, choice): last.logprobs[-1]}
+        top.append({**likeliest, "": value})
     if echo and values:
         values[0] = top[0] = None
     offsets = list(accumulate(widths, initial=0))[:-1]
@@ -220,6 +169,10 @@ def _logprobs(scored: Sequence[_Scored], echo: bool, unwritten: bool) -> Json:
     }
 
 
-def _name(piece: str, token: int) -> str:
-    """A token's text; its id where it adds none: markup, or the beginning of a character."""
-    return piece or f"token_id:{token}"
+def _widths(scored: ScoredSegment) -> Iterator[int]:
+    """How much of the shown text each token is: of an answer, markup is not shown."""
+    text, at, is_prompt = scored.segment.text, 0, scored.segment.author == "policy"
+    for piece in scored.scores.pieces:
+        width = len(piece) if is_prompt or text.startswith(piece, at) else 0
+        at += width
+        yield width

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar
 
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
@@ -46,6 +46,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
         "tool_choice": ("none", "auto"),
         **UNSUPPORTED,
         "suffix": ("",),
+        "top_logprobs": (0,),
         "prompt_logprobs": (0,),
     }
 
@@ -61,7 +62,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
     max_tokens: Annotated[int, Field(ge=1)] = 16
     n: Choices = Field(default=1, description="how many answers to give")
     echo: bool = Field(default=False, description="show the prompt before its continuation")
-    logprobs: Literal[0, 1] | None = Field(
+    logprobs: Annotated[int, Field(ge=0, le=1)] | None = Field(
         default=None, description="log-probabilities of the tokens, and of the likeliest in place"
     )
 

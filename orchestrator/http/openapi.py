@@ -130,6 +130,7 @@ _ANSWERS: Final[dict[str, Json]] = {
             reasoning_content=_TEXT,
             reasoning=_TEXT,
         ),
+        logprobs={"type": ["object", "null"]},
     ),
     "TextCompletion": _completion(
         "OpenAI's text completion.",

@@ -81,11 +81,16 @@ def _call_delta(piece: CallPiece) -> Json:
     return {"index": piece.index, "id": piece.id, "type": "function", "function": function}
 
 
-def chunk(context: RequestContext, delta: Json, finish: str | None = None) -> Json:
+def chunk(
+    context: RequestContext,
+    delta: Json,
+    finish: str | None = None,
+    logprobs: Json | None = None,
+) -> Json:
     choice = {
         "index": context.index,
         "delta": delta,
-        "logprobs": None,
+        "logprobs": logprobs,
         "finish_reason": finish,
     }
     made = {**_head(context, "chat.completion.chunk"), "choices": [choice]}
@@ -104,7 +109,10 @@ def usage_chunk(context: RequestContext, responses: Sequence[ResponseAccumulator
 
 
 def completion(
-    context: RequestContext, response: ResponseAccumulator, thought_in: Sequence[str]
+    context: RequestContext,
+    response: ResponseAccumulator,
+    thought_in: Sequence[str],
+    logprobs: Json | None = None,
 ) -> Json:
     """The whole answer; `thought_in` names the fields that hold the thought."""
     text, calls = read_answer(context, response)
@@ -126,7 +134,7 @@ def completion(
     choice = {
         "index": context.index,
         "message": message,
-        "logprobs": None,
+        "logprobs": logprobs,
         "finish_reason": finish_reason(response, called=bool(calls)),
     }
     return {

@@ -97,6 +97,7 @@ class ResponsesRequest(GenerationRequest):
         "background": (False,),
         "truncation": ("disabled",),
         "n": (1,),
+        "logprobs": (False,),
         "top_logprobs": (0,),
         "context_management": ([],),
         "moderation": (),

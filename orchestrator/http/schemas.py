@@ -65,8 +65,6 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
     "best_of": (1,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
     "logit_bias": ({},),
     "min_p": (0,),
     "min_tokens": (0,),

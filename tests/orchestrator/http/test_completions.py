@@ -233,6 +233,8 @@ def test_load_tools_get_as_many_tokens_as_they_want(url: str) -> None:
         ({"best_of": 2}, "best_of"),
         ({"suffix": "end"}, "suffix"),
         ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": 1, "top_logprobs": 1}, "top_logprobs"),
         ({"logprobs": 1, "stream": True}, "logprobs"),
         ({"logprobs": 1, "stop": "x"}, "logprobs"),
         ({"echo": True, "stream": True}, "echo"),

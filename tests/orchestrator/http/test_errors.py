@@ -101,7 +101,6 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"thinking_token_budget": -2}, "thinking_token_budget", "invalid_value"),
     ({"thinking_token_budget": "9"}, "thinking_token_budget", "invalid_type"),
     ({"policy": {"answer_reserve": -1}}, "policy.answer_reserve", "invalid_value"),
-    ({"logprobs": True}, "logprobs", "unsupported_parameter"),
     ({"response_format": {"type": "xml"}}, "response_format.type", "invalid_value"),
     ({"tools": [{"type": "function"}]}, "tools[0].function", "missing_required_parameter"),
     ({"logit_bias": {"5": 1}}, "logit_bias", "unsupported_parameter"),

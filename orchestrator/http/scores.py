@@ -1,0 +1,128 @@
+"""Log-probabilities of an answer's tokens, each under the model that wrote it.
+
+They are asked for once the answer is there: the worker that wrote a segment verifies it, at
+temperature 1 and without the constraint that the answer may have been held to. So they are the
+model's own, whatever the request's sampling was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+from orchestrator.errors import WorkerUnavailable
+from orchestrator.http.context import RequestContext
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.actions import WorkerName
+from orchestrator.types import Sampling, Segment, Transcript, Verification
+from orchestrator.worker import Call, Worker
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """A token and its log-probability (natural log).
+
+    `text` is what it adds to the text, empty where that is nothing; `name` is the text, or the id
+    where there is none.
+    """
+
+    name: str
+    text: str
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredSegment:
+    """A segment, and a worker's verification of it."""
+
+    segment: Segment
+    scores: Verification
+
+    def tokens(self) -> Iterator[tuple[TokenScore, TokenScore]]:
+        """Each token, and the likeliest in its place."""
+        scores, ids = self.scores, self.segment.tokens
+        for i, (piece, nll) in enumerate(zip(scores.pieces, scores.nll, strict=True)):
+            choice, logprob, text = scores.choices[i], scores.logprobs[i], scores.options[i].text
+            # A text that came without ids has none here: equal likelihoods tell the likeliest one.
+            known = ids[i] if len(ids) == len(scores.pieces) else None
+            token = choice if known is None and logprob == -nll else known
+            name = piece if token is None else token_name(piece, token)
+            if token == choice:
+                text = piece
+            yield (
+                TokenScore(name, piece, -nll),
+                TokenScore(token_name(text, choice), text, logprob),
+            )
+
+
+async def check_scoring(context: RequestContext, workers: Mapping[WorkerName, Worker]) -> None:
+    """Refuse a request that wants scores which a worker of its policy cannot give.
+
+    Only a call shows whether it can; one that is down may not be needed.
+
+    Raises:
+        Unsupported: it cannot.
+    """
+    messages = context.messages
+    if messages[-1].role == "assistant":
+        messages = messages[:-1]
+    transcript = Transcript(messages).without_thought()
+    for name in sorted(context.policy.workers):
+        with suppress(WorkerUnavailable):
+            await verify(context, workers, name, transcript, Segment(name, ""))
+
+
+async def score_answer(
+    context: RequestContext,
+    response: ResponseAccumulator,
+    workers: Mapping[WorkerName, Worker],
+) -> list[ScoredSegment]:
+    """The segments of a finished answer, scored; the last one also where there is no text.
+
+    Each is scored by its author. What a policy put in was written by no model: the large one scores
+    it, or the only one there is.
+    """
+    assert response.completed is not None
+    transcript = response.completed.transcript
+    default: WorkerName = "large" if "large" in context.policy.workers else "small"
+    segments = list(transcript.answer) or [Segment(default, "", finish="eos")]
+    scored = []
+    for number, segment in enumerate(segments):
+        if number == 0 and response.continues and context.messages[-1].role == "assistant":
+            continue  # text of the request
+        before = replace(transcript, answer=transcript.answer.first(number), done=False)
+        author = default if segment.author == "policy" else segment.author
+        scored.append(await verify(context, workers, author, before, segment))
+    return scored
+
+
+async def verify(
+    context: RequestContext,
+    workers: Mapping[WorkerName, Worker],
+    name: WorkerName,
+    transcript: Transcript,
+    segment: Segment,
+) -> ScoredSegment:
+    """A segment behind a transcript, scored by a worker."""
+    call = Call(context.trace_id, transcript, name, owner=context.owner)
+    return ScoredSegment(segment, await workers[name].verify(call, segment, Sampling()))
+
+
+def shown_tokens(
+    scored: Sequence[ScoredSegment], *, begun: bool = False
+) -> list[tuple[TokenScore, TokenScore]]:
+    """The tokens of an answer whose white space at both ends is not shown, without those that are
+    nothing else; `begun`: it goes on with another text, whose white space stays."""
+    tokens = [pair for one in scored for pair in one.tokens()]
+    start, end = 0, len(tokens)
+    while not begun and start < end and tokens[start][0].text.isspace():
+        start += 1
+    while end > start and tokens[end - 1][0].text.isspace():
+        end -= 1
+    return tokens[start:end]
+
+
+def token_name(text: str, token: int) -> str:
+    """A token's text; its id where it adds none: markup, or the beginning of a character."""
+    return text or f"token_id:{token}"

@@ -1,0 +1,184 @@
+"""`logprobs` of a chat completion's answer, with the official client."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import openai
+import pytest
+
+from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.workers import load_worker
+from orchestrator.errors import Unsupported
+from orchestrator.http.chat_schema import ChatRequest
+from orchestrator.http.context import RequestContext
+from orchestrator.http.scores import score_answer, shown_tokens
+from orchestrator.loop.accumulator import ResponseAccumulator
+from orchestrator.loop.events import Metrics, RequestCompleted
+from orchestrator.types import Limits, Message, Segment, Segments, Transcript, Verification
+from policies import POLICIES
+from tests.orchestrator.serving import STORY, asking, client, post, scripted, service, serving
+from workers.engine.worker import LocalWorker
+from workers.scripted import Scripted, segment
+
+ARGS = load(DEFAULT_FILE).args
+QUESTION: Any = [{"role": "user", "content": "What is 37+12?"}]
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[dict[str, LocalWorker]]:
+    workers = {name: load_worker(spec) for name, spec in ARGS.workers.by_name().items()}
+    yield workers  # type: ignore[misc]
+    for worker in workers.values():
+        worker.close()
+
+
+@pytest.fixture(scope="module")
+def url(pair: dict[str, LocalWorker]) -> Iterator[str]:
+    made = service(pair["small"], pair["large"], defaults=ARGS.policy.params)
+    with serving(made) as url:
+        yield url
+
+
+def ask(url: str, **body: Any) -> Any:
+    given = {"model": "large-only", "messages": QUESTION, "logprobs": True, **body}
+    with client(url) as api:
+        return api.chat.completions.create(**given).choices[0]
+
+
+@pytest.mark.parametrize("model", ["large-only", "small-only", "specreason", "bild"])
+def test_the_tokens_are_the_answers(url: str, model: str) -> None:
+    choice = ask(url, model=model, top_logprobs=1)
+    rows = choice.logprobs.content
+    assert "".join(row.token for row in rows).strip() == choice.message.content
+    assert b"".join(bytes(row.bytes) for row in rows).decode().strip() == choice.message.content
+    for row in rows:
+        (best,) = row.top_logprobs
+        assert row.logprob <= best.logprob <= 0
+    assert choice.logprobs.refusal is None
+
+
+def test_greedy_tokens_are_the_likeliest_and_drawn_ones_are_not_always(url: str) -> None:
+    for row in ask(url, top_logprobs=1).logprobs.content:
+        assert (row.token, row.logprob) == (row.top_logprobs[0].token, row.top_logprobs[0].logprob)
+    rows = ask(url, top_logprobs=1, temperature=2, seed=1, max_tokens=60).logprobs.content
+    assert any(row.logprob < row.top_logprobs[0].logprob for row in rows)
+
+
+def test_they_are_what_the_worker_says(url: str, pair: dict[str, LocalWorker]) -> None:
+    """Against `/v1/completions`, which scores a prompt of the same ids in one pass."""
+    large = pair["large"]
+    choice = ask(url, extra_body={"chat_template_kwargs": {"enable_thinking": False}})
+    begun = Transcript((Message("user", QUESTION[0]["content"]),)).without_thought()
+    ids = [
+        *large.prompts.transcript(begun),
+        *large.tokenizer.encode("".join(row.token for row in choice.logprobs.content)),
+    ]
+    with client(url) as api:
+        reply = api.completions.create(
+            model="large-only", prompt=ids, echo=True, logprobs=1, max_tokens=1
+        )
+    assert reply.choices[0].logprobs is not None
+    values = reply.choices[0].logprobs.token_logprobs
+    assert values is not None
+    mine = [row.logprob for row in choice.logprobs.content]
+    assert values[-1 - len(mine) : -1] == pytest.approx(mine, abs=1e-4)
+
+
+def test_without_top_logprobs_there_are_none(url: str) -> None:
+    assert {len(row.top_logprobs) for row in ask(url).logprobs.content} == {0}
+    assert ask(url, logprobs=False).logprobs is None
+
+
+def test_stream(url: str) -> None:
+    whole = ask(url, top_logprobs=1, n=2)
+    given: dict[str, Any] = {"model": "large-only", "messages": QUESTION, "logprobs": True}
+    with (
+        client(url) as api,
+        api.chat.completions.stream(**given, top_logprobs=1, n=2) as stream,
+    ):
+        for _ in stream:
+            pass
+        final = stream.get_final_completion()
+    for choice in final.choices:
+        assert choice.message.content == whole.message.content
+        assert choice.logprobs is not None
+        assert choice.logprobs.content == whole.logprobs.content
+
+
+def test_a_text_that_goes_on_has_the_tokens_that_are_new(url: str) -> None:
+    messages = [*QUESTION, {"role": "assistant", "content": "The answer is"}]
+    more = {"continue_final_message": True}
+    choice = ask(url, messages=messages, extra_body=more)
+    assert "".join(row.token for row in choice.logprobs.content).rstrip() == choice.message.content
+
+
+def context(policy: str) -> RequestContext:
+    made = RequestContext(ChatRequest.model_validate(asking()), Limits(), {}, "request")
+    made.policy = POLICIES[policy]()
+    return made
+
+
+async def test_each_segment_is_scored_by_its_author() -> None:
+    answer = [segment("small", "a b"), Segment("policy", "so"), segment("large", "c")]
+    transcript = Transcript((Message("user", "?"),), closed=True, done=True)
+    transcript = Transcript(
+        transcript.messages, answer=Segments(answer), thinking=False, closed=True, done=True
+    )
+    response = ResponseAccumulator()
+    response.completed = RequestCompleted(transcript, (), Metrics())
+    small, large = scripted(scores=lambda _: 0.5), scripted(scores=lambda _: 2.0)
+    workers: Any = {"small": small, "large": large}
+    scored = await score_answer(context("specreason"), response, workers)
+    told = [(token.text.strip(), token.logprob) for token, _ in shown_tokens(scored)]
+    assert told == [("a", -0.5), ("b", -0.5), ("so", -2.0), ("c", -2.0)]
+    assert [len(heard.call.transcript.answer) for heard in (*small.calls, *large.calls)] == [
+        0,
+        1,
+        2,
+    ]
+
+
+class CannotScore(Scripted):
+    async def verify(self, *_: Any) -> Verification:
+        raise Unsupported("log-probabilities")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("lacking", ["small", "large"])
+def test_a_worker_that_cannot_score_refuses_before_it_generates(lacking: str, stream: bool) -> None:
+    workers = {"small": scripted(), "large": scripted(), lacking: CannotScore(story=STORY)}
+    with serving(service(workers["small"], workers["large"])) as url:
+        reply = post(url, {"logprobs": True, "stream": stream})
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_policy")
+        for worker in workers.values():
+            assert all(heard.operation == "verify" for heard in worker.calls)
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"logprobs": True, "stop": ["x"]}, "logprobs"),
+        (
+            {"logprobs": True, "tools": [{"type": "function", "function": {"name": "f"}}]},
+            "logprobs",
+        ),
+        ({"top_logprobs": 1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": "true"}, "logprobs"),
+    ],
+)
+def test_refused_by_name(url: str, body: dict[str, Any], param: str) -> None:
+    reply = post(url, body)
+    assert (reply.status_code, reply.json()["error"]["param"]) == (400, param)
+
+
+def test_the_official_client_says_why(url: str) -> None:
+    with client(url) as api, pytest.raises(openai.BadRequestError, match="top_logprobs"):
+        api.chat.completions.create(
+            model="large-only", messages=QUESTION, logprobs=True, top_logprobs=20
+        )
