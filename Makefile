@@ -108,7 +108,7 @@ REAL_TIMED ?= 40
 REAL_TOKENS ?= 400
 REAL_METHOD ?= chain
 REAL_COINS := coin:large_probability=0.15,coin:large_probability=0.3,coin:large_probability=0.5,coin:large_probability=0.75
-REAL_POLICIES ?= small-only,large-only,specreason,entropy-gate,cascade,lookahead,best-of-k,route,speculative-thinking,surprise-takeover,bild,$(REAL_COINS)
+REAL_POLICIES ?= small-only,large-only,specreason,entropy-gate,triggers,plan,cascade,lookahead,best-of-k,route,speculative-thinking,surprise-takeover,bild,$(REAL_COINS)
 REAL_EVAL = $(BIN)/baton eval --config deploy/evaluation/real_pair.yaml --max-tokens $(REAL_TOKENS)
 
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)

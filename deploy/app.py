@@ -83,7 +83,7 @@ class Orchestrator:
             loopback=args.auth is None,
             store=open_store(args.store, store),
             trace_ttl_s=args.store.trace_ttl_s,
-            limits=ServiceLimits(**args.limits.model_dump()),
+            limits=ServiceLimits(**args.limits.model_dump(), prices=args.token_prices()),
             ready=self._ready,
             contexts=self._contexts,
             reasoning_field=args.orchestrator.reasoning_field,

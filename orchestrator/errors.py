@@ -7,6 +7,7 @@ BatonError
 ├── WorkerError               a worker's fault
 │   ├── WorkerUnavailable     cannot be reached or died: worth a retry elsewhere
 │   ├── Overloaded            no room now: HTTP 503 with Retry-After
+│   ├── Spent                 a policy's cap forbids to ask the large model again
 │   └── Unsupported           this worker lacks a capability, which is named: HTTP 400
 ├── DeadlineExceeded          the request's time is up: HTTP 503
 ├── StoreError                a store's fault, or something it holds that cannot be used
@@ -70,6 +71,10 @@ class Overloaded(WorkerError):
     def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
+
+
+class Spent(WorkerError):
+    """What the request may spend on the large model is spent: it is not asked."""
 
 
 class Unsupported(WorkerError):

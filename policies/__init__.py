@@ -10,6 +10,8 @@ the one to read first.
 - `coin`: each step by either model at random: the baseline of those below.
 - `cascade`: the small model judges its own step, the large one if in doubt (ConfSpec).
 - `entropy_gate`: the entropy of a step's first token decides who writes it (GlimpRouter).
+- `triggers`: a plan, over-confidence or a loop calls the large model (TrigReason).
+- `plan`: the large model plans, the small one carries it out (Tandem).
 - `best_of_k`: several drafts of a step, one choice (SpecCoT).
 - `lookahead`: steps are drafted ahead of their verification (Lookahead Reasoning).
 - `task_group`: concurrent scripts within one policy.
@@ -30,11 +32,13 @@ from policies.coin import Coin
 from policies.entropy_gate import EntropyGate
 from policies.lookahead import Lookahead
 from policies.never_slower import NeverSlower
+from policies.plan import PlanFirst
 from policies.route import Route
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
 from policies.speculative_thinking import SpeculativeThinking
 from policies.surprise_takeover import SurpriseTakeover
+from policies.triggers import Triggers
 
 POLICIES: dict[str, type[Policy]] = {
     "small-only": SmallOnly,
@@ -42,6 +46,8 @@ POLICIES: dict[str, type[Policy]] = {
     "coin": Coin,
     "specreason": SpecReason,
     "entropy-gate": EntropyGate,
+    "triggers": Triggers,
+    "plan": PlanFirst,
     "cascade": Cascade,
     "lookahead": Lookahead,
     "best-of-k": BestOfK,

@@ -113,7 +113,11 @@ class LocalClient:
             (Message("user", question),),
             policy.model_dump(mode="json") if self._recording else {},
             Sampling(options.temperature, seed=options.seed),
-            Limits(options.max_tokens or service.max_tokens, service.deadline_s),
+            Limits(
+                options.max_tokens or service.max_tokens,
+                service.deadline_s,
+                prices=self._args.token_prices(),
+            ),
             self._args.workers.speculation(),
         )
         recorded: list[ActionCompleted | StepCompleted | RequestCompleted] = []

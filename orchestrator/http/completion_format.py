@@ -132,7 +132,7 @@ class CompletionFormat(AnswerFormat):
 
     @property
     def _worker(self) -> WorkerName:
-        (name,) = self.context.policy.workers
+        (name,) = self.context.policy.called
         return name
 
 

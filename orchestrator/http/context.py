@@ -81,6 +81,7 @@ class RequestContext:
                 body.thinking,
                 body.ignore_eos,
                 complete=limits.complete,
+                prices=limits.prices,
                 constraint=body.constraint,
             ),
             request.headers,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from orchestrator.types import TokenPrices
+
 
 @dataclass(frozen=True, slots=True)
 class ServiceLimits:
@@ -18,6 +20,7 @@ class ServiceLimits:
     body_bytes: int = 1 << 20
     body_s: float = 30.0  # for a body to arrive
     send_s: float = 60.0  # for a client to take what was sent, before it counts as gone
+    prices: TokenPrices | None = None  # what a policy's `max_cost` is counted by
     complete: bool = False  # a failure that a policy could work around ends the request by 503
     ping_s: float = 5.0  # silence in a stream after which a comment is sent
     headers_s: float = 20.0  # for the first event, before a stream begins without it

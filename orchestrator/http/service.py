@@ -264,7 +264,7 @@ class Service:
             context.policy, context.speculation = built.policy, built.speculation
         else:
             await self._apply_body(context, configuration.active)
-        if body.alone is not None and len(context.policy.workers) != 1:
+        if body.alone is not None and len(context.policy.called) != 1:
             raise InvalidRequest(
                 f"{body.alone}: only a policy of one model can do this, and {context.policy_name} "
                 "is none; ask the model large-only or small-only",

@@ -8,7 +8,7 @@ Events themselves are not kept, since each holds a transcript: memory grows with
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Literal, TypeVar
@@ -164,6 +164,11 @@ class ResponseAccumulator:
     def metrics(self) -> Metrics:
         """The request's totals, so far or altogether."""
         return self.totals() if self.completed is None else self.completed.metrics
+
+    @property
+    def running(self) -> Iterable[Action[Any]]:
+        """The calls that were started and not answered yet."""
+        return self._jobs.values()
 
     @property
     def prompt(self) -> Usage:

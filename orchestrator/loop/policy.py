@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat
 
 from orchestrator.loop.actions import Script, WorkerName
 from orchestrator.types import Transcript
@@ -26,12 +26,30 @@ class Policy(BaseModel):
     budget: int | None = Field(
         default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"
     )
+    max_large_tokens: int | None = Field(
+        default=None,
+        ge=0,
+        description="cap on the tokens that the large model generates for the thought; then the "
+        "small one goes on alone",
+    )
+    max_cost: FiniteFloat | None = Field(
+        default=None,
+        ge=0,
+        description="what the request has cost, at the service's prices, when the small model is "
+        "to go on with the thought alone",
+    )
     answer_reserve: int = Field(
         default=64,
         ge=0,
         description="the last tokens of a thought that max_tokens cuts, given up for an answer; "
         "half of max_tokens at most",
     )
+
+    @property
+    def called(self) -> frozenset[WorkerName]:
+        """The workers that a request needs: where spending is capped, the small one goes on."""
+        capped = self.max_large_tokens is not None or self.max_cost is not None
+        return self.workers | {"small"} if capped else self.workers
 
     @property
     def one_vocabulary(self) -> bool:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-from orchestrator.errors import BatonError, ContextLengthExceeded, Unsupported
+from orchestrator.errors import BatonError, ContextLengthExceeded, Spent, Unsupported
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import (
     Accept,
@@ -33,6 +33,7 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.spending import Spending
 from orchestrator.loop.stop_strings import StopStrings
 from orchestrator.types import Generation, Limits, Message, Segment, Step, StopCriteria, Transcript
 
@@ -55,6 +56,7 @@ class PolicyRunner:
     ) -> None:
         self.policy = policy
         self.budget = Budget.of(limits, policy.budget, policy.answer_reserve)
+        self.spending = Spending.of(policy, limits)
         self.transcript = _beginning(messages, limits)
         self.response = ResponseAccumulator() if response is None else response
         self._script = policy.solve(self.transcript)
@@ -64,11 +66,12 @@ class PolicyRunner:
         self._reply: Any = None
         self._draft_ms: dict[Segment, float] = {}
         self._idle = 0
+        self._rationed = False  # the action's tokens were cut to what may be spent
 
     def prefills(self) -> list[Generate]:
         """The first actions of every request: each worker reads the prompt, and writes nothing."""
         return [
-            Generate(name, self.transcript, StopCriteria(0)) for name in sorted(self.policy.workers)
+            Generate(name, self.transcript, StopCriteria(0)) for name in sorted(self.policy.called)
         ]
 
     def begin(self, prefilled: Sequence[ActionCompleted]) -> Iterator[ActionCompleted]:
@@ -100,9 +103,9 @@ class PolicyRunner:
         action: Action[Any] | None = None
         try:
             if isinstance(reply, BaseException):
-                action = self._script.throw(reply)
+                action = self._affordable(self._script.throw(reply))
             else:
-                action = self._script.send(reply)
+                action = self._affordable(self._script.send(reply))
         except StopIteration:
             if not self.transcript.done:
                 name = type(self.policy).__name__
@@ -114,6 +117,21 @@ class PolicyRunner:
             # The prompt did fit, so this is a transcript that outgrew a context: cut, not refused.
             self.transcript = self.budget.cut(self.transcript)
         self.response.begin(action)
+        return action
+
+    def _affordable(self, action: Action[Any]) -> Action[Any]:
+        """What the policy yields, or yields next where that asks for more than may be spent."""
+        self._rationed = False
+        while self.transcript.is_open and self.spending.capped:
+            try:
+                left = self.spending.left(self.response.totals(), self.response.running)
+                allowed = self.spending.allow(action, left)
+            except Spent as error:
+                self._count_idle()
+                action = self._script.throw(error)
+            else:
+                self._rationed = allowed is not action
+                return allowed
         return action
 
     def on_result(self, item: TextDelta | ActionCompleted) -> Iterator[Event]:
@@ -192,6 +210,10 @@ class PolicyRunner:
             # was made up to max_tokens and not shown is given up.
             short = answer.usage.generated < allowed
             short |= self.budget.certain(before, allowed) < allowed
+            if self._rationed and segment.finish == "length" and not segment.tokens:
+                self._reply = before  # half a character was all that could be spent
+                self._count_idle()
+                return
             if segment.text or segment.tokens:
                 yield self._step(segment, result.ms, accepted=True)
             yield from self._commit(segment, allowed if short else None)
@@ -224,7 +246,14 @@ class PolicyRunner:
             self._reply = self.response.cost()
         elif isinstance(action, Cancel):
             self._reply = None  # its cost concerns the record alone
-        self._idle = self._idle + 1 if self.transcript is before else 0
+        if self.transcript is before:
+            self._count_idle()
+        else:
+            self._idle = 0
+
+    def _count_idle(self) -> None:
+        """Another action has added nothing to the transcript."""
+        self._idle += 1
         if self._idle > MAX_IDLE:
             name = type(self.policy).__name__
             raise BatonError(

@@ -1,13 +1,14 @@
 """THE STEP LOOP: a policy yields actions, workers carry them out, accepted text streams out.
 
 The loop is *draft, verify, commit* (SpecReason, arXiv 2504.07891, section 4.1), opened up: which
-worker drafts, who verifies and how, is the policy's business. Three objects share the work:
+worker drafts, who verifies and how, is the policy's business. Four objects share the work:
 
 - `PolicyRunner` (policy_runner.py) runs the policy's generator and builds the transcript. It does
   no I/O. It is also where a result becomes events, and where each event is counted once
   (`ResponseAccumulator`, accumulator.py).
 - `Budget` (budget.py) charges accepted tokens to the request: `clip` before a generation,
   `commit` after an accepted segment, which also says whether the phase has ended.
+- `Spending` (spending.py) holds the large model to what the policy lets it cost.
 - `Executor` (executor.py) carries actions out: it alone talks to workers, streams what a `Write`
   makes, owns the jobs, and keeps the deadline.
 
@@ -61,13 +62,14 @@ async def solve(
 
     Raises:
         ConfigError: a worker that the policy needs is not in `workers`.
-        InvalidRequest: a limit below one, a method that the worker does not offer;
+        InvalidRequest: a limit below one, a method that the worker does not offer, a `max_cost`
+            without prices;
             ContextLengthExceeded for too long a prompt.
         Unsupported: a worker lacks what the policy needs.
         WorkerError: a worker failed and the policy did not catch it.
         DeadlineExceeded: `limits.deadline_s` seconds are over.
     """
-    missing = sorted(policy.workers - workers.keys())
+    missing = sorted(policy.called - workers.keys())
     if missing:
         raise ConfigError(f"the policy needs a worker that is not there: {', '.join(missing)}")
     began = perf_counter()

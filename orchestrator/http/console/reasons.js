@@ -2,7 +2,12 @@
 
 import { number, plural } from "./dom.js";
 
-const JUDGED = new Set(["specreason", "cascade", "lookahead", "never-slower", "best-of-k"]);
+const JUDGED = new Set(["specreason", "cascade", "lookahead", "never-slower", "best-of-k", "plan"]);
+const UNSCORED = {
+  bild: "rolled back: the large model finds its first token unlikely",
+  triggers: "the small model was too sure of it, or it repeated what stands before it",
+  plan: "the small model was not sure how to go on",
+};
 export const NAMES = { small: "small model", large: "large model", policy: "policy" };
 export const LETTERS = { small: "S", large: "L", policy: "P" };
 
@@ -23,7 +28,7 @@ function pair(one, other) {
 export function draftReason(run, draft) {
   const limit = threshold(run);
   if (draft.score === null || draft.score === undefined)
-    return run.policyName === "bild" ? "rolled back: the large model finds its first token unlikely" : "rejected without a score";
+    return UNSCORED[run.policyName] ?? "rejected without a score";
   if (limit === null) return `rejected at score ${shown(draft.score)}`;
   const [score, wanted] = pair(draft.score, limit);
   return draft.score < limit ? `score ${score} is under ${wanted}` : `score ${score}: a step before it was rejected, or another draft was better`;

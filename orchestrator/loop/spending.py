@@ -1,0 +1,98 @@
+"""What the large model may still do for a thought: a policy's `max_large_tokens` and `max_cost`.
+
+Whoever pays sets them, so they hold for every policy and none has to know of them. While something
+is left, what the large model is to write is cut to it. Once nothing is, the large model is not
+asked any more: where a policy has it draft or judge, that fails as if the worker were down, which
+policies work around; where it is to write, the small model writes instead, and to the end of the
+chain. The answer that follows a thought is the policy's business again.
+
+Tokens count when they are made, drafts that are thrown away as well, and those of drafts that are
+still being made count as if they took all they may: the cap is never exceeded. A price is counted
+over all calls of both models; the calls that are running and what the small model and the answer
+still cost come on top.
+
+Everything follows from results, so a replay spends the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Any
+
+from orchestrator.errors import InvalidRequest, Spent
+from orchestrator.loop.actions import Action, Classify, Generate, Start, Verify, Write
+from orchestrator.loop.events import Metrics
+from orchestrator.loop.policy import Policy
+from orchestrator.types import Limits, StopCriteria, TokenPrices
+
+REST = StopCriteria(1 << 30)
+"""No limit but the budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spending:
+    """The caps of one request: tokens of the large model, and money at these prices."""
+
+    tokens: float = inf
+    cost: float = inf
+    prices: TokenPrices | None = None
+
+    @classmethod
+    def of(cls, policy: Policy, limits: Limits) -> Spending:
+        """The caps of a policy.
+
+        Raises:
+            InvalidRequest: `max_cost` where nobody has said what tokens cost.
+        """
+        tokens = inf if policy.max_large_tokens is None else policy.max_large_tokens
+        if policy.max_cost is None:
+            return cls(tokens)
+        if limits.prices is None:
+            raise InvalidRequest(
+                "policy.max_cost: this service names no prices; give max_large_tokens instead, "
+                "or `prices` in the deployment file",
+                param="policy.max_cost",
+            )
+        return cls(tokens, policy.max_cost, limits.prices)
+
+    @property
+    def capped(self) -> bool:
+        """Whether there is any cap."""
+        return self.tokens < inf or self.cost < inf
+
+    def left(self, totals: Metrics, running: Iterable[Action[Any]] = ()) -> float:
+        """Tokens that the large model may still make, by what a request's calls came to so far."""
+        reserved = sum(
+            action.criteria.max_tokens
+            for action in running
+            if isinstance(action, Generate) and action.worker == "large"
+        )
+        left = self.tokens - totals.large_tokens - reserved
+        if self.prices is not None:
+            money = self.cost - self.prices.of(totals)
+            affordable = money * 1e6 / self.prices.large if self.prices.large else inf
+            # The last token is not lost to rounding.
+            left = min(left, affordable + 1e-6) if money > 0 else 0
+        return left
+
+    def allow(self, action: Action[Any], left: float) -> Action[Any]:
+        """The action as it may be carried out in the chain, with `left` tokens.
+
+        Raises:
+            Spent: it asks the large model, and nothing is left.
+        """
+        asked = action.action if isinstance(action, Start) else action
+        if left == inf or not isinstance(asked, Generate | Write | Classify | Verify):
+            return action
+        if asked.worker != "large":
+            return action
+        if left < 1:
+            if isinstance(asked, Write):
+                return Write("small", asked.transcript, REST)
+            raise Spent("what this request may spend on the large model is spent")
+        if isinstance(asked, Classify | Verify) or asked.criteria.max_tokens <= left:
+            return action
+        cut = replace(asked, criteria=replace(asked.criteria, max_tokens=int(left)))
+        return Start(cut) if isinstance(action, Start) else cut

@@ -1,0 +1,267 @@
+"""What the large model may cost: the rules, and every policy within them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
+from deploy.evaluation.replay import replay
+from orchestrator.errors import ConfigError, InvalidRequest, Spent
+from orchestrator.loop.actions import Accept, Classify, Generate, Start, Verify, Write
+from orchestrator.loop.events import ActionCompleted, Event, Metrics, RequestCompleted, TextDelta
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
+from orchestrator.loop.spending import REST, Spending
+from orchestrator.types import (
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    TokenPrices,
+    Transcript,
+)
+from policies import POLICIES
+from workers.scripted import Say, Scripted
+
+QUESTION = (Message("user", "2+2+2?"),)
+TRACE = Transcript(QUESTION)
+STEP = StopCriteria(512, until=("\n\n",))
+PRICES = TokenPrices(small=1, large=10, prompt=0)
+
+
+def used(small: int = 0, large: int = 0, prompt: int = 0) -> Metrics:
+    return replace(Metrics(), small_tokens=small, large_tokens=large, prefill_tokens=prompt)
+
+
+def test_what_tokens_cost() -> None:
+    prices = TokenPrices(small=1, large=10, prompt=0.5)
+    assert prices.of(used(100, 20, 40)) == pytest.approx((100 + 200 + 20) / 1e6)
+
+
+def test_what_is_left_of_tokens() -> None:
+    assert Spending().left(used(large=10**9)) == inf
+    assert Spending(tokens=50).left(used(small=99, large=20)) == 30
+    draft = Generate("large", TRACE, StopCriteria(12))
+    assert Spending(tokens=50).left(used(large=20), [draft, draft]) == 6
+    others = [Generate("small", TRACE, STEP), Classify("large", TRACE, (), "", ("0", "1"))]
+    assert Spending(tokens=50).left(used(large=20), others) == 30
+
+
+def test_what_is_left_of_money() -> None:
+    spending = Spending(cost=1e-3, prices=PRICES)
+    assert int(spending.left(used())) == 100
+    assert int(spending.left(used(small=500, large=20))) == 30
+    assert int(spending.left(used(small=999))) == 0
+    assert spending.left(used(small=2000)) == 0
+    assert Spending(cost=1e-3, prices=TokenPrices(small=1)).left(used()) == inf  # large is free
+    assert Spending(cost=1e-3, prices=TokenPrices(small=1)).left(used(small=1000)) == 0
+
+
+LARGE = [
+    Generate("large", TRACE, STEP),
+    Classify("large", TRACE, (), "", ("0", "1")),
+    Verify("large", TRACE, Segment("small", "a")),
+    Start(Generate("large", TRACE, STEP)),
+    Start(Classify("large", TRACE, (), "", ("0", "1"))),
+]
+
+
+@pytest.mark.parametrize("action", LARGE, ids=lambda action: repr(action)[:24])
+def test_once_spent_the_large_model_is_not_asked(action: Any) -> None:
+    assert Spending(tokens=1).allow(action, inf) is action
+    with pytest.raises(Spent):
+        Spending(tokens=1).allow(action, 0)
+
+
+def test_once_spent_the_small_model_writes_the_rest() -> None:
+    assert Spending().allow(Write("large", TRACE, STEP), 0) == Write("small", TRACE, REST)
+
+
+def test_what_is_written_is_cut_to_what_is_left() -> None:
+    cut = replace(STEP, max_tokens=7)
+    for kind in (Write, Generate):
+        assert Spending().allow(kind("large", TRACE, STEP), 7.0) == kind("large", TRACE, cut)
+    started = Spending().allow(Start(Generate("large", TRACE, STEP)), 7.0)
+    assert started == Start(Generate("large", TRACE, cut))
+    fits = Write("large", TRACE, cut)
+    assert Spending().allow(fits, 7.0) is fits
+
+
+@pytest.mark.parametrize("action", [Generate("small", TRACE, STEP), Write("small", TRACE, STEP)])
+def test_the_small_model_is_never_held_back(action: Any) -> None:
+    assert Spending().allow(action, 0) is action
+    accept = Accept(TRACE, Segment("large", "a"))
+    assert Spending().allow(accept, 0) is accept
+
+
+def test_a_price_that_nobody_named() -> None:
+    with pytest.raises(InvalidRequest, match="names no prices") as caught:
+        Spending.of(POLICIES["specreason"](max_cost=1), Limits())
+    assert caught.value.param == "policy.max_cost"
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_every_policy_takes_both_caps_and_no_nonsense(name: str) -> None:
+    policy = POLICIES[name](max_large_tokens=0, max_cost=0.0)
+    assert policy.called == {"small"} | policy.workers
+    assert POLICIES[name]().called == policy.workers
+    for key in ("max_large_tokens", "max_cost"):
+        for value in (-1, "x", float("nan"), float("inf")):
+            with pytest.raises(ValidationError) as caught:
+                POLICIES[name](**{key: value})
+            assert caught.value.errors()[0]["loc"] == (key,)
+
+
+STORY = ("Wait, 2+2 is 4.\n\nand 4+2 is 6.\n\nlet me check it.\n\nso it is 6.", "It is six.")
+STEPS = STORY[0].count("\n\n") + 1
+
+
+def small(transcript: Transcript, criteria: StopCriteria) -> Say:
+    """The story, unsure of every word: every gate of every policy sends it to the large model."""
+    if transcript.closed:
+        return Say(STORY[1])
+    return Say(STORY[0].removeprefix(transcript.text), logprob=-3.0, entropy=5.0)
+
+
+async def run(
+    policy: Policy, limits: Limits, score: float = 0.0
+) -> tuple[list[Event], RequestCompleted, Scripted]:
+    large = Scripted(story=STORY, scores=(score,))
+    workers: Any = {"small": Scripted(small), "large": large}
+    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=limits)
+    events = [event async for event in given]
+    ended = events[-1]
+    assert isinstance(ended, RequestCompleted)
+    assert sum(worker.live for worker in workers.values()) == 0
+    return events, ended, large
+
+
+def thought_by_large(events: list[Event]) -> int:
+    """Tokens that the large model made before the thought had ended, thrown away or not."""
+    drafts: dict[Any, Any] = {}
+    total = 0
+    for event in events:
+        if not isinstance(event, ActionCompleted):
+            continue
+        action, answer = event.action, event.answer
+        if isinstance(action, Start):
+            drafts[answer] = action.action
+            continue
+        if hasattr(action, "jobs"):
+            job, answer = answer
+            action = drafts.pop(job)
+        if isinstance(action, Generate | Write) and action.worker == "large":
+            total += 0 if action.transcript.closed else answer.usage.generated
+        if isinstance(action, Accept) and action.segment.author == "large":
+            drafted = any(
+                isinstance(other, ActionCompleted)
+                and getattr(other.answer, "segment", None) is action.segment
+                for other in events
+            )
+            total += 0 if drafted else len(action.segment.tokens)
+    return total
+
+
+MORE: dict[str, dict[str, Any]] = {
+    "lookahead": {"verifier": "equivalence"},
+    "speculative-thinking": {"choose_large": False, "every_delimiter": True},
+    "plan": {"judged": True, "lead_in": ""},
+    "best-of-k": {"scoring": "likelihood"},
+}
+PLAIN: dict[str, dict[str, Any]] = {name: {} for name in POLICIES}
+PLAIN["plan"] = {"lead_in": ""}  # which the story does not begin with
+CASES = [*PLAIN.items(), *MORE.items()]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("cap", [0, 1, 3, 5, 8, 1000])
+@pytest.mark.parametrize(("name", "parameters"), CASES, ids=lambda value: str(value))
+async def test_no_policy_exceeds_its_tokens_and_all_answer(
+    name: str, parameters: dict[str, Any], cap: int
+) -> None:
+    policy = POLICIES[name](**parameters, max_large_tokens=cap)
+    events, ended, large = await run(policy, Limits())
+    assert ended.transcript.done
+    assert ended.transcript.finish == "stop"
+    assert not ended.transcript.forced
+    assert ended.transcript.text == STORY[0]
+    assert "".join(part.text for part in ended.transcript.answer) == STORY[1]
+    assert thought_by_large(events) <= cap
+    if cap == 0:
+        assert all(call.call.transcript.closed for call in large.calls)
+    kept = tuple(event for event in events if not isinstance(event, TextDelta))
+    asked = RecordedRequest("r", name, QUESTION)
+    recording = loads(dumps(Recording(asked, kept)))
+    heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
+    assert tuple(heard) == kept
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", POLICIES)
+async def test_a_cap_that_is_not_reached_changes_nothing(name: str) -> None:
+    _, free, _ = await run(POLICIES[name](), Limits())
+    _, capped, _ = await run(POLICIES[name](max_large_tokens=10**6), Limits())
+    assert capped.transcript == free.transcript
+    assert [(one.author, one.text) for one in capped.steps] == [
+        (one.author, one.text) for one in free.steps
+    ]
+
+
+@pytest.mark.asyncio
+async def test_the_large_model_begins_alone_and_the_small_one_ends_it() -> None:
+    _, ended, _ = await run(POLICIES["large-only"](max_large_tokens=5), Limits())
+    assert [(part.author, len(part.tokens)) for part in ended.transcript.thought] == [
+        ("large", 5),
+        ("small", 11),
+    ]
+    assert [part.author for part in ended.transcript.answer] == ["large"]
+
+
+@pytest.mark.asyncio
+async def test_large_only_with_a_cap_needs_a_small_model() -> None:
+    workers: Any = {"large": Scripted(story=STORY)}
+    policy = POLICIES["large-only"](max_large_tokens=5)
+    events = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    with pytest.raises(ConfigError, match="small"):
+        await anext(events)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("name", POLICIES)
+async def test_money_is_kept_and_replayed(name: str) -> None:
+    limits = Limits(prices=PRICES)
+    policy = POLICIES[name](**PLAIN[name], max_cost=60e-6)  # six tokens of the large model's
+    events, ended, _ = await run(policy, limits)
+    assert ended.transcript.done
+    assert ended.transcript.text == STORY[0]
+    assert thought_by_large(events) <= 6
+    kept = tuple(event for event in events if not isinstance(event, TextDelta))
+    asked = RecordedRequest("r", name, QUESTION, limits=limits)
+    recording = loads(dumps(Recording(asked, kept)))
+    assert recording.request.limits == limits
+    heard = [event for event in replay(recording, policy) if not isinstance(event, TextDelta)]
+    assert tuple(heard) == kept
+
+
+@pytest.mark.asyncio
+async def test_a_pair_without_a_thought_shares_the_answer_within_the_cap() -> None:
+    story = ("", STORY[0])
+    large = Scripted(story=story, scores=(0.0,), thinks=False)
+
+    def plain(transcript: Transcript, criteria: StopCriteria) -> Say:
+        return Say(STORY[0].removeprefix(transcript.text))
+
+    workers: Any = {"small": Scripted(plain, thinks=False), "large": large}
+    policy = POLICIES["specreason"](max_large_tokens=5)
+    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    *_, ended = [event async for event in given]
+    assert isinstance(ended, RequestCompleted)
+    authors = [(part.author, len(part.tokens)) for part in ended.transcript.answer]
+    assert sum(size for author, size in authors if author == "large") == 5
+    assert ended.transcript.text == STORY[0]
