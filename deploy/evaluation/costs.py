@@ -9,12 +9,15 @@ policy which drafts ahead is charged its critical path and not the sum of its wo
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from itertools import pairwise
+from typing import Annotated, Any, Final, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from deploy.evaluation.recording import Recording
+from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import (
     Cancel,
     Classify,
@@ -36,8 +39,13 @@ ASSUMPTIONS: Final = (
     "written before. All other prompt tokens are read.",
     "A call costs its overhead, one pass that reads what is not cached and gives the first token, "
     "and one pass for each further token. Longer contexts do not make passes slower.",
-    "Calls that the policy started as jobs run side by side; calls of one worker are batched at no "
-    "extra cost, unless the models share a device, where one call waits for the other.",
+    "Calls that the policy started as jobs run side by side; those of one request are batched at "
+    "no extra cost, unless the models share a device, where one call waits for the other.",
+    "With several requests at once a model has as many live streams as requests are at it at one "
+    "moment, on average; between two published numbers of streams a token's time is on the line "
+    "through them, below the fewest it is theirs. Reading prompts costs the same under any load.",
+    "GPU-hours are those of the GPUs that a policy's models are on, busy or not, at that many "
+    "requests at once around the clock.",
     "Jobs are taken to end in the order in which they ended in the recording. What a cancelled job "
     "did until then delays nothing else, unless the models share a device.",
     "A judge reads only what is not cached, also where it tells log-probabilities of the prompt: "
@@ -46,24 +54,71 @@ ASSUMPTIONS: Final = (
 )
 
 
+ROUNDS: Final = 12
+"""Turns in which times and live streams agree within a hundredth, and some more."""
+
+
 class _Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+TokenTime: TypeAlias = Annotated[float, Field(gt=0)]
+Streams: TypeAlias = Annotated[int, Field(ge=1)]
+
+
 class WorkerCosts(_Strict):
-    """What one model costs at one stream, in milliseconds."""
+    """What one model costs, in milliseconds.
+
+    `token_ms` is the time between two tokens of a stream by how many are live; a file may give one
+    number, which is for one stream.
+    """
 
     model: str
     call_ms: float = Field(default=0.0, ge=0, description="overhead of every call")
     read_ms: float = Field(ge=0, description="a pass that reads a prompt, whatever its length")
     read_token_ms: float = Field(ge=0, description="more for every token that it reads")
-    token_ms: float = Field(gt=0, description="every token after the first")
+    token_ms: dict[Streams, TokenTime] = Field(
+        min_length=1, description="every token after the first, by live streams"
+    )
+    gpus: float = Field(default=1.0, gt=0, description="that one copy of the model takes")
+
+    @field_validator("token_ms", mode="before")
+    @classmethod
+    def _one_number(cls, value: Any) -> Any:
+        if not isinstance(value, int | float):
+            return value
+        if not value > 0:
+            raise ValueError(f"want milliseconds above 0, not {value:g}")
+        return {1: value}
+
+    def token_ms_at(self, streams: float) -> float:
+        """Milliseconds a token with so many live streams, which may be an average.
+
+        Raises:
+            ConfigError: more streams than there is a figure for.
+        """
+        known = sorted(self.token_ms.items())
+        for (fewer, fast), (more, slow) in pairwise(known):
+            if fewer <= streams <= more:
+                return fast + (slow - fast) * (streams - fewer) / (more - fewer)
+        if streams <= known[0][0]:
+            return known[0][1]
+        if streams == known[-1][0]:
+            return known[-1][1]
+        raise ConfigError(
+            f"{self.model}: token_ms has figures up to {known[-1][0]} live streams, "
+            f"not for {streams:g}; ask for fewer, or add a published figure to the file"
+        )
+
+    def at(self, streams: float) -> WorkerCosts:
+        """The costs with so many live streams."""
+        return self.model_copy(update={"token_ms": {1: self.token_ms_at(streams)}})
 
     def call(self, usage: Usage) -> float:
         """Milliseconds of one call."""
         new = max(0, usage.prompt - usage.cached)
         reading = self.read_ms + self.read_token_ms * new if new else 0.0
-        return self.call_ms + reading + self.token_ms * max(0, usage.generated - 1)
+        return self.call_ms + reading + self.token_ms_at(1) * max(0, usage.generated - 1)
 
 
 class Costs(_Strict):
@@ -76,8 +131,27 @@ class Costs(_Strict):
     shared_device: bool = Field(
         default=False, description="both models on one device: their calls never overlap"
     )
+    gpu_hour: float | None = Field(
+        default=None, gt=0, description="price of one GPU for an hour, in any currency"
+    )
     small: WorkerCosts
     large: WorkerCosts
+
+    @property
+    def fewest(self) -> int:
+        """The fewest live streams that the figures are for."""
+        return max(min(worker.token_ms) for worker in (self.small, self.large))
+
+    def at(self, small: float, large: float) -> Costs:
+        """The costs with so many live streams at each model."""
+        return self.model_copy(
+            update={"small": self.small.at(small), "large": self.large.at(large)}
+        )
+
+    def gpus(self, workers: Collection[WorkerName]) -> float:
+        """The GPUs that these models are on."""
+        each = [self.of(worker).gpus for worker in workers]
+        return max(each, default=0.0) if self.shared_device else sum(each)
 
     def of(self, worker: WorkerName) -> WorkerCosts:
         return self.small if worker == "small" else self.large
@@ -88,13 +162,15 @@ class Predicted:
     """A recorded request under other costs, in milliseconds.
 
     ms: from the question to the answer's end. small, large, classify: work done for it (jobs that
-    were cancelled included), which is more than `ms` where work overlaps.
+    were cancelled included), which is more than `ms` where work overlaps. busy: the same work by
+    the worker that did it, judging included.
     """
 
     ms: float
     small: float = 0.0
     large: float = 0.0
     classify: float = 0.0
+    busy: Mapping[WorkerName, float] = field(default_factory=dict)
 
     @property
     def overlap(self) -> float:
@@ -118,7 +194,14 @@ class _Clock:
     work: dict[str, float] = field(
         default_factory=lambda: {"small": 0.0, "large": 0.0, "classify": 0.0}
     )
+    by_worker: dict[WorkerName, float] = field(default_factory=lambda: {"small": 0.0, "large": 0.0})
     jobs: dict[Job, _StartedCall] = field(default_factory=dict)
+
+    def book(self, action: Generate | Write | Classify | Verify, ms: float) -> None:
+        """Put work down to whom it belongs."""
+        judging = isinstance(action, Classify | Verify)
+        self.work["classify" if judging else action.worker] += ms
+        self.by_worker[action.worker] += ms
 
     def begin(self) -> float:
         """When a call that is made now begins."""
@@ -129,8 +212,7 @@ class _Clock:
         worker = self.costs.of(action.worker)
         known = isinstance(answer, Generation | Classification | Verification)
         ms = worker.call(answer.usage if known else Usage())
-        judging = isinstance(action, Classify | Verify)
-        self.work["classify" if judging else action.worker] += ms
+        self.book(action, ms)
         return ms
 
     def wait(self, action: Any, answer: Any) -> None:
@@ -151,8 +233,7 @@ class _Clock:
         if running is None:
             return
         ms = min(self.costs.of(running.action.worker).call(usage), self.now - running.began)
-        judging = isinstance(running.action, Classify | Verify)
-        self.work["classify" if judging else running.action.worker] += ms
+        self.book(running.action, ms)
         if self.costs.shared_device:
             self.busy = max(self.busy, running.began) + ms
             self.now = max(self.now, self.busy)
@@ -179,4 +260,33 @@ def predict(recording: Recording, costs: Costs) -> Predicted:
                 clock.first(job, answer)
             case Cancel(job), Usage() as usage:
                 clock.cancel(job, usage)
-    return Predicted(clock.now, **clock.work)
+    return Predicted(clock.now, **clock.work, busy=clock.by_worker)
+
+
+def predict_loaded(
+    recordings: Sequence[Recording], costs: Costs, streams: int
+) -> tuple[list[Predicted], dict[WorkerName, float]]:
+    """What recorded requests take with so many at once, and each model's live streams then.
+
+    How many streams a model has depends on how long requests are at it, and that on its streams:
+    both are found together, by turns.
+
+    Raises:
+        ConfigError: a model would have more live streams than there is a figure for.
+    """
+    for worker in (costs.small, costs.large):
+        worker.token_ms_at(streams)
+    live: dict[WorkerName, float] = {"small": streams, "large": streams}
+    for turn in range(ROUNDS):
+        found = [predict(recording, costs.at(**live)) for recording in recordings]
+        total = sum(one.ms for one in found)
+        # Jobs side by side may be more streams than requests: they are charged as so many.
+        asked = {
+            name: min(1.0, sum(one.busy[name] for one in found) / total) * streams if total else 0.0
+            for name in live
+        }
+        settled = all(abs(live[name] - asked[name]) < 0.01 * streams for name in live)
+        if settled or turn + 1 == ROUNDS:
+            break
+        live = {name: (live[name] + asked[name]) / 2 for name in live}
+    return found, asked

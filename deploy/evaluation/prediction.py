@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 from pydantic import ValidationError
 
 from deploy.evaluation import evaluation_log
 from deploy.evaluation.candidates import BASELINE
-from deploy.evaluation.costs import ASSUMPTIONS, Costs, Predicted, predict
+from deploy.evaluation.costs import ASSUMPTIONS, Costs, Predicted, predict_loaded
 from deploy.evaluation.intervals import mean, paired, quantile, wilson
 from deploy.evaluation.recording import load
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column, difference, label, markdown, percent
 from deploy.service.config import explain
 from orchestrator.errors import ConfigError
+from orchestrator.loop.actions import WorkerName
 
 HERE = Path(__file__).parents[1] / "costs"
 
@@ -41,11 +44,27 @@ def load_costs(source: str) -> Costs:
         raise ConfigError(f"{source}: {explain(error)}") from None
 
 
-def predicted(folder: Path, costs: Costs) -> dict[str, Any]:
+Name: TypeAlias = tuple[str, int | None]
+"""A policy and its budget."""
+
+
+@dataclass(frozen=True, slots=True)
+class PredictedColumn:
+    """One policy's rows with what becomes of them, and each model's live streams then."""
+
+    rows: list[tuple[dict[str, Any], Predicted]]
+    live: dict[WorkerName, float]
+
+
+def predicted(folder: Path, costs: Costs, streams: Sequence[int] = ()) -> dict[str, Any]:
     """What `baton predict --json` writes: rows, costs and assumptions, all marked as predicted.
 
+    A row for each policy and number of requests at once; without `streams` the fewest that the
+    costs are for.
+
     Raises:
-        ConfigError: the folder holds no recordings that can be used.
+        ConfigError: the folder holds no recordings that can be used, or the costs say nothing of
+            so many streams.
     """
     settings, rows = evaluation_log.read(folder / "rows.jsonl")
     if settings.get("speculation") != "vanilla":
@@ -53,34 +72,44 @@ def predicted(folder: Path, costs: Costs) -> dict[str, Any]:
             f"{folder}: recorded with {settings.get('speculation')!r} in the large worker; the "
             "cost model charges a pass per token: record with vanilla"
         )
-    columns: dict[tuple[str, int | None], list[tuple[dict[str, Any], Predicted]]] = {}
+    named: dict[Name, list[dict[str, Any]]] = {}
     for row in rows:
         if row["error"] is None and "recording" not in row:
             raise ConfigError(f"{folder}: its rows have no recordings")
         if "recording" in row:
-            one = predict(load(folder / row["recording"]), costs)
-            columns.setdefault((row["policy"], row["budget"]), []).append((row, one))
-    if not any(policy == BASELINE for policy, _ in columns):
+            named.setdefault((row["policy"], row["budget"]), []).append(row)
+    if not any(policy == BASELINE for policy, _ in named):
         raise ConfigError(f"{folder}: no recordings of {BASELINE}")
+    counts = streams or (costs.fewest,)
+    tables: dict[int, dict[Name, PredictedColumn]] = {count: {} for count in counts}
+    for name, mine in named.items():  # one policy's recordings in memory at a time
+        recordings = [load(folder / row["recording"]) for row in mine]
+        for count, columns in tables.items():
+            found, live = predict_loaded(recordings, costs, count)
+            columns[name] = PredictedColumn(list(zip(mine, found, strict=True)), live)
     return {
         "predicted": True,
-        "rows": _rows(columns),
+        "rows": [row for count in counts for row in _rows(tables[count], costs, count)],
         "costs": costs.model_dump(mode="json"),
         "assumptions": [*ASSUMPTIONS, *costs.assumptions],
         "recorded": settings,
     }
 
 
-def _rows(
-    columns: dict[tuple[str, int | None], list[tuple[dict[str, Any], Predicted]]],
-) -> list[Row]:
+def _rows(columns: Mapping[Name, PredictedColumn], costs: Costs, streams: int) -> list[Row]:
     table = []
     usual = next(column for (policy, _), column in columns.items() if policy == BASELINE)
     for (policy, budget), column in columns.items():
-        base = {row["problem"]: (row, one) for row, one in columns.get((BASELINE, budget), usual)}
-        both = [(row, one, *base[row["problem"]]) for row, one in column if row["problem"] in base]
+        base = {
+            row["problem"]: (row, one) for row, one in columns.get((BASELINE, budget), usual).rows
+        }
+        both = [
+            (row, one, *base[row["problem"]]) for row, one in column.rows if row["problem"] in base
+        ]
         right = [row["correct"] for row, *_ in both]
         times = [one.ms for _, one, *_ in both]
+        gpus = costs.gpus([name for name, busy in column.live.items() if busy])
+        gpu_hours = gpus * mean(times) / 3600 / streams  # 1,000 requests of so many ms each
         low, high = wilson(sum(right), len(right))
         against = paired(right, [row["correct"] for *_, row, _ in both])
         table.append(
@@ -88,6 +117,11 @@ def _rows(
                 "predicted": True,
                 "policy": policy,
                 "budget": budget,
+                "streams": streams,
+                "live": column.live,
+                "gpus": gpus,
+                "gpu_hours_per_1000": gpu_hours,
+                "money_per_1000": None if costs.gpu_hour is None else gpu_hours * costs.gpu_hour,
                 "n": len(both),
                 "accuracy": mean(right),
                 "accuracy_low": low,
@@ -112,10 +146,21 @@ def _rows(
     return table
 
 
+def _s(ms: float) -> str:
+    return f"{ms / 1000:.3g}"
+
+
+def _known(value: float | None) -> str:
+    return "" if value is None else f"{value:.3g}"
+
+
 COLUMNS: list[Column] = [
     ("policy", label),
-    ("predicted p50/p95 ms", lambda row: f"{row['p50_ms']:.0f}/{row['p95_ms']:.0f}"),
+    ("requests at once", lambda row: str(row.get("streams", 1))),
+    ("predicted seconds p50/p95", lambda row: f"{_s(row['p50_ms'])}/{_s(row['p95_ms'])}"),
     ("predicted speedup", lambda row: f"{row['speedup']:.2f}x"),
+    ("GPU-hours per 1,000 requests", lambda row: _known(row.get("gpu_hours_per_1000"))),
+    ("money per 1,000 requests", lambda row: _known(row.get("money_per_1000"))),
     ("measured speedup of the recorded pair", lambda row: f"{row['measured_speedup']:.2f}x"),
     ("ms small", lambda row: f"{row['ms']['small']:.0f}"),
     ("ms large", lambda row: f"{row['ms']['large']:.0f}"),
@@ -134,7 +179,7 @@ def basis(data: dict[str, Any]) -> list[str]:
     """What a prediction rests on, one statement each: hardware, sources, assumptions."""
     costs = data["costs"]
     pair = " and ".join(
-        f"{costs[name]['model']} ({costs[name]['token_ms']:g} ms a token, "
+        f"{costs[name]['model']} ({_tokens(costs[name]['token_ms'])}, "
         f"{costs[name]['read_ms']:g} + {costs[name]['read_token_ms']:g} a token read, "
         f"{costs[name]['call_ms']:g} a call)"
         for name in ("small", "large")
@@ -145,6 +190,16 @@ def basis(data: dict[str, Any]) -> list[str]:
         *(f"Source of {source}" for source in costs["sources"]),
         *data["assumptions"],
     ]
+
+
+def _tokens(token_ms: float | Mapping[Any, float]) -> str:
+    """A token's time; a mapping's keys are texts where it comes from JSON."""
+    if not isinstance(token_ms, Mapping):  # as it once was
+        token_ms = {1: token_ms}
+    if len(token_ms) == 1:
+        return f"{next(iter(token_ms.values())):g} ms a token"
+    each = ", ".join(f"{ms:g} at {streams}" for streams, ms in token_ms.items())
+    return f"ms a token by live streams: {each}"
 
 
 def report(data: dict[str, Any], heading: str = "#") -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.evaluation.costs import Costs, predict
+from deploy.evaluation.costs import Costs, predict, predict_loaded
 from deploy.evaluation.recording import RecordedRequest, Recording
-from orchestrator.errors import WorkerUnavailable
+from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.loop.actions import Cancel, Classify, First, Generate, Job, Start, Verify, Write
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import (
@@ -42,6 +42,36 @@ def generate(
         Generation(Segment(worker, "a"), usage),
         7.0,
     )
+
+
+def test_a_token_by_live_streams() -> None:
+    worker = costs(small={**SMALL, "token_ms": {32: 20, 8: 10, 16: 14}}).small
+    assert [worker.token_ms_at(n) for n in (1, 8, 12, 16, 20, 32)] == [10, 10, 12, 14, 15.5, 20]
+    assert worker.at(12).token_ms_at(1) == 12
+    with pytest.raises(ConfigError, match="s: token_ms has figures up to 32 live streams"):
+        worker.token_ms_at(32.5)
+    assert costs().fewest == 1
+    assert costs(small={**SMALL, "token_ms": {8: 10}}).fewest == 8
+
+
+@pytest.mark.parametrize("value", [0, -1, {}, {0: 5}, {8: 0}, {"few": 5}, "fast"])
+def test_a_time_that_is_none_is_refused(value: Any) -> None:
+    with pytest.raises(ValidationError, match="token_ms"):
+        costs(small={**SMALL, "token_ms": value})
+
+
+def test_two_models_that_share_the_load_share_the_streams() -> None:
+    """Half of the time at either model: each has half of the requests."""
+    pair = costs(
+        small={**SMALL, "call_ms": 0, "token_ms": {1: 10, 8: 10}},
+        large={**LARGE, "call_ms": 0, "token_ms": {4: 10, 8: 12}},
+    )
+    one = recording(generate("small", 5, 5, 11), generate("large", 9, 9, 11))
+    (found,), live = predict_loaded([one], pair, 8)
+    assert found.ms == pytest.approx(200, rel=0.1)
+    assert live["small"] == pytest.approx(4, rel=0.1)
+    assert live["large"] == pytest.approx(4, rel=0.1)
+    assert found.busy["small"] == 100
 
 
 def recording(*events: ActionCompleted) -> Recording:

@@ -80,6 +80,38 @@ def test_predicted_rows(tmp_path: Path) -> None:
     json.dumps(data)
 
 
+BATCHED = COSTS.model_copy(
+    update={
+        "small": COSTS.small.model_copy(update={"token_ms": {1: 1.0, 9: 2.0}}),
+        "large": COSTS.large.model_copy(update={"token_ms": {1: 10.0, 9: 18.0}, "gpus": 2.0}),
+        "gpu_hour": 3.6,
+    }
+)
+
+
+def test_several_requests_at_once(tmp_path: Path) -> None:
+    """Each model alone has as many live streams as there are requests."""
+    data = predicted(recorded(tmp_path), BATCHED, [1, 5, 9])
+    rows = {(row["policy"], row["streams"]): row for row in data["rows"]}
+    assert len(rows) == 6
+    # Six tokens read, then ten and twenty after the first, at 10, 14 and 18 ms.
+    assert [rows["large-only", n]["total_ms"] for n in (1, 5, 9)] == [312, 432, 552]
+    assert rows["small-only", 9]["total_ms"] == 2 * (6 + 20)
+    assert rows["small-only", 9]["speedup"] == 552 / 52
+    large = rows["large-only", 9]
+    assert (large["live"], large["gpus"]) == ({"small": 0.0, "large": 9.0}, 2)
+    # 276 ms on two GPUs, a ninth of which is one request's: 1,000 are 61.3 GPU-seconds.
+    assert large["gpu_hours_per_1000"] == pytest.approx(2 * 276 / 9 / 3600)
+    assert large["money_per_1000"] == pytest.approx(2 * 276 / 9 / 1000)
+    assert predicted(tmp_path, COSTS)["rows"][0]["money_per_1000"] is None
+    page = report(json.loads(json.dumps(data)))
+    assert "ms a token by live streams: 10 at 1, 18 at 9" in page
+    with pytest.raises(ConfigError, match="up to 9 live streams, not for 10"):
+        predicted(tmp_path, BATCHED, [10])
+    with pytest.raises(ConfigError, match="up to 1 live streams, not for 8"):
+        predicted(tmp_path, COSTS, [8])
+
+
 def test_recordings_that_cannot_be_used(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="No such file"):
         predicted(tmp_path, COSTS)
@@ -95,7 +127,10 @@ def test_recordings_that_cannot_be_used(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("*.yaml")))
 def test_the_costs_that_ship(name: str) -> None:
     costs = load_costs(name)
-    assert costs.large.token_ms > costs.small.token_ms
+    for worker in (costs.small, costs.large):
+        times = [worker.token_ms[streams] for streams in sorted(worker.token_ms)]
+        assert times == sorted(times)  # more streams, slower tokens
+    assert (costs.large.token_ms_at(1) > costs.small.token_ms_at(1)) == ("a3b" not in name)
     assert any("token_ms" in source for source in costs.sources)
     assert any("read_token_ms" in source for source in costs.sources)
 
