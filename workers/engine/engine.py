@@ -219,6 +219,7 @@ class Engine:
                     request.max_tokens,
                     request.method,
                     request.matcher,
+                    answering=request.answering,
                 )
                 accepted = self.decoder.join(request.row, result)
                 self._prefilling.remove(request)

@@ -202,6 +202,7 @@ class GenerateRequest(EngineRequest):
     seed: int = 0
     method: str | None = None  # by which it is decoded; None: the decoder's default
     matcher: TokenMatcher | None = None  # of the grammar that the text must match
+    answering: bool = False  # the thought has ended, or there is none
     row: Row | None = None
     entropy: float | None = None  # of the first token's distribution (natural log), where wanted
 

@@ -74,6 +74,7 @@ class LocalWorker:
             seed=_seed(sampling),
             method=call.speculation,
             matcher=await self._matcher(call),
+            answering=call.transcript.closed,
         )
         items = self.engine.stream(request)
         try:

@@ -24,7 +24,7 @@ class Row:
     cache yet. `remaining_tokens` is how many more may be emitted; no draft goes beyond that.
     `method` names its speculation method; None: the decoder's default. `matcher` says which tokens
     may come next where the text must match a grammar (`workers.model.masking.TokenMatcher`);
-    `failure` is why it cannot any more.
+    `failure` is why it cannot any more. `answering`: what it writes is an answer, not a thought.
     """
 
     slot: int
@@ -35,6 +35,7 @@ class Row:
     method: str | None = None
     matcher: Any = None
     failure: Exception | None = None
+    answering: bool = False
 
     @property
     def greedy(self) -> bool:

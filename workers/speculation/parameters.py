@@ -24,6 +24,13 @@ def fraction(name: str, value: float) -> float:
     return value
 
 
+def true_or_false(name: str, value: bool) -> bool:
+    """A truth value."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, not {value!r}")
+    return value
+
+
 def one_of(name: str, value: str, choices: Sequence[str]) -> None:
     """One of the choices."""
     if value not in choices:

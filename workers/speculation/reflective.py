@@ -13,6 +13,11 @@ paper's prompt and its choice for the bonus token are not public: both are param
 z' depends on the tokens it verifies, so the output has no model's distribution, and the more the
 prompt asks for a repetition the more is accepted. `alpha` goes from 0 (the base method exactly, at
 its cost) to 1 (z' alone); its effect on answers is to be measured.
+
+With `thoughts_only` an answer is decoded by the base method exactly, as it is where a model has no
+thought, and only thoughts are verified leniently: what they say is read by models, and an answer
+by people (TensorRT-LLM has `use_relaxed_acceptance_for_thinking` for the same reason). The method
+stays lossy, for an answer follows from its thought.
 """
 
 from __future__ import annotations
@@ -28,7 +33,7 @@ from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
-from workers.speculation.parameters import MOST_NODES, fraction, tree_size
+from workers.speculation.parameters import MOST_NODES, fraction, tree_size, true_or_false
 
 PROMPT = "\nWait, let me check:"
 
@@ -45,6 +50,7 @@ class Reflective(Method):
         alpha: weight of the second scores, from 0 to 1.
         prompt: the tokens before the copy, as a text or as token ids.
         bonus: whether the token behind a whole draft is verified by both scores too.
+        thoughts_only: whether answers are verified by the first score alone.
     """
 
     lossless = False
@@ -60,12 +66,13 @@ class Reflective(Method):
         alpha: float = 0.3,
         prompt: str | Sequence[int] = PROMPT,
         bonus: bool = False,
+        thoughts_only: bool = False,
         **parameters: Any,
     ) -> None:
         super().__init__(target)
         fraction("alpha", alpha)
-        if not isinstance(bonus, bool):
-            raise ValueError(f"bonus must be true or false, not {bonus!r}")
+        true_or_false("bonus", bonus)
+        self.thoughts_only = true_or_false("thoughts_only", thoughts_only)
         if base not in self.bases or not self.bases[base].lossless:  # type: ignore[attr-defined]
             raise ValueError(f"base must be a lossless method, not {base!r}")
         if self.bases[base].score is not Method.score:  # type: ignore[attr-defined]
@@ -84,10 +91,14 @@ class Reflective(Method):
 
     def score(self, target: Target, plan: Plan) -> ModelOutput:
         """One pass over the drafts and their copies; returns the logits of the drafts' nodes."""
-        if self.alpha == 0:
+        reflects = [not (self.thoughts_only and row.answering) for row in plan.rows]
+        if self.alpha == 0 or not any(reflects):
             return self.base.score(target, plan)
         trees, readings = [], []
         for i, (row, tree) in enumerate(zip(plan.rows, plan.trees, strict=True)):
+            if not reflects[i]:
+                trees.append(tree)
+                continue
             longer, found = self.reflected(tree, target.max_len - len(row.ids))
             trees.append(longer)
             readings += [(i, *reading) for reading in found]

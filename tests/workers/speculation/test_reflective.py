@@ -243,6 +243,61 @@ def test_log_probabilities_are_those_of_the_fused_law() -> None:
             assert logprob == pytest.approx(float(law[token].log()), abs=1e-3)
 
 
+# Thoughts alone --------------------------------------------------------------------------
+
+
+def written(loop: Decoder, warm: Sampling, answering: Sequence[bool]) -> list[list[int]]:
+    """What the prompts' rows write, those named as answers, decoded side by side."""
+    for slot, (prompt, answers) in enumerate(zip(PROMPTS, answering, strict=True)):
+        row = Row(slot, list(prompt), warm, 50 + slot, 20, answering=answers)
+        loop.target.cache.allocate(slot, row.ids, 0)
+        loop.join(row, loop.target.prefill(slot, row.ids))
+    ended: dict[int, list[int]] = {}
+    while loop.rows:
+        for row in [row for row in loop.rows if row.remaining_tokens <= 0]:
+            ended[row.slot] = row.ids[len(PROMPTS[row.slot]) :]
+            loop.leave(row)
+        if loop.rows:
+            loop.step(loop.rows)
+    return [ended[slot] for slot in range(len(PROMPTS))]
+
+
+@OVER
+@pytest.mark.parametrize("warm", WARM[:2])
+def test_answers_may_be_exact_beside_lenient_thoughts(base: dict[str, Any], warm: Sampling) -> None:
+    """A row is the base's where it answers and the lenient method's where it thinks."""
+    thinking = written(over(base, 1.0), warm, [False] * 4)
+    exact = written(plain(base), warm, [False] * 4)
+    assert thinking != exact  # else nothing could be told apart
+    for answering in ([True] * 4, [False] * 4, [True, False, True, False]):
+        made = written(over_only(base), warm, answering)
+        told = zip(answering, exact, thinking, strict=True)
+        assert made == [strict if answers else free for answers, strict, free in told]
+
+
+def over_only(base: dict[str, Any]) -> Decoder:
+    options = {"prompt": REFLECTION, **base, "alpha": 1.0, "thoughts_only": True}
+    return decoder("reflective", options, slots=8)
+
+
+def test_answers_alone_read_nothing_twice() -> None:
+    loop = over_only(CHAIN)
+    method: Any = loop.method
+    copied: list[Tree] = []
+    reflected = method.reflected
+
+    def watched(tree: Tree, room: int) -> Any:
+        copied.append(tree)
+        return reflected(tree, room)
+
+    method.reflected = watched
+    written(loop, Sampling(), [True] * 4)
+    assert copied == []
+    written(loop, Sampling(), [True, True, True, False])
+    assert copied
+    assert not loop.lossless  # for an answer follows from its thought
+
+
 # Limits ----------------------------------------------------------------------------------
 
 
@@ -293,6 +348,7 @@ def test_leaves_for_which_the_cache_has_no_place_are_judged_once() -> None:
         ({"alpha": "0.3"}, "alpha must be a number from 0 to 1, not '0.3'"),
         ({"alpha": True}, "alpha must be a number from 0 to 1, not True"),
         ({"bonus": 1}, "bonus must be true or false, not 1"),
+        ({"thoughts_only": "yes"}, "thoughts_only must be true or false, not 'yes'"),
         ({"base": "magic"}, "base must be a lossless method, not 'magic'"),
         ({"base": "reflective"}, "base must be a lossless method, not 'reflective'"),
         ({"base": "kangaroo"}, "base kangaroo scores its drafts in a pass of its own"),
@@ -349,6 +405,32 @@ async def test_spans_end_inside_a_block(checkpoint: Path, draft_checkpoint: Path
     worker.close()
     with pytest.raises(ConfigError, match="speculation reflective: prompt must not be empty"):
         load(checkpoint, speculation={**speculation, "prompt": ""})
+
+
+async def test_the_engine_knows_what_is_an_answer(checkpoint: Path, draft_checkpoint: Path) -> None:
+    """The same prompt's thought by the lenient method, its answer by the exact one."""
+    lenient = {"method": "reflective", "draft": str(draft_checkpoint), "gamma": 4, "alpha": 1.0}
+    kinds = {
+        "only": {**lenient, "thoughts_only": True},
+        "lenient": lenient,
+        "exact": {"method": "chain", "draft": str(draft_checkpoint), "gamma": 4},
+    }
+    thinking = Transcript((Message("user", "What is 12 + 34?"),))
+    answering = Transcript(thinking.messages, closed=True)
+    texts: dict[str, list[Any]] = {}
+    for name, speculation in kinds.items():
+        worker = load(checkpoint, speculation=speculation, rows=2, slots=3, max_len=200)
+        texts[name] = []
+        for transcript in (thinking, answering):
+            stream = worker.generate(
+                Call("r", transcript), StopCriteria(30), Sampling(), stream=False
+            )
+            texts[name] += [item.segment.tokens async for item in stream]  # type: ignore[union-attr]
+        assert worker.stats()["lossy"] == (name != "exact")
+        worker.close()
+    assert texts["lenient"][0] != texts["exact"][0]
+    assert texts["lenient"][1] != texts["exact"][1]
+    assert texts["only"] == [texts["lenient"][0], texts["exact"][1]]
 
 
 async def test_nan_logits_are_an_error_and_poison_nobody(
