@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-real real-pair check clients fuzz-api results results-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup serve test test-vllm test-real real-pair check clients fuzz-api experiments-calibration results results-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -51,6 +51,9 @@ clients: $(STAMP) ## every client and tool of others against the service, docs/c
 
 fuzz-api: $(STAMP) ## 10,000 requests made from /openapi.json, right and wrong ones (5 minutes)
 	@FUZZ_CASES=15000 $(BIN)/python -m pytest -s tests/orchestrator/http/test_fuzz.py
+
+experiments-calibration: $(STAMP) ## how often experiments claim what is not so, docs/false-claims.md (5 minutes)
+	@$(BIN)/python -m tests.house.false_claims --out docs/false-claims.md
 
 check: $(STAMP) ## lint and type-check
 	@$(BIN)/ruff check .
@@ -178,7 +181,7 @@ $(STAMP): pyproject.toml requirements.lock
 # that is meant for tuning.
 experiments: $(STAMP) ## an A/B test and an autopilot on a running service, docs/experiments.md (URL= names it)
 	@set -e; failed=0; export BATON_URL=$(or $(URL),http://127.0.0.1:$(PORT)); \
-	for run in "thresholds heldout 2000" "autopilot dev 1200"; do \
+	for run in "thresholds heldout 2000" "autopilot dev 3000"; do \
 	  set -- $$run; \
 	  $(BIN)/baton experiment start deploy/experiments/$$1.yaml; \
 	  $(BIN)/baton experiment drive --problems builtin:$$2 --limit $$3 --concurrency 8 --every 200 || failed=1; \

@@ -456,6 +456,11 @@ class LimitsSpec(Strict):
         default=64, ge=1, description="requests at once, by the calls each makes; one more waits"
     )
     wait_s: float = Field(default=2.0, ge=0, description="for a place; then it is 429")
+    prompt_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        description="prompt tokens of one key's requests at once; then it is 429. None: no limit",
+    )
     max_tokens: int = Field(default=2048, ge=1, description="cap where a request names none")
     max_tokens_cap: int = Field(default=32_768, ge=1, description="the most a request may name")
     choices: int = Field(default=16, ge=1, description="the most answers (n) a request may want")

@@ -4,9 +4,12 @@ Serve answers what it cannot pass on in plain text, a replica that died as "500 
 Error", and a stream whose replica died not at all. Here
 
 - a request of which nothing was answered is made again, where doing so is safe, and else refused
-  by 503 in OpenAI's form, with a time to try again; a stream that broke off ends by an error event;
+  by 503 in OpenAI's form, with a time to try again; a stream that broke off ends by an error event.
+  It is made again once: one that ends the replicas it comes to ends two of them, and no more;
 - a body is gathered before the request takes a place in a replica, so that slow bodies take none;
-- headers that Serve cannot read are refused by 400, too many by 431.
+- headers that Serve cannot read are refused by 400, too many by 431;
+- a page of another origin may read such a refusal if the application let it read an answer (or its
+  browser's preflight) before: the proxy knows no settings.
 
 Ray calls `middlewares` by the name in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
 (`deploy.service.environment`).
@@ -17,7 +20,9 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 import uvicorn.config
@@ -27,15 +32,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import InvalidRequest, describe
 from orchestrator.http.auth import READ_METHODS, USER_PATHS
-from orchestrator.http.errors import RETRY_AFTER_S, HttpError, RequestRefused, http_error
+from orchestrator.http.errors import (
+    EXPOSED,
+    RETRY_AFTER_S,
+    HttpError,
+    RequestRefused,
+    http_error,
+)
 
 log = logging.getLogger(__name__)
 
-PAUSES_S: Final = (0.2, 1.0)  # before a request is made again
+PAUSE_S: Final = 0.5  # before a request is made again
 OF_SERVE: Final = {404, 408, 429, 500, 503}  # in plain text these are Serve's own answers
 BUFFER_BYTES: Final = 1 << 20  # of a body; a longer one is passed on as it comes, and made once
 BODY_S: Final = 30.0  # for that much of a body to arrive
 MAX_HEAD_BYTES: Final = 64 << 10  # of a request's headers
+ORIGINS: Final = 256  # allowed origins that are remembered
+ALLOWED: Final = "access-control-allow-origin"
 LOST: Final = HttpError(
     503,
     "the answer was lost with the replica that made it; try again shortly",
@@ -55,7 +68,7 @@ class ProxyMiddleware:
     """ASGI middleware around the proxy of Ray Serve."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app = app
+        self._app, self._origins = app, AllowedOrigins()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,26 +78,66 @@ class ProxyMiddleware:
             _check_headers(scope["headers"])
             body = await _gather(receive)
         except (InvalidRequest, RequestRefused) as error:
-            await http_error(error).response()(scope, receive, send)
+            refusal = self._origins.readable(http_error(error), scope)
+            await refusal.response()(scope, receive, send)
             return
         if body is None:
             return
-        attempt = _Attempt(scope, body, receive, send)
-        pauses = list(PAUSES_S) if _may_be_repeated(scope) and not body[-1]["more_body"] else []
-        while await attempt.was_lost(self._app) and pauses:
+        attempt = _Attempt(scope, body, receive, send, self._origins)
+        again = _may_be_repeated(scope) and not body[-1]["more_body"]
+        if await attempt.was_lost(self._app) and again:
             log.warning("%s %r was lost: made again", scope["method"], scope["path"])
-            await asyncio.sleep(pauses.pop(0))
-            attempt = _Attempt(scope, body, receive, send)
+            await asyncio.sleep(PAUSE_S)
+            attempt = _Attempt(scope, body, receive, send, self._origins)
+            await attempt.was_lost(self._app)
         await attempt.finish()
+
+
+class AllowedOrigins:
+    """Origins whose pages the application let read its answers, and what it told their browsers."""
+
+    def __init__(self) -> None:
+        self._told: OrderedDict[str, str] = OrderedDict()
+
+    def note(self, scope: Scope, answered: Headers) -> None:
+        """What the application said to the origin of a request."""
+        origin = _origin(scope)
+        if origin is None:
+            return
+        self._told.pop(origin, None)
+        if (told := answered.get(ALLOWED)) is not None:
+            self._told[origin] = told
+            if len(self._told) > ORIGINS:
+                self._told.popitem(last=False)
+
+    def readable(self, error: HttpError, scope: Scope) -> HttpError:
+        """A refusal of this request, readable by its page where the page may read answers."""
+        told = self._told.get(_origin(scope) or "")
+        if told is None:
+            return error
+        allowed = {ALLOWED: told, "access-control-expose-headers": ", ".join(EXPOSED)}
+        return replace(error, headers={**error.headers, **allowed, "vary": "Origin"})
+
+
+def _origin(scope: Scope) -> str | None:
+    value = next((value for name, value in scope["headers"] if name == b"origin"), None)
+    return None if value is None or len(value) > 256 else value.decode("latin-1")
 
 
 class _Attempt:
     """One request to Serve, and what of its answer was sent."""
 
-    def __init__(self, scope: Scope, body: Sequence[Message], receive: Receive, send: Send) -> None:
+    def __init__(
+        self,
+        scope: Scope,
+        body: Sequence[Message],
+        receive: Receive,
+        send: Send,
+        origins: AllowedOrigins,
+    ) -> None:
         # Serve puts headers of its own into a request.
         self._scope, self._body = {**scope, "headers": list(scope["headers"])}, list(body)
-        self._receive, self._send = receive, send
+        self._receive, self._send, self._origins = receive, send, origins
         self._gone = self._ended = self._streams = False
         self._started: Message | None = None
         self._refused: Message | None = None  # the start of an answer of Serve's own
@@ -102,7 +155,8 @@ class _Attempt:
         if self._gone or self._ended:
             return
         if self._started is None:
-            await self._error().response()(self._scope, self._receive, self._send)
+            error = self._origins.readable(self._error(), self._scope)
+            await error.response()(self._scope, self._receive, self._send)
         elif self._streams:
             data = _event(self._scope["path"], LOST)
             await self._send({"type": "http.response.body", "body": data, "more_body": False})
@@ -114,11 +168,13 @@ class _Attempt:
 
     async def _relay(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            kind = Headers(raw=message["headers"]).get("content-type", "")
+            headers = Headers(raw=message["headers"])
+            kind = headers.get("content-type", "")
             if message["status"] in OF_SERVE and kind.startswith("text/plain"):
                 self._refused = message
                 return
             self._started, self._streams = message, kind.startswith("text/event-stream")
+            self._origins.note(self._scope, headers)
         elif self._refused is not None:
             return
         else:

@@ -1,11 +1,13 @@
 """Thompson sampling toward a goal, within its bounds, with bounded exploration.
 
-An arm is *known to keep the bounds* when each holds with the bound's confidence; the arm that a
-bound compares with always is. Among such arms, requests are divided in proportion to the
-probability that an arm is the best (Thompson 1933; constraints as in conservative bandits, Wu et
-al. 2016, arXiv 1602.04282). Every other arm that may still turn out to keep the bounds shares
-`exploration` of the requests with the rest, and one that surely breaks a bound gets a tenth of an
-explorer's share, enough to notice a mistake.
+An arm is *known to keep the bounds* when each holds with the bound's confidence at any number of
+looks (a confidence sequence, from `MIN_UNITS` units on: the weights are reckoned anew all the time,
+so a probability at each look would sooner or later be wrong); the arm that a bound compares with
+always is. Among such arms, requests are divided in proportion to the probability that an arm is the
+best (Thompson 1933; constraints as in conservative bandits, Wu et al. 2016, arXiv 1602.04282).
+Every other arm that may still turn out to keep the bounds shares `exploration` of the requests with
+the rest, and one that surely breaks a bound gets a tenth of an explorer's share, enough to notice a
+mistake.
 
 The result is a set of weights, recorded with its evidence. Requests are assigned by them as in any
 experiment, and each exposure has the probability of its assignment (the propensity), which
@@ -23,10 +25,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from orchestrator.experiments.documents import Experiment, MetricName, Prices
+from orchestrator.experiments.documents import Bound, Experiment, MetricName, Prices
 from orchestrator.experiments.metrics import METRICS, observations
 from orchestrator.experiments.outcome_log import RequestRecord
 from orchestrator.experiments.samples import Sample, Vector, sample
+from orchestrator.experiments.sequential import difference_interval
 
 DRAWS: Final = 4000
 MIN_UNITS: Final = 10  # below this many an arm's mean is drawn from its whole range
@@ -38,7 +41,8 @@ class Allocation:
     """Weights of the arms, and the beliefs they follow from.
 
     `beliefs` by arm: `units`, the goal's `mean`, the probability to be `best` among those that
-    keep the bounds, and `keeps`, the least probability of its bounds (1 where there are none).
+    are known to keep the bounds, `keeps`, the least probability of its bounds (1 where there are
+    none), and whether it is `sure` that it keeps them (1 or 0).
     """
 
     weights: Mapping[str, float]
@@ -78,15 +82,17 @@ def allocate_samples(
     sure = np.ones(len(names), dtype=bool)
     hopeless = np.zeros(len(names), dtype=bool)
     for bound in goal.within:
-        place, drawn = (
-            names.index(bound.than or experiment.base),
-            METRICS[bound.metric].sign * means[bound.metric],
-        )
-        holds = (drawn >= drawn[place] - bound.by).mean(axis=1)
-        holds[place] = 1.0
-        keeps = np.minimum(keeps, holds)
-        sure &= holds >= bound.confidence
-        hopeless |= holds <= 1 - bound.confidence
+        than = bound.than or experiment.base
+        drawn = METRICS[bound.metric].sign * means[bound.metric]
+        holds = (drawn >= drawn[names.index(than)] - bound.by).mean(axis=1)
+        for place, name in enumerate(names):
+            if name == than:
+                continue
+            keeps[place] = min(keeps[place], holds[place])
+            own, other = samples[name][bound.metric], samples[than][bound.metric]
+            known = known_bound(bound, own, other, experiment.tuned_for)
+            sure[place] &= known is True
+            hopeless[place] |= known is False
     best = _best(METRICS[goal.metric].sign * means[goal.metric], sure)
     explorers = np.where(hopeless, HOPELESS_SHARE, 1.0)
     weights = (1 - experiment.exploration) * best
@@ -98,10 +104,23 @@ def allocate_samples(
             "mean": samples[name][goal.metric].mean,
             "best": float(best[place]),
             "keeps": float(keeps[place]),
+            "sure": float(sure[place]),
         }
         for place, name in enumerate(names)
     }
     return Allocation(dict(zip(names, (float(value) for value in weights), strict=True)), beliefs)
+
+
+def known_bound(bound: Bound, own: Sample, than: Sample, tuned_for: float) -> bool | None:
+    """Whether an arm keeps a bound; None while that is not known. Wrong at no look with the bound's
+    confidence on either side."""
+    if min(own.count, than.count) < MIN_UNITS:
+        return None
+    interval = difference_interval(own, than, 2 * (1 - bound.confidence), tuned_for)
+    low, high = interval.low, interval.high
+    if METRICS[bound.metric].sign < 0:
+        low, high = -high, -low
+    return True if low >= -bound.by else False if high < -bound.by else None
 
 
 def _posterior(values: Sample, random: np.random.Generator) -> Vector:

@@ -129,8 +129,8 @@ class Guardrail(ExperimentDocument):
     With a `quantile` (of a time) it is that quantile that may be `at_most` so many ms. `alpha`
     bounds the probability that an arm within the limit is ever stopped by it, for times as they
     were observed: a request that its client cancelled counts against `at_most` with the time that
-    had passed, against the control with the worst time of all arms. `cancelled` is a metric of its
-    own.
+    had passed, against the control with the worst time of all arms; an arm of which one was
+    cancelled crosses no `at_least` of a time. `cancelled` is a metric of its own.
     """
 
     metric: MetricName
@@ -198,8 +198,9 @@ class Experiment(ExperimentDocument):
     `salt` seeds the hash of units (the experiment's name where none is given), so that two
     experiments assign them independently. `coverage` is the share of units that take part.
     `alpha` is the false positive rate on one metric over all arms, at any number of looks;
-    `tuned_for` the number of units at which the intervals are tightest. `exploration` bounds a
-    bandit's share of requests that go to arms that are not known to keep the goal's bounds.
+    `tuned_for` the number of units (of two equal arms) at which the intervals are tightest.
+    `exploration` bounds a bandit's share of requests that go to arms that are not known to keep the
+    goal's bounds.
     """
 
     name: Name

@@ -6,7 +6,8 @@ an arm within its limit is stopped with probability `alpha` at most, over all lo
 That holds for times as they were observed. What a cancelled request would have taken is not known:
 against a limit (`at_most`, a quantile) it counts with the time that had passed, a lower bound, so
 what it adds is never more than was seen; against the control with the worst time of all arms
-(`comparable`). How many are cancelled is a metric of its own, `cancelled`.
+(`comparable`). No upper bound is known, so an `at_least` of a time is not decided where any was
+cancelled. How many are cancelled is a metric of its own, `cancelled`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from orchestrator.experiments.documents import (
     StoppedArm,
 )
 from orchestrator.experiments.metrics import METRICS, observations
-from orchestrator.experiments.outcome_log import ByArm, RequestRecord, comparable
+from orchestrator.experiments.outcome_log import TIMES, ByArm, RequestRecord, comparable
 from orchestrator.experiments.samples import Sample, linearise, sample
 from orchestrator.experiments.sequential import (
     difference_interval,
@@ -119,7 +120,14 @@ def _crossed(
     if rail.quantile is not None:
         assert rail.at_most is not None
         return _slow(rail, rail.at_most, rail.quantile, requests, experiment)
+    if rail.at_least is not None and rail.metric in TIMES and any(map(_censored, requests)):
+        return None
     return _absolute(rail, own, experiment.tuned_for)
+
+
+def _censored(request: RequestRecord) -> bool:
+    """Whether its client cancelled it, so that its times may be lower bounds."""
+    return request.outcome is not None and request.outcome.status == "cancelled"
 
 
 def _absolute(rail: Guardrail, own: Sample, tuned_for: float) -> str | None:

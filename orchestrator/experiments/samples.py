@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,51 @@ from orchestrator.experiments.metrics import METRICS, observations, paired_diffe
 from orchestrator.experiments.outcome_log import RequestRecord
 
 Vector = NDArray[np.float64]
+EQUAL: Final = 1e-14  # of the mean square: a smaller variance is rounding
+
+
+@dataclass(frozen=True, slots=True)
+class Moments:
+    """What an interval is made of: numbers, or arrays of one shape with an entry per sample.
+
+    `variance` and `skewness` are of one unit's value.
+    """
+
+    count: Any
+    mean: Any
+    variance: Any
+    skewness: Any
+
+    @property
+    def error(self) -> Any:
+        """The standard error of the mean; infinite where the variance is."""
+        return np.sqrt(self.variance / np.maximum(self.count, 1))
+
+
+def moments(
+    count: Any, sums: tuple[Any, Any, Any], extremes: tuple[float, float] | None = None
+) -> Moments:
+    """Moments from the number of units and the sums of their values, squares and cubes.
+
+    Sums of values near 0 keep the most digits. The variance is infinite below two units; with
+    `extremes` it counts one pseudo-unit at either (see `Sample`).
+    """
+    count = np.asarray(count, dtype=float)
+    mean, number = sums[0] / np.maximum(count, 1), np.maximum(count, 1)
+    if extremes is not None:
+        number = count + 2
+        sums = tuple(
+            total + extremes[0] ** power + extremes[1] ** power
+            for power, total in enumerate(sums, start=1)
+        )
+    first, second, third = (total / number for total in sums)
+    spread = np.maximum(second - first**2, 0.0)
+    cube = third - 3 * first * second + 2 * first**3
+    known = spread > EQUAL * np.maximum(second, np.finfo(float).tiny)  # else it is rounding
+    skewness = np.where(known, cube / np.where(known, spread, 1.0) ** 1.5, 0.0)
+    if extremes is None:
+        spread = np.where(count > 1, spread * number / np.maximum(number - 1, 1), np.inf)
+    return Moments(count, mean, spread, skewness)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +89,26 @@ class Sample:
         return float(self.values.mean()) if self.count else 0.0
 
     @property
+    def moments(self) -> Moments:
+        """Of the values."""
+        mean, ends = self.mean, self.extremes
+        near = self.values - mean
+        about = moments(
+            self.count,
+            (near.sum(), (near**2).sum(), (near**3).sum()),
+            None if ends is None else (ends[0] - mean, ends[1] - mean),
+        )
+        return Moments(self.count, mean, float(about.variance), float(about.skewness))
+
+    @property
     def variance(self) -> float:
         """Of one unit's value; infinite below two units."""
-        if self.extremes is not None:
-            return float(np.var(np.append(self.values, self.extremes)))
-        return float(np.var(self.values, ddof=1)) if self.count > 1 else float("inf")
+        return float(self.moments.variance)
 
     @property
     def error(self) -> float:
         """The standard error of the mean."""
-        return float(np.sqrt(self.variance / self.count)) if self.count else float("inf")
+        return float(self.moments.error) if self.count else float("inf")
 
     @property
     def binary(self) -> bool:

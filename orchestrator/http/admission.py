@@ -4,6 +4,10 @@ A request takes as many places as it makes calls at once: its policy's, for each
 Where none is free it waits for a short while; a place that becomes free goes to whoever holds the
 least, not to whoever asked most often. One more than may wait pushes out the last of whoever asks
 for most.
+
+Beside places there may be a limit on the prompt tokens that one asker has live, waiting ones too,
+since it is prompts that fill the workers' caches. Before a prompt was read its tokens are estimated
+from its bytes; a request that is the only one of its asker is never refused for them.
 """
 
 from __future__ import annotations
@@ -12,7 +16,7 @@ import asyncio
 import math
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
@@ -21,6 +25,15 @@ from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused
 
 MOST_RETRY_AFTER_S: Final = 60
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
+
+
+@dataclass(eq=False, slots=True)
+class Place:
+    """A request's place, or its claim to one. `prompt` is in tokens, estimated until it is read;
+    `began` in seconds of the admission's clock."""
+
+    prompt: int
+    began: float
 
 
 @dataclass(eq=False, slots=True)
@@ -37,11 +50,18 @@ class Admission:
         places: for requests of one call at a time.
         wait_s: seconds for which a request waits for its place.
         clock: seconds of a clock that only goes forward.
+        prompt_tokens: that one owner may have live; None: no limit.
     """
 
     def __init__(
-        self, places: int, wait_s: float, clock: Callable[[], float] = time.monotonic
+        self,
+        places: int,
+        wait_s: float,
+        clock: Callable[[], float] = time.monotonic,
+        prompt_tokens: int | None = None,
     ) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._prompts: dict[str, list[Place]] = defaultdict(list)  # by owner, in order of arrival
         self._places, self._wait_s, self._clock = places, wait_s, clock
         self._taken, self._live = 0, 0
         self._held: dict[str, int] = defaultdict(int)  # places, by owner
@@ -54,23 +74,49 @@ class Admission:
         return self._live
 
     @asynccontextmanager
-    async def place(self, owner: str, cost: int = 1) -> AsyncIterator[None]:
-        """`cost` places for a request of `owner`, once they are free.
+    async def place(self, owner: str, cost: int = 1, prompt: int = 0) -> AsyncIterator[Place]:
+        """`cost` places for a request of `owner`, once they are free; `prompt` is in tokens.
 
         Raises:
-            RequestRefused: 429, they were not in time; says when to try again.
+            RequestRefused: 429, they were not in time, or the owner has too many prompt tokens
+                live; says when to try again.
         """
-        cost = min(cost, self._places)
-        if self._waiting or self._taken + cost > self._places:
-            await self._wait(owner, cost)
-        else:
-            self._take(owner, cost)
-        began = self._clock()
+        cost, live = min(cost, self._places), self._prompts[owner]
+        mine = Place(prompt, self._clock())
+        self._check_prompts(mine, live)
+        live.append(mine)
         try:
-            yield
+            if self._waiting or self._taken + cost > self._places:
+                await self._wait(owner, cost)
+            else:
+                self._take(owner, cost)
+            began = self._clock()
+            try:
+                yield mine
+            finally:
+                self._mean_s += _WEIGHT * (self._clock() - began - self._mean_s)
+                self._release(owner, cost)
         finally:
-            self._mean_s += _WEIGHT * (self._clock() - began - self._mean_s)
-            self._release(owner, cost)
+            live.remove(mine)
+            if not live:
+                self._prompts.pop(owner, None)
+
+    def _check_prompts(self, mine: Place, live: Sequence[Place]) -> None:
+        """Refuse a prompt that is too much beside those of the same owner."""
+        limit, sum_ = self._prompt_tokens, sum(one.prompt for one in live)
+        if limit is None or not live or sum_ + mine.prompt <= limit:
+            return
+        left, until = sum_, mine.began
+        for one in live:  # the first to come are the first to go
+            if not left or left + mine.prompt <= limit:
+                break
+            left -= one.prompt
+            until = max(until, one.began + self._mean_s)
+        raise _refusal(
+            f"this key's prompts that are being answered have {sum_} tokens and this one has about "
+            f"{mine.prompt}: {limit} at once are its limit; try again later",
+            min(max(RETRY_AFTER_S, math.ceil(until - mine.began)), MOST_RETRY_AFTER_S),
+        )
 
     def retry_after_s(self) -> int:
         """Seconds until a request that comes then should find a place: those that wait, and one
@@ -137,13 +183,18 @@ class Admission:
         self._grant()
 
     def _refusal(self) -> RequestRefused:
-        return RequestRefused(
-            429,
-            "too many requests are being answered; try again later",
-            code="rate_limit_exceeded",
-            kind="rate_limit_error",
-            headers={"retry-after": str(self.retry_after_s())},
-        )
+        text = "too many requests are being answered; try again later"
+        return _refusal(text, self.retry_after_s())
+
+
+def _refusal(message: str, after_s: int) -> RequestRefused:
+    return RequestRefused(
+        429,
+        message,
+        code="rate_limit_exceeded",
+        kind="rate_limit_error",
+        headers={"retry-after": str(after_s)},
+    )
 
 
 def _granted(one: _Waiting) -> bool:

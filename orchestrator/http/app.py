@@ -44,7 +44,7 @@ from orchestrator.http.feedback import Feedback, is_first_feedback, parse_feedba
 from orchestrator.http.middleware import RequestMiddleware
 from orchestrator.http.openapi import describe, described
 from orchestrator.http.policy_routes import add_policy_routes
-from orchestrator.http.rendering import OUTCOMES
+from orchestrator.http.rendering import REWARDS
 from orchestrator.http.responses_format import ResponsesFormat
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import GenerationRequest, parse_request
@@ -176,7 +176,7 @@ def create_app(service: Service) -> FastAPI:
         key = request.state.key
         if await is_first_feedback(service.outbox, body, key, service.trace_ttl_s):
             event = reward(body, record, key)
-            service.outbox.event(OUTCOMES, event)
+            service.outbox.event(REWARDS, event)
             service.experimenter.record_reward(record, event)
         return JSONResponse({"object": "baton.feedback", **body.model_dump()})
 

@@ -8,15 +8,20 @@ from collections.abc import Mapping
 from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
+from typing import Final
 
 from fastapi import Request
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.experimenter import Enrollment
+from orchestrator.http.admission import Place
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.schemas import MAX_SEED, GenerationRequest, contradiction
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Limits, Message, Sampling
+
+BYTES_PER_TOKEN: Final = 3
+"""Of a prompt that nobody has read yet: English has about four, other scripts fewer."""
 
 
 @dataclass(slots=True)
@@ -45,6 +50,7 @@ class RequestContext:
     overrides: tuple[str, ...] = ()  # parameters that the request itself set
     enrollment: Enrollment | None = None  # its part in an experiment
     speculation: str | None = None  # the large worker's method; None: its default
+    place: Place | None = None  # once it is admitted
     decoding: Mapping[str, str] = field(default_factory=dict)  # each worker's, as users read it
 
     def __post_init__(self) -> None:
@@ -100,6 +106,14 @@ class RequestContext:
         if seed is not None:
             choice.sampling = replace(self.sampling, seed=(seed + index) & MAX_SEED)
         return choice
+
+    @property
+    def estimated_prompt(self) -> int:
+        """About how many tokens its messages have, before a worker has read them."""
+        return sum(
+            len(one.content.encode()) // BYTES_PER_TOKEN if one.tokens is None else len(one.tokens)
+            for one in self.messages
+        )
 
     @property
     def question(self) -> str:

@@ -7,16 +7,12 @@ change needs a JSON body, so a browser asks for permission first.)
 
 from __future__ import annotations
 
-from typing import Final
-
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orchestrator.http.auth import USER_PATHS
+from orchestrator.http.errors import EXPOSED
 from orchestrator.http.service import Service
-
-EXPOSED: Final = ("x-request-id", "retry-after", "x-should-retry")
-"""Headers of an answer that such a page may read."""
 
 
 class CrossOrigin:

@@ -34,6 +34,8 @@ from orchestrator.errors import (
 
 RETRY_AFTER_S = 1
 """Seconds after which a refused client may try again; a step takes about that long."""
+EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
+"""Headers of an answer that a page of another origin may read, where it may read answers."""
 
 
 class RequestRefused(BatonError):

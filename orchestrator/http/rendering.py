@@ -24,7 +24,9 @@ RESPONSE: Final = "resp_"
 DONE: Final = b"data: [DONE]\n\n"
 """The end of a stream."""
 OUTCOMES: Final = "outcomes"
-"""The store's stream of outcomes and rewards."""
+"""The store's stream of outcomes."""
+REWARDS: Final = "rewards"
+"""That of rewards, apart: many judgements of one answer push no outcome out of the list."""
 
 Json = dict[str, Any]
 

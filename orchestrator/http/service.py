@@ -136,7 +136,9 @@ class Service:
 
     def __post_init__(self) -> None:
         self.quiet.set()
-        self.admission = Admission(self.limits.concurrent, self.limits.wait_s)
+        self.admission = Admission(
+            self.limits.concurrent, self.limits.wait_s, prompt_tokens=self.limits.prompt_tokens
+        )
         self.metrics = ServiceMetrics(self.registry)
         self.responses = Counter(
             "baton_http_responses",
@@ -343,7 +345,8 @@ class Service:
     async def place(self, context: RequestContext) -> AsyncIterator[None]:
         """A place for a request, within the share of its key."""
         cost = context.policy.width * context.body.choices
-        async with self.admission.place(context.key or "", cost):
+        wanted = context.key or "", cost, context.estimated_prompt
+        async with self.admission.place(*wanted) as context.place:
             if self.draining:
                 raise shutting_down()
             self.quiet.clear()

@@ -25,7 +25,7 @@ from orchestrator.http.service import Service
 
 Json = dict[str, Any]
 SEARCHED: Final = 2000
-"""Of the latest outcomes and rewards, how many a filter looks through."""
+"""Of the latest outcomes, how many a filter looks through."""
 QUESTION: Final = 200
 """Characters of a question in the list."""
 
@@ -64,7 +64,7 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
         for entry in await service.store.newest(OUTCOMES, SEARCHED):
             row = json.loads(entry.event)
             if (
-                row["kind"] == "outcome"
+                row["kind"] == "outcome"  # a store may hold rewards among them, of before
                 and all(row.get(name) == value for name, value in wanted.items())
                 and row["ms"] >= min_ms
                 and row["large_tokens"] >= min_large_tokens

@@ -146,6 +146,7 @@ def test_the_port_can_be_replaced() -> None:
             "specreason.threshold: ",
         ),
         ({f"{ARGS}.limits.deadline": 1}, "args.limits.deadline: unknown key"),
+        ({f"{ARGS}.limits.prompt_tokens": 0}, "limits.prompt_tokens"),
         ({f"{ARGS}.auth": {"api_key": "x"}}, "args.auth.api_key: unknown key"),
         ({f"{ARGS}.auth": {"admin_key_env": "X"}}, "args.auth: name api_keys_env"),
         ({"applications.0.route_prefx": "/"}, "applications.0.route_prefx: unknown key"),

@@ -11,8 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orchestrator.experiments.bandit import Allocation, allocate_samples, doubly_robust_scores
-from orchestrator.experiments.documents import Experiment, Prices, initial_state
+from orchestrator.experiments.bandit import (
+    Allocation,
+    allocate_samples,
+    doubly_robust_scores,
+    known_bound,
+)
+from orchestrator.experiments.documents import Bound, Experiment, Prices, initial_state
 from orchestrator.experiments.outcome_log import RequestRecord
 from orchestrator.experiments.report import report
 from orchestrator.experiments.samples import Sample
@@ -82,7 +87,7 @@ class World:
 def test_it_converges_to_the_fastest_arm_that_keeps_the_bound() -> None:
     right = 0
     for seed in range(40):
-        last = World(seed).run(pilot(), 40)[-1]
+        last = World(seed).run(pilot(exploration=0.3), 40)[-1]
         right += max(last.weights, key=last.weights.__getitem__) == "shared.1"
         assert last.weights["shared.1"] < 0.95  # exploration does not end
         assert last.weights["small"] < 0.01
@@ -94,11 +99,28 @@ def test_exploration_is_bounded_from_the_first_decision_on() -> None:
     world = World(3)
     unproven = []
     for found in world.run(pilot(), 20):
-        proven = {n for n, b in found.beliefs.items() if b["keeps"] >= 0.95}
+        proven = {n for n, b in found.beliefs.items() if b["sure"]}
         unproven.append(sum(w for n, w in found.weights.items() if n not in proven))
         assert sum(found.weights.values()) == pytest.approx(1)
         assert min(found.weights.values()) > 0
     assert max(unproven) <= 0.1 + 1e-9
+
+
+def test_a_bound_is_known_by_many_units_not_by_ten() -> None:
+    bound = pilot().goal.within[0]  # a reward at most 0.03 below
+    control = Sample(np.repeat([1.0, 0.0], [950, 50]), (0.0, 1.0))
+
+    def known(right: int, wrong: int) -> bool | None:
+        own = Sample(np.repeat([1.0, 0.0], [right, wrong]), (0.0, 1.0))
+        return known_bound(bound, own, control, 1000)
+
+    assert known(9, 0) is known(10, 0) is known(95, 5) is known(0, 9) is None
+    assert known(2850, 150) is True
+    assert known(60, 40) is False
+    slower = Bound(metric="ms", by=10.0)
+    times = Sample(np.random.default_rng(1).normal(100, 10, 500))
+    assert known_bound(slower, times, times, 1000) is True
+    assert known_bound(slower, Sample(times.values + 30), times, 1000) is False
 
 
 def test_without_bounds_it_is_thompson_sampling() -> None:

@@ -201,6 +201,20 @@ def test_a_slow_control_stops_no_arm_whose_requests_were_cancelled(
     assert stopped(relative, new(patience_ms=500.0))
 
 
+@pytest.mark.parametrize("metric", ["ms", "first_step_ms"])
+def test_an_arm_with_cancelled_requests_is_not_too_fast(metric: str) -> None:
+    """How long they would have taken nobody knows."""
+    made = experiment({"metric": metric, "at_least": 50})
+    fast = {
+        "ms": [9.0 + n % 3 for n in range(60)],
+        "first_step_ms": [5.0 + n % 3 for n in range(60)],
+    }
+    own = requests("new", 60, **fast)
+    (found,) = looked(made, own, [])
+    assert found.arm == "new"
+    assert looked(made, [*own, request("new", 99, ms=9.0, status="cancelled")], []) == []
+
+
 def test_the_rails_of_correlated_users_stop_what_is_within_its_limit_seldom() -> None:
     """Each user is fast or slow: 4 % of them are slow, and 5 % may be."""
     rail = {"metric": "ms", "at_most": 200, "quantile": 0.95}

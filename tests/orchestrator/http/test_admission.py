@@ -144,3 +144,58 @@ async def test_when_to_come_again_goes_by_who_waits_and_how_long_answers_take() 
 def test_several_drafts_at_once_count_as_such() -> None:
     assert POLICIES["best-of-k"](k=7).width == 7  # type: ignore[call-arg]
     assert {policy().width for name, policy in POLICIES.items() if name != "best-of-k"} == {1}
+
+
+async def test_one_key_has_so_many_prompt_tokens_live_and_another_its_own() -> None:
+    now = 0.0
+    admission = Admission(8, 5, lambda: now, prompt_tokens=100)
+    async with admission.place("a", prompt=60) as first:
+        async with admission.place("b", prompt=60):  # another key
+            pass
+        with pytest.raises(RequestRefused, match="60 tokens and this one has about 50: 100") as no:
+            async with admission.place("a", prompt=50):
+                pass
+        assert (no.value.status, no.value.code) == (429, "rate_limit_exceeded")
+        first.prompt = 20  # as it was read
+        async with admission.place("a", prompt=50):
+            assert admission.live == 2
+    async with admission.place("a", prompt=100):
+        assert admission.live == 1
+
+
+async def test_a_prompt_beyond_the_limit_is_answered_alone() -> None:
+    admission = Admission(8, 5, prompt_tokens=100)
+    async with admission.place("a", prompt=500):
+        with pytest.raises(RequestRefused):
+            async with admission.place("a", prompt=1):
+                pass
+
+
+async def test_prompts_that_wait_count_and_those_that_are_refused_do_not() -> None:
+    admission = Admission(1, wait_s=0.05, prompt_tokens=100)
+    async with admission.place("a", prompt=10):
+        waiting = asyncio.create_task(admission.place("b", prompt=90).__aenter__())
+        await asyncio.sleep(0)
+        with pytest.raises(RequestRefused, match="about 20"):
+            async with admission.place("b", prompt=20):
+                pass
+        with pytest.raises(RequestRefused, match="too many requests"):
+            await waiting
+    async with admission.place("b", prompt=100):
+        assert admission.live == 1
+
+
+async def test_who_has_too_many_prompt_tokens_is_told_when_enough_of_them_are_answered() -> None:
+    now = 0.0
+    admission = Admission(8, 5, lambda: now, prompt_tokens=100)
+    for _ in range(200):  # answers take 20 s
+        async with admission.place("z"):
+            now += 20
+    async with admission.place("a", prompt=40):
+        now += 5
+        async with admission.place("a", prompt=60):
+            for prompt, after_s in ((40, 15), (50, 20)):  # the first is done in 15 s
+                with pytest.raises(RequestRefused) as no:
+                    async with admission.place("a", prompt=prompt):
+                        pass
+                assert int(no.value.headers["retry-after"]) in (after_s, after_s + 1)

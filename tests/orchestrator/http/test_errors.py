@@ -457,6 +457,27 @@ def test_too_many_at_once() -> None:
         assert post(url, {"model": "small-only"}).status_code == 200
 
 
+def test_a_key_with_too_many_prompt_tokens_live_is_refused_and_another_is_not() -> None:
+    access = Access(Keys(["one", "two"]))
+    made = service(scripted(delay=0.2), access=access, limits=ServiceLimits(prompt_tokens=300))
+    body = asking(model="small-only", stream=True)
+    body["messages"][0]["content"] = "2+2? " * 400  # estimated at 666, and read as fewer or more
+    with serving(made) as url:
+        one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body, headers=one) as reply:
+            assert reply.status_code == 200  # alone it may be too long
+            until(lambda: made.live == 1)
+            (live,) = made.admission._prompts.values()
+            read = live[0].prompt
+            assert read > 0
+            assert read != 666  # what the worker counted
+            reply = post(url, body | {"stream": False}, headers=one)
+            assert error(reply, 429)["code"] == "rate_limit_exceeded"
+            assert int(reply.headers["retry-after"]) >= 1
+            assert post(url, {"model": "small-only"}, headers=two).status_code == 200
+        until(lambda: made.live == 0)
+
+
 def routes() -> dict[str, set[str]]:
     """Every path of the application with its methods."""
     found: dict[str, set[str]] = {}

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from orchestrator.http.rendering import OUTCOMES
+from orchestrator.http.rendering import OUTCOMES, REWARDS
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
 from tests.orchestrator.serving import HTTP, client, post, service, serving, until
@@ -152,7 +152,9 @@ def outcomes(made: Service) -> list[dict[str, Any]]:
     import json
 
     assert isinstance(made.store, MemoryStore)
-    return [json.loads(entry.event) for entry in made.store._streams.get(OUTCOMES, ())]
+    streams = made.store._streams
+    entries = [*streams.get(OUTCOMES, ()), *streams.get(REWARDS, ())]
+    return [json.loads(entry.event) for entry in entries]
 
 
 def test_outcomes_and_feedback(made: Service, url: str) -> None:

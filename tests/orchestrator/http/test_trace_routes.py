@@ -10,7 +10,7 @@ import pytest
 
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.auth import Access, Keys
-from orchestrator.http.rendering import OUTCOMES
+from orchestrator.http.rendering import REWARDS
 from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
 
 
@@ -104,5 +104,5 @@ def test_a_key_reads_and_judges_its_own_answers_alone_and_once() -> None:
 def rewards(made: Any) -> list[Any]:
     import asyncio
 
-    entries = asyncio.run(made.store.newest(OUTCOMES, 100))
-    return [row for row in (json.loads(one.event) for one in entries) if row["kind"] == "reward"]
+    entries = asyncio.run(made.store.newest(REWARDS, 100))
+    return [json.loads(one.event) for one in entries]
