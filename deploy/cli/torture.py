@@ -6,27 +6,47 @@ import asyncio
 import ipaddress
 import json
 import os
-import signal
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Annotated
 from urllib.parse import urlsplit
 
 import typer
 from rich.console import Console
 
+if TYPE_CHECKING:
+    from deploy.evaluation.torture.attack import AttackedService, ScenarioOutcome
+
 EXAMPLES = """
 
 [bold]Examples[/]
 
-  baton torture --own                              a service of its own, with faults
-  baton torture http://127.0.0.1:8000              one that runs
-  baton torture URL --remote --json torture.json   a staging one elsewhere
-  baton torture --own --short                      in a few minutes
+  baton torture --own                                   a service of its own, with faults
+  baton torture --own --short                           in a few minutes
+  baton torture --own --scenarios faults=200            so many faults
+  baton torture http://127.0.0.1:8000                   one that runs
+  baton torture URL --remote --json torture.json        a staging one elsewhere
+
+[bold]Sizes[/]: requests of hostile, guesses, large and overload; faults; states of redis; seconds
+of capacity, flood and soak. Keys are $BATON_API_KEY and, of somebody else, $BATON_OTHER_API_KEY; a
+service of its own has two.
 """
-LONG = {"hostile": 10_000, "large": 48, "overload": 1000, "faults": 4}
-SHORT = {"hostile": 200, "large": 4, "overload": 100, "faults": 2}
+LONG = {
+    "hostile": 10_000,
+    "guesses": 1000,
+    "large": 48,
+    "overload": 1000,
+    "capacity": 300,
+    "flood": 60,
+    "faults": 15,
+    "redis": 6,
+    "soak": 3600,
+}
+SHORT = {"hostile": 200, "guesses": 100, "large": 4, "overload": 100, "faults": 2, "redis": 6}
+OWN = ("faults", "redis", "soak")  # only of a service of its own
+KEYS = "BATON_TORTURE_KEYS"
 
 
 def torture(
@@ -34,38 +54,35 @@ def torture(
     own: Annotated[bool, typer.Option("--own", help="Serve a deployment for this alone.")] = False,
     config: Annotated[Path | None, typer.Option(help="With --own: its deployment file.")] = None,
     scenarios: Annotated[
-        str | None, typer.Option(help="Of hostile, large, overload and faults; default all.")
+        str | None,
+        typer.Option(
+            metavar="NAME[=SIZE],...",
+            help=f"Of {', '.join(LONG)}; all of them unless named.",
+        ),
     ] = None,
-    short: Annotated[bool, typer.Option("--short", help="Fewer requests of each.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="Fewer of some of them.")] = False,
     remote: Annotated[
         bool, typer.Option("--remote", help="Attack a service that is not on this machine.")
     ] = False,
-    seed: Annotated[int, typer.Option(help="Of the hostile inputs.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the hostile inputs, guesses and faults.")] = 0,
     json_out: Annotated[
         Path | None, typer.Option("--json", help="Write the outcomes to this file.")
     ] = None,
 ) -> None:
     """Attack a service; status 1 where something did not hold."""
-    from deploy.evaluation.torture import AttackedService, ScenarioOutcome, table
-    from deploy.evaluation.torture import torture as attack
+    from deploy.evaluation.torture.attack import AttackedService
+    from deploy.evaluation.torture.run import table
+    from deploy.evaluation.torture.run import torture as attack
     from orchestrator.errors import InvalidRequest, WorkerError
 
     if (url is None) != own:
         raise InvalidRequest("name a URL, or say --own: one of them")
-    wanted = SHORT if short else LONG
-    if not own:
-        wanted = {name: number for name, number in wanted.items() if name != "faults"}
-    if scenarios is not None:
-        names = scenarios.split(",")
-        if unknown := sorted(set(names) - wanted.keys()):
-            raise InvalidRequest(
-                f"--scenarios: {unknown[0]!r} is none of {', '.join(wanted)}"
-                + ("" if own else " (faults want --own)")
-            )
-        wanted = {name: wanted[name] for name in names}
+    other_key = os.environ.get("BATON_OTHER_API_KEY")
+    wanted = _wanted(scenarios, SHORT if short else LONG, own, own or other_key is not None)
     if url is not None and not remote and not _is_loopback(url):
         raise InvalidRequest(f"{url} is not on this machine: say --remote if it is yours to attack")
-    console, outcomes = Console(highlight=False), list[ScenarioOutcome]()
+    console = Console(highlight=False)
+    outcomes: list[ScenarioOutcome] = []
 
     async def run(target: AttackedService) -> None:
         async for outcome in attack(target, wanted, seed):
@@ -73,11 +90,11 @@ def torture(
             held = "held" if not outcome.broken else f"did not hold: {outcome.broken[0]}"
             console.print(f"{outcome.scenario}: {held}", style="dim", markup=False)
 
-    key = os.environ.get("BATON_API_KEY")
     if url is not None:
-        asyncio.run(run(AttackedService(url.rstrip("/"), key)))
+        key = os.environ.get("BATON_API_KEY")
+        asyncio.run(run(AttackedService(url.rstrip("/"), key, other_key)))
     else:
-        _with_own(config, lambda target: asyncio.run(run(target)))
+        _with_own(config, "redis" in wanted, lambda target: asyncio.run(run(target)))
     print(table(outcomes))
     if json_out is not None:
         rows = [outcome.json() for outcome in outcomes]
@@ -89,34 +106,69 @@ def torture(
 torture.__doc__ = f"{torture.__doc__}{EXAMPLES}"
 
 
-def _with_own(config: Path | None, attack: Callable[..., None]) -> None:
-    """Serve a deployment on a port of its own, and attack it."""
+def _wanted(
+    given: str | None, sizes: Mapping[str, int], own: bool, two_keys: bool
+) -> dict[str, int]:
+    """The scenarios and their sizes.
+
+    Raises:
+        InvalidRequest: an unknown one, one that this service cannot have, or a wrong size.
+    """
+    from orchestrator.errors import InvalidRequest
+
+    possible = {name for name in LONG if (own or name not in OWN) and (two_keys or name != "flood")}
+    if given is None:
+        return {name: size for name, size in sizes.items() if name in possible}
+    wanted = {}
+    for part in given.split(","):
+        name, says, size = part.partition("=")
+        if name not in possible:
+            raise InvalidRequest(
+                f"--scenarios: {name!r} is none of {', '.join(n for n in LONG if n in possible)}"
+                + ("" if own else f" ({', '.join(OWN)} want --own, flood $BATON_OTHER_API_KEY)")
+            )
+        if says and not (size.isascii() and size.isdecimal() and int(size) > 0):
+            raise InvalidRequest(f"--scenarios: {part!r}: a size is a whole number above 0")
+        wanted[name] = int(size) if says else sizes.get(name, LONG[name])
+    return wanted
+
+
+def _with_own(
+    config: Path | None, with_redis: bool, attack: Callable[[AttackedService], None]
+) -> None:
+    """Serve a deployment on a port of its own, with two keys, and attack it."""
+    import secrets
     import socket
+
+    import yaml
 
     from deploy.service.environment import prepare
 
     prepare()  # before the imports below, which import ray
-    from deploy.evaluation.torture import AttackedService
+    from deploy.evaluation.torture.attack import AttackedService
+    from deploy.evaluation.torture.faults import OwnProcesses
+    from deploy.evaluation.torture.redis_faults import own_redis
     from deploy.service.cluster import serving
     from deploy.service.config import DEFAULT_FILE, load
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    with serving(load(config or DEFAULT_FILE, port=port)) as service:
-        attack(AttackedService(service.url, os.environ.get("BATON_API_KEY"), _signal_one))
-
-
-def _signal_one(kind: str, sign: signal.Signals) -> None:
-    """Send a signal to the first replica of a kind."""
-    from deploy.service.cluster import descendants
-
-    for pid in sorted(descendants(os.getpid())):
-        with suppress(OSError):
-            line = Path(f"/proc/{pid}/cmdline").read_bytes()
-            if b"ServeReplica:" in line and f":{kind}".encode() in line:
-                os.kill(pid, sign)
-                return
+    load(config or DEFAULT_FILE)  # what is wrong with it is said of the file itself
+    document = yaml.safe_load((config or DEFAULT_FILE).read_text(encoding="utf-8"))
+    args = document["applications"][0].setdefault("args", {})
+    keys = [secrets.token_hex(16), secrets.token_hex(16)]
+    os.environ[KEYS] = ",".join(keys)
+    args["auth"] = {"api_keys_env": KEYS}
+    with ExitStack() as owned:
+        store = owned.enter_context(own_redis()) if with_redis else None
+        if store is not None:
+            args["store"] = store.url
+        folder = Path(owned.enter_context(TemporaryDirectory(prefix="baton-torture-")))
+        file = folder / "torture.yaml"
+        file.write_text(yaml.safe_dump(document), encoding="utf-8")
+        service = owned.enter_context(serving(load(file, port=port)))
+        attack(AttackedService(service.url, keys[0], keys[1], OwnProcesses(), store))
 
 
 def _is_loopback(url: str) -> bool:

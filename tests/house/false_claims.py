@@ -500,8 +500,10 @@ experiments-calibration` writes this page; the service's own functions decide
 
 Looks come after every 50 requests (two arms; 200 where users are correlated), 20 (guardrails; 100
 there), 100 (bandit, sample ratio). Two arms have 8,000 requests, or 4,000 where they are compared
-from ten units of the smaller arm on; the default of `min_units` is 100. "Cannot be told": more was
-seen than is promised, by no more than chance does.
+from ten units of the smaller arm on; the default of `min_units` is 100. Where users are
+correlated the unit is the user: with `unit: request` their requests count as independent, which an
+absolute limit of an arm then does not allow for. Most rates are well below what is promised; the
+price is units. "Cannot be told" would be more than is promised, by no more than chance does.
 """
 
 

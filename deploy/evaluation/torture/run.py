@@ -1,0 +1,62 @@
+"""The scenarios by name, one after the other, and their table."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Final
+
+import httpx
+
+from deploy.evaluation.torture.attack import (
+    HANG_S,
+    AttackedService,
+    ScenarioOutcome,
+    check_alive,
+    watched_health,
+)
+from deploy.evaluation.torture.faults import faults
+from deploy.evaluation.torture.guesses import guesses
+from deploy.evaluation.torture.hostile import hostile
+from deploy.evaluation.torture.load import capacity, flood, large, overload, soak
+from deploy.evaluation.torture.redis_faults import redis_faults
+
+SCENARIOS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
+    "hostile": hostile,
+    "guesses": guesses,
+    "large": large,
+    "overload": overload,
+    "capacity": capacity,
+    "flood": flood,
+    "faults": faults,
+    "redis": redis_faults,
+    "soak": soak,
+}
+
+
+async def torture(
+    target: AttackedService, scenarios: Mapping[str, int], seed: int = 0
+) -> AsyncIterator[ScenarioOutcome]:
+    """Run scenarios, each of the given size, one after the other."""
+    for name, number in scenarios.items():
+        outcome, began = ScenarioOutcome(name), time.monotonic()
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(
+            base_url=target.url, timeout=2 * HANG_S, limits=limits, trust_env=False
+        ) as http:
+            async with watched_health(http, outcome):
+                await SCENARIOS[name](target, http, outcome, number, random.Random(seed))
+            await check_alive(target, http, outcome)
+        outcome.seconds = time.monotonic() - began
+        yield outcome
+
+
+def table(outcomes: list[ScenarioOutcome]) -> str:
+    """The outcomes as a Markdown table."""
+    rows = ["| scenario | requests | seen | held |", "| --- | --- | --- | --- |"]
+    for one in outcomes:
+        seen = ", ".join(f"{what} {times}" for what, times in sorted(one.seen.items()))
+        held = "yes" if not one.broken else f"no: {'; '.join(one.broken[:3])}"
+        rows.append(f"| {one.scenario} | {one.requests} | {seen} | {held} |")
+    return "\n".join(rows)
