@@ -204,6 +204,8 @@ def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
     """The extra object: `steps` are the chain's, rejected drafts among them."""
     completed = response.completed
     shared = "thought" if response.thinking else "answer"
+    metrics, prices = response.metrics, context.limits.prices
+    priced = {} if prices is None else {"cost": prices.of(metrics)}
     warned = {"warnings": list(context.body.warnings)} if context.body.warnings else {}
     return {
         **warned,
@@ -218,7 +220,7 @@ def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
         "forced": completed is not None and completed.transcript.forced,
         "steps": [asdict(step) for step in response.steps if step.phase == shared],
         "answer_steps": [asdict(step) for step in response.steps if step.phase != shared],
-        "metrics": asdict(response.metrics),
+        "metrics": {**asdict(metrics), **priced},
     }
 
 

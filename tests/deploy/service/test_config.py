@@ -24,6 +24,7 @@ from deploy.service.config import (
     load,
 )
 from orchestrator.errors import ConfigError
+from orchestrator.types import TokenPrices
 from policies import POLICIES
 from policies.judge import Judging
 from workers.embedded.checkpoints import MODELS
@@ -255,6 +256,23 @@ def test_a_checkpoint_says_how_it_judges(tmp_path: Path) -> None:
     own = {"params": {"specreason": {"scoring": "greedy", "threshold": 5}}}
     args = Args.model_validate({"workers": workers, "policy": own})
     assert args.policy.params["specreason"] == curve["policy"] | own["params"]["specreason"]
+
+
+def test_prices(tmp_path: Path) -> None:
+    assert load(write(tmp_path)).args.token_prices() is None
+    args = load(write(tmp_path, {f"{ARGS}.prices": {"small": 0.1, "large": 0.6}})).args
+    assert args.token_prices() == TokenPrices(0.1, 0.6, 0.0)
+    for wrong in ({"large": -1}, {"large": "dear"}, {"medium": 1}, {}, {"small": 0}):
+        with pytest.raises(ConfigError, match="prices"):
+            load(write(tmp_path, {f"{ARGS}.prices": wrong}))
+
+
+def test_a_cap_in_money_needs_prices(tmp_path: Path) -> None:
+    capped = {f"{ARGS}.policy.params.specreason.max_cost": 0.01}
+    with pytest.raises(ConfigError, match=r"policy.params.specreason.max_cost: needs `prices`"):
+        load(write(tmp_path, capped))
+    priced = {**capped, f"{ARGS}.prices": {"large": 0.6}}
+    assert load(write(tmp_path, priced)).args.policy.policy("specreason").max_cost == 0.01
 
 
 def test_a_store_by_its_url_or_with_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from orchestrator.http.feedback import Feedback, reward
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.schemas import HINTS
 from orchestrator.state.memory import MemoryStore
-from orchestrator.types import StopCriteria, Transcript
+from orchestrator.types import StopCriteria, TokenPrices, Transcript
 from tests.orchestrator.serving import (
     HTTP,
     STORY,
@@ -223,6 +223,42 @@ def test_thinking_budgets(url: str, body: dict[str, Any]) -> None:
     assert reply["baton"]["forced"]
     assert reply["choices"][0]["message"]["content"] == "The answer is 8."
     assert reply["choices"][0]["finish_reason"] == "stop"
+
+
+def test_a_cap_on_the_large_models_part(url: str) -> None:
+    body = {"policy": {"max_large_tokens": 2}, "model": "large-only"}
+    for stream in (False, True):
+        reply = post(url, {**body, "stream": stream})
+        assert reply.status_code == 200
+    baton = post(url, body).json()["baton"]
+    assert [(step["author"], step["tokens"]) for step in baton["steps"]] == [
+        ("large", 2),
+        ("small", 7),
+    ]
+    assert not baton["forced"]
+    assert "cost" not in baton["metrics"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_money_needs_prices(url: str, stream: bool) -> None:
+    body = {"policy": {"max_cost": 1e-6}, "model": "specreason", "stream": stream}
+    refused = post(url, body)
+    assert refused.status_code == 400
+    assert refused.json()["error"]["param"] == "policy.max_cost"
+    assert "names no prices" in refused.json()["error"]["message"]
+
+
+def test_money_where_there_are_prices() -> None:
+    prices = TokenPrices(small=1, large=10, prompt=0)
+    with serving(service(limits=ServiceLimits(prices=prices))) as url:
+        body = {"model": "large-only", "policy": {"max_cost": 3e-5}}
+        baton = post(url, body).json()["baton"]
+        steps = [(step["author"], step["tokens"]) for step in baton["steps"]]
+        assert steps == [("large", 3), ("small", 6)]
+        metrics = baton["metrics"]
+        money = metrics["small_tokens"] * 1e-6 + metrics["large_tokens"] * 1e-5
+        assert metrics["cost"] == pytest.approx(money)
+        assert post(url, {"model": "large-only", "policy": {"max_cost": -1}}).status_code == 400
 
 
 @pytest.mark.parametrize("body", [{"reasoning_effort": "none"}, {"thinking_token_budget": 0}])
