@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-real real-pair check clients fuzz-api experiments-calibration results results-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup serve test test-vllm test-real real-pair check clients fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -41,6 +41,9 @@ real-pair: $(STAMP) ## fetch pretrained models to build/real-pair (3 minutes, 7 
 
 test-real: real-pair ## a short set over pretrained models (10 minutes)
 	@$(BIN)/python -m pytest -m real tests/real --durations=5
+
+test-real-vllm: $(VLLM_STAMP) real-pair ## pretrained models over vLLM in the actor (10 minutes)
+	@TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -m real tests/real/test_vllm.py
 
 # Each client's environment is of its own; URL= names a running service instead of the embedded pair.
 CLIENTS := build/clients
@@ -88,9 +91,10 @@ results: $(STAMP) ## measure every policy on held-out problems, write docs/resul
 # Correctness, no times: a busy machine is fine. The service is to be `baton serve` of ENGINES/vllm.yaml.
 ENGINES := build/results-vllm
 
+VLLM_FILE = mkdir -p $(ENGINES) && sed 's/^\( *\)device: cpu.*/&\n\1engine: vllm/' deploy/local.yaml >$(ENGINES)/vllm.yaml
+
 results-vllm: $(STAMP) $(VLLM_STAMP) ## answers over vLLM beside those over our own engine, write docs/engines.md (15 minutes; URL= adds a service)
-	@mkdir -p $(ENGINES)
-	@sed 's/^\( *\)device: cpu.*/&\n\1engine: vllm/' deploy/local.yaml >$(ENGINES)/vllm.yaml
+	@$(VLLM_FILE)
 	@$(BIN)/baton eval --problems builtin:heldout --limit 100 --policies all --recordings $(ENGINES)/builtin
 	@TORCHDYNAMO_DISABLE=1 $(VLLM)/bin/baton eval --problems builtin:heldout --limit 100 --policies all \
 	  --config $(ENGINES)/vllm.yaml --recordings $(ENGINES)/vllm
@@ -98,6 +102,25 @@ results-vllm: $(STAMP) $(VLLM_STAMP) ## answers over vLLM beside those over our 
 	  --url $(URL) --concurrency 4 --rows $(ENGINES)/service/rows.jsonl
 	@$(BIN)/python -m deploy.evaluation.engines docs/engines.md $(ENGINES)/builtin $(ENGINES)/vllm \
 	  $$(ls -d $(ENGINES)/service 2>/dev/null)
+
+# `vllm serve` asks for a distribution named vllm, which the build for CPUs is not: its module does not.
+VLLM_PORT := 8123
+SERVER := --model workers/embedded/large --served-model-name large --host 127.0.0.1 --port $(VLLM_PORT) --dtype float32 \
+  --enforce-eager --max-num-seqs 8 --block-size 32 --enable-prompt-tokens-details
+
+bench-vllm: $(VLLM_STAMP) ## a call by our own engine, by vLLM in the worker, by vLLM over HTTP, in build/results-vllm (5 minutes)
+	@$(VLLM_FILE); cp deploy/local.yaml $(ENGINES)/builtin.yaml
+	@echo '{applications: [{name: baton, route_prefix: /, import_path: "deploy.app:build", args: {workers:' \
+	  '{small: {model: "embedded:small"}, large: {model: large, tokenizer: "embedded:large",' \
+	  'url: "http://127.0.0.1:$(VLLM_PORT)/v1"}}}}]}' >$(ENGINES)/http.yaml
+	@export TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE; \
+	OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 \
+	  $(VLLM)/bin/python -m vllm.entrypoints.openai.api_server $(SERVER) >$(ENGINES)/server.log 2>&1 & server=$$!; \
+	trap 'kill $$server; wait $$server' EXIT; \
+	until curl -sf http://127.0.0.1:$(VLLM_PORT)/v1/models >/dev/null; do \
+	  kill -0 $$server || { tail -5 $(ENGINES)/server.log; exit 1; }; sleep 1; done; \
+	$(VLLM)/bin/baton bench-calls $(ENGINES)/builtin.yaml $(ENGINES)/vllm.yaml $(ENGINES)/http.yaml --repeats 8 \
+	  --markdown $(ENGINES)/calls.md
 
 # Chosen before anything was measured: word problems, counting and algebra of reasoning-gym, one seed
 # for tuning (thresholds), another for figures. Coins span the shares of large tokens; the policies'

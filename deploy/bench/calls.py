@@ -1,12 +1,13 @@
-"""Workers side by side: what a call of each kind takes, behind a short and a long prefix.
+"""Workers side by side: what a call of each kind takes, and how many tokens a second they make.
 
 The large workers of several deployment files take turns, so all see the machine at the same
 moments. A prefix is new for every repetition; it has been read before the calls are timed, as in a
-request whose first step is made.
+request whose first step is made. Streams go on with such a prefix, each with its own.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -41,6 +42,12 @@ COLUMNS: list[Column] = [
     ("ms", lambda row: f"{row['ms']:.1f}"),
     ("to the first", lambda row: f"{row['to_first']:.2f}x"),
     ("found cached, %", lambda row: f"{100 * row['cached']:.0f}"),
+]
+STREAM_COLUMNS: list[Column] = [
+    ("worker", lambda row: row["worker"]),
+    ("streams", lambda row: str(row["streams"])),
+    ("tokens a second", lambda row: f"{row['per_s']:.1f}"),
+    ("to the first", lambda row: f"{row['to_first']:.2f}x"),
 ]
 
 
@@ -89,22 +96,67 @@ async def bench_calls(
     return rows
 
 
+async def bench_streams(
+    workers: Mapping[str, Any],
+    streams: Sequence[int],
+    *,
+    prefix: int = 100,
+    tokens: int = 64,
+    repeats: int = 3,
+    tell: Callable[[str], None] = lambda _: None,
+) -> list[Row]:
+    """A row for each worker and number of generations at once: tokens a second, all together.
+
+    Each generation goes on behind a prefix of about so many tokens and makes at most `tokens`. The
+    median counts; the first repetition warms up and is not counted.
+    """
+    taken: dict[tuple[str, int], list[float]] = {}
+    for count in streams:
+        for turn in range(repeats + 1):
+            tell(f"{count} streams, {turn} of {repeats}")
+            for name, worker in workers.items():
+                calls = [
+                    Call(f"bench-{count}-{turn}-{n}", _thought(worker, prefix, f"{turn}.{n}")[0])
+                    for n in range(count)
+                ]
+                await asyncio.gather(*(_generation(worker, call, 0) for call in calls))
+                began = perf_counter()
+                made = await asyncio.gather(*(_generation(worker, call, tokens) for call in calls))
+                per_s = sum(one.usage.generated for one in made) / (perf_counter() - began)
+                if turn:
+                    taken.setdefault((name, count), []).append(per_s)
+    first = next(iter(workers))
+    return [
+        {
+            "worker": name,
+            "streams": count,
+            "per_s": median(all_timed),
+            "to_first": median(all_timed) / median(taken[first, count]),
+        }
+        for (name, count), all_timed in taken.items()
+    ]
+
+
+def _thought(worker: Any, size: int, question: str) -> tuple[Transcript, Segment]:
+    """A thought of about `size` tokens that nobody has read before, and one more step of it."""
+    transcript = Transcript((Message("user", f"Question {size}.{question}: what is 1 + 1?"),))
+    length = number = 0
+    while length < size:
+        step = _step(worker, number, question)
+        transcript = transcript.extend(step)
+        length, number = length + len(step.tokens), number + 1
+    return transcript, _step(worker, number, question, WRITTEN)
+
+
+def _step(worker: Any, number: int, question: str, most: int | None = None) -> Segment:
+    ids = worker.tokenizer.encode(STEP.format(number, question, f"{number} and {question}"))[:most]
+    text = worker.tokenizer.decode(ids)
+    return Segment("small", text, ids, (0.0,) * len(ids), worker.tokenizer.hash)
+
+
 async def _turn(worker: Any, size: int, turn: int) -> dict[str, Timed]:
     """One call of each kind behind a thought that nobody has read before."""
-    transcript = Transcript((Message("user", f"Question {size}.{turn}: what is {turn} + 1?"),))
-    length, number = 0, 0
-    while length < size:
-        text = STEP.format(number, turn, number + turn)
-        ids = worker.tokenizer.encode(text)
-        transcript = transcript.extend(
-            Segment("small", text, ids, (0.0,) * len(ids), worker.tokenizer.hash)
-        )
-        length, number = length + len(ids), number + 1
-    text = STEP.format(number, turn, number + turn)
-    ids = worker.tokenizer.encode(text)[:WRITTEN]
-    step = Segment(
-        "small", worker.tokenizer.decode(ids), ids, (0.0,) * len(ids), worker.tokenizer.hash
-    )
+    transcript, step = _thought(worker, size, str(turn))
     call = Call(f"bench-{size}-{turn}", transcript, "large")
     judged = Call(call.request, transcript.extend(step), "large")
     await _generation(worker, call, 0)

@@ -22,6 +22,13 @@ def bench_calls(
         str, typer.Option(help="Tokens before each call; several as 100,800.")
     ] = "100,800",
     repeats: Annotated[int, typer.Option(min=1, help="Calls of each kind; medians count.")] = 20,
+    streams: Annotated[
+        str | None,
+        typer.Option(help="Instead: tokens a second at so many generations at once, as 1,8."),
+    ] = None,
+    tokens: Annotated[
+        int, typer.Option(min=1, help="Of each generation, at most (with --streams).")
+    ] = 64,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write the rows to this file.")
     ] = None,
@@ -36,14 +43,14 @@ def bench_calls(
     [bold]Examples[/]
 
       baton bench-calls deploy/local.yaml vllm.yaml vllm-http.yaml
+
+      baton bench-calls deploy/local.yaml vllm.yaml --streams 1,8 --repeats 3
     """
-    sizes = [one for one in prefixes.split(",") if one.strip()]
-    if not sizes or not all(one.strip().isdigit() and int(one) > 0 for one in sizes):
-        raise InvalidRequest(f"--prefixes: expected numbers of tokens as 100,800, not {prefixes!r}")
+    sizes = _numbers("--prefixes", prefixes, "numbers of tokens as 100,800")
+    counts = _numbers("--streams", streams, "numbers of generations as 1,8") if streams else []
     if len({file.stem for file in files}) < len(files):
         raise InvalidRequest("two files have one name, which is the row's: rename one")
-    from deploy.bench.calls import COLUMNS
-    from deploy.bench.calls import bench_calls as measure
+    from deploy.bench import calls
     from deploy.evaluation.tables import markdown, show
     from deploy.service.config import load
     from deploy.service.workers import close, open_worker
@@ -56,15 +63,25 @@ def bench_calls(
             for name, spec in specs.items():
                 workers[name] = open_worker(spec)
             with bar(Console(stderr=True)) as shown:
-                return await measure(
-                    workers, [int(one) for one in sizes], repeats=repeats, tell=shown.tell
-                )
+                if counts:
+                    return await calls.bench_streams(
+                        workers, counts, tokens=tokens, repeats=repeats, tell=shown.tell
+                    )
+                return await calls.bench_calls(workers, sizes, repeats=repeats, tell=shown.tell)
         finally:
             await close(workers.values())
 
     rows = asyncio.run(run())
+    columns = calls.STREAM_COLUMNS if counts else calls.COLUMNS
     if as_json is not None:
         write(as_json, json.dumps({"files": [str(file) for file in files], "rows": rows}) + "\n")
     if as_markdown is not None:
-        write(as_markdown, f"# Calls side by side\n\n{markdown(rows, COLUMNS)}\n")
-    show(rows, COLUMNS, wide_console())
+        write(as_markdown, f"# Calls side by side\n\n{markdown(rows, columns)}\n")
+    show(rows, columns, wide_console())
+
+
+def _numbers(option: str, text: str, expected: str) -> list[int]:
+    parts = [one.strip() for one in text.split(",") if one.strip()]
+    if not parts or not all(one.isdigit() and int(one) > 0 for one in parts):
+        raise InvalidRequest(f"{option}: expected {expected}, not {text!r}")
+    return [int(one) for one in parts]

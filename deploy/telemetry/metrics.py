@@ -41,7 +41,7 @@ COUNTERS: Final = {
     "rounds": "Rounds of the token loop, summed over the rows that took part in each.",
     "emitted_tokens": "Tokens that rounds of the token loop gave to their rows; divided by "
     "baton_worker_rounds_total, the mean acceptance length (bonus token included).",
-    "drafted_tokens": "Tokens that vLLM's own speculation drafted, where vLLM runs the model.",
+    "drafted_tokens": "Tokens that token-level speculation drafted, in all branches of a draft.",
     "accepted_tokens": "Of baton_worker_drafted_tokens_total, those that the model accepted.",
     "plain_rounds": "Of baton_worker_rounds_total, those that the method auto made without drafts.",
     "drafted_rounds": "Of baton_worker_rounds_total, those that the method auto made with drafts.",
@@ -64,6 +64,10 @@ GAUGES: Final = {
     "replicas": "1 for each replica of the pool, and 0 for each HTTP replica that calls the pool; "
     "the sum is how many replicas the pool has, also where there are none.",
 }
+BY_POSITION: Final = {
+    "drafted_at": "Rounds whose draft reached this position behind the newest token (16 at most).",
+    "accepted_at": "Of baton_worker_drafted_at_total, those in which the model accepted it.",
+}
 ORCHESTRATORS: Final = "1 for each HTTP replica; the sum is how many there are."
 TIMEOUT_S: Final = 1.0  # within which a replica answers, or is left out of /metrics
 LEAST: Final = sys.float_info.min  # makes a counter's series, and vanishes in every sum
@@ -78,6 +82,12 @@ def worker_families(worker: WorkerName, stats: Mapping[str, int]) -> list[Metric
             family = kind(f"baton_worker_{key}", text, labels=("worker",))
             family.add_metric((worker,), values.get(key, 0))
             families.append(family)
+    for key, text in BY_POSITION.items():
+        family = CounterMetricFamily(f"baton_worker_{key}", text, labels=("worker", "position"))
+        for name, value in stats.items():
+            if name.startswith(f"{key}_"):
+                family.add_metric((worker, name.removeprefix(f"{key}_")), value)
+        families.append(family)
     return families
 
 

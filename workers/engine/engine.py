@@ -110,8 +110,9 @@ class Engine:
     def stats(self) -> dict[str, int]:
         """Counters since the start (`*_tokens`, `passes`, `rounds`) and gauges of now.
 
-        Mean acceptance length is `emitted_tokens / rounds` (bonus token included). A method may
-        add counters of its own.
+        Mean acceptance length is `emitted_tokens / rounds` (bonus token included); what was drafted
+        and accepted, by position too, is as in `workers.acceptance`. A method may add counters of
+        its own.
         """
         gauges = {
             "live_rows": len(self._prefilling) + len(self._decoding),

@@ -81,6 +81,14 @@ class Tree:
     def is_chain(self) -> bool:
         return len(self.tokens) == 1 or self.parents == list(range(-1, len(self.tokens) - 1))
 
+    @property
+    def depth(self) -> int:
+        """Positions behind the newest token that its longest branch reaches."""
+        depths = [0] * len(self.parents)
+        for node in range(1, len(self.parents)):
+            depths[node] = depths[self.parents[node]] + 1
+        return max(depths)
+
     def children(self, node: int) -> list[int]:
         return [i for i in range(node + 1, len(self.parents)) if self.parents[i] == node]
 

@@ -17,6 +17,7 @@ from types import MappingProxyType
 import torch
 
 from orchestrator.types import Sampling
+from workers.acceptance import Acceptance
 from workers.model.masking import mask
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
@@ -36,6 +37,7 @@ class Decoder:
     ) -> None:
         self.target, self.method, self.named = target, method, named
         self.methods = tuple(dict.fromkeys((method, *named.values())))
+        self.acceptance = Acceptance()
         self.rows: list[Row] = []  # by slot, so that neighbours in the cache are one view
 
     def method_groups(self) -> list[list[Row]]:
@@ -52,7 +54,9 @@ class Decoder:
         plan = method.draft(rows)  # a token tree for each row
         scores = mask(plan, method.score(self.target, plan))  # one target pass over all trees
         accepted = method.verify(plan, scores)  # rejection sampling along each tree
-        for row, one in zip(plan.rows, accepted, strict=True):
+        for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True):
+            if len(tree) > 1:
+                self.acceptance.count(len(tree) - 1, tree.depth, len(one.path) - 1)
             cache.commit(row.slot, one.path)  # rejected drafts lie beyond its length now
             row.ids.extend(one.tokens)
             row.remaining_tokens -= len(one.tokens)
@@ -97,8 +101,8 @@ class Decoder:
         return all(method.lossless for method in self.methods)
 
     def stats(self) -> dict[str, int]:
-        """The methods' own counters; those of one name are added up."""
-        counts: dict[str, int] = {}
+        """What was accepted, and the methods' own counters; those of one name are added up."""
+        counts = self.acceptance.stats()
         for method in self.methods:
             for name, count in method.stats().items():
                 counts[name] = counts.get(name, 0) + count

@@ -55,6 +55,7 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta, check_method
+from workers.acceptance import Acceptance
 from workers.model.rng import reseeded
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.continuation import Continuation
@@ -81,8 +82,9 @@ class EngineCounter(StatLoggerBase):  # type: ignore[misc]
     """Counts the engine's passes, what its speculation drafts, and how full its cache is."""
 
     def __init__(self) -> None:
-        self.passes = self.drafted = self.accepted = 0
+        self.passes = 0
         self.cache_usage = 0.0
+        self.acceptance = Acceptance()
 
     def record(
         self,
@@ -94,9 +96,13 @@ class EngineCounter(StatLoggerBase):  # type: ignore[misc]
         self.passes += iteration_stats is not None
         if scheduler_stats is not None:
             self.cache_usage = scheduler_stats.kv_cache_usage
-            if (speculation := scheduler_stats.spec_decoding_stats) is not None:
-                self.drafted += speculation.num_draft_tokens
-                self.accepted += speculation.num_accepted_tokens
+            if (made := scheduler_stats.spec_decoding_stats) is not None:
+                self.acceptance.add(
+                    made.num_draft_tokens,
+                    made.num_accepted_tokens,
+                    made.num_draft_tokens_per_pos,
+                    made.num_accepted_tokens_per_pos,
+                )
 
     def log_engine_initialized(self) -> None:
         pass
@@ -316,18 +322,20 @@ class VllmWorker:
         them."""
         counter = self._counter
         rows = self._capacity.rows
-        return self._counts | {
-            "emitted_tokens": self._counts["generated_tokens"],  # all of them come from rounds
-            "passes": counter.passes,
-            "drafted_tokens": counter.drafted,
-            "accepted_tokens": counter.accepted,
-            "live_rows": min(self._live, rows),
-            "queued": max(0, self._live - rows),
-            "rows": rows,
-            "slots": max(rows, self._capacity.tokens // self.context),
-            "held_tokens": int(counter.cache_usage * self._capacity.tokens),
-            "lossy": 0,
-        }
+        return (
+            self._counts
+            | counter.acceptance.stats()
+            | {
+                "emitted_tokens": self._counts["generated_tokens"],  # all of them come from rounds
+                "passes": counter.passes,
+                "live_rows": min(self._live, rows),
+                "queued": max(0, self._live - rows),
+                "rows": rows,
+                "slots": max(rows, self._capacity.tokens // self.context),
+                "held_tokens": int(counter.cache_usage * self._capacity.tokens),
+                "lossy": 0,
+            }
+        )
 
     def reset_prefix_cache(self) -> None:
         """Forget the prefixes of all calls that have ended, before any call that comes after."""

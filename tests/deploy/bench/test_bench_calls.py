@@ -44,3 +44,23 @@ def test_calls_side_by_side(
     assert "expected numbers of tokens" in capsys.readouterr().err
     assert run(monkeypatch, str(tiny_file), str(tiny_file)) == 2
     assert "two files have one name" in capsys.readouterr().err
+
+
+def test_streams_side_by_side(
+    tiny_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    out = tmp_path / "streams.json"
+    options = ["--streams", "1,3", "--tokens", "5", "--repeats", "1", "--json", str(out)]
+    assert run(monkeypatch, str(tiny_file), *options) == 0
+    rows = json.loads(out.read_text())["rows"]
+    assert [(row["worker"], row["streams"]) for row in rows] == [
+        (tiny_file.stem, 1),
+        (tiny_file.stem, 3),
+    ]
+    assert all(row["per_s"] > 0 and row["to_first"] == 1 for row in rows)
+    assert "tokens a second" in capsys.readouterr().out
+    assert run(monkeypatch, str(tiny_file), "--streams", "0") == 2
+    assert "expected numbers of generations" in capsys.readouterr().err

@@ -23,7 +23,9 @@ from orchestrator.types import (
     Sampling,
     Segment,
     StopCriteria,
+    Transcript,
 )
+from orchestrator.worker import Call
 from tests.workers.engine.local import ask, run, slow
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
@@ -227,3 +229,30 @@ async def test_a_method_that_fails_fails_its_own_rows_only(checkpoint: Path) -> 
         assert worker.stats()["live_rows"] == 0
     finally:
         worker.close()
+
+
+@pytest.mark.parametrize("method", ["chain", "recursive-s"])
+async def test_what_a_method_drafted_and_the_model_accepted_is_counted(method: str) -> None:
+    large = load(
+        "embedded:large",
+        rows=2,
+        max_len=512,
+        threads=1,
+        speculation={"method": method, "draft": "embedded:draft"},
+    )
+    try:
+        for question in ("What is 12 + 34?", "What is 7 * 8?"):
+            call = Call("r", Transcript((Message("user", question),)), "large")
+            async for _ in large.generate(call, StopCriteria(60), Sampling()):
+                pass
+        stats = large.stats()
+        # Each round emits what was accepted and one token more.
+        assert stats["emitted_tokens"] == stats["rounds"] + stats["accepted_tokens"]
+        assert 0 < stats["accepted_tokens"] < stats["drafted_tokens"]
+        accepted_at = [stats.get(f"accepted_at_{n}", 0) for n in range(1, 17)]
+        drafted_at = [stats.get(f"drafted_at_{n}", 0) for n in range(1, 17)]
+        assert sum(accepted_at) == stats["accepted_tokens"]
+        assert accepted_at == sorted(accepted_at, reverse=True)
+        assert all(a <= d <= stats["rounds"] for a, d in zip(accepted_at, drafted_at, strict=True))
+    finally:
+        large.close()

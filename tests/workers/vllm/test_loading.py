@@ -85,5 +85,9 @@ async def test_speculation_changes_no_greedy_text_and_is_counted(
         stats = worker.stats()
         assert 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
         assert stats["emitted_tokens"] > stats["rounds"] > 0
+        at = [n for n in range(1, 17) if f"drafted_at_{n}" in stats]
+        assert at == list(range(1, speculation["num_speculative_tokens"] + 1))
+        assert sum(stats[f"drafted_at_{n}"] for n in at) == stats["drafted_tokens"]
+        assert sum(stats[f"accepted_at_{n}"] for n in at) == stats["accepted_tokens"]
     finally:
         worker.close()

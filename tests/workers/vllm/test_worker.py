@@ -23,6 +23,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call
 from workers.training.problems import draw
+from workers.vllm.loading import load
 from workers.vllm.worker import _Cost, _prompt
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
@@ -243,3 +244,30 @@ async def test_an_id_that_the_tokenizer_does_not_have_is_an_error(
     monkeypatch.setattr("workers.vllm.worker._made", lambda output: [(10**6, {10**6: 0.0})])
     with pytest.raises(WorkerError, match="the model wrote id 1000000"):
         await written(large, QUESTION, StopCriteria(4))
+
+
+async def test_over_a_long_thought_judges_find_it_in_the_cache() -> None:
+    # The embedded model's positions end at 1,024; what is found cached depends on no weight.
+    longer = {"hf_overrides": {"max_position_embeddings": 4096}}
+    worker = load("embedded:large", device="cpu", rows=2, max_len=4096, engine_args=longer)
+    query = LabelQuery((Message("user", "Good?"),), "Score: ", DIGITS, nll=True)
+    try:
+        for kind in ("classify", "verify"):
+            transcript = Transcript((Message("user", f"What is 12 + 34? ({kind})"),))
+            usages = []
+            while sum(usage.prompt for usage in usages[-1:]) < 3600:
+                text = (
+                    f"Step {len(usages)}: 12 and 34 give 46: 10 and 30 are 40, 2 and 4 are 6.\n\n"
+                )
+                ids = worker.tokenizer.encode(text)
+                step = Segment("small", text, ids, (0.0,) * len(ids), worker.tokenizer.hash)
+                after = transcript.extend(step)
+                if kind == "classify":
+                    usages.append((await worker.classify(call(after), query)).usage)
+                else:
+                    usages.append((await worker.verify(call(transcript), step, GREEDY)).usage)
+                transcript = after
+            found = sum(usage.cached for usage in usages[1:])
+            assert found >= 0.95 * sum(usage.prompt for usage in usages[1:]), kind
+    finally:
+        worker.close()
