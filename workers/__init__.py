@@ -16,7 +16,6 @@ Files that several rooms share:
 
 - `streams`: the stream protocol: batches of deltas, heartbeats, resuming a stream that broke off.
 - `retry`: when to call a server again after a failure: retries and the circuit breaker.
-- `acceptance`: what speculation drafted and the model accepted, by position.
 - `memo`: results that are kept within a number of bytes.
 - `top_logprobs`: estimates from the likeliest tokens at a position, where no more is shown.
 - `scripted`: a worker that plays back given answers, for tests and examples.

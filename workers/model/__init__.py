@@ -1,6 +1,7 @@
 """Causal language models with a tree mask and a preallocated cache. In reading order:
 
 - `tree`: rows, token trees, and what of them is accepted.
+- `acceptance`: what was drafted and accepted, by position.
 - `target`: a transformers model behind a cache: passes over trees, and prefill.
 - `placement`: positions, and which cached tokens each token of a pass sees.
 - `cache`: the preallocated key/value cache and its slots.

@@ -17,7 +17,7 @@ from types import MappingProxyType
 import torch
 
 from orchestrator.types import Sampling
-from workers.acceptance import Acceptance
+from workers.model.acceptance import Acceptance
 from workers.model.masking import mask
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree

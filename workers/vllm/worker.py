@@ -55,7 +55,7 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta, check_method
-from workers.acceptance import Acceptance
+from workers.model.acceptance import Acceptance
 from workers.model.rng import reseeded
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.continuation import Continuation

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from workers.acceptance import POSITIONS, Acceptance
+from workers.model.acceptance import POSITIONS, Acceptance
 from workers.model.tree import Tree
 
 
