@@ -90,6 +90,15 @@ ENDS: list[tuple[str, dict[str, Any]]] = [
     ("route", {"threshold": 0}),
     ("route", {"signal": "difficulty"}),
     ("never-slower", {"patience": 1, "evidence_steps": 1, "evidence_tokens": 1}),
+    ("triggers", {}),
+    ("triggers", {"overconfidence": 5, "hard": "any"}),
+    ("plan", {}),
+    ("plan", {"judged": False, "pieces": 3, "sufficient": 1}),
+    # The small model goes on in mid-sentence where the large one has spent what it may.
+    ("large-only", {"max_large_tokens": 7}),
+    ("specreason", {"threshold": 9.5, "max_large_tokens": 13}),
+    ("bild", {"max_large_tokens": 2}),
+    ("lookahead", {"verifier": "equivalence", "max_large_tokens": 9}),
 ]
 
 
