@@ -110,7 +110,7 @@ SERVER := --model workers/embedded/large --served-model-name large --host 127.0.
 
 bench-vllm: $(VLLM_STAMP) ## a call by our own engine, by vLLM in the worker, by vLLM over HTTP, in build/results-vllm (5 minutes)
 	@$(VLLM_FILE); cp deploy/local.yaml $(ENGINES)/builtin.yaml
-	@echo '{applications: [{name: baton, route_prefix: /, import_path: "deploy.app:build", args: {workers:' \
+	@echo '{http_options: {host: 127.0.0.1}, applications: [{name: baton, route_prefix: /, import_path: "deploy.app:build", args: {workers:' \
 	  '{small: {model: "embedded:small"}, large: {model: large, tokenizer: "embedded:large",' \
 	  'url: "http://127.0.0.1:$(VLLM_PORT)/v1"}}}}]}' >$(ENGINES)/http.yaml
 	@export TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE; \

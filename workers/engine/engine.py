@@ -111,7 +111,7 @@ class Engine:
         """Counters since the start (`*_tokens`, `passes`, `rounds`) and gauges of now.
 
         Mean acceptance length is `emitted_tokens / rounds` (bonus token included); what was drafted
-        and accepted, by position too, is as in `workers.model.acceptance`. A method may add$
+        and accepted, by position too, is as in `workers.model.acceptance`. A method may add
         counters of its own.
         """
         gauges = {

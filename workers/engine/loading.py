@@ -23,6 +23,7 @@ from workers.engine.worker import LocalWorker
 from workers.model.families import Computation, check_family, longest_text
 from workers.model.packed import Packing, can_pack, computes_in_half, pack, parameter_count
 from workers.model.target import Target
+from workers.reporting import first_line
 from workers.speculation import METHODS, build
 from workers.speculation.decode import Decoder
 from workers.speculation.drafter import LoadModel
@@ -157,7 +158,7 @@ def open_target(
             encode=tokenizer.encode,
         )
     except torch.OutOfMemoryError as error:
-        raise ConfigError(f"{model} does not fit with its cache: {_first_line(error)}") from error
+        raise ConfigError(f"{model} does not fit with its cache: {first_line(error)}") from error
 
     @cache
     def load_draft(name: str) -> Any:
@@ -189,7 +190,7 @@ def _convert_tokenizer(path: str, folder: Path) -> None:
     except Exception as error:  # a converter raises whatever a file of its format leads to
         raise ConfigError(
             f"{path} has no tokenizer.json, and transformers cannot make one from its other files: "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from error
     # Where there are no files at all, transformers makes a tokenizer of added tokens alone.
     if tokenizer.is_fast and tokenizer.get_vocab().keys() - tokenizer.get_added_vocab().keys():
@@ -213,7 +214,7 @@ def load_config(path: str) -> Any:
     except ConfigError:
         raise
     except Exception as error:  # a config class raises whatever a wrong value leads to
-        raise ConfigError(f"cannot read the config of {path}: {_first_line(error)}") from error
+        raise ConfigError(f"cannot read the config of {path}: {first_line(error)}") from error
     try:
         Computation.of(config)
     except ConfigError as error:
@@ -267,7 +268,7 @@ def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | Non
         if (packing := packing_of(device, dtype)) is not None:
             pack(network, packing)
     except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigError(f"cannot load the model {path}: {_first_line(error)}") from error
+        raise ConfigError(f"cannot load the model {path}: {first_line(error)}") from error
     return network
 
 
@@ -296,7 +297,3 @@ def stop_token_ids(network: Any, tokenizer: Tokenizer) -> set[int]:
     eos = network.generation_config.eos_token_id
     ids = {*(eos if isinstance(eos, list) else [eos]), tokenizer.eos_id}
     return ids - {None}
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", 1)[0]

@@ -53,6 +53,7 @@ from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answ
 from workers.remote.request_builder import RequestBuilder
 from workers.remote.response_parser import ParserOptions, ResponseParser
 from workers.remote.server import Server
+from workers.reporting import ms_since
 from workers.streams import merge_deltas, resume_generation
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import check_length, check_sampling, label_ids
@@ -158,7 +159,7 @@ class RemoteWorker:
         echoed = len(ids) if nll and capabilities.prompt_logprobs == "echo" else 0
         with checked_answer(self.server.name):
             classification = protocol.classification(
-                answer, named, self.vocabulary, usage, _ms_since(began), echoed
+                answer, named, self.vocabulary, usage, ms_since(began), echoed
             )
             if not nll:
                 return classification
@@ -204,7 +205,7 @@ class RemoteWorker:
             )
             usage = protocol.usage(answer, len(ids), 1, shared=shared)
             return verification(
-                output, call, segment, self.prompts, self._stop_token_ids, usage, _ms_since(began)
+                output, call, segment, self.prompts, self._stop_token_ids, usage, ms_since(began)
             )
 
     async def capabilities(self) -> ServerCapabilities:
@@ -324,7 +325,7 @@ class RemoteWorker:
         yield Generation(
             segment,
             usage,
-            _ms_since(began),
+            ms_since(began),
             parser.entropy,
             self.tokenizer.thinks,
             self.prompts.calls_of(call.transcript),
@@ -340,7 +341,3 @@ class RemoteWorker:
     def _lacks(self, what: str) -> Unsupported:
         log.error("%s does not give %s", self.server.name, what)
         return Unsupported(f"the model's server does not give {what}")
-
-
-def _ms_since(began: float) -> float:
-    return (perf_counter() - began) * 1e3

@@ -18,6 +18,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Backend
 
 from orchestrator.errors import ConfigError
+from workers.reporting import first_line
 from workers.text.gguf_tokenizer import is_gguf, write_tokenizer
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
@@ -65,7 +66,7 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
     try:
         backend = Backend.from_file(str(file))
     except Exception as error:  # the library raises nothing more specific
-        raise ConfigError(f"{file} cannot be read: {_first_line(error)}") from error
+        raise ConfigError(f"{file} cannot be read: {first_line(error)}") from error
     try:
         config, special_map = (
             _read(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
@@ -76,7 +77,7 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
         _add_tokens(backend, named, special_tokens)
         return Tokenizer(backend, special_tokens, _chat_template(folder, config), thinking)
     except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
-        raise ConfigError(f"the tokenizer of {model}: {_first_line(error)}") from error
+        raise ConfigError(f"the tokenizer of {model}: {first_line(error)}") from error
 
 
 def _download(name: str) -> Path:
@@ -88,7 +89,7 @@ def _download(name: str) -> Path:
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"{name} is neither a folder nor a model of the Hugging Face hub that can be read "
-            f"from here: {_first_line(error)}"
+            f"from here: {first_line(error)}"
         ) from error
 
 
@@ -150,7 +151,3 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if isinstance(template, dict):
         template = template.get("default")
     return template if isinstance(template, str) else None
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip() or type(error).__name__).split("\n", 1)[0]

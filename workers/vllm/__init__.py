@@ -1,6 +1,8 @@
 """Workers over vLLM's engine, run in the worker's own process; the only room that imports vllm.
 
 - `worker`: the `Worker` port over the engine.
+- `requests`: parameters of vLLM's requests, and its outputs.
+- `counter`: what its engine reports.
 - `loading`: from a checkpoint and `engine_args` to a worker.
 - `scheduler`: vLLM's scheduler, which here may be told how much of a prompt to read anew.
 - `lifeline`: vLLM's process ends where the worker's has died.

@@ -24,9 +24,11 @@ from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load_tokenizer
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
+from workers.vllm.counter import EngineCounter
 from workers.vllm.lifeline import announce
+from workers.vllm.requests import SHOWN
 from workers.vllm.scheduler import AsyncJudgeScheduler, JudgeScheduler
-from workers.vllm.worker import SHOWN, Capacity, EngineCounter, VllmWorker
+from workers.vllm.worker import Capacity, VllmWorker
 
 SAID_ELSEWHERE = {
     "model": "model",

@@ -30,10 +30,9 @@ from vllm import SamplingParams
 from vllm.exceptions import VLLMClientError, VLLMError
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
-from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
-from vllm.v1.metrics.loggers import StatLoggerBase
 
 from orchestrator.errors import (
     InvalidRequest,
@@ -55,57 +54,30 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta, check_method
-from workers.model.acceptance import Acceptance
 from workers.model.rng import reseeded
+from workers.reporting import first_line, ms_since
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
 from workers.top_logprobs import choices, entropy, probability, stop_nll
-from workers.vllm.scheduler import MOST_CACHED
+from workers.vllm.counter import EngineCounter
+from workers.vllm.requests import (
+    SHOWN,
+    made_tokens,
+    prompt_logprobs,
+    prompt_scores,
+    request_parameters,
+)
 
 log = logging.getLogger(__name__)
 
-SHOWN = 64
-"""Tokens whose log-probabilities are requested where the likeliest one is not enough."""
-MAX_TEMPERATURE = 2.0
-"""The highest that vLLM takes."""
 MAX_LOOKUPS = 4
 """Ends of the turn, not among the tokens shown, whose likelihood is asked for one by one."""
 _NEGLIGIBLE = ln(1e-3)
 JUDGE, WRITER = 0, 1
 """Priorities: a judge's call is short, and a whole request waits for it."""
-
-
-class EngineCounter(StatLoggerBase):  # type: ignore[misc]
-    """Counts the engine's passes, what its speculation drafts, and how full its cache is."""
-
-    def __init__(self) -> None:
-        self.passes = 0
-        self.cache_usage = 0.0
-        self.acceptance = Acceptance()
-
-    def record(
-        self,
-        scheduler_stats: Any,
-        iteration_stats: Any,
-        mm_cache_stats: Any = None,
-        engine_idx: int = 0,
-    ) -> None:
-        self.passes += iteration_stats is not None
-        if scheduler_stats is not None:
-            self.cache_usage = scheduler_stats.kv_cache_usage
-            if (made := scheduler_stats.spec_decoding_stats) is not None:
-                self.acceptance.add(
-                    made.num_draft_tokens,
-                    made.num_accepted_tokens,
-                    made.num_draft_tokens_per_pos,
-                    made.num_accepted_tokens_per_pos,
-                )
-
-    def log_engine_initialized(self) -> None:
-        pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,10 +147,10 @@ class VllmWorker:
         if text.max_tokens > 0:
             limits = {"max_tokens": text.max_tokens, "stop_token_ids": sorted(text.ends)}
             drawn = reseeded(sampling, len(ids))
-            parameters = _parameters(drawn, logprobs=shown, **limits, **self._held(call))
+            parameters = request_parameters(drawn, logprobs=shown, **limits, **self._held(call))
             async with aclosing(self._outputs(ids, parameters, WRITER, cost)) as outputs:
                 async for output in outputs:
-                    for token, logprobs in _made(output):
+                    for token, logprobs in made_tokens(output):
                         if token >= len(self.tokenizer.pieces):
                             raise WorkerError(
                                 f"the model wrote id {token}, and its tokenizer has "
@@ -200,12 +172,12 @@ class VllmWorker:
                 else:
                     raise WorkerUnavailable("vLLM ended a generation that was not at its end")
         elif criteria.max_tokens == 0 and len(ids) < self.context:
-            await self._answer(ids, _parameters(Sampling(), max_tokens=1), WRITER, cost)
+            await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
         usage = replace(cost.usage(), generated=text.generated)
         yield Generation(
             text.segment(finish or "length"),
             usage,
-            _ms_since(began),
+            ms_since(began),
             first,
             self.tokenizer.thinks,
             self.prompts.calls_of(call.transcript),
@@ -227,10 +199,10 @@ class VllmWorker:
         )
         scores: dict[str, Any] = {}
         if query.nll:
-            scores = _scores(len(prefix) - len(scored), SHOWN if stop_token_ids else 1)
-        parameters = _parameters(Sampling(), max_tokens=1, logprobs=SHOWN, **scores)
+            scores = prompt_scores(len(prefix) - len(scored), SHOWN if stop_token_ids else 1)
+        parameters = request_parameters(Sampling(), max_tokens=1, logprobs=SHOWN, **scores)
         output = await self._answer(ids, parameters, JUDGE, cost)
-        ((_, logprobs),) = _made(output)
+        ((_, logprobs),) = made_tokens(output)
         known = dict(logprobs)
         for label in labels:
             if label not in known:
@@ -242,16 +214,14 @@ class VllmWorker:
             shares = [exp(known[label] - best) for label in labels]
         probabilities = tuple(share / sum(shares) for share in shares)
         outside = max(0.0, 1.0 - inside)
-        answer = Classification(
-            query.labels, probabilities, outside, cost.usage(), _ms_since(began)
-        )
+        answer = Classification(query.labels, probabilities, outside, cost.usage(), ms_since(began))
         if not query.nll:
             return answer
         part = slice(len(prefix) - len(scored), len(prefix))
-        nll = tuple(-value for value, _ in _prompt(output, ids, part))
+        nll = tuple(-value for value, _ in prompt_logprobs(output, ids, part))
         ending = None
         if last is not None and last.finish in ENDED:
-            ((_, behind),) = _prompt(output, ids, slice(len(prefix), len(prefix) + 1))
+            ((_, behind),) = prompt_logprobs(output, ids, slice(len(prefix), len(prefix) + 1))
             ending = await self._stop_nll(prefix, behind, stop_token_ids, cost)
         return replace(answer, nll=nll, ending=ending)
 
@@ -272,12 +242,14 @@ class VllmWorker:
             self.tokenizer, self._stop_token_ids, call.transcript, segment
         )
         first = len(prefix) + given
-        scores = _scores(first, 1 if sampling.is_greedy else SHOWN) if first < len(ids) else {}
+        scores = (
+            prompt_scores(first, 1 if sampling.is_greedy else SHOWN) if first < len(ids) else {}
+        )
         drawn = reseeded(sampling, len(ids))
-        parameters = _parameters(drawn, max_tokens=1, logprobs=SHOWN, **scores)
+        parameters = request_parameters(drawn, max_tokens=1, logprobs=SHOWN, **scores)
         output = await self._answer(ids, parameters, JUDGE, cost)
-        ((made, behind),) = _made(output)
-        positions = _prompt(output, ids, slice(first, len(ids)))
+        ((made, behind),) = made_tokens(output)
+        positions = prompt_logprobs(output, ids, slice(first, len(ids)))
         chosen = choices([shown for _, shown in positions], sampling, first)
         logprobs = [shown[i] for i, (_, shown) in zip(chosen, positions, strict=True)]
         score = ScoreOutput(
@@ -293,7 +265,7 @@ class VllmWorker:
             self.prompts,
             self._stop_token_ids,
             cost.usage(),
-            _ms_since(began),
+            ms_since(began),
         )
 
     def _held(self, call: Call) -> dict[str, Any]:
@@ -377,9 +349,9 @@ class VllmWorker:
         except EngineDeadError as error:
             raise WorkerUnavailable("vLLM's engine process has died") from error
         except VLLMClientError as error:
-            raise InvalidRequest(f"vLLM refuses the call: {_first_line(error)}") from error
+            raise InvalidRequest(f"vLLM refuses the call: {first_line(error)}") from error
         except VLLMError as error:
-            raise WorkerError(f"vLLM failed: {_first_line(error)}") from error
+            raise WorkerError(f"vLLM failed: {first_line(error)}") from error
         finally:
             self._live -= 1
             self._counts["prompt_tokens"] += len(ids)
@@ -422,10 +394,10 @@ class VllmWorker:
         would show them, but in vLLM 0.32 takes the likeliest tokens away from all other requests
         of that pass.)
         """
-        parameters = _parameters(
+        parameters = request_parameters(
             Sampling(), max_tokens=1, logprobs=1, allowed_token_ids=sorted(allowed)
         )
-        ((made, logprobs),) = _made(await self._answer(ids, parameters, JUDGE, cost))
+        ((made, logprobs),) = made_tokens(await self._answer(ids, parameters, JUDGE, cost))
         return made, logprobs[made]
 
     async def _stop_nll(
@@ -467,91 +439,3 @@ class _Cost:
 
     def usage(self) -> Usage:
         return Usage(self.prompt, self.cached, self.generated, self.passes)
-
-
-def _parameters(sampling: Sampling, **fields: Any) -> SamplingParams:
-    """vLLM's parameters of a request.
-
-    Raises:
-        InvalidRequest: the temperature is above what vLLM takes.
-    """
-    if sampling.temperature > MAX_TEMPERATURE:
-        raise InvalidRequest(
-            f"temperature must be at most {MAX_TEMPERATURE:g} where vLLM runs the model, not "
-            f"{sampling.temperature:g}",
-            param="temperature",
-        )
-    return SamplingParams(
-        temperature=0.0 if sampling.is_greedy else sampling.temperature,
-        top_p=sampling.top_p,
-        top_k=sampling.top_k,
-        seed=sampling.seed,
-        detokenize=False,
-        ignore_eos=True,  # the ids that end a text are ours to know
-        output_kind=RequestOutputKind.DELTA,
-        **fields,
-    )
-
-
-def _scores(first: int, shown: int) -> dict[str, Any]:
-    """The fields for log-probabilities of a prompt's ids from position `first` on.
-
-    Those of an id come from reading the id before it.
-    """
-    return {
-        "prompt_logprobs": shown,
-        "skip_reading_prefix_cache": False,
-        "flat_logprobs": True,
-        "extra_args": {MOST_CACHED: max(0, first - 1)},
-    }
-
-
-def _made(output: RequestOutput) -> list[tuple[int, Mapping[int, float]]]:
-    """Each token made, and the log-probabilities shown at its position."""
-    completion = output.outputs[0]
-    if completion.logprobs is None:
-        return [(token, {token: 0.0}) for token in completion.token_ids]
-    positions = [_values(completion.logprobs[i]) for i in range(len(completion.logprobs))]
-    return list(zip(completion.token_ids, positions, strict=True))
-
-
-def _prompt(
-    output: RequestOutput, ids: Sequence[int], part: slice
-) -> list[tuple[float, Mapping[int, float]]]:
-    """The log-probability of each id in `part` of the prompt, and those shown at its position.
-
-    vLLM's first runner gives a row for every id, its second only for those that it read, after one
-    empty row each.
-
-    Raises:
-        WorkerError: vLLM took some of them from its cache, and so does not know them.
-    """
-    if part.start >= part.stop:
-        return []
-    rows, cached = output.prompt_logprobs, output.num_cached_tokens or 0
-    if rows is None or cached > part.start - 1:
-        raise WorkerError(
-            f"expected the log-probabilities of the prompt from position {part.start} on, but vLLM "
-            f"took {cached} tokens from its cache: is its scheduler another one?"
-        )
-    unread = len(ids) - len(rows)
-    found: list[tuple[float, Mapping[int, float]]] = []
-    for position in range(part.start, part.stop):
-        logprobs = _values(rows[position - unread])
-        if ids[position] not in logprobs:
-            raise WorkerError(f"vLLM gave no log-probability of the prompt's position {position}")
-        found.append((logprobs[ids[position]], logprobs))
-    return found
-
-
-def _values(logprobs: Any) -> dict[int, float]:
-    return {token: value.logprob for token, value in logprobs.items()}
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines() or str(error.__cause__ or "").strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _ms_since(began: float) -> float:
-    return (perf_counter() - began) * 1e3

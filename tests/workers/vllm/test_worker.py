@@ -24,7 +24,8 @@ from orchestrator.types import (
 from orchestrator.worker import Call
 from workers.training.problems import draw
 from workers.vllm.loading import load
-from workers.vllm.worker import _Cost, _prompt
+from workers.vllm.requests import prompt_logprobs
+from workers.vllm.worker import _Cost
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
 GREEDY = Sampling()
@@ -230,18 +231,18 @@ def test_both_layouts_of_a_prompts_rows_are_read(cached: int) -> None:
     rows = [{token: Logprob(-float(token))} for token in ids]
     output = RequestOutput("r", None, ids, None, [], True, num_cached_tokens=cached)
     output.prompt_logprobs = [None, *rows[1:]]  # the first runner: one for every id
-    assert [value for value, _ in _prompt(output, ids, slice(4, 6))] == [-9.0, -10.0]
+    assert [value for value, _ in prompt_logprobs(output, ids, slice(4, 6))] == [-9.0, -10.0]
     output.prompt_logprobs = [None, *rows[cached + 1 :]]  # the second: those that were read
-    assert [value for value, _ in _prompt(output, ids, slice(4, 6))] == [-9.0, -10.0]
+    assert [value for value, _ in prompt_logprobs(output, ids, slice(4, 6))] == [-9.0, -10.0]
     if cached:
         with pytest.raises(WorkerError, match="took 3 tokens from its cache"):
-            _prompt(output, ids, slice(2, 6))
+            prompt_logprobs(output, ids, slice(2, 6))
 
 
 async def test_an_id_that_the_tokenizer_does_not_have_is_an_error(
     large: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("workers.vllm.worker._made", lambda output: [(10**6, {10**6: 0.0})])
+    monkeypatch.setattr("workers.vllm.worker.made_tokens", lambda output: [(10**6, {10**6: 0.0})])
     with pytest.raises(WorkerError, match="the model wrote id 1000000"):
         await written(large, QUESTION, StopCriteria(4))
 
