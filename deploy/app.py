@@ -34,6 +34,7 @@ from orchestrator.http.auth import Access
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
 from orchestrator.loop.actions import WorkerName
+from orchestrator.types import GREEDY, Sampling
 from policies import POLICIES
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import deployment
@@ -86,6 +87,7 @@ class Orchestrator:
             limits=ServiceLimits(**args.limits.model_dump(), prices=args.token_prices()),
             ready=self._ready,
             contexts=self._contexts,
+            sampling=self._sampling,
             reasoning_field=args.orchestrator.reasoning_field,
             cors_origins=args.orchestrator.cors_origins,
             strict=args.orchestrator.strict,
@@ -98,6 +100,7 @@ class Orchestrator:
         self._ready_pools: dict[str, bool] = {}
         self._contexts_lock, self._contexts_until = asyncio.Lock(), 0.0
         self._known_contexts: dict[WorkerName, int | None] = {}
+        self._own_sampling: Sampling | None = None  # the large model's, once it has told it
         count_replicas(self._service.registry, replicas)
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -153,6 +156,19 @@ class Orchestrator:
                 self._known_contexts.update(zip(unknown, told, strict=True))
                 self._contexts_until = time.monotonic() + READY_S
         return self._known_contexts
+
+    async def _sampling(self) -> Sampling:
+        """What requests get that say nothing of it.
+
+        Raises:
+            WorkerUnavailable: no replica of the large model has told its own yet.
+        """
+        if self._own_sampling is None:
+            large, own = self._workers["large"], GREEDY
+            if isinstance(large, ReplicaWorker):
+                own = (await large.status()).sampling
+            self._own_sampling = own
+        return self._args.sampling.over(self._own_sampling)
 
     async def _ready(self) -> dict[str, bool]:
         """Whether each pool has a replica that answers.

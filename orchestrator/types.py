@@ -107,6 +107,9 @@ class Sampling:
         return self.temperature < 1e-5
 
 
+GREEDY = Sampling()
+
+
 @dataclass(frozen=True, slots=True)
 class StopCriteria:
     """How far one generation goes.

@@ -19,6 +19,7 @@ from zlib import crc32
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest, WorkerUnavailable
 from orchestrator.types import (
+    GREEDY,
     CallFormat,
     Classification,
     Finish,
@@ -98,6 +99,7 @@ class Scripted:
     failures: Mapping[int, BaseException] = field(default_factory=dict)
     deaths: Mapping[int, int] = field(default_factory=dict)
     context: int | None = None
+    sampling: Sampling = GREEDY  # its checkpoint's own
     thinks: bool = True  # whether its model marks a thought
     call_format: CallFormat | None = None  # how it writes calls of tools, where there are some
     down: BaseException | None = None  # raised by every call, preflight included

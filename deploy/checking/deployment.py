@@ -22,6 +22,7 @@ from deploy.service.config import Args, Deployment, MethodSpec, WorkerSpec, mode
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import MODELS, folder_of
 from workers.model.families import check_family
+from workers.text.generation_config import sampling_defaults
 from workers.text.thinking import parse_thinking
 from workers.text.tokenizer_files import load_tokenizer
 
@@ -134,6 +135,7 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
             yield from _method(data, path, spec.speculation)
             for index, also in enumerate(spec.speculation.also):
                 yield from _method(data, (*path, "also", index), also)
+    yield from _sampling(data, args)
     yield from _shares(data, args)
 
 
@@ -149,6 +151,22 @@ def _thinking(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Itera
         return
     where = "thinking" if "thinking" in spec.model_fields_set else "model"
     yield finding(data, (*path, where), f"thinking: {tokenizer.family}", "note")
+
+
+def _sampling(data: Any, args: Args) -> Iterator[Finding]:
+    """What requests get that say nothing of it, where the large model lies on this machine."""
+    large, path = args.workers.large, (*ARGS, "workers", "large", "model")
+    folder = None if large.url is not None else large.folder()
+    if folder is None:
+        return
+    try:
+        found = args.sampling.over(sampling_defaults(folder))
+    except ConfigError as error:
+        yield finding(data, path, str(error))
+        return
+    if not found.is_greedy:
+        said = f"temperature {found.temperature:g}, top_p {found.top_p:g}, top_k {found.top_k}"
+        yield finding(data, path, f"{said} for requests that say nothing of sampling", "note")
 
 
 def _overrides(data: Any, serve: ServeDeploySchema) -> Iterator[Finding]:

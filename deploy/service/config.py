@@ -10,6 +10,7 @@ import ipaddress
 import json
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,7 +32,7 @@ from orchestrator.http.auth import Access, Keys
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import build
-from orchestrator.types import TokenPrices
+from orchestrator.types import Sampling, TokenPrices
 from orchestrator.worker import SERVER_METHOD
 from policies import POLICIES
 from policies.judge import Judging
@@ -449,6 +450,19 @@ class OrchestratorSpec(Strict):
     )
 
 
+class SamplingSpec(Strict):
+    """What requests get that say nothing of it; None: as the large model's checkpoint says
+    (`generation_config.json`), over a server greedy."""
+
+    temperature: float | None = Field(default=None, ge=0, le=2, description="0 is greedy")
+    top_p: float | None = Field(default=None, gt=0, le=1, description="1: off")
+    top_k: int | None = Field(default=None, ge=0, lt=2**31, description="0: off")
+
+    def over(self, own: Sampling) -> Sampling:
+        """The checkpoint's own, but for what is said here."""
+        return replace(own, **self.model_dump(exclude_none=True))
+
+
 class LimitsSpec(Strict):
     """What one replica of the orchestrator takes on (`orchestrator.http.limits.ServiceLimits`)."""
 
@@ -527,6 +541,7 @@ class Args(Strict):
     auth: Auth | Literal["none"] | None = Field(
         default=None, description="keys; none binds loopback only unless `auth: none` is written"
     )
+    sampling: SamplingSpec = SamplingSpec()
     limits: LimitsSpec = LimitsSpec()
     tracing: Tracing | None = None
     prices: PriceList | None = Field(

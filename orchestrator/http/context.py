@@ -18,7 +18,7 @@ from orchestrator.http.admission import Place
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.schemas import MAX_SEED, GenerationRequest, contradiction
 from orchestrator.loop.policy import Policy
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.types import GREEDY, Limits, Message, Sampling
 
 BYTES_PER_TOKEN: Final = 3
 """Of a prompt that nobody has read yet: English has about four, other scripts fewer."""
@@ -54,7 +54,7 @@ class RequestContext:
     decoding: Mapping[str, str] = field(default_factory=dict)  # each worker's, as users read it
 
     def __post_init__(self) -> None:
-        self.messages, self.sampling = self.body.conversation, self.body.sampling
+        self.messages, self.sampling = self.body.conversation, self.body.sampling(GREEDY)
         self.answer_id = self.trace_id
 
     @classmethod

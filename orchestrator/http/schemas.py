@@ -8,8 +8,8 @@ client first, each with the values that mean the default: those are honoured by 
 `HINTS` change no answer (who asks, what to cache, how soon) and pass. A null top-level parameter
 means "not given".
 
-Defaults that differ from OpenAI's: `temperature` is 0 (greedy), because reasoning is more accurate
-and steps are repeatable.
+What a request does not say of its sampling the deployment does (`Service.sampling`): its file, or
+the large model's checkpoint. OpenAI's default is a temperature of 1.
 
 `reasoning_effort` caps the accepted thinking tokens at a share of `max_tokens` (`EFFORT`),
 `thinking_token_budget` at a number of its own; of these and `policy.budget` the smallest holds.
@@ -124,9 +124,15 @@ class GenerationRequest(BaseModel):
     operation: ClassVar[str] = "chat"
 
     model: str = Field(description="a policy, or one of its published versions: NAME@VERSION")
-    temperature: Annotated[float, Field(ge=0, le=2)] = Field(default=0.0, description="0 is greedy")
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = Field(default=0, description="0 and -1: off")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
+        default=None, description="0 is greedy; none: as the deployment or the large model wants"
+    )
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = Field(
+        default=None, description="none: the same"
+    )
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(
+        default=None, description="0 and -1: off; none: the same"
+    )
     seed: _Int64 | None = None
     stop: Annotated[
         list[_Stop],
@@ -217,10 +223,20 @@ class GenerationRequest(BaseModel):
         """Whether every chunk of a stream is to hold the usage so far."""
         return self.stream_options is not None and self.stream_options.continuous_usage_stats
 
-    @property
-    def sampling(self) -> Sampling:
+    def sampling(self, default: Sampling) -> Sampling:
+        """How tokens are drawn, where the request does not say so as by default."""
         seed = None if self.seed is None else self.seed & MAX_SEED
-        return Sampling(self.temperature, self.top_p, max(self.top_k, 0), seed)
+        return Sampling(
+            default.temperature if self.temperature is None else self.temperature,
+            default.top_p if self.top_p is None else self.top_p,
+            default.top_k if self.top_k is None else max(self.top_k, 0),
+            seed,
+        )
+
+    @property
+    def says_all_of_sampling(self) -> bool:
+        """Whether no default counts."""
+        return self.temperature == 0 or None not in (self.temperature, self.top_p, self.top_k)
 
 
 def parse_request(body: bytes, kind: type[R], *, strict: bool = True) -> R:

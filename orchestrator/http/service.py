@@ -38,7 +38,7 @@ from orchestrator.state.store import Store
 from orchestrator.state.versions import PolicyVersions, PublishedPolicy, build
 from orchestrator.state.watcher import ConfigWatcher
 from orchestrator.telemetry.metrics import ServiceMetrics
-from orchestrator.types import Limits, Message, Sampling
+from orchestrator.types import GREEDY, Limits, Message, Sampling
 from orchestrator.validation import invalid_request
 from orchestrator.worker import Worker, check_method
 
@@ -77,6 +77,10 @@ async def _nothing_to_check() -> Mapping[str, bool]:
     return {}
 
 
+async def _greedy() -> Sampling:
+    return GREEDY
+
+
 async def _nothing_known() -> Mapping[WorkerName, int | None]:
     return {}
 
@@ -89,13 +93,14 @@ class Service:
     worker decodes with, a lossy method marked as such; `methods` what a request may name for the
     large one, by name and as users read it. `ready` says of each worker pool whether it answers;
     cheaply, since that needs no key. `contexts` gives each worker's context in tokens, None where
-    it is not known. `reasoning_field` names the fields of a message that hold the thought: one,
-    since clients that read both show it twice. `cors_origins` are web pages' origins that a browser
-    may let ask the service; "*": all. Unless `strict`, parameters of a request that cannot be
-    honoured are left out with a warning. `scrape` gives the Prometheus text: this process's unless
-    replaced. `store` is what all replicas share; traces stay in it for `trace_ttl_s` seconds.
-    `spans`, where there are any, makes spans of requests. `proxy_adds_request_id`: a proxy in front
-    of the service adds `x-request-id` to responses, as Serve's does.
+    it is not known. `sampling` gives what requests that say nothing of it get. `reasoning_field`
+    names the fields of a message that hold the thought: one, since clients that read both show it
+    twice. `cors_origins` are web pages' origins that a browser may let ask the service; "*": all.
+    Unless `strict`, parameters of a request that cannot be honoured are left out with a warning.
+    `scrape` gives the Prometheus text: this process's unless replaced. `store` is what all replicas
+    share; traces stay in it for `trace_ttl_s` seconds. `spans`, where there are any, makes spans of
+    requests. `proxy_adds_request_id`: a proxy in front of the service adds `x-request-id` to
+    responses, as Serve's does.
 
     Raises:
         ConfigError: `default_policy` or a name in `defaults` is no policy, or a default is wrong.
@@ -113,6 +118,7 @@ class Service:
     trace_ttl_s: float = 24 * 3600.0
     ready: Callable[[], Awaitable[Mapping[str, bool]]] = _nothing_to_check
     contexts: Callable[[], Awaitable[Mapping[WorkerName, int | None]]] = _nothing_known
+    sampling: Callable[[], Awaitable[Sampling]] = _greedy
     reasoning_field: ReasoningField = "reasoning_content"
     cors_origins: Sequence[str] = ()
     strict: bool = True
@@ -223,6 +229,7 @@ class Service:
             InvalidRequest: its `policy` names another policy, an unknown parameter or a wrong
                 value; or a speculation method that is not offered.
             StoreError: a pinned version cannot be read.
+            WorkerUnavailable: the large model's sampling counts, and it has not told it yet.
         """
         if self.draining:
             raise shutting_down()
@@ -273,6 +280,8 @@ class Service:
                 param=body.alone,
                 code="unsupported_parameter",
             )
+        if not body.says_all_of_sampling:
+            context.sampling = body.sampling(await self.sampling())
         context.policy = _capped(context.policy, body.thinking_cap(context.limits.max_tokens))
         context.decoding = self.speculation
         if context.speculation is not None:

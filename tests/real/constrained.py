@@ -14,7 +14,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def main() -> None:
     options = parser.parse_args()
     policies, methods = list(POLICIES), [one["method"] for one in METHODS[options.pair]]
     asked, valid = Counter[Any](), Counter[Any]()
-    with served(options.pair) as api:
+    with served(options.pair) as api, suppress(KeyboardInterrupt):  # what there is counts
         for number in range(options.answers):
             policy, method = policies[number % len(policies)], methods[number % len(methods)]
             found = fault(api, number, policy, method, options.max_tokens)

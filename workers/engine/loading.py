@@ -29,6 +29,7 @@ from workers.speculation.decode import Decoder
 from workers.speculation.drafter import LoadModel
 from workers.speculation.method import Method
 from workers.text import tokenizer_files
+from workers.text.generation_config import sampling_defaults
 from workers.text.gguf_tokenizer import is_gguf
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
@@ -98,7 +99,8 @@ def load(
     if threads is None and device == "cpu" and loaded.is_small:
         threads = 1
     engine = Engine(decoder, rows=rows, queue=queue, lease_s=lease_s, threads=threads)
-    return LocalWorker(engine, loaded.tokenizer, loaded.stop_token_ids)
+    sampling = sampling_defaults(resolve(model))
+    return LocalWorker(engine, loaded.tokenizer, loaded.stop_token_ids, sampling)
 
 
 @dataclass(frozen=True, slots=True)

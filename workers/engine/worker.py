@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
 from orchestrator.types import (
+    GREEDY,
     Classification,
     Generation,
     LabelQuery,
@@ -34,12 +35,17 @@ class LocalWorker:
         engine: owns the model.
         tokenizer: the checkpoint's.
         stop_token_ids: end-of-turn ids of the checkpoint.
+        sampling: the checkpoint's own, for requests that say nothing of it.
     """
 
     def __init__(
-        self, engine: Engine, tokenizer: Tokenizer, stop_token_ids: Iterable[int] = ()
+        self,
+        engine: Engine,
+        tokenizer: Tokenizer,
+        stop_token_ids: Iterable[int] = (),
+        sampling: Sampling = GREEDY,
     ) -> None:
-        self.engine, self.tokenizer = engine, tokenizer
+        self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self.prompts = PromptRenderer(tokenizer)
         self.context = engine.decoder.target.max_len
         self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)

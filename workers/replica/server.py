@@ -16,6 +16,7 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from orchestrator.errors import BatonError, WorkerError, WorkerUnavailable, describe
+from orchestrator.types import GREEDY, Sampling
 from orchestrator.worker import Worker
 from workers.replica.prefixes import PrefixMissing, PrefixReceiver
 from workers.streams import batch_stream, resume_generation
@@ -51,6 +52,9 @@ class EngineWorker(Worker, Protocol):
     @property
     def context(self) -> int | None: ...
 
+    @property
+    def sampling(self) -> Sampling: ...
+
     def stats(self) -> dict[str, int]: ...
 
     def close(self) -> None: ...
@@ -58,11 +62,13 @@ class EngineWorker(Worker, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatus:
-    """A replica's name, its counters and gauges, and its model's context in tokens."""
+    """A replica's name, its counters and gauges, and of its model the context in tokens and the
+    sampling that its checkpoint wants."""
 
     replica: str  # as Serve names it
     stats: dict[str, int]
     context: int | None
+    sampling: Sampling = GREEDY
 
 
 class RecentRequests:
@@ -142,7 +148,8 @@ class ReplicaServer:
     async def status(self) -> ReplicaStatus:
         """Call it in a replica of Ray Serve."""
         replica = serve.get_replica_context().replica_tag
-        return ReplicaStatus(replica, self.stats(), self._worker.context)
+        worker = self._worker
+        return ReplicaStatus(replica, self.stats(), worker.context, worker.sampling)
 
     def _export_stats(self) -> None:
         if self._export is not None:

@@ -1,6 +1,7 @@
 """Between text and token ids: what every worker shares, whatever runs its model. It needs no torch.
 
 - `tokenizer_files`: a checkpoint's tokenizer from its files, in a folder or on the hub.
+- `generation_config`: how a checkpoint wants tokens to be drawn.
 - `gguf_tokenizer`: the tokenizer of a GGUF file, written as such files.
 - `thinking`: how families of models mark their thought, as a table.
 - `boundaries`: where a step ends.

@@ -26,6 +26,7 @@ from workers.text.tokenizer import Tokenizer
 FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
     "chat_template.jinja", "chat_template.json", "additional_chat_templates/*.jinja",
+    "generation_config.json",
 )  # fmt: skip
 
 Convert = Callable[[str, Path], None]
@@ -48,7 +49,7 @@ def load_tokenizer(
         with TemporaryDirectory() as converted:
             write_tokenizer(model, Path(converted))
             return _load(Path(converted), model, thinking)
-    folder = Path(model) if Path(model).is_dir() else _download(str(model))
+    folder = checkpoint_folder(model)
     if convert is not None and not (folder / "tokenizer.json").is_file():
         with TemporaryDirectory() as converted:
             convert(str(model), Path(converted))
@@ -69,7 +70,8 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
         raise ConfigError(f"{file} cannot be read: {first_line(error)}") from error
     try:
         config, special_map = (
-            _read(folder / name) for name in ("tokenizer_config.json", "special_tokens_map.json")
+            read_object(folder / name)
+            for name in ("tokenizer_config.json", "special_tokens_map.json")
         )
         # As transformers does: with a table of added tokens in the config, the map is not read.
         named = config if "added_tokens_decoder" in config else config | special_map
@@ -80,10 +82,18 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
         raise ConfigError(f"the tokenizer of {model}: {first_line(error)}") from error
 
 
-def _download(name: str) -> Path:
-    """The folder where the tokenizer's files of a Hugging Face id lie, fetched where needed."""
+def checkpoint_folder(model: str | Path) -> Path:
+    """Where `FILES` of a checkpoint lie: its folder, or that of a Hugging Face id, fetched where
+    needed.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+    if Path(model).is_dir():
+        return Path(model)
     from huggingface_hub import snapshot_download
 
+    name = str(model)
     try:
         return Path(snapshot_download(name, allow_patterns=list(FILES)))
     except (OSError, ValueError) as error:
@@ -93,8 +103,12 @@ def _download(name: str) -> Path:
         ) from error
 
 
-def _read(file: Path) -> dict[str, Any]:
-    """A JSON object; empty where there is no such file."""
+def read_object(file: Path) -> dict[str, Any]:
+    """A JSON object; empty where there is no such file.
+
+    Raises:
+        ValueError: it holds something else.
+    """
     if not file.is_file():
         return {}
     data = json.loads(file.read_text(encoding="utf-8"))
@@ -143,7 +157,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
     if files:
         default = files.get("default")
         return None if default is None else default.read_text(encoding="utf-8")
-    template = config.get("chat_template") or _read(folder / "chat_template.json").get(
+    template = config.get("chat_template") or read_object(folder / "chat_template.json").get(
         "chat_template"
     )
     if isinstance(template, list):

@@ -22,6 +22,7 @@ from vllm.v1.executor import Executor
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load_tokenizer
+from workers.text.generation_config import sampling_defaults
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
 from workers.vllm.counter import EngineCounter
@@ -89,7 +90,7 @@ def load(
     """
     extra = check_engine_args(engine_args or {})
     path = str(resolve(model))
-    tokenizer = load_tokenizer(path, thinking)
+    tokenizer, sampling = load_tokenizer(path, thinking), sampling_defaults(path)
     _prepare_environment(device, threads)
     arguments: dict[str, Any] = {
         "model": path,
@@ -147,6 +148,7 @@ def load(
         stop_token_ids=_stop_token_ids(config.model_config, tokenizer),
         vocabulary=config.model_config.get_vocab_size(),
         counter=counter,
+        sampling=sampling,
     )
 
 

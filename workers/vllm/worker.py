@@ -43,6 +43,7 @@ from orchestrator.errors import (
 )
 from orchestrator.grammar import is_free, lark
 from orchestrator.types import (
+    GREEDY,
     Classification,
     Finish,
     Generation,
@@ -99,6 +100,7 @@ class VllmWorker:
         stop_token_ids: end-of-turn ids of the checkpoint.
         vocabulary: how many ids the model has: vLLM refuses others, which a tokenizer may name.
         counter: what the engine reports to.
+        sampling: the checkpoint's own, for requests that say nothing of it.
     """
 
     def __init__(
@@ -111,8 +113,10 @@ class VllmWorker:
         stop_token_ids: Iterable[int],
         vocabulary: int,
         counter: EngineCounter,
+        sampling: Sampling = GREEDY,
     ) -> None:
         self.engine, self.tokenizer, self.context = engine, tokenizer, context
+        self.sampling = sampling
         self.prompts = PromptRenderer(tokenizer)
         ends = tokenizer.controls | frozenset(stop_token_ids)
         self._stop_token_ids = frozenset(token for token in ends if token < vocabulary)

@@ -287,3 +287,39 @@ def test_a_model_in_a_folder_is_of_a_family_that_is_computed(tmp_path: Path) -> 
         assert said in found.message
         assert "embedded" not in text.splitlines()[found.location.line - 1]
     assert baton("-", text=text).returncode == 1
+
+
+def test_what_requests_get_that_say_nothing_of_their_sampling(tmp_path: Path) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m" / "config.json").write_text(
+        json.dumps({"model_type": "granite", "architectures": ["GraniteForCausalLM"]})
+    )
+    text = (ROOT / "deploy" / "local.yaml").read_text().replace("embedded:large", f"{tmp_path}/m")
+
+    def found(text: str) -> list[str]:
+        return [str(one) for one in check("a.yaml", text=text).findings if "ampling" in str(one)]
+
+    own = tmp_path / "m" / "generation_config.json"
+    assert found(text) == []  # greedy
+    own.write_text(json.dumps({"do_sample": True, "temperature": 0.6, "top_p": 0.95}))
+    said = "temperature 0.6, top_p 0.95, top_k 0 for requests that say nothing of sampling"
+    assert [line.partition("model: ")[2] for line in found(text)] == [said]
+    named = text.replace(
+        "      store: memory", "      sampling: {temperature: 1}\n      store: memory"
+    )
+    assert "temperature 1, top_p 0.95" in found(named)[0]
+    greedy = text.replace(
+        "      store: memory", "      sampling: {temperature: 0}\n      store: memory"
+    )
+    assert found(greedy) == []
+    for wrong, what in (
+        ("{temperature: 3}", "temperature"),
+        ("{top_p: 0}", "top_p"),
+        ("{x: 1}", "x"),
+    ):
+        bad = text.replace("      store: memory", f"      sampling: {wrong}\n      store: memory")
+        assert f"sampling.{what}" in found(bad)[0]
+    own.write_text("[]")
+    assert "generation_config.json" in str(
+        [str(one) for one in check("a.yaml", text=text).findings if one.level == "error"]
+    )

@@ -14,6 +14,7 @@ from orchestrator.http.auth import Keys
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.rendering import Stripped
 from orchestrator.http.schemas import UNSUPPORTED, parse_request
+from orchestrator.types import GREEDY
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
@@ -38,7 +39,7 @@ def test_any_body_is_understood_or_refused(body: dict[str, object]) -> None:
     with suppress(InvalidRequest):
         asked = parse_request(json.dumps(whole).encode(), ChatRequest)
         assert asked.conversation
-        assert asked.sampling.temperature >= 0
+        assert asked.sampling(GREEDY).temperature >= 0
 
 
 @settings(max_examples=80)

@@ -109,5 +109,7 @@ async def test_counters_are_exported_with_every_check_and_are_those_of_the_statu
         )
     ]
     await one.check_health()
-    assert await one.status() == ReplicaStatus("one", exported[-1], backend.context)
+    assert await one.status() == ReplicaStatus(
+        "one", exported[-1], backend.context, backend.sampling
+    )
     assert exported[-1]["calls"] == 1
