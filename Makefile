@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-real real-pair check clients fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup serve test test-vllm test-real real-pair check clients constrained constrained-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -57,6 +57,12 @@ fuzz-api: $(STAMP) ## 10,000 requests made from /openapi.json, right and wrong o
 
 experiments-calibration: $(STAMP) ## how often experiments claim what is not so, docs/false-claims.md (5 minutes)
 	@$(BIN)/python -m tests.house.false_claims --out docs/false-claims.md
+
+constrained: $(STAMP) ## 1,000 answers of the embedded pair held to schemas, by method and policy (10 minutes)
+	@$(BIN)/python -m tests.real.constrained
+
+constrained-real: $(STAMP) real-pair ## 100 of pretrained models (20 minutes)
+	@$(BIN)/python -m tests.real.constrained --pair real --answers 100 --max-tokens 120
 
 check: $(STAMP) ## lint and type-check
 	@$(BIN)/ruff check .

@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 
 READY_S = 1.0  # for which the answer of /ready, or that a pool did not tell its context, is reused
 
+SAMPLING_S = 10.0  # for the large model's pool to tell its sampling, once
+
 
 @serve.ingress()
 class Orchestrator:
@@ -166,7 +168,7 @@ class Orchestrator:
         if self._own_sampling is None:
             large, own = self._workers["large"], GREEDY
             if isinstance(large, ReplicaWorker):
-                own = (await large.status()).sampling
+                own = (await large.status(timeout_s=SAMPLING_S)).sampling
             self._own_sampling = own
         return self._args.sampling.over(self._own_sampling)
 

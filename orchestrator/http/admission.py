@@ -2,8 +2,8 @@
 
 A request takes as many places as it makes calls at once: its policy's, for each answer it wants.
 Where none is free it waits for a short while; a place that becomes free goes to whoever holds the
-least, not to whoever asked most often. One more than may wait pushes out the last of whoever asks
-for most.
+least, not to whoever asked most often; of one owner's, to the lowest `priority` first. One more
+than may wait pushes out the last of whoever asks for most.
 
 Beside places there may be a limit on the prompt tokens that one asker has live, waiting ones too,
 since it is prompts that fill the workers' caches. Before a prompt was read its tokens are estimated
@@ -40,6 +40,7 @@ class Place:
 class _Waiting:
     owner: str
     cost: int
+    priority: int
     granted: asyncio.Future[None] = field(default_factory=asyncio.Future)
 
 
@@ -74,8 +75,13 @@ class Admission:
         return self._live
 
     @asynccontextmanager
-    async def place(self, owner: str, cost: int = 1, prompt: int = 0) -> AsyncIterator[Place]:
+    async def place(
+        self, owner: str, cost: int = 1, prompt: int = 0, priority: int = 0
+    ) -> AsyncIterator[Place]:
         """`cost` places for a request of `owner`, once they are free; `prompt` is in tokens.
+
+        `priority` orders those of one owner that wait, lowest first; between owners it says
+        nothing.
 
         Raises:
             RequestRefused: 429, they were not in time, or the owner has too many prompt tokens
@@ -87,7 +93,7 @@ class Admission:
         live.append(mine)
         try:
             if self._waiting or self._taken + cost > self._places:
-                await self._wait(owner, cost)
+                await self._wait(owner, cost, priority)
             else:
                 self._take(owner, cost)
             began = self._clock()
@@ -125,10 +131,10 @@ class Admission:
         seconds = math.ceil(self._mean_s * wanted / self._places)
         return min(max(RETRY_AFTER_S, seconds), MOST_RETRY_AFTER_S)
 
-    async def _wait(self, owner: str, cost: int) -> None:
+    async def _wait(self, owner: str, cost: int, priority: int) -> None:
         if not self._wait_s:
             raise self._refusal()
-        mine = _Waiting(owner, cost)
+        mine = _Waiting(owner, cost, priority)
         self._waiting.append(mine)
         if len(self._waiting) > self._places:
             self._push_out()
@@ -149,20 +155,24 @@ class Admission:
                 self._grant()  # it may have been in the way of a smaller one
 
     def _push_out(self) -> None:
-        """Refuse the last of those who hold and want most."""
+        """Refuse the last of those that wait for whoever holds and wants most."""
         wanted = defaultdict(int, self._held)
         for one in self._waiting:
             wanted[one.owner] += one.cost
-        most = max(reversed(self._waiting), key=lambda one: wanted[one.owner])
-        self._waiting.remove(most)
-        most.granted.set_exception(self._refusal())
+        owner = max(reversed(self._waiting), key=lambda one: wanted[one.owner]).owner
+        theirs = [one for one in reversed(self._waiting) if one.owner == owner]
+        last = max(theirs, key=lambda one: one.priority)
+        self._waiting.remove(last)
+        last.granted.set_exception(self._refusal())
 
     def _grant(self) -> None:
         """Give what is free to those who hold the least; the first of them first."""
         # Who was cancelled in this turn of the loop waits here until its task runs.
         self._waiting = [one for one in self._waiting if not one.granted.done()]
         while self._waiting:
-            first = min(self._waiting, key=lambda one: self._held.get(one.owner, 0))
+            owner = min(self._waiting, key=lambda one: self._held.get(one.owner, 0)).owner
+            theirs = [one for one in self._waiting if one.owner == owner]
+            first = min(theirs, key=lambda one: one.priority)
             if self._taken + first.cost > self._places:
                 return  # it is its turn, and others do not keep it waiting
             self._waiting.remove(first)

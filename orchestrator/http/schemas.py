@@ -50,7 +50,6 @@ EFFORT: Final[dict[Effort, float | None]] = {
 HINTS: Final = frozenset(
     {
         "parallel_tool_calls",  # without tools there are none
-        "priority",
         "prompt_cache_key",
         "prompt_cache_options",
         "prompt_cache_retention",
@@ -143,6 +142,9 @@ class GenerationRequest(BaseModel):
     stream_options: StreamOptions | None = None
     ignore_eos: bool = Field(
         default=False, description="write to the cap; for load tests of a single model"
+    )
+    priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
+        default=0, description="of a key's requests that wait for a place the lowest is first"
     )
     user: Annotated[str, Field(max_length=256)] | None = None
     metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] = (

@@ -354,7 +354,7 @@ class Service:
     async def place(self, context: RequestContext) -> AsyncIterator[None]:
         """A place for a request, within the share of its key."""
         cost = context.policy.width * context.body.choices
-        wanted = context.key or "", cost, context.estimated_prompt
+        wanted = context.key or "", cost, context.estimated_prompt, context.body.priority
         async with self.admission.place(*wanted) as context.place:
             if self.draining:
                 raise shutting_down()

@@ -199,3 +199,40 @@ async def test_who_has_too_many_prompt_tokens_is_told_when_enough_of_them_are_an
                     async with admission.place("a", prompt=prompt):
                         pass
                 assert int(no.value.headers["retry-after"]) in (after_s, after_s + 1)
+
+
+async def test_of_one_key_the_lowest_priority_is_first_and_no_other_key_waits_for_it() -> None:
+    admission, order = Admission(1, wait_s=5), list[str]()
+
+    async def ask(name: str, owner: str, priority: int = 0) -> None:
+        async with admission.place(owner, 1, priority=priority):
+            order.append(name)
+            await asyncio.sleep(0.001)
+
+    asked = [("first", "a", 9), ("late", "a", 5), ("early", "a", -5)]
+    tasks = [asyncio.create_task(ask(*one)) for one in asked]
+    await asyncio.sleep(0)
+    await asyncio.gather(*tasks)
+    assert order == ["first", "early", "late"]
+    order.clear()
+    tasks = [
+        asyncio.create_task(ask(*one)) for one in [("b", "b", 9), ("c", "c", 7), ("a", "a", -99)]
+    ]
+    await asyncio.gather(*tasks)
+    assert order == ["b", "c", "a"]  # in the order in which they came
+
+
+async def test_the_last_by_priority_is_pushed_out() -> None:
+    admission = Admission(1, wait_s=5)
+    done, refused = list[int](), list[int]()
+
+    async def ask(priority: int) -> None:
+        try:
+            async with admission.place("a", 1, priority=priority):
+                await asyncio.sleep(0.001)
+                done.append(priority)
+        except RequestRefused:
+            refused.append(priority)
+
+    await asyncio.gather(*map(ask, (0, 1, 7, 2)))
+    assert (done, refused) == ([0, 1], [7, 2])
