@@ -202,10 +202,10 @@ async def test_who_has_too_many_prompt_tokens_is_told_when_enough_of_them_are_an
 
 
 async def test_of_one_key_the_lowest_priority_is_first_and_no_other_key_waits_for_it() -> None:
-    admission, order = Admission(1, wait_s=5), list[str]()
+    admission, order = Admission(3, wait_s=5), list[str]()
 
     async def ask(name: str, owner: str, priority: int = 0) -> None:
-        async with admission.place(owner, 1, priority=priority):
+        async with admission.place(owner, 3, priority=priority):
             order.append(name)
             await asyncio.sleep(0.001)
 
