@@ -59,8 +59,8 @@ class LocalWorker:
         """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
         check_sampling(sampling)
         check_method(call.speculation, self.engine.decoder.named)
-        await self.prompts.prepare(call.transcript, self.context)
-        ids = self.prompts.transcript(call.transcript)
+        await self.prompts.prepare(call.transcript, self.context, call.owner)
+        ids = self.prompts.transcript(call.transcript, call.owner)
         continuation = Continuation(
             call,
             criteria,
@@ -104,8 +104,8 @@ class LocalWorker:
         labels = label_ids(self.tokenizer, query.labels)
         last = call.transcript.last if query.nll else None
         scored = self.prompts.verified(last)
-        await self.prompts.prepare(call.transcript, self.context)
-        prefix = self.prompts.transcript(call.transcript)
+        await self.prompts.prepare(call.transcript, self.context, call.owner)
+        prefix = self.prompts.transcript(call.transcript, call.owner)
         side = self.prompts.side(query.turns, query.lead_in)
         ids = prefix + side
         check_length(len(ids), self.context)
@@ -135,8 +135,8 @@ class LocalWorker:
         """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
         check_sampling(sampling)
         tokens = self.prompts.verified(segment)
-        await self.prompts.prepare(call.transcript, self.context)
-        prefix = self.prompts.transcript(call.transcript)
+        await self.prompts.prepare(call.transcript, self.context, call.owner)
+        prefix = self.prompts.transcript(call.transcript, call.owner)
         ids = prefix + list(tokens)
         check_length(len(ids), self.context)
         request = VerifyRequest(

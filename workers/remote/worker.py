@@ -134,8 +134,8 @@ class RemoteWorker:
             raise self._lacks("log-probabilities, which a distribution over labels needs")
         judged = call.transcript.last if nll else None
         verified = self.prompts.verified(judged)
-        await self.prompts.prepare(call.transcript, self.context)
-        prefix = self.prompts.transcript(call.transcript)
+        await self.prompts.prepare(call.transcript, self.context, call.owner)
+        prefix = self.prompts.transcript(call.transcript, call.owner)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
         body = self._requests.body(capabilities.prompt, ids, call.transcript, query)
@@ -174,8 +174,8 @@ class RemoteWorker:
         if call.constraint is not None:
             raise Unsupported("choices at the places of a text that is held to a grammar")
         tokens, capabilities = self.prompts.verified(segment), await self.capabilities()
-        await self.prompts.prepare(call.transcript, self.context)
-        prefix = self.prompts.transcript(call.transcript)
+        await self.prompts.prepare(call.transcript, self.context, call.owner)
+        prefix = self.prompts.transcript(call.transcript, call.owner)
         if not prefix:
             raise Unsupported("log-probabilities from the first token on")
         ids = prefix + list(tokens)
@@ -258,8 +258,8 @@ class RemoteWorker:
         ):
             if limited and not (capabilities.ids and capabilities.top):
                 raise self._lacks(f"log-probabilities of tokens, which {name} needs")
-        await self.prompts.prepare(call.transcript, self.context)
-        ids = self.prompts.transcript(call.transcript)
+        await self.prompts.prepare(call.transcript, self.context, call.owner)
+        ids = self.prompts.transcript(call.transcript, call.owner)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
         if criteria.ignore_eos:
             raise Unsupported("ignoring the end of turn (ignore_eos), which no server is asked for")

@@ -17,7 +17,7 @@ import asyncio
 import json
 import re
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import chain
@@ -72,10 +72,10 @@ class PromptRenderer:
         except InvalidRequest as error:
             raise ConfigError(f"the chat template cannot render a question: {error}") from error
 
-    async def prepare(self, transcript: Transcript, context: int | None) -> None:
+    async def prepare(self, transcript: Transcript, context: int | None, owner: str = "") -> None:
         """Refuse messages that are too long for a context of so many tokens, and have those that
         are merely long tokenized by a thread, one prompt after the other; call it before
-        `transcript`.
+        `transcript`, with the same owner.
 
         Raises:
             ContextLengthExceeded: they do not fit, however their text is cut into tokens.
@@ -86,13 +86,17 @@ class PromptRenderer:
             check_length(int(size / self.tokenizer.token_chars), context, at_least=True)
             thinking = transcript.thinking and self.tokenizer.thinks
             loop = asyncio.get_running_loop()
-            ids = await loop.run_in_executor(self._thread, self._prompt, messages, thinking)
+            ids = await loop.run_in_executor(self._thread, self._prompt, messages, thinking, owner)
             check_length(len(ids), context)
 
-    def transcript(self, transcript: Transcript) -> list[int]:
-        """Ids of everything accepted so far; the next token continues thought or answer."""
+    def transcript(self, transcript: Transcript, owner: str = "") -> list[int]:
+        """Ids of everything accepted so far; the next token continues thought or answer.
+
+        Those of messages are remembered for their `owner` (`Call.owner`) alone: nobody is to tell
+        from the time what somebody else asked.
+        """
         thinking = transcript.thinking and self.tokenizer.thinks
-        ids = [*self._prompt(transcript.messages, thinking), *self._ids(transcript.thought)]
+        ids = [*self._prompt(transcript.messages, thinking, owner), *self._ids(transcript.thought)]
         if transcript.closed:
             if transcript.thinking:
                 ids.extend(self._closing)
@@ -134,7 +138,7 @@ class PromptRenderer:
     def side(self, turns: Sequence[Message], lead_in: str) -> list[int]:
         """What follows a transcript for a judge: end of turn, the turns, the start of the reply."""
         parts = self._side(tuple(turn.role for turn in turns))
-        ids = self._fill(parts, [turn.content for turn in turns])
+        ids = self._fill(parts, [turn.content for turn in turns], self.tokenizer.encode)
         return ids + list(self.tokenizer.encode(lead_in))
 
     @cached_property
@@ -188,13 +192,17 @@ class PromptRenderer:
         texts = texts[: texts.index(len(messages))]
         return "".join(messages[t].content if isinstance(t, int) else t for t in texts)
 
-    def _render_prompt(self, messages: tuple[Message, ...], thinking: bool) -> Sequence[int]:
+    def _render_prompt(
+        self, messages: tuple[Message, ...], thinking: bool, owner: str
+    ) -> Sequence[int]:
+        """`owner` says for whom it is remembered."""
         if messages[0].role == "prompt":
             return array("I", self._continued(messages[0]))
         if _has_tools(messages):
             return array("I", self._with_tools(messages, thinking))
         parts = self._opening(tuple(message.role for message in messages), thinking)
-        return array("I", self._fill(parts, [message.content for message in messages]))
+        contents = [message.content for message in messages]
+        return array("I", self._fill(parts, contents, self.tokenizer.encode_anew))
 
     def _with_tools(self, messages: tuple[Message, ...], thinking: bool) -> list[int]:
         """A conversation with tools, whose shape is hardly ever the same twice."""
@@ -217,7 +225,7 @@ class PromptRenderer:
             role = messages[min(missing)].role
             raise InvalidRequest(f"this model's chat template ignores {role} messages here")
         after = self._after_prompt(("user",), texts, thinking)
-        return self._fill(self._encode([*texts, after]), contents)
+        return self._fill(self._encode([*texts, after]), contents, self.tokenizer.encode_anew)
 
     def _shown(self, i: int, message: Message, contents: list[str]) -> dict[str, Any]:
         """A message as the template gets it; texts that it must not read go into `contents`."""
@@ -270,7 +278,7 @@ class PromptRenderer:
     def _continued(self, message: Message) -> tuple[int, ...]:
         """A text that is continued as it is, behind what every text begins with; or its ids."""
         if message.tokens is None:
-            return (*self.tokenizer.begin, *self.tokenizer.encode(message.content))
+            return (*self.tokenizer.begin, *self.tokenizer.encode_anew(message.content))
         if message.tokens and not self._is_known(message.tokens):
             raise InvalidRequest("the prompt holds ids outside the vocabulary", param="prompt")
         return message.tokens
@@ -300,8 +308,12 @@ class PromptRenderer:
         ids.extend(new)
         return ids, count + len(new)
 
-    def _fill(self, parts: Sequence[Part], contents: Sequence[str]) -> list[int]:
-        encode = self.tokenizer.encode
+    def _fill(
+        self,
+        parts: Sequence[Part],
+        contents: Sequence[str],
+        encode: Callable[[str], Sequence[int]],
+    ) -> list[int]:
         pieces = (encode(contents[p]) if isinstance(p, int) else p for p in parts)
         return list(chain.from_iterable(pieces))
 

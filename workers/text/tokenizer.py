@@ -103,8 +103,11 @@ class Tokenizer:
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Ids of a text, of which none is a control. Short texts are remembered."""
-        if len(text) <= _SHORT:
-            return self._encode_short(text)
+        return self._encode_short(text) if len(text) <= _SHORT else self.encode_anew(text)
+
+    def encode_anew(self, text: str) -> tuple[int, ...]:
+        """Likewise, of a text that is somebody's: nothing is remembered, so how soon it is done
+        tells nobody whether somebody else sent the same."""
         # Unlike `encode` it lets other threads run meanwhile.
         (encoding,) = self._plain.encode_batch_fast([text], add_special_tokens=False)
         return tuple(encoding.ids)
