@@ -16,6 +16,7 @@ In reading order:
 - `weights`: perplexity and the time of a pass, by the type of the weights.
 - `calls`: workers side by side, by the time of a call.
 - `instant`: workers that answer at once.
+- `round_trip`: a call to a replica beside Serve's own bare call.
 - `length`: what a step, a remote delta and a call cost as a thought grows.
 - `picture`: the picture.
 """

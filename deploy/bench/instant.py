@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import pickle
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -117,29 +117,48 @@ class LoopbackHandle:
 
     def __init__(self, worker: Any) -> None:
         self._replica = ReplicaServer(lambda: worker)
+        self._method = ""
         self.sent = 0
 
-    def options(self, **_: Any) -> LoopbackHandle:
+    def options(self, *, method_name: str, **_: Any) -> LoopbackHandle:
+        self._method = method_name
         return self
 
-    def remote(self, *args: Any) -> _Response:
+    def remote(self, *args: Any) -> Any:
         data = pickle.dumps(args, protocol=pickle.HIGHEST_PROTOCOL)
         self.sent += len(data)
-        return _Response(self._replica.stream_call(*pickle.loads(data)))  # noqa: S301
+        called = getattr(self._replica, self._method)(*pickle.loads(data))  # noqa: S301
+        return _Stream(called) if self._method == "stream_call" else _Response(called)
 
 
 class _Response:
+    """What a call of a handle returns."""
+
+    def __init__(self, answer: Awaitable[Any]) -> None:
+        self._answer = asyncio.ensure_future(answer)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        return _copied((yield from self._answer.__await__()))
+
+    def cancel(self) -> None:
+        self._answer.cancel()
+
+
+class _Stream:
     """What a streaming call of a handle returns."""
 
     def __init__(self, items: AsyncGenerator[Any, None]) -> None:
         self._items = items
 
-    def __aiter__(self) -> _Response:
+    def __aiter__(self) -> _Stream:
         return self
 
     async def __anext__(self) -> Any:
-        item = await anext(self._items)
-        return pickle.loads(pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL))  # noqa: S301
+        return _copied(await anext(self._items))
 
     def cancel(self) -> None:
         self._closing = asyncio.ensure_future(self._items.aclose())
+
+
+def _copied(item: Any) -> Any:
+    return pickle.loads(pickle.dumps(item, protocol=pickle.HIGHEST_PROTOCOL))  # noqa: S301

@@ -97,6 +97,22 @@ def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[Run
     """
     options = deployment.serve.http_options
     _want_port(options.host, options.port)
+    with own_ray() as before:
+        client = _start_serve(deployment)
+        # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.
+        client.deploy_apps(deployment.serve, _blocking=False)
+        _wait(deployment, ready_s)
+        daemons = {pid for pid in descendants(os.getpid()) - before if _is_daemon(pid)}
+        yield RunningService(deployment.url, deployment.serve.applications[0].name, daemons)
+
+
+@contextmanager
+def own_ray() -> Iterator[set[int]]:
+    """A Ray of our own, gone at the end with all that it started.
+
+    Gives the process ids that this process had below it before. Call
+    `deploy.service.environment.prepare` before anything imports ray.
+    """
     import ray
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -111,12 +127,7 @@ def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[Run
             logging_level=logging.ERROR,
             namespace="serve",
         )
-        client = _start_serve(deployment)
-        # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.
-        client.deploy_apps(deployment.serve, _blocking=False)
-        _wait(deployment, ready_s)
-        daemons = {pid for pid in descendants(os.getpid()) - before if _is_daemon(pid)}
-        yield RunningService(deployment.url, deployment.serve.applications[0].name, daemons)
+        yield before
     finally:
         _stop(before)
 

@@ -5,16 +5,18 @@
 - `prefixes`: what travels of a transcript: the segments that the replica lacks.
 - `client`: the `Worker` port over the pool's handle: routing, lost replicas, retries.
 
-Five things are deliberate, each against a default of Serve:
+Six things are deliberate, each against a default of Serve:
 
 - **One replica per request.** `ReplicaRouter` maps a request's id to a replica, so that its
   calls find their prefix in the cache there. It is a hint: when that replica is full or gone, the
   router takes the next on the ring, and the answer is the same.
 - **gRPC by value** (`_by_reference=False`): about half the latency of Ray's object path, and a
   stream costs 0.1 ms an item instead of 0.4.
-- **One streamed method for all operations**, kept alive by heartbeats: a replica that falls silent
-  (a lost node closes no connection) is given up within `SILENCE_TIMEOUT_S`, and closing the stream
-  cancels.
+- **A call with one answer is unary**, which takes two thirds of a stream's time and CPU. Only a
+  generation whose text somebody watches is streamed, with heartbeats.
+- **A silent replica is given up** (a lost node closes no connection): a stream that lacks its
+  heartbeats for `SILENCE_TIMEOUT_S`, at once; any other call that waits for so long, where some
+  replicas no longer tell their status. Giving up, and hanging up, cancel the call.
 - **A call means its whole transcript** and says so by a digest; what travels is what the replica
   has not seen. One that has not seen the rest is sent all of it, so affinity stays a hint.
 - **A lost call is made again** within the retry timeout, on another replica or on the replacement

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
+from contextlib import aclosing, contextmanager, suppress
 from contextvars import Context
-from typing import Any
+from typing import Any, Literal
 
 from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
@@ -56,17 +56,21 @@ class ReplicaWorker:
         self._handle, self._retry_timeout_s, self._on_lost = handle, retry_timeout_s, on_lost
         self._recent, self._prefixes = RecentRequests(), PrefixSender()
         self._breaker = CircuitBreaker("the pool", failure_threshold=1)
-        self._looking: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[_Pool] | None = None
         self._watching: asyncio.Task[None] | None = None
         self._avoids = False  # some replicas, which are silent
 
     async def generate(
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncGenerator[Delta | Generation, None]:
+        if not stream:
+            generation: Generation = await self._answer("generate", call, criteria, sampling)
+            yield generation
+            return
         received, retry = list[Delta](), self._retry()
         while True:
             so_far = merge_deltas(received)
-            attempt = self._attempt(retry, "generate", call, so_far, criteria, sampling, stream)
+            attempt = self._attempt(retry, call, so_far, criteria, sampling)
             try:
                 async with aclosing(attempt) as items:
                     async for item in items:
@@ -141,25 +145,53 @@ class ReplicaWorker:
         return TimedRetry(timeout_s, self._breaker)
 
     async def _answer(self, operation: Operation, call: Call, *args: Any) -> Any:
+        """The answer to a call that has one, from whichever replica gives it."""
         retry = self._retry()
         while True:
+            returning = self._recent.record(call.request)
             try:
-                async with aclosing(self._attempt(retry, operation, call, *args)) as items:
-                    return await anext(items)
+                for sent in self._prefixes.forms(call):
+                    answer = await self._ask(
+                        retry, call.request, operation, call.request, returning, sent, *args
+                    )
+                    if not isinstance(answer, PrefixMissing):
+                        self._prefixes.delivered(call)
+                        return answer
             except _ReplicaLost as lost:
                 self._on_lost()
                 await retry.backoff(lost)
 
-    async def _attempt(
-        self, retry: TimedRetry, operation: Operation, call: Call, *args: Any
-    ) -> AsyncGenerator[Any, None]:
-        """One call to one replica: what it lacks of the transcript, or all where it lacks more.
+    async def _ask(self, retry: TimedRetry, request: str, *args: Any) -> Any:
+        """What one replica answers.
 
-        Raises: as `_exchange` does.
+        Raises: as `_lost` does.
+        """
+        response = self._send(retry, request, "answer_call", False, args)
+        silence = _Silence(retry, self._look_around, beats=False)
+        answered = False
+        try:
+            with _lost(str(args[0]), silence):
+                silence.begins()
+                async with asyncio.timeout(None) as silence.scope:
+                    item = await response
+                answered = True
+                return self._received(item)
+        finally:
+            silence.stop()
+            if not answered:
+                response.cancel()
+
+    async def _attempt(
+        self, retry: TimedRetry, call: Call, *args: Any
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """A generation's stream from one replica: it is sent what it lacks of the transcript, or
+        all where it lacks more.
+
+        Raises: as `_lost` does.
         """
         returning = self._recent.record(call.request)
         for sent in self._prefixes.forms(call):
-            exchange = self._exchange(retry, call.request, returning, operation, sent, *args)
+            exchange = self._exchange(retry, call.request, call.request, returning, sent, *args)
             async with aclosing(exchange) as items:
                 async for item in items:
                     if isinstance(item, PrefixMissing):
@@ -170,16 +202,36 @@ class ReplicaWorker:
                     return
 
     async def _exchange(
-        self, retry: TimedRetry, request: str, returning: bool, operation: Operation, *args: Any
+        self, retry: TimedRetry, request: str, *args: Any
     ) -> AsyncGenerator[Any, None]:
-        """What one replica sends back, without its heartbeats.
+        """What one replica streams back, without its heartbeats.
 
-        Raises:
-            _ReplicaLost: worth another try. Other BatonErrors are the answer.
+        Raises: as `_lost` does.
         """
+        response = self._send(retry, request, "stream_call", True, args)
+        silence = _Silence(retry, self._look_around, beats=True)
+        try:
+            with _lost("generate", silence):
+                while True:
+                    silence.begins()
+                    async with asyncio.timeout(None) as silence.scope:
+                        item = await anext(response, response)
+                    silence.ends()
+                    if item is response:
+                        raise _ReplicaLost("the stream ended without an answer")
+                    item = self._received(item)
+                    if item is not None:
+                        yield item
+        finally:
+            silence.stop()
+            response.cancel()
+
+    def _send(
+        self, retry: TimedRetry, request: str, method: str, stream: bool, args: tuple[Any, ...]
+    ) -> Any:
         handle = self._handle.options(
-            method_name="stream_call",
-            stream=True,
+            method_name=method,
+            stream=stream,
             # Calls of a request share a replica; a retry goes to another one, if there is one.
             session_id=f"{family(request)}/{retry.retries}",
             _by_reference=False,
@@ -188,57 +240,31 @@ class ReplicaWorker:
         )
         # Outside of the request's context: Serve would give all calls of a request its id, and of
         # two that wait under one id in the router only one is ever sent.
-        response = Context().run(handle.remote, operation, request, returning, *args)
-        silence = _Silence(retry, self._some_are_silent)
-        try:
-            while True:
-                silence.begins()
-                async with asyncio.timeout(None) as silence.scope:
-                    item = await anext(response, response)
-                silence.ends()
-                if item is response:
-                    raise _ReplicaLost("the stream ended without an answer")
-                if isinstance(item, WorkerUnavailable):
-                    raise _ReplicaLost(str(item))
-                self._breaker.record_success()
-                if isinstance(item, BatonError):
-                    raise item
-                if item is not None:
-                    yield item
-        except TimeoutError:
-            raise _ReplicaLost(silence.reason) from None
-        except BackPressureError:
-            raise Overloaded("too many calls are waiting for a replica") from None
-        except RayTaskError as error:  # the replica's code failed, and would again
-            cause = type(error.cause).__name__
-            log.error("%s on a replica failed: %s", operation, cause)
-            raise WorkerError(f"{operation} failed on the replica: {cause}") from None
-        except (RayError, RayServeException, RpcError, OSError, RuntimeError) as error:
-            raise _ReplicaLost(f"a replica was lost: {type(error).__name__}") from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise  # our caller hung up; otherwise the replica's own server stopped
-            raise _ReplicaLost("a replica went away") from None
-        finally:
-            silence.stop()
-            response.cancel()
+        return Context().run(handle.remote, *args)
 
-    async def _some_are_silent(self) -> bool:
-        """Whether some replicas of the pool do not answer and others do.
+    def _received(self, item: Any) -> Any:
+        """What a replica sent; raises it where it is an error."""
+        if isinstance(item, WorkerUnavailable):
+            raise _ReplicaLost(str(item))
+        self._breaker.record_success()
+        if isinstance(item, BatonError):
+            raise item
+        return item
 
-        Calls avoid those from now on, until they answer again.
-        """
+    async def _look_around(self) -> _Pool:
+        """Which replicas of the pool answer. Calls avoid those that do not where others do, until
+        they answer again."""
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look())
-        await asyncio.shield(self._looking)
-        return self._avoids
+        return await asyncio.shield(self._looking)
 
-    async def _look(self) -> None:
+    async def _look(self) -> _Pool:
         answering = {status.replica for status in await self.statuses(PROBE_TIMEOUT_S)}
-        self._avoids = bool(answering) and avoid_others(self._handle.deployment_name, answering)
-        if self._avoids and self._watching is None:
+        avoids = bool(answering) and avoid_others(self._handle.deployment_name, answering)
+        self._avoids = avoids
+        if avoids and self._watching is None:
             self._watching = asyncio.create_task(self._watch())
+        return "partly silent" if avoids else "answers" if answering else "silent"
 
     async def _watch(self) -> None:
         """Look again from time to time, until no replica is silent."""
@@ -250,23 +276,56 @@ class ReplicaWorker:
             self._watching = None
 
 
+_Pool = Literal["answers", "partly silent", "silent"]
+
+
 class _ReplicaLost(Exception):
     """A call that was lost with its replica; never leaves this module."""
 
 
+@contextmanager
+def _lost(operation: str, silence: _Silence) -> Iterator[None]:
+    """What may go wrong between a caller and a replica, as one of two things.
+
+    Raises:
+        _ReplicaLost: worth another try. BatonErrors are the answer.
+    """
+    try:
+        yield
+    except TimeoutError:
+        raise _ReplicaLost(silence.reason) from None
+    except BackPressureError:
+        raise Overloaded("too many calls are waiting for a replica") from None
+    except RayTaskError as error:  # the replica's code failed, and would again
+        cause = type(error.cause).__name__
+        log.error("%s on a replica failed: %s", operation, cause)
+        raise WorkerError(f"{operation} failed on the replica: {cause}") from None
+    except (RayError, RayServeException, RpcError, OSError, RuntimeError) as error:
+        raise _ReplicaLost(f"a replica was lost: {type(error).__name__}") from None
+    except asyncio.CancelledError:
+        task = asyncio.current_task()
+        if task is not None and task.cancelling():
+            raise  # our caller hung up; otherwise the replica's own server stopped
+        raise _ReplicaLost("a replica went away") from None
+
+
 class _Silence:
-    """How long a call's stream has been silent; ends the wait for its next item when too long.
+    """How long a call has been silent; ends the wait for its next item when too long.
 
     Ticks are counted instead of time: this process may itself have been stopped, and nobody was
-    silent while it was. Before the first item the call may be waiting for a place, or for a replica
-    that loads; where `look` finds that no replica is silent, or none answers, it waits on.
+    silent while it was. Before its first item a stream may be waiting for a place, or for a replica
+    that loads; where `look` finds that no replica is silent, or none answers, it waits on. After
+    that its heartbeats tell. A call with one answer has none (`beats` is False): as long as
+    all replicas answer others, it is being worked on.
     """
 
-    def __init__(self, retry: TimedRetry, look: Callable[[], Awaitable[bool]]) -> None:
+    def __init__(
+        self, retry: TimedRetry, look: Callable[[], Awaitable[_Pool]], *, beats: bool
+    ) -> None:
         self.scope: asyncio.Timeout | None = None
         """Of the wait for the next item."""
         self.reason = ""
-        self._retry, self._look = retry, look
+        self._retry, self._look, self._beats = retry, look, beats
         self._accepted = self._waits = False
         self._silence_s, self._items = 0.0, 0
         self._looking: asyncio.Task[None] | None = None
@@ -290,12 +349,14 @@ class _Silence:
         if not self._waits:
             return
         self._silence_s += self._tick_s
+        out_of_time = False
         if not self._accepted:
             self._retry.waited(self._tick_s)
-            if not self._retry.remaining_s:
+            out_of_time = not self._retry.remaining_s
+            if out_of_time and self._beats:
                 self._give_up("no replica took the call in time")
                 return
-        if self._silence_s >= SILENCE_TIMEOUT_S and self._looking is None:
+        if self._looking is None and (out_of_time or self._silence_s >= SILENCE_TIMEOUT_S):
             self._looking = asyncio.create_task(self._find_out())
 
     async def _find_out(self) -> None:
@@ -304,10 +365,18 @@ class _Silence:
         if self._accepted:
             self._give_up(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s")
             await self._look()
-        elif await self._look() and before == self._items:
-            self._give_up(
-                f"no replica took the call for {SILENCE_TIMEOUT_S:g} s, and some are silent"
-            )
+        else:
+            pool = await self._look()
+            if before != self._items:
+                pass
+            elif pool == "partly silent":
+                self._give_up(
+                    f"no replica took the call for {SILENCE_TIMEOUT_S:g} s, and some are silent"
+                )
+            elif pool == "silent" and not self._retry.remaining_s:
+                self._give_up("no replica answered in time")
+            elif pool == "answers" and not self._beats:
+                self._retry.reset()
         self._silence_s, self._looking = 0.0, None
 
     def _give_up(self, reason: str) -> None:

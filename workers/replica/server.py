@@ -16,9 +16,9 @@ from ray.serve import Application
 from ray.serve.config import RequestRouterConfig
 
 from orchestrator.errors import BatonError, WorkerError, WorkerUnavailable, describe
-from orchestrator.types import GREEDY, Sampling
-from orchestrator.worker import Worker
-from workers.replica.prefixes import PrefixMissing, PrefixReceiver
+from orchestrator.types import GREEDY, Generation, Sampling
+from orchestrator.worker import Call, Delta, Worker
+from workers.replica.prefixes import CallSuffix, PrefixMissing, PrefixReceiver
 from workers.streams import batch_stream, resume_generation
 
 log = logging.getLogger(__name__)
@@ -31,6 +31,8 @@ RECENT_S = 10.0  # a request whose last call was so long ago may call again: its
 MAX_TRACKED = 4096  # requests of which the last call is remembered
 Operation = Literal["generate", "classify", "verify"]
 Export = Callable[[Mapping[str, int]], None]
+Sent = Call | CallSuffix
+NOTHING = Delta("", ())
 
 
 class Hashed(Protocol):
@@ -155,57 +157,79 @@ class ReplicaServer:
         if self._export is not None:
             self._export(self.stats())
 
-    async def stream_call(
-        self, operation: Operation, request: str, returning: bool, *args: Any
-    ) -> AsyncGenerator[Any, None]:
-        """One call: heartbeats (None), deltas, and at last the answer, or its BatonError.
+    async def answer_call(
+        self, operation: Operation, request: str, returning: bool, sent: Sent, *args: Any
+    ) -> Any:
+        """One call with one answer: that, its BatonError, or `PrefixMissing`.
 
         Errors are sent as values: Serve would wrap what is raised, and log a traceback for each.
 
         Args:
             returning: whether the request has called this pool before.
-            args: those of the worker's method of that name, the call perhaps as a `CallSuffix`;
-                behind it, for `generate`, what its caller has received already (see
-                `resume_generation`).
+            sent: the call.
+            args: the others of the worker's method of that name.
         """
-        sent, *others = args
-        call = self._prefixes.restore(sent)
+        call = self._begin(request, returning, sent)
+        if call is None:
+            return PrefixMissing()
+        try:
+            if operation == "classify":
+                return await self._worker.classify(call, *args)
+            if operation == "verify":
+                return await self._worker.verify(call, *args)
+            async with aclosing(self._generate(NOTHING, call, *args, False)) as items:
+                return await anext(items)
+        except Exception as error:
+            return _told(operation, request, error)
+
+    async def stream_call(
+        self, request: str, returning: bool, sent: Sent, received: Delta, *args: Any
+    ) -> AsyncGenerator[Any, None]:
+        """A generation: heartbeats (None), deltas, and at last the whole, or what `answer_call`
+        would answer instead.
+
+        Args:
+            received: what its caller has received already (see `resume_generation`).
+        """
+        call = self._begin(request, returning, sent)
         if call is None:
             yield PrefixMissing()
             return
-        args = (call, *others)
-        known = self._recent.record(request)
-        self._counts["calls"] += 1
-        self._counts["later_calls"] += returning
-        self._counts["affine_calls"] += returning and known
-        async with aclosing(batch_stream(self._dispatch(operation, *args))) as items:
+        generation = self._generate(received, call, *args, True)
+        async with aclosing(batch_stream(generation)) as items:
             try:
                 async for item in items:
                     yield item
-            except BatonError as error:
-                yield error
             except Exception as error:
-                log.error("%s failed: %s", operation, describe(error), extra={"trace_id": request})
-                yield WorkerError(f"{operation} failed on the replica: {type(error).__name__}")
+                yield _told("generate", request, error)
 
-    async def _dispatch(self, operation: Operation, *args: Any) -> AsyncGenerator[Any, None]:
-        if operation == "generate":
-            call, received, *others = args
-            resumed = resume_generation(
-                self._worker.generate, self._worker.tokenizer.hash, received, call, *others
-            )
-            async with aclosing(resumed) as items:
-                async for item in items:
-                    yield item
-        elif operation == "classify":
-            yield await self._worker.classify(*args)
-        else:
-            yield await self._worker.verify(*args)
+    def _begin(self, request: str, returning: bool, sent: Sent) -> Call | None:
+        """The whole call, counted; None where its prefix is not here."""
+        call = self._prefixes.restore(sent)
+        if call is not None:
+            known = self._recent.record(request)
+            self._counts["calls"] += 1
+            self._counts["later_calls"] += returning
+            self._counts["affine_calls"] += returning and known
+        return call
+
+    def _generate(self, received: Delta, *args: Any) -> AsyncGenerator[Delta | Generation, None]:
+        return resume_generation(
+            self._worker.generate, self._worker.tokenizer.hash, received, *args
+        )
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never loaded
             self._export_stats()
             self._worker.close()
+
+
+def _told(operation: Operation, request: str, error: Exception) -> BatonError:
+    """An error as its caller reads it."""
+    if isinstance(error, BatonError):
+        return error
+    log.error("%s failed: %s", operation, describe(error), extra={"trace_id": request})
+    return WorkerError(f"{operation} failed on the replica: {type(error).__name__}")
 
 
 def deployment(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Coroutine, Generator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -36,12 +36,13 @@ def call(transcript: Transcript | None = None) -> Call:
     return Call("r1", transcript or Transcript((Message("user", "How many?"),)), "large")
 
 
-class Response:
+Death = tuple[int, BaseException] | None
+
+
+class Stream:
     """What a streaming handle call returns; `dies` fails after that many items."""
 
-    def __init__(
-        self, items: AsyncGenerator[Any, None], dies: tuple[int, BaseException] | None
-    ) -> None:
+    def __init__(self, items: AsyncGenerator[Any, None], dies: Death) -> None:
         self._items, self._dies, self._sent = items, dies, 0
         self.cancelled: asyncio.Future[Any] | None = None
 
@@ -53,6 +54,28 @@ class Response:
 
     def cancel(self) -> None:
         self.cancelled = asyncio.ensure_future(self._items.aclose())
+
+
+class Response:
+    """What a handle call with one answer returns; `dies` fails instead."""
+
+    def __init__(self, answer: Coroutine[Any, Any, Any], dies: Death) -> None:
+        self._dies = dies
+        self.cancelled = asyncio.ensure_future(answer)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        if self._dies is not None:
+            raise self._dies[1]
+        return (yield from self.cancelled.__await__())
+
+    def cancel(self) -> None:
+        self.cancelled.cancel()
+
+
+def respond(replica: ReplicaServer, method: str, args: Any, dies: Death = None) -> Any:
+    """The response of a replica's method to a handle's call."""
+    called = getattr(replica, method)(*args)
+    return Stream(called, dies) if method == "stream_call" else Response(called, dies)
 
 
 @dataclass
@@ -74,9 +97,10 @@ class Handle:
     """A Serve handle on one replica in this process. `deaths`: one a call, in order."""
 
     backend: Any
-    deaths: list[tuple[int, BaseException] | None] = field(default_factory=list)
+    deaths: list[Death] = field(default_factory=list)
     sessions: list[str] = field(default_factory=list)
-    responses: list[Response] = field(default_factory=list)
+    methods: list[str] = field(default_factory=list)
+    responses: list[Any] = field(default_factory=list)
     silent: bool = False  # to the question for its status
     deployment_name: str = "Pool"
     replica: ReplicaServer = field(init=False)
@@ -84,14 +108,15 @@ class Handle:
     def __post_init__(self) -> None:
         self.replica = ReplicaServer(lambda: self.backend)
 
-    def options(self, *, session_id: str, **_: Any) -> Handle:
+    def options(self, *, session_id: str, method_name: str, **_: Any) -> Handle:
         self.sessions.append(session_id)
+        self.methods.append(method_name)
         return self
 
     def broadcast(self, method: str) -> Broadcast:
         return Broadcast([] if self.silent else [self.replica])
 
-    def remote(self, *args: Any) -> Response:
+    def remote(self, *args: Any) -> Any:
         dies = self.deaths.pop(0) if self.deaths else None
-        self.responses.append(Response(self.replica.stream_call(*args), dies))
+        self.responses.append(respond(self.replica, self.methods[-1], args, dies))
         return self.responses[-1]

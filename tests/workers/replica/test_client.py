@@ -28,7 +28,9 @@ from tests.workers.replica.handles import (
     Handle,
     Response,
     ScriptedEngineWorker,
+    Stream,
     call,
+    respond,
     story,
 )
 from workers import streams
@@ -187,8 +189,11 @@ async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
 class Stopped:
     """A response of a replica whose process was stopped: after some items nothing comes."""
 
-    def __init__(self, response: Response, items: int) -> None:
+    def __init__(self, response: Response | Stream, items: int) -> None:
         self._response, self._items = response, items
+
+    def __await__(self) -> Any:
+        return asyncio.sleep(1000).__await__()
 
     async def __anext__(self) -> Any:
         if not self._items:
@@ -272,12 +277,58 @@ async def until(condition: Any) -> None:
     raise AssertionError("it did not come to pass")
 
 
-async def test_heartbeats_keep_a_slow_call_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_heartbeats_keep_a_slow_stream_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(streams, "HEARTBEAT_S", 0.02)
     handle = Handle(story(delay=0.3))
-    await ReplicaWorker(handle).classify(call(), LabelQuery((), "", ("9",)))
+    await collect(ReplicaWorker(handle), StopCriteria(2))
     assert len(handle.sessions) == 1
+
+
+NINE = LabelQuery((), "", ("9",))
+
+
+@pytest.mark.parametrize("patience_s", [0.1, 5.0])
+async def test_a_slow_answer_is_waited_for_while_its_replica_answers(
+    monkeypatch: pytest.MonkeyPatch, patience_s: float
+) -> None:
+    monkeypatch.setattr(client, "SILENCE_TIMEOUT_S", 0.1)
+    handle = Handle(story(delay=0.4))
+    assert (await ReplicaWorker(handle, retry_timeout_s=patience_s).classify(call(), NINE)).labels
+    assert handle.methods == ["answer_call"]
+
+
+async def test_an_answer_is_not_waited_for_where_its_replica_stopped(router: Any) -> None:
+    handle = HalfStopped(story())
+    worker = ReplicaWorker(handle, retry_timeout_s=5)
+    assert (await worker.classify(call(), NINE)).labels == ("9",)
+    assert handle.sessions == ["r1/0", "r1/1"]
+    router.replicas = set()
+    await until(lambda: worker._watching is None)
+
+
+async def test_an_answer_of_a_pool_that_is_silent_is_waited_for_that_long(router: Any) -> None:
+    handle = HalfStopped(story(), silent=True)
+    asked = asyncio.create_task(ReplicaWorker(handle, retry_timeout_s=0.4).classify(call(), NINE))
+    await asyncio.sleep(0.2)
+    assert not asked.done()
+    with pytest.raises(WorkerUnavailable, match="answered in time"):
+        await asked
+    assert handle.sessions == ["r1/0"]
+
+
+async def test_who_waits_for_an_answer_may_hang_up() -> None:
+    handle = Handle(story(delay=10))
+    asked = asyncio.create_task(ReplicaWorker(handle).classify(call(), NINE))
+    await until(lambda: handle.responses)
+    await asyncio.sleep(0.01)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
+    (response,) = handle.responses
+    await asyncio.wait({response.cancelled})
+    assert response.cancelled.cancelled()
+    assert handle.backend.live == 0
 
 
 async def test_errors_are_the_workers_own() -> None:
@@ -334,14 +385,15 @@ class Pool(Handle):
     replicas: list[ReplicaServer] = field(default_factory=list)
     home: dict[str, int] = field(default_factory=dict)
 
-    def options(self, *, session_id: str, **_: Any) -> Pool:
+    def options(self, *, session_id: str, method_name: str, **_: Any) -> Pool:
         request, _, tries = session_id.partition("/")
         self.chosen = (self.home[request] + int(tries or 0)) % len(self.replicas)
+        self.methods.append(method_name)
         return self
 
-    def remote(self, *args: Any) -> Response:
+    def remote(self, *args: Any) -> Any:
         dies = self.deaths.pop(0) if self.deaths else None
-        return Response(self.replicas[self.chosen].stream_call(*args), dies)
+        return respond(self.replicas[self.chosen], self.methods[-1], args, dies)
 
     def counted(self, name: str) -> int:
         return sum(one.stats()[name] for one in self.replicas)

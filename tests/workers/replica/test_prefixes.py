@@ -11,7 +11,7 @@ import pytest
 
 from orchestrator.types import LabelQuery, Message, Segment, Segments, Transcript
 from orchestrator.worker import Call
-from tests.workers.replica.handles import CRITERIA, GREEDY, Handle, Response, story
+from tests.workers.replica.handles import CRITERIA, GREEDY, Handle, respond, story
 from workers.replica.client import ReplicaWorker
 from workers.replica.prefixes import (
     CallSuffix,
@@ -154,11 +154,11 @@ class Listening(Handle):
         self.at = 0
         self.heard: list[tuple[int, type]] = []
 
-    def remote(self, *args: Any) -> Response:
-        self.heard.append((self.at, type(args[3])))
-        response = Response(self.replicas[self.at].stream_call(*args), None)
-        self.responses.append(response)
-        return response
+    def remote(self, *args: Any) -> Any:
+        sent = next(one for one in args if isinstance(one, (Call, CallSuffix)))
+        self.heard.append((self.at, type(sent)))
+        self.responses.append(respond(self.replicas[self.at], self.methods[-1], args))
+        return self.responses[-1]
 
 
 async def test_a_request_that_moves_to_another_replica_is_answered_all_the_same() -> None:

@@ -24,7 +24,7 @@ from workers.replica.server import ReplicaServer, ReplicaStatus
 async def test_closing_a_streamed_call_frees_the_worker() -> None:
     backend = story(delay=0.01)
     items = ReplicaServer(lambda: backend).stream_call(
-        "generate", "r1", False, call(), Delta("", ()), CRITERIA, GREEDY, True
+        "r1", False, call(), Delta("", ()), CRITERIA, GREEDY
     )
     await anext(items)
     assert backend.live == 1
@@ -102,12 +102,7 @@ async def test_counters_are_exported_with_every_check_and_are_those_of_the_statu
     one = ReplicaServer(lambda: backend, lambda: exported.append)
     await one.check_health()
     assert [stats["calls"] for stats in exported] == [0]
-    _ = [
-        item
-        async for item in one.stream_call(
-            "classify", "r", False, call(), LabelQuery((), "", ("9",))
-        )
-    ]
+    await one.answer_call("classify", "r", False, call(), LabelQuery((), "", ("9",)))
     await one.check_health()
     assert await one.status() == ReplicaStatus(
         "one", exported[-1], backend.context, backend.sampling
