@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-real real-pair check clients constrained constrained-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup serve test test-vllm test-real real-pair check bench bench-real clients constrained constrained-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -51,6 +51,16 @@ CLIENTS := build/clients
 clients: $(STAMP) ## every client and tool of others against the service, docs/clients.md (20 minutes, 6 GB)
 	@test -x $(CLIENTS)/bin/uv || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/pip install --quiet uv==0.13.9; }
 	@$(BIN)/python -m tests.clients.run $(if $(URL),--url $(URL))
+
+# Rows are kept in build/bench: a run that was broken off goes on where it stopped. QUICK=1 shows in
+# minutes whether all of it runs; ROWS= names some rows, FRESH=1 measures them all again.
+BENCH := $(BIN)/python -m tests.bench.run $(if $(QUICK),--quick) $(if $(ROWS),--rows $(ROWS)) $(if $(FRESH),--fresh)
+
+bench: $(STAMP) ## what Baton costs beside transformers, vLLM and llama.cpp, in build/bench (half an hour)
+	@$(BENCH)
+
+bench-real: $(STAMP) real-pair ## the same on pretrained models (an hour)
+	@$(BENCH) --real
 
 fuzz-api: $(STAMP) ## 10,000 requests made from /openapi.json, right and wrong ones (5 minutes)
 	@FUZZ_CASES=15000 $(BIN)/python -m pytest -s tests/orchestrator/http/test_fuzz.py

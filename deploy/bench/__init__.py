@@ -17,6 +17,7 @@ In reading order:
 - `calls`: workers side by side, by the time of a call.
 - `instant`: workers that answer at once.
 - `round_trip`: a call to a replica beside Serve's own bare call.
+- `live`: many long requests at once, and what one holds.
 - `length`: what a step, a remote delta and a call cost as a thought grows.
 - `picture`: the picture.
 """

@@ -125,12 +125,12 @@ async def _through_http(policy: str, workers: Any, max_tokens: int) -> None:
         "max_tokens": max_tokens,
         "stream": True,
     }
-    last = await _post(app, "/v1/chat/completions", body)
+    last = await post(app, "/v1/chat/completions", body)
     if not last.endswith(b"data: [DONE]\n\n"):
         raise RuntimeError(f"expected a stream that ends, got {last[-200:]!r}")
 
 
-async def _post(app: Any, path: str, body: Any) -> bytes:
+async def post(app: Any, path: str, body: Any) -> bytes:
     """The last piece of the response to a request made in this process."""
     told, pieces = False, [b""]
 

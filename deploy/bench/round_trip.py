@@ -18,7 +18,7 @@ from deploy.bench.instant import STEP, InstantWorker
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column
 from deploy.service.cluster import own_ray
-from orchestrator.types import LabelQuery, Message, Segment, Transcript
+from orchestrator.types import LabelQuery, Message, Sampling, Segment, Transcript
 from orchestrator.worker import Call
 from workers.replica.client import ReplicaWorker
 from workers.replica.server import deployment
@@ -61,6 +61,7 @@ class InstantEngine(InstantWorker):
     """What a replica serves here."""
 
     context = None
+    sampling = Sampling()
 
     def __init__(self) -> None:
         super().__init__(1 << 20, perf_counter)

@@ -2,6 +2,7 @@
 
 - `server`: the deployment class around one worker, and how a pool of replicas is deployed.
 - `router`: which replica a call goes to, away from those that are silent.
+- `routers`: the routers of a process, and what they avoid.
 - `prefixes`: what travels of a transcript: the segments that the replica lacks.
 - `client`: the `Worker` port over the pool's handle: routing, lost replicas, retries.
 

@@ -25,7 +25,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta, family
 from workers.replica.prefixes import PrefixMissing, PrefixSender, bare
-from workers.replica.router import avoid_others
+from workers.replica.routers import avoid_others
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
 from workers.retry import CircuitBreaker, TimedRetry
 from workers.streams import merge_deltas

@@ -1,16 +1,16 @@
 """Which replica of a pool a call goes to: Serve's consistent hashing, away from the silent ones.
 
 A process that is stopped, or lost with its node, closes no connection, and Serve goes on sending it
-calls until its health checks have failed. Whoever noticed the silence says so here (`avoid`).
+calls until its health checks have failed. Whoever noticed the silence says so (`avoid_others`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import Any, Final
-from weakref import WeakSet
 
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
+
+from workers.replica import routers
 
 EVERY: Final = 1 << 16  # replicas: each of them is ranked
 
@@ -22,13 +22,10 @@ class ReplicaRouter(ConsistentHashRouter):  # type: ignore[misc]
     that are avoided come last.
     """
 
-    routers: Final[WeakSet[ReplicaRouter]] = WeakSet()
-    """Those of this process, one for each handle."""
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.avoided: frozenset[str] = frozenset()
-        self.routers.add(self)
+        routers.ROUTERS.add(self)
 
     def initialize_state(self, **kwargs: Any) -> None:
         super().initialize_state(num_fallback_replicas=EVERY, **kwargs)
@@ -47,18 +44,3 @@ class ReplicaRouter(ConsistentHashRouter):  # type: ignore[misc]
     def replicas(self) -> set[str]:
         """The replicas that Serve names, by their tags."""
         return {replica.unique_id for replica in self._replica_set_snapshot}
-
-
-def avoid_others(deployment: str, answering: Collection[str]) -> bool:
-    """Rank the replicas that do not answer last; whether there are such.
-
-    Args:
-        deployment: its name in Serve, of one application.
-        answering: the tags of those that do.
-    """
-    silent = False
-    for router in list(ReplicaRouter.routers):
-        if router._deployment_id.name == deployment:
-            router.avoided = frozenset(router.replicas.difference(answering))
-            silent |= bool(router.avoided)
-    return silent

@@ -66,17 +66,21 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:
     writer.add_token_types([tokens[i][1] for i in range(size)])
     writer.add_token_merges([" ".join(pair) for pair in spec["model"]["merges"]])
     writer.add_eos_token_id(eos)
+    if template := named.get("chat_template"):
+        writer.add_chat_template(template)
     writer.add_add_bos_token(False)
 
 
 @contextmanager
-def serving_gguf(path: Path, context: int = 400, slots: int = 1) -> Iterator[str]:
-    """llama.cpp's server of that file on a free port, in threads; yields its base URL."""
+def serving_gguf(
+    path: Path, context: int = 400, slots: int = 1, port: int = 0, threads: int = 1
+) -> Iterator[str]:
+    """llama.cpp's server of that file, in threads; yields its base URL. Port 0: a free one."""
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
-    params.port = 0
+    params.port = port
     params.n_ctx, params.n_parallel = context * slots, slots
-    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
+    params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.n_gpu_layers = 0
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.warmup, params.endpoint_slots, params.verbosity = False, True, 0

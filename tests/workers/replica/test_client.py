@@ -34,9 +34,8 @@ from tests.workers.replica.handles import (
     story,
 )
 from workers import streams
-from workers.replica import client
+from workers.replica import client, routers
 from workers.replica.client import ReplicaWorker
-from workers.replica.router import ReplicaRouter
 from workers.replica.server import ReplicaServer
 from workers.retry import CircuitBreaker
 from workers.scripted import Say, segment
@@ -225,7 +224,7 @@ def router(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     one: Any = SimpleNamespace(
         _deployment_id=SimpleNamespace(name="Pool"), avoided=frozenset(), replicas={"stopped"}
     )
-    monkeypatch.setattr(ReplicaRouter, "routers", [one])
+    monkeypatch.setattr(routers, "ROUTERS", [one])
     return one
 
 

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from ray.serve._private.common import DeploymentID, ReplicaID
+from ray.serve.config import RequestRouterConfig
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-from workers.replica.router import ReplicaRouter, avoid_others
+from workers.replica.router import ReplicaRouter
+from workers.replica.routers import ROUTERS, avoid_others
 
 POOL = DeploymentID(name="LargeWorker", app_name="baton")
 
@@ -61,5 +65,21 @@ async def test_serve_takes_it_for_a_router_of_its_own() -> None:
         event_loop=loop,
     )
     made.initialize_state()
-    assert made in ReplicaRouter.routers
+    assert made in ROUTERS
     assert made.replicas == set()
+
+
+LOADED = """
+import sys
+from ray import cloudpickle
+from workers.replica.routers import ROUTERS
+copy = cloudpickle.loads(sys.stdin.buffer.read())
+assert copy.__init__.__globals__["routers"].ROUTERS is ROUTERS
+"""
+
+
+def test_what_a_router_shares_with_its_process_is_not_copied() -> None:
+    """Serve hands the class to other processes by value."""
+    config = RequestRouterConfig(request_router_class="workers.replica.router.ReplicaRouter")
+    pickled = config.get_serialized_request_router_cls()
+    subprocess.run([sys.executable, "-c", LOADED], input=pickled, check=True)
