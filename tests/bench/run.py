@@ -22,6 +22,7 @@ from typing import Any, Final
 
 from deploy.evaluation.plots import figure_of, save
 from deploy.evaluation.tables import Column, markdown
+from deploy.service.environment import prepare
 from tests.bench.rows import ROWS, STREAMS, Figure, Run
 from tests.bench.servers import ROOT
 
@@ -30,6 +31,7 @@ WHO: Final = ("Baton", "Baton, chain", "transformers", "vLLM", "llama.cpp", "Ser
 
 
 def main() -> None:
+    prepare()  # rows inherit it, and import ray
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--real", action="store_true", help="the pair of `make real-pair`")
     parser.add_argument("--quick", action="store_true", help="whether all of it runs, in minutes")
