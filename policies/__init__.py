@@ -8,6 +8,8 @@ the one to read first.
 - `judge`: a model's score of a step, from 0 to 9.
 - `single`: one model alone: the baselines.
 - `coin`: each step by either model at random: the baseline of those below.
+- `gate`: a pair's learned models of what a rewrite would change.
+- `learned_gate`: the large model reads only where that gate doubts, and corrects what it finds.
 - `cascade`: the small model judges its own step, the large one if in doubt (ConfSpec).
 - `entropy_gate`: the entropy of a step's first token decides who writes it (GlimpRouter).
 - `triggers`: a plan, over-confidence or a loop calls the large model (TrigReason).
@@ -30,6 +32,7 @@ from policies.bild import BiLD
 from policies.cascade import Cascade
 from policies.coin import Coin
 from policies.entropy_gate import EntropyGate
+from policies.learned_gate import LearnedGate
 from policies.lookahead import Lookahead
 from policies.never_slower import NeverSlower
 from policies.plan import PlanFirst
@@ -48,6 +51,7 @@ POLICIES: dict[str, type[Policy]] = {
     "entropy-gate": EntropyGate,
     "triggers": Triggers,
     "plan": PlanFirst,
+    "learned-gate": LearnedGate,
     "cascade": Cascade,
     "lookahead": Lookahead,
     "best-of-k": BestOfK,

@@ -13,6 +13,7 @@ In reading order:
 - `check_config`: check deployment files and Kubernetes manifests.
 - `eval`: a problem set through several policies.
 - `calibrate`: the threshold that meets a target.
+- `learn`: a gate learned from recorded requests.
 - `predict`: recorded requests at the costs of another pair.
 - `results`: measured evaluations as a page of the documentation.
 - `size`: what a request costs a running service, and what a load would need.

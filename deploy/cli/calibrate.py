@@ -220,6 +220,8 @@ async def _calibrate(
     args = load(options.config or DEFAULT_FILE).args
     for candidate, _ in searches:
         policy_of(args, candidate)
+        if gate := args.policy.params.get(candidate.policy, {}).get("gate"):
+            candidate.params.setdefault("gate", gate)  # a threshold means nothing without it
     pair = pair_of(args.workers)
     console = Console(stderr=True, highlight=False)
     async with AsyncExitStack() as stack:

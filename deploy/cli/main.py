@@ -22,6 +22,7 @@ from deploy.cli.calibrate import calibrate
 from deploy.cli.check_config import check_config
 from deploy.cli.eval import evaluate
 from deploy.cli.experiment import experiment
+from deploy.cli.learn import learn
 from deploy.cli.policy import policy
 from deploy.cli.predict import predict
 from deploy.cli.results import results
@@ -73,6 +74,7 @@ app.command("size")(size)
 app.command("torture")(torture)
 app.command("train")(train)
 app.add_typer(experiment, name="experiment")
+app.add_typer(learn, name="learn")
 app.add_typer(policy, name="policy")
 app.add_typer(trace, name="trace")
 

@@ -107,6 +107,20 @@ def draw_calibration(document: Mapping[str, Any], path: Path) -> None:
     save(figure, path)
 
 
+def draw_reliability(summary: Mapping[str, Any], path: Path) -> None:
+    """What a gate's models said of drafts, and how often a rewrite did help, as PNG."""
+    figure = figure_of(5.5, 4.8)
+    axes: Any = figure.subplots()
+    axes.plot([0, 1], [0, 1], color="0.7", lw=1, ls="--")
+    for name, caption in (("draft", "before reading"), ("reading", "after reading")):
+        said, helped, _ = zip(*summary[name]["reliability"], strict=True)
+        axes.plot(said, helped, "o-", label=f"{caption}, AUC {summary[name]['auc']:.3f}")
+    axes.set_xlabel("probability that the large model's step would change the answer")
+    axes.set_ylabel("share of drafts where it did")
+    axes.legend(frameon=False)
+    save(figure, path)
+
+
 def figure_of(width: float, height: float) -> Any:
     """An empty figure of so many inches; ConfigError without matplotlib."""
     try:

@@ -36,7 +36,7 @@ from orchestrator.types import Sampling, TokenPrices
 from orchestrator.worker import SERVER_METHOD
 from policies import POLICIES
 from policies.judge import Judging
-from workers.embedded.checkpoints import JUDGE_FILE, folder_of
+from workers.embedded.checkpoints import GATE_FILE, JUDGE_FILE, folder_of
 from workers.remote.address import base
 from workers.text.thinking import parse_thinking
 
@@ -572,6 +572,18 @@ class Args(Strict):
                 meant = set(judge) if issubclass(policy, Judging) else {"likelihood"}
                 own = {key: judge[key] for key in meant & judge.keys() & set(policy.model_fields)}
                 if own:
+                    self.policy.params[name] = own | self.policy.params.get(name, {})
+        return self
+
+    @model_validator(mode="after")
+    def _gate_of_the_checkpoint(self) -> Args:
+        """It may also bring a gate, for the small model that the gate was learned with."""
+        folder = self.workers.large.folder()
+        if folder is not None and (folder / GATE_FILE).is_file():
+            learned = read_calibration(folder / GATE_FILE)
+            if self.workers.small.model == learned.pair["small"].partition("@")[0]:
+                for name in learned.policies:
+                    own = learned.params(name)
                     self.policy.params[name] = own | self.policy.params.get(name, {})
         return self
 

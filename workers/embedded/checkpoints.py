@@ -13,6 +13,8 @@ DRAFT = "embedded:draft"
 """A weak draft model of the pair's vocabulary, which is trained on its own."""
 JUDGE_FILE = "judge.json"
 """Beside a large model's weights: the parameters of policies that judge with this model."""
+GATE_FILE = "gate.json"
+"""Beside a large model's weights: a calibration file with the gates learned for small models."""
 
 
 def resolve(model: str | Path) -> Path | str:

@@ -1,0 +1,191 @@
+"""`baton learn`: what a pair's recorded requests teach."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import AsyncExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deploy.cli.common import Config, add_row, bar, wide_console, write
+from orchestrator.errors import ConfigError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from deploy.evaluation.gate_learning import LearnedGateReport
+    from deploy.evaluation.recording import Recording
+
+learn = typer.Typer(help="Learn from a pair's recorded requests.")
+
+
+@learn.callback()
+def _learn() -> None:
+    """Learn from a pair's recorded requests."""
+
+
+@learn.command("gate")
+def gate(
+    recordings: Annotated[
+        Path, typer.Argument(help="What `baton eval --recordings` left, or a folder of recordings.")
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="The calibration file to write; thresholds of the same pair that it already "
+            "holds stay."
+        ),
+    ],
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="How many requests; default: all of them.")
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw how reliable the probabilities are, as PNG.")
+    ] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Branches at once.")] = 4,
+    config: Config = None,
+) -> None:
+    """Learn the gate of the policy `learned-gate` from recorded requests; no answers are needed.
+
+    Each recorded draft of the small model is tried twice: kept, and replaced by the large model's
+    step; the small model goes on alone behind both. A rewrite helped where it alone comes to what
+    the large model answers. The branches are run in this process, greedily and cached; then two
+    logistic models are fitted. What they are said to be worth was measured on requests that they
+    had not seen.
+
+    [bold]Examples[/]
+
+      baton eval --problems my.jsonl --policies specreason --recordings runs/mine
+
+      baton learn gate runs/mine --out pair.json --plot gate.png
+
+      baton calibrate --policy learned-gate --target-agreement 0.95 --problems my.jsonl
+    """
+    from deploy.evaluation.gate_learning import fit, reliability
+
+    try:
+        import sklearn  # noqa: F401
+    except ImportError:
+        raise ConfigError("baton learn needs scikit-learn: pip install 'baton[learn]'") from None
+    from deploy.service.calibration import pair_of
+    from deploy.service.config import DEFAULT_FILE, load
+
+    args = load(config or DEFAULT_FILE).args
+    pair = pair_of(args.workers)
+    known = _known(out, pair)
+    found = _recordings(recordings, pair)[:limit]
+    report = fit(asyncio.run(_examples(found, args, concurrency)))
+    summary = {
+        "requests": report.requests,
+        "drafts": report.examples,
+        "helped": report.helps,
+        **{
+            name: {
+                "auc": round(model.auc, 4),
+                "brier": round(model.brier, 4),
+                "reliability": [
+                    [round(p, 4), round(share, 4), count]
+                    for p, share, count in reliability(model, report.outcomes)
+                ],
+            }
+            for name, model in (("draft", report.draft), ("reading", report.reading))
+        },
+    }
+    known["policies"]["learned-gate"] = {
+        "params": {"gate": report.gate.model_dump(mode="json")},
+        "learned": summary,
+    }
+    write(out, json.dumps(known, indent=2) + "\n")
+    if plot is not None:
+        from deploy.evaluation.plots import draw_reliability
+
+        draw_reliability(summary, plot)
+    _show(report)
+
+
+async def _examples(found: Sequence[Recording], args: Any, concurrency: int) -> Any:
+    from deploy.evaluation.cached_worker import CachedWorker
+    from deploy.evaluation.gate_learning import examples
+    from deploy.evaluation.grading import Grader
+    from deploy.service.workers import close, open_worker
+
+    async with AsyncExitStack() as stack:
+
+        def opened(name: str) -> Any:
+            worker = open_worker(getattr(args.workers, name))
+            stack.push_async_callback(close, [worker])
+            return worker
+
+        workers: dict[Any, CachedWorker] = {
+            name: CachedWorker(partial(opened, name)) for name in ("small", "large")
+        }
+        for recording in found:
+            for name, worker in workers.items():
+                worker.load_recording(name, recording)
+        grader = stack.enter_context(closing(Grader()))
+        shown = stack.enter_context(bar(Console(stderr=True, highlight=False)))
+        return await examples(
+            found,
+            workers,
+            grader.same,
+            concurrency=concurrency,
+            progress=lambda done: shown.tell(f"{done} of {len(found)} requests"),
+        )
+
+
+def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
+    """The recordings of a folder.
+
+    Raises:
+        ConfigError: there are none, or they are of another pair.
+    """
+    from deploy.evaluation import evaluation_log
+    from deploy.evaluation.recording import load
+
+    rows = place / "rows.jsonl"
+    if rows.is_file():
+        settings, kept = evaluation_log.read(rows)
+        for name, now in pair.items():
+            then = settings["pair"].get(name)
+            if now != then:
+                raise ConfigError(f"{place}: recorded with {then} as {name} model, not {now}")
+        paths = [place / row["recording"] for row in kept if "recording" in row]
+    else:
+        paths = sorted(place.glob("**/*.jsonl"))
+    if not paths:
+        raise ConfigError(f"{place}: expected recordings, found none (baton eval --recordings)")
+    return [load(path) for path in paths]
+
+
+def _known(out: Path, pair: dict[str, str]) -> dict[str, Any]:
+    """What the calibration file already holds of this pair."""
+    from deploy.service.calibration import read
+
+    if not out.exists():
+        return {"baton_calibration": 1, "pair": pair, "policies": {}}
+    if read(out).pair != pair:
+        raise ConfigError(f"{out}: belongs to another pair of models; name another file")
+    document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
+    return document
+
+
+def _show(report: LearnedGateReport) -> None:
+    from deploy.evaluation.gate_learning import reliability
+
+    console = wide_console()
+    console.print(
+        f"{report.requests} requests, {report.examples} drafts; a rewrite would have helped "
+        f"{report.helps}"
+    )
+    for name, model in (("before reading", report.draft), ("after reading", report.reading)):
+        console.print(f"{name}: AUC {model.auc:.3f}, Brier score {model.brier:.4f}")
+        table = Table("said %", "helped %", "drafts", box=None)
+        for said, helped, count in reliability(model, report.outcomes):
+            add_row(table, f"{100 * said:.1f}", f"{100 * helped:.1f}", str(count))
+        console.print(table)

@@ -1,0 +1,134 @@
+"""A learned gate: how likely it is that the large model's step would change the answer.
+
+Two logistic models over signals that cost nothing. The first sees what the small model knows of its
+own draft; the second, for drafts that leave a doubt, what the large model made of reading it. Both
+predict the effect of a rewrite, as Arbitrage does (arXiv 2512.05033), not whether a step is right:
+a wrong step that changes nothing need not be rewritten. `baton learn gate` fits them to a pair.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from math import exp, expm1, log, log1p
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, FiniteFloat
+
+from orchestrator.types import Segment, Transcript, Verification
+from policies.steps import ends
+
+CAP = 20.0
+"""A negative log-likelihood counts as at most this: what is impossible is unlikely enough."""
+RECENT = 8
+"""Segments in which a draft's numbers are looked for, beside the question: a bounded cost."""
+NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
+
+DraftSignal = Literal[
+    "first", "worst", "second", "mean", "last", "doubt", "tokens", "step", "ending", "copied",
+    "made", "left", "repeated",
+]  # fmt: skip
+ReadingSignal = Literal[
+    "draft", "read_first", "read_worst", "read_second", "read_mean", "read_number", "read_ending",
+]  # fmt: skip
+
+
+class LogisticModel(BaseModel):
+    """1 / (1 + exp(-(bias + weights * signals))); a signal without a weight does not count."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    bias: FiniteFloat
+    weights: dict[DraftSignal | ReadingSignal, FiniteFloat]
+
+    def logit(self, signals: Mapping[str, float]) -> float:
+        return self.bias + sum(weight * signals[name] for name, weight in self.weights.items())
+
+
+class Gate(BaseModel):
+    """The two models. Without `draft` every draft is read; the default reading is a guess that
+    holds for no pair in particular: an unlikely token is a reason to correct it."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    draft: Annotated[LogisticModel | None, "of the signals of a draft"] = None
+    reading: LogisticModel = LogisticModel(bias=-6.0, weights={"read_worst": 1.2})
+
+    def of_draft(self, transcript: Transcript, draft: Segment) -> float | None:
+        """The logit before anybody read the draft; None where the gate has no such model."""
+        return None if self.draft is None else self.draft.logit(draft_signals(transcript, draft))
+
+    def of_reading(self, verification: Verification, logit: float | None) -> float:
+        """The logit once the large model read it; `logit` is that of the draft."""
+        return self.reading.logit(reading_signals(verification, logit))
+
+
+def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
+    """What is known of a draft for nothing. Natural logarithms; larger is more doubtful.
+
+    first, last: negative log-likelihood of its first and last token. worst, second: the two largest
+    of those behind the first, since how a step begins is often a matter of style; mean: of all.
+    doubt: log-probability that the worst token is another one. tokens: log of how many there are;
+    step: log of one more than the steps before; ending: whether it ends the chain. copied, made:
+    log of one more than its numbers that stand in the question or the last steps, and of those that
+    do not. repeated: whether it says word for word what one of the last steps said.
+    """
+    nll = [min(-logprob, CAP) for logprob in draft.logprobs] or [CAP]
+    worst, second = _largest(nll[1:])
+    asked = set(NUMBER.findall(transcript.messages[-1].content)) if transcript.messages else set()
+    recent = transcript.chain[-RECENT:]
+    used = {number for segment in recent for number in NUMBER.findall(segment.text)}
+    numbers = set(NUMBER.findall(draft.text))
+    made = numbers - asked - used
+    text = draft.text.strip()
+    return {
+        "first": nll[0],
+        "worst": worst,
+        "second": second,
+        "mean": sum(nll) / len(nll),
+        "last": nll[-1],
+        "doubt": log(max(-expm1(-worst), 1e-6)),
+        "tokens": log(len(nll)),
+        "step": log1p(len(transcript.chain)),
+        "ending": float(ends(draft)),
+        "copied": log1p(len(numbers - made)),
+        "made": log1p(len(made)),
+        "left": 0.0 if made else log1p(len(asked - used - numbers)),
+        "repeated": float(any(text == segment.text.strip() for segment in recent)),
+    }
+
+
+def reading_signals(verification: Verification, logit: float | None) -> dict[str, float]:
+    """What the large model's reading of a draft adds.
+
+    draft: the logit that the gate gave the draft itself. read_first, read_worst, read_second,
+    read_mean: as in `draft_signals`, by the large model; read_number: the largest of tokens with a
+    digit in them; read_ending: of the end that the draft claims, 0 where it claims none.
+    """
+    nll = [min(value, CAP) for value in verification.nll] or [CAP]
+    worst, second = _largest(nll[1:])
+    numbers = (
+        value
+        for value, piece in zip(nll, verification.pieces, strict=False)
+        if any(map(str.isdigit, piece))
+    )
+    return {
+        "draft": 0.0 if logit is None else logit,
+        "read_first": nll[0],
+        "read_worst": worst,
+        "read_second": second,
+        "read_mean": sum(nll) / len(nll),
+        "read_number": max(numbers, default=0.0),
+        "read_ending": min(verification.ending or 0.0, CAP),
+    }
+
+
+def probability(logit: float) -> float:
+    """1 / (1 + exp(-logit)), written so that exp cannot overflow."""
+    return 1 / (1 + exp(-logit)) if logit >= 0 else exp(logit) / (1 + exp(logit))
+
+
+def _largest(values: list[float]) -> tuple[float, float]:
+    """The two largest, 0 where there are fewer."""
+    ordered = sorted(values, reverse=True)[:2]
+    return (ordered[0] if ordered else 0.0), (ordered[1] if len(ordered) > 1 else 0.0)

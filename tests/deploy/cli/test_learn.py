@@ -1,0 +1,82 @@
+"""`baton learn gate`: from recordings to a calibration file that a service takes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from deploy.cli import main as cli
+from deploy.evaluation import gate_learning
+from deploy.service.calibration import read
+from deploy.service.config import DEFAULT_FILE, load
+from policies.gate import Gate
+from policies.learned_gate import LearnedGate
+
+
+@pytest.fixture
+def baton(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    def run(*args: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["baton", *args])
+        with pytest.raises(SystemExit) as info:
+            cli.main()
+        told = capsys.readouterr()
+        return int(info.value.code or 0), told.out, told.err
+
+    return run
+
+
+def test_a_gate_is_learned_and_taken(
+    baton: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate_learning, "FEWEST", 5)
+    runs, out = tmp_path / "runs", tmp_path / "pair.json"
+    status, _, error = baton(
+        "eval", "--problems", "builtin:train", "--seed", "4", "--limit", "25", "--concurrency", "8",
+        "--policies", "specreason", "--recordings", str(runs),
+    )  # fmt: skip
+    assert status == 0, error
+    plot = tmp_path / "gate.png"
+    status, told, error = baton("learn", "gate", str(runs), "--out", str(out), "--plot", str(plot))
+    assert status == 0, error
+    assert "AUC" in told
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    written = json.loads(out.read_text())
+    assert written["policies"]["learned-gate"]["learned"]["helped"] >= 5
+    params = read(out).params("learned-gate")
+    gate = LearnedGate(**params).gate
+    assert gate != Gate()
+    assert gate.draft is not None
+
+    # It is learned for this pair: the file stays one file, and another pair's is not touched.
+    written["policies"]["specreason"] = {"params": {"threshold": 8}}
+    out.write_text(json.dumps(written))
+    assert baton("learn", "gate", str(runs), "--out", str(out))[0] == 0
+    assert read(out).params("specreason") == {"threshold": 8}
+    out.write_text(json.dumps({**written, "pair": {"small": "a", "large": "b"}}))
+    status, _, error = baton("learn", "gate", str(runs), "--out", str(out))
+    assert status == 1
+    assert "belongs to another pair" in error
+
+
+def test_the_embedded_pair_brings_its_gate() -> None:
+    params = load(DEFAULT_FILE).args.policy.params["learned-gate"]
+    assert params["answer_by"] == "small"  # what the file says stays
+    assert LearnedGate(**params).gate.draft is not None
+
+
+def test_a_folder_without_recordings_is_refused(baton: Any, tmp_path: Path) -> None:
+    status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
+    assert status == 1
+    assert "expected recordings, found none" in error
+
+
+def test_recordings_of_another_pair_are_refused(baton: Any, tmp_path: Path) -> None:
+    head = {"baton_eval": 1, "pair": {"small": "a", "large": "b"}, "candidates": []}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(head) + "\n")
+    status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
+    assert status == 1
+    assert "recorded with" in error

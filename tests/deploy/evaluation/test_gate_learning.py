@@ -1,0 +1,120 @@
+"""A gate learned: what the branches of a draft come to, and what is fitted to that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import exp
+from random import Random
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.clients import LocalClient, RequestOptions, ask
+from deploy.evaluation.gate_learning import GateExample, drafts, examples, fit, reliability
+from deploy.evaluation.recording import Recording
+from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.workers import load_pair
+from orchestrator.errors import BatonError
+from orchestrator.experiments.answer_equality import compare
+from policies.gate import DraftSignal, LogisticModel, ReadingSignal
+from workers.engine.worker import LocalWorker
+from workers.training.problems import draw
+
+ARGS = load(DEFAULT_FILE).args
+SPECREASON = Candidate("s", "specreason", {"scoring": "likelihood", "threshold": 5})
+
+
+@pytest.fixture(scope="module")
+def pair() -> Iterator[dict[Any, Any]]:
+    workers = load_pair(ARGS.workers)
+    yield workers
+    for worker in workers.values():
+        assert isinstance(worker, LocalWorker)
+        worker.close()
+
+
+async def same(text: str, answer: str) -> bool:
+    return compare(text, answer) is True
+
+
+async def recorded(
+    workers: Any, count: int, *, temperature: float = 0.0, candidate: Candidate = SPECREASON
+) -> list[Recording]:
+    client = LocalClient(ARGS, workers, RequestOptions(temperature=temperature), recording=True)
+    answers = [await ask(client, one.question, candidate) for one in draw("train", 5, count)]
+    return [answer.recording for answer in answers if answer.recording is not None]
+
+
+async def test_every_draft_of_a_chain_is_found(pair: Any) -> None:
+    (recording,) = await recorded(pair, 1)
+    assert recording.ended is not None
+    found = list(drafts(recording))
+    steps = [step for step in recording.ended.steps if step.author == "small"]
+    assert [one.draft.text.strip() for one in found] == [
+        step.text.strip() for step in steps if step.phase == "thought"
+    ]
+    assert all(one.draft.logprobs and one.criteria.until == ("\n\n",) for one in found)
+
+
+async def test_a_sampled_request_and_one_of_a_single_model_teach_nothing(pair: Any) -> None:
+    (sampled,) = await recorded(pair, 1, temperature=0.8)
+    assert list(drafts(sampled)) == []
+    (alone,) = await recorded(pair, 1, candidate=Candidate("l", "large-only"))
+    assert list(drafts(alone)) == []
+    assert await examples([sampled, alone], pair, same) == []
+
+
+async def test_a_rewrite_by_the_same_model_never_helps(pair: Any) -> None:
+    twins = {"small": pair["large"], "large": pair["large"]}
+    found = await examples(await recorded(twins, 3), twins, same)
+    assert len(found) >= 3
+    assert not any(example.helps for example in found)
+
+
+async def test_what_helps_is_found_by_running_both_branches(pair: Any) -> None:
+    recordings = await recorded(pair, 12)
+    done: list[int] = []
+    found = await examples(recordings, pair, same, concurrency=4, progress=done.append)
+    assert done == list(range(1, 13))
+    helped = [example for example in found if example.helps]
+    assert 0 < len(helped) < len(found)
+    # What the large model would have written otherwise it also finds unlikely.
+    worst = [example.reading["read_mean"] for example in helped]
+    others = [example.reading["read_mean"] for example in found if not example.helps]
+    assert np.mean(worst) > np.mean(others)
+
+
+def simulated(count: int) -> list[GateExample]:
+    """Drafts whose rewrite helps with a probability that their worst token tells exactly."""
+    random = Random(1)
+    empty = dict.fromkeys(get_args(DraftSignal), 0.0)
+    read = dict.fromkeys(get_args(ReadingSignal), 0.0)
+    found = []
+    for number in range(count):
+        worst = random.gauss(2.0, 1.0)
+        helps = random.random() < 1 / (1 + exp(3.0 - 2.0 * worst + 1.0))
+        found.append(GateExample(number // 3, {**empty, "worst": worst}, read, helps))
+    return found
+
+
+def test_the_fit_finds_the_law_that_made_the_examples() -> None:
+    report = fit(simulated(6000))
+    model = report.gate.draft
+    assert isinstance(model, LogisticModel)
+    assert set(model.weights) == {"worst"}  # what never varies tells nothing
+    assert model.weights["worst"] == pytest.approx(2.0, abs=0.15)
+    assert model.bias == pytest.approx(-4.0, abs=0.35)
+    assert report.requests == 2000
+    for said, helped, count in reliability(report.draft, report.outcomes):
+        assert abs(said - helped) < 4 * (said * (1 - said) / count) ** 0.5 + 0.01
+    # The reading adds nothing here, and takes over what the draft said.
+    assert report.reading.auc == pytest.approx(report.draft.auc, abs=0.01)
+
+
+@pytest.mark.parametrize("helped", [True, False])
+def test_examples_of_one_kind_fit_nothing(helped: bool) -> None:
+    found = [GateExample(one.request, one.draft, one.reading, helped) for one in simulated(100)]
+    with pytest.raises(BatonError, match="record more requests"):
+        fit(found)

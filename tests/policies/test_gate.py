@@ -1,0 +1,114 @@
+"""The gate's signals and what it makes of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import exp, inf, log
+from typing import get_args
+
+import pytest
+from pydantic import ValidationError
+
+from orchestrator.types import Message, Segment, Transcript, Verification
+from policies.gate import (
+    CAP,
+    DraftSignal,
+    Gate,
+    LogisticModel,
+    ReadingSignal,
+    draft_signals,
+    probability,
+    reading_signals,
+)
+
+ASKED = Transcript((Message("user", "Add 12, 30 and 5."),))
+STEP = Segment("small", "12+30=42.\n\n", (1, 2, 3, 4), (-1.0, -0.5, -0.2, -0.1))
+
+
+def test_signals_of_a_first_step() -> None:
+    signals = draft_signals(ASKED, STEP)
+    assert signals["first"] == 1.0  # apart: how a step begins is style
+    assert (signals["worst"], signals["second"], signals["last"]) == (0.5, 0.2, 0.1)
+    assert signals["mean"] == pytest.approx(1.8 / 4)
+    assert signals["doubt"] == pytest.approx(log(1 - exp(-0.5)))
+    assert (signals["tokens"], signals["step"], signals["ending"]) == (log(4), 0.0, 0.0)
+    assert signals["copied"] == pytest.approx(log(3))  # 12 and 30
+    assert signals["made"] == pytest.approx(log(2))  # 42
+    assert signals["left"] == 0.0  # it makes a number
+    assert signals["repeated"] == 0.0
+
+
+def test_a_conclusion_that_leaves_a_number_out_shows_it() -> None:
+    after = ASKED.extend(STEP)
+    early = Segment("small", "So we get 42.", (1, 2), (-0.7, -0.1), finish="think_end")
+    signals = draft_signals(after, early)
+    assert (signals["made"], signals["left"], signals["ending"]) == (
+        0.0,
+        pytest.approx(log(2)),
+        1.0,
+    )  # the 5
+    whole = after.extend(replace(STEP, text="42+5=47.\n\n"))
+    assert draft_signals(whole, replace(early, text="So we get 47."))["left"] == 0.0
+    assert draft_signals(after, STEP)["repeated"] == 1.0
+
+
+def test_only_the_last_segments_are_searched() -> None:
+    long = ASKED
+    for number in range(100, 120):
+        long = long.extend(replace(STEP, text=f"{number}.\n\n"))
+    assert draft_signals(long, replace(STEP, text="100.\n\n"))["made"] == pytest.approx(log(2))
+    assert draft_signals(long, replace(STEP, text="119.\n\n"))["made"] == 0.0
+
+
+def test_what_is_impossible_or_missing_stays_finite() -> None:
+    signals = draft_signals(ASKED, replace(STEP, logprobs=(-inf, -inf), tokens=(1, 2)))
+    assert (signals["first"], signals["worst"]) == (CAP, CAP)
+    assert draft_signals(ASKED, replace(STEP, logprobs=(0.0,), tokens=(1,)))["worst"] == 0.0
+    read = reading_signals(Verification((inf,), (1, 1), ending=inf), None)
+    assert (read["read_first"], read["read_ending"], read["draft"]) == (CAP, CAP, 0.0)
+
+
+def test_signals_of_a_reading() -> None:
+    verification = Verification(
+        (2.0, 0.1, 3.0, 0.5), (0,) * 5, pieces=("So", "7", " is", "8"), ending=0.25
+    )
+    signals = reading_signals(verification, -1.5)
+    assert signals["draft"] == -1.5
+    assert (signals["read_first"], signals["read_worst"], signals["read_second"]) == (2.0, 3.0, 0.5)
+    assert (signals["read_number"], signals["read_ending"]) == (0.5, 0.25)
+    assert signals["read_mean"] == pytest.approx(5.6 / 4)
+
+
+def test_every_named_signal_is_there() -> None:
+    assert set(draft_signals(ASKED, STEP)) == set(get_args(DraftSignal))
+    reading = reading_signals(Verification((0.1,), (0, 0)), 0.0)
+    assert set(reading) == set(get_args(ReadingSignal))
+
+
+def test_a_gate_is_a_sum_of_weighed_signals() -> None:
+    model = LogisticModel(bias=-2.0, weights={"worst": 2.0, "step": 1.0})
+    gate = Gate(draft=model, reading=LogisticModel(bias=0.0, weights={"draft": 0.5}))
+    assert gate.of_draft(ASKED, STEP) == pytest.approx(-1.0)
+    assert gate.of_reading(Verification((0.1,), (0, 0)), -1.0) == -0.5
+    assert Gate().of_draft(ASKED, STEP) is None  # without a model nothing is known of a draft
+
+
+def test_probabilities_do_not_overflow() -> None:
+    assert probability(0.0) == 0.5
+    assert probability(2.0) == pytest.approx(1 - probability(-2.0))
+    assert (probability(1e4), probability(-1e4)) == (1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"draft": {"bias": 0, "weights": {"mood": 1}}},
+        {"draft": {"bias": inf, "weights": {}}},
+        {"draft": {"bias": 0, "weights": {"worst": "high"}}},
+        {"draft": {"bias": 0, "weights": {}, "extra": 1}},
+        {"judge": {}},
+    ],
+)
+def test_a_gate_that_means_nothing_is_refused(data: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        Gate.model_validate(data)
