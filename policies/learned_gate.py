@@ -49,7 +49,7 @@ class LearnedGate(Stepwise):
 
     gate: Gate = Field(default=Gate(), description="what `baton learn gate` writes")
     risk: float = Field(
-        default=0.07,
+        default=0.04,
         ge=0,
         le=1,
         description="drafts stay unread while the probability that the large model would have "
