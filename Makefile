@@ -79,21 +79,20 @@ check: $(STAMP) ## lint and type-check
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 
-# Measured rows lie in build/results: an interrupted run goes on where it stopped.
+# Measured rows lie in build/results: an interrupted run goes on where it stopped. The seed is drawn anew for each
+# release and written down before anything is measured with it.
 RESULTS := build/results
 PROBLEMS ?= 1000
+SEED := 20261123
+HELD_OUT := $(BIN)/baton eval --problems builtin:heldout --seed $(SEED)
+SHARING := small-only,specreason,surprise-takeover,bild,learned-gate
 
 results: $(STAMP) ## measure every policy on held-out problems, write docs/results.md (an hour; URL= adds a service)
-	@$(BIN)/baton eval --problems builtin:heldout --limit $(PROBLEMS) --policies all \
-	  --recordings $(RESULTS)/vanilla --json $(RESULTS)/vanilla.json
-	@$(BIN)/baton eval --problems builtin:heldout --limit $(PROBLEMS) \
-	  --policies small-only,specreason,surprise-takeover,bild \
-	  --speculation chain --rows $(RESULTS)/chain.jsonl --json $(RESULTS)/chain.json
-	@$(BIN)/baton eval --problems builtin:heldout --limit $$(($(PROBLEMS) / 4)) --budget 16,48 \
-	  --policies small-only,specreason,bild \
+	@$(HELD_OUT) --limit $(PROBLEMS) --policies all --recordings $(RESULTS)/vanilla --json $(RESULTS)/vanilla.json
+	@$(HELD_OUT) --limit $(PROBLEMS) --policies $(SHARING) --speculation chain --rows $(RESULTS)/chain.jsonl --json $(RESULTS)/chain.json
+	@$(HELD_OUT) --limit $$(($(PROBLEMS) / 4)) --budget 16,48 --policies small-only,specreason,bild,learned-gate \
 	  --rows $(RESULTS)/budgets.jsonl --json $(RESULTS)/budgets.json
-	@test -z "$(URL)" || $(BIN)/baton eval --problems builtin:heldout --limit $(PROBLEMS) --url $(URL) \
-	  --policies small-only,specreason,bild \
+	@test -z "$(URL)" || $(HELD_OUT) --limit $(PROBLEMS) --url $(URL) --policies small-only,specreason,bild,learned-gate \
 	  --rows $(RESULTS)/http.jsonl --json $(RESULTS)/http.json
 	@for costs in deploy/costs/*.yaml; do \
 	  name=$$(basename $$costs .yaml); \

@@ -11,12 +11,14 @@ draft. The first above `correct_above` is cut where the large model found it unl
 model's own choice at that place, which the same pass gave, is written instead (BiLD,
 arXiv 2302.07863, section 3.4): judging and rewriting are one pass. The small model goes on from
 there; above `hopeless` the large model writes the rest of the step. A draft of which the large
-model would have written every token is kept whatever the gate says.
+model would have written every token is kept whatever the gate says. A question on which the small
+model had to be corrected `patience` times is too hard for it: the large model writes the rest.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from math import inf
 from typing import ClassVar
 
@@ -26,7 +28,7 @@ from orchestrator.errors import Unsupported
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.types import Segment, Transcript, Verification
 from policies.gate import Gate, probability
-from policies.steps import Stepwise, attempt, blank, ends, logprobs_of
+from policies.steps import REST, Stepwise, attempt, blank, ends, logprobs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,13 @@ class WaitingDraft:
     def doubt(self) -> float:
         """The probability that it should be corrected."""
         return 1.0 if self.logit is None else probability(self.logit)
+
+
+@dataclass(slots=True)
+class Corrections:
+    """How often the small model was corrected in one request."""
+
+    count: int = 0
 
 
 class LearnedGate(Stepwise):
@@ -73,6 +82,11 @@ class LearnedGate(Stepwise):
         le=1,
         description="above this probability the large model writes the rest of a corrected step",
     )
+    patience: int = Field(
+        default=3,
+        ge=1,
+        description="corrections after which the large model writes the rest of the thought",
+    )
     window: int = Field(default=8, ge=1, le=64, description="drafts that may wait to be read")
 
     @property
@@ -80,21 +94,23 @@ class LearnedGate(Stepwise):
         return True
 
     def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, self._steps)
+        transcript = yield from self.think(transcript, partial(self._steps, Corrections()))
         yield from self.answer(transcript)
 
-    def _steps(self, transcript: Transcript) -> Script[Transcript]:
+    def _steps(self, corrections: Corrections, transcript: Transcript) -> Script[Transcript]:
         """The transcript with what became of the next drafts; at least one segment more.
 
         Where a worker fails, the large model writes the step.
         """
+        if corrections.count >= self.patience:
+            return (yield from Write("large", transcript, REST))
         drafts, doubt = yield from self._drafts(transcript)
         if drafts and doubt <= self.risk:
             return (yield from self._accept(transcript, drafts))
         if drafts:
             verification = yield from attempt(Verify("large", transcript, _joined(drafts)))
             if verification is not None:
-                return (yield from self._read(transcript, drafts, verification))
+                return (yield from self._read(corrections, transcript, drafts, verification))
             for draft in drafts:
                 yield from Reject(draft.segment)
         return (yield from Write("large", transcript, self.criteria))
@@ -125,7 +141,11 @@ class LearnedGate(Stepwise):
         return transcript
 
     def _read(
-        self, transcript: Transcript, drafts: list[WaitingDraft], verification: Verification
+        self,
+        corrections: Corrections,
+        transcript: Transcript,
+        drafts: list[WaitingDraft],
+        verification: Verification,
     ) -> Script[Transcript]:
         """What the large model's reading leaves of the drafts, and its correction of the first
         that it does not leave."""
@@ -142,6 +162,7 @@ class LearnedGate(Stepwise):
             if place is None:
                 transcript = yield from Accept(transcript, draft.segment, _score(p))
                 continue
+            corrections.count += 1
             kept, dropped = part.split(draft.segment, place)
             yield from Reject(dropped, _score(p))
             transcript = yield from self._corrected(transcript, kept, part.options[place], p)

@@ -22,6 +22,7 @@ from orchestrator.types import (
 )
 from policies.gate import Gate, LogisticModel
 from policies.learned_gate import LearnedGate
+from policies.steps import REST
 from tests.policies import plays
 from tests.policies.plays import GONE
 
@@ -59,7 +60,7 @@ def reading(*nlls: float, finish: Finish = "until", choice: int = 9) -> Verifica
 
 class Play(plays.Play):
     def __init__(self, **parameters: Any) -> None:
-        super().__init__(LearnedGate(**{"gate": GATE, **parameters}), START)
+        super().__init__(LearnedGate(**{"gate": GATE, "risk": 0.1, **parameters}), START)
 
 
 def drafted(play: Play, *steps: Segment) -> Action[Any]:
@@ -155,6 +156,23 @@ def test_drafts_behind_a_correction_go_with_it() -> None:
     assert play(after) == Reject(OTHER)
     assert play(None) == Reject(LAST)
     assert play(None) == Generate("small", after, STEP)
+
+
+def test_after_so_many_corrections_the_large_model_writes_the_rest() -> None:
+    play = Play(hopeless=1.0, patience=2)
+    question, transcript = play.first, START
+    for _ in range(2):
+        assert question == Generate("small", transcript, STEP)
+        play(Generation(DOUBTFUL))
+        assert isinstance(play(reading(0.1, 5.0, 0.1)), Reject)
+        prefix = play(None)
+        assert isinstance(prefix, Accept)
+        transcript = transcript.extend(prefix.segment)
+        own = play(transcript)
+        assert isinstance(own, Accept)
+        transcript = transcript.extend(own.segment)
+        question = play(transcript)
+    assert question == Write("large", transcript, REST)
 
 
 def test_the_first_of_the_unlikely_tokens_is_corrected() -> None:
