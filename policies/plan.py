@@ -6,7 +6,8 @@ Here the plan is the beginning of the shared thought, so it is as visible as any
 small model goes on behind it. Whether it suffices the small model says itself, without training:
 once it is confident of the step that it drafts next (the geometric mean of its tokens'
 probabilities), that draft is kept and the rest is its own. Until then the large model adds to the
-plan, `pieces` times at most.
+plan, `pieces` times at most. Where there is no thought the plan is part of the answer, and has no
+lead-in: an answer is the models' own.
 
 With `judged` the steps behind the plan are scored by the large model, as in SpecReason
 (arXiv 2504.07891), and rewritten below the threshold.
@@ -14,7 +15,7 @@ With `judged` the steps behind the plan are scored by the large model, as in Spe
 
 from __future__ import annotations
 
-from math import exp
+from math import exp, inf
 from typing import ClassVar, Literal
 
 from pydantic import Field
@@ -36,7 +37,7 @@ class PlanFirst(Judging):
     lead_in: str = Field(
         default="Before solving it, a short plan: the goal, what is known, and what to do.\n\n",
         max_length=2000,
-        description="what the plan begins with; empty: the large model just begins to think",
+        description="what the plan begins with in a thought; empty: the large model just begins",
     )
     pieces: int = Field(default=4, ge=1, le=64, description="most paragraphs of the plan")
     plan_tokens: int = Field(default=64, ge=1, description="most tokens of one of them")
@@ -72,9 +73,11 @@ class PlanFirst(Judging):
 
     def _plan(self, transcript: Transcript) -> Script[Transcript]:
         """The plan, and the first step behind it where that showed that the plan suffices."""
-        if self.lead_in:
+        if self.lead_in and transcript.thinking and not transcript.closed:
             transcript = yield from Accept(transcript, Segment("policy", self.lead_in))
         criteria = StopCriteria(self.plan_tokens, until=self.delimiters)
+        # A probability may round to 1; at 1 even that is too little.
+        sufficient = self.sufficient if self.sufficient < 1 else inf
         for piece in range(1, self.pieces + 1):
             if not transcript.is_open:
                 break
@@ -84,7 +87,7 @@ class PlanFirst(Judging):
             draft = yield from self._draft(transcript)
             if draft is None:
                 continue
-            if confidence(draft) >= self.sufficient:
+            if confidence(draft) >= sufficient:
                 return (yield from self._decide(transcript, draft))
             yield from Reject(draft)
         return transcript
@@ -111,6 +114,9 @@ class PlanFirst(Judging):
 
 
 def confidence(draft: Segment) -> float:
-    """The geometric mean of the probabilities of a draft's tokens; 1 where it has none."""
+    """The geometric mean of the probabilities of a draft's tokens.
+
+    0 where it has no text: an end alone does not show that the plan can be carried out.
+    """
     logprobs = logprobs_of(draft)
-    return exp(sum(logprobs) / len(logprobs)) if logprobs else 1.0
+    return exp(sum(logprobs) / len(logprobs)) if logprobs and draft.text.strip() else 0.0

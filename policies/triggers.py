@@ -88,7 +88,7 @@ class Triggers(Stepwise):
         if self.patience is None or len(transcript.chain) < self.patience:
             return False
         return all(
-            step.author == "small" and step.text.lstrip().lower().startswith(self.hesitation)
+            step.author == "small" and begins_with(step.text, self.hesitation)
             for step in transcript.chain[-self.patience :]
         )
 
@@ -98,6 +98,18 @@ class Triggers(Stepwise):
             return False
         sure = -sum(logprobs) / len(logprobs) < self.overconfidence
         return sure and (self.hard == "any" or computes(transcript, draft))
+
+
+def begins_with(text: str, openings: tuple[str, ...]) -> bool:
+    """Whether a text begins with one of these words, which are in small letters.
+
+    A letter behind them makes another word (waiters), but not in scripts without capital letters,
+    such as the Chinese, where words are not set apart.
+    """
+    text = text.lstrip().lower()
+    return any(
+        text.startswith(opening) and not text[len(opening) :][:1].islower() for opening in openings
+    )
 
 
 def computes(transcript: Transcript, draft: Segment) -> bool:

@@ -44,6 +44,8 @@ ASSUMPTIONS: Final = (
     "With several requests at once a model has as many live streams as requests are at it at one "
     "moment, on average; between two published numbers of streams a token's time is on the line "
     "through them, below the fewest it is theirs. Reading prompts costs the same under any load.",
+    "Where the models share a device, a request waits for its own calls alone, not for those of "
+    "the other requests at the other model: with several at once such times are too short.",
     "GPU-hours are those of the GPUs that a policy's models are on, busy or not, at that many "
     "requests at once around the clock.",
     "Jobs are taken to end in the order in which they ended in the recording. What a cancelled job "

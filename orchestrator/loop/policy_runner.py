@@ -66,7 +66,7 @@ class PolicyRunner:
         self._reply: Any = None
         self._draft_ms: dict[Segment, float] = {}
         self._idle = 0
-        self._rationed = False  # the action's tokens were cut to what may be spent
+        self._rationed = False  # the action was changed to what may be spent
 
     def prefills(self) -> list[Generate]:
         """The first actions of every request: each worker reads the prompt, and writes nothing."""
@@ -210,8 +210,8 @@ class PolicyRunner:
             # was made up to max_tokens and not shown is given up.
             short = answer.usage.generated < allowed
             short |= self.budget.certain(before, allowed) < allowed
-            if self._rationed and segment.finish == "length" and not segment.tokens:
-                self._reply = before  # half a character was all that could be spent
+            if self._only_half(action, answer, allowed):
+                self._reply = before
                 self._count_idle()
                 return
             if segment.text or segment.tokens:
@@ -250,6 +250,20 @@ class PolicyRunner:
             self._count_idle()
         else:
             self._idle = 0
+
+    def _only_half(self, write: Write, made: Generation, allowed: int) -> bool:
+        """Whether half a character was all that the large model could still spend.
+
+        Not where the context or the budget left no more than that: then the phase is over.
+        """
+        segment = made.segment
+        return (
+            self._rationed
+            and write.worker == "large"
+            and segment.finish == "length"
+            and not segment.tokens
+            and 0 < made.usage.generated == allowed < self.budget.left(self.transcript)
+        )
 
     def _count_idle(self) -> None:
         """Another action has added nothing to the transcript."""

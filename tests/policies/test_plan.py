@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Write
-from orchestrator.types import Generation, Segment, StopCriteria
+from orchestrator.types import Generation, Segment, StopCriteria, Transcript
 from policies.plan import PlanFirst, confidence
 from tests.policies import plays
 from tests.policies.plays import GONE, TRACE, digit, draft, step
@@ -57,6 +57,33 @@ def test_the_ends_of_the_scale(sufficient: float, kept: bool) -> None:
     play = Play(sufficient=sufficient)
     play(PLANNED)
     assert isinstance(play(draft("4?\n\n", logprob=UNSURE)), Accept if kept else Reject)
+
+
+def test_all_paragraphs_are_written_however_sure_the_small_model_is() -> None:
+    play = Play(sufficient=1, pieces=2)
+    play(PLANNED)
+    certain = draft("2+2=4.\n\n", logprob=0.0)
+    assert play(certain) == Reject(certain.segment)
+    assert play(None) == Write("large", PLANNED, PIECE)
+
+
+def test_an_end_alone_does_not_show_that_the_plan_suffices() -> None:
+    play, ending = Play(pieces=2), draft("", "think_end")
+    play(PLANNED)
+    assert play(ending) == Reject(ending.segment)
+    assert play(None) == Write("large", PLANNED, PIECE)
+    # Behind the whole plan it ends the thought.
+    longer = PLANNED.extend(step("large", "Known: 2 and 2.\n\n"))
+    play(longer)
+    assert play(ending) == Accept(longer, ending.segment)
+
+
+@pytest.mark.parametrize(
+    "transcript", [TRACE.without_thought(), TRACE.without_thought().extend(step("policy", "It"))]
+)
+def test_no_lead_in_in_an_answer(transcript: Transcript) -> None:
+    play = plays.Play(PlanFirst(), transcript)
+    assert play.first == Write("large", transcript, PIECE)
 
 
 def test_the_lead_in_is_the_policys_own_and_visible() -> None:
@@ -109,7 +136,8 @@ def test_a_thought_that_the_planner_ends_is_over() -> None:
 def test_how_sure_a_draft_is() -> None:
     assert confidence(step("small", "a b c", logprob=0.0)) == 1.0
     assert confidence(step("small", "a b", logprob=-1.0)) == pytest.approx(0.3679, abs=1e-4)
-    assert confidence(Segment("small", "", finish="think_end")) == 1.0
+    assert confidence(Segment("small", "", finish="think_end")) == 0.0
+    assert confidence(Segment("small", "\n\n", (1,), (0.0,), finish="think_end")) == 0.0
     play = Play()
     play(PLANNED)
     with pytest.raises(Unsupported, match="log-probabilities"):

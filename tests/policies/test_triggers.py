@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.loop.actions import Accept, Close, Generate, Reject, Write
 from orchestrator.types import Generation, Segment
-from policies.triggers import Triggers, computes
+from policies.triggers import Triggers, begins_with, computes
 from tests.policies import plays
 from tests.policies.plays import GONE, TRACE, draft, step
 from workers.scripted import Say, Scripted
@@ -89,6 +89,31 @@ def test_hesitation_in_a_row_calls_the_large_model() -> None:
     assert play.asked == Write("large", transcript, CRITERIA)
     after = transcript.extend(step("large", "Wait, it is 4.\n\n"))
     assert isinstance(play(after), Generate)  # the large model's hesitation is not the small one's
+
+
+@pytest.mark.parametrize(
+    ("text", "hesitates"),
+    [
+        ("Waiters carry 2 plates.", False),
+        ("Waiting takes 4 minutes.", False),
+        ("wait", True),
+        ("\n Wait, 4?", True),
+        ("WAIT\n", True),
+        ("But wait: 4?", True),
+        ("等等我再算一次", True),
+        ("", False),
+    ],
+)
+def test_a_hesitating_step_begins_with_the_word_not_with_its_letters(
+    text: str, hesitates: bool
+) -> None:
+    assert begins_with(text, ("wait", "but wait", "hmm", "等等")) is hesitates
+
+
+def test_steps_that_begin_like_a_hesitation_call_nobody() -> None:
+    play = Play(overconfidence=0, patience=1)
+    play(draft("Waiters carry 4.\n\n"))
+    assert isinstance(play(TRACE.extend(step("small", "Waiters carry 4.\n\n"))), Generate)
 
 
 def test_no_patience_no_trigger() -> None:

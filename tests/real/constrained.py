@@ -159,11 +159,12 @@ def table(policies: list[str], methods: list[str], asked: Counter[Any], valid: C
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pair", choices=sorted(METHODS), default="embedded")
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES))
     parser.add_argument("--answers", type=int, default=1000)
     parser.add_argument("--max-tokens", type=int, default=400)
     parser.add_argument("--out", type=Path, help="a file that the table is written to")
     options = parser.parse_args()
-    policies, methods = list(POLICIES), [one["method"] for one in METHODS[options.pair]]
+    policies, methods = options.policies, [one["method"] for one in METHODS[options.pair]]
     asked, valid = Counter[Any](), Counter[Any]()
     with served(options.pair) as api, suppress(KeyboardInterrupt):  # what there is counts
         for number in range(options.answers):

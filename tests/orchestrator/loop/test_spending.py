@@ -18,6 +18,7 @@ from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
 from orchestrator.loop.spending import REST, Spending
 from orchestrator.types import (
+    Generation,
     Limits,
     Message,
     Sampling,
@@ -27,7 +28,7 @@ from orchestrator.types import (
     Transcript,
 )
 from policies import POLICIES
-from workers.scripted import Say, Scripted
+from workers.scripted import Say, Scripted, words
 
 QUESTION = (Message("user", "2+2+2?"),)
 TRACE = Transcript(QUESTION)
@@ -265,3 +266,73 @@ async def test_a_pair_without_a_thought_shares_the_answer_within_the_cap() -> No
     authors = [(part.author, len(part.tokens)) for part in ended.transcript.answer]
     assert sum(size for author, size in authors if author == "large") == 5
     assert ended.transcript.text == STORY[0]
+
+
+def endless(transcript: Transcript, criteria: StopCriteria) -> Say:
+    """A thought without an end, every step another, the small model unsure of each."""
+    if transcript.closed:
+        return Say("Six.")
+    step = transcript.text.count("\n\n")
+    steps = "".join(f"so {number} is not it.\n\n" for number in range(step, step + 100))
+    return Say(steps, logprob=-3.0, entropy=5.0)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("cap", "most"), [(100, 150), (50, 100), (200, 260), (7, 100), (90, 100)])
+@pytest.mark.parametrize("name", POLICIES)
+async def test_a_thought_that_both_caps_cut_is_answered(name: str, cap: int, most: int) -> None:
+    policy = POLICIES[name](max_large_tokens=cap)
+    large = Scripted(endless, scores=(0.0,))
+    workers: Any = {"small": Scripted(endless), "large": large}
+    limits = Limits(max_tokens=most)
+    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=limits)
+    events = [event async for event in given]
+    ended = events[-1]
+    assert isinstance(ended, RequestCompleted)
+    assert ended.transcript.forced
+    assert ended.transcript.finish == "length"
+    assert ended.transcript.answer.text() == "Six."
+    assert ended.transcript.thought.tokens >= most // 4
+    assert ended.transcript.thought.tokens + ended.transcript.answer.tokens <= most
+    assert thought_by_large(events) <= cap
+
+
+@pytest.mark.asyncio
+async def test_a_context_that_is_full_when_the_small_model_takes_over_ends_the_thought() -> None:
+    def full(transcript: Transcript, criteria: StopCriteria) -> Say:
+        return Say("", "length")  # no token made, however many were allowed
+
+    small = Scripted(full)
+    workers: Any = {"small": small, "large": Scripted(story=STORY)}
+    policy = POLICIES["large-only"](max_large_tokens=5)
+    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    *_, ended = [event async for event in given]
+    assert isinstance(ended, RequestCompleted)
+    assert ended.transcript.finish == "length"
+    assert ended.transcript.thought.tokens == 5
+    assert len(small.calls) == 1
+
+
+class HalfCharacter(Scripted):
+    """Its last token allowed begins a character that is not whole: counted, and not given."""
+
+    async def generate(self, *args: Any, **options: Any) -> Any:
+        async for item in super().generate(*args, **options):
+            if isinstance(item, Generation) and item.segment.finish == "length":
+                tokens = item.segment.tokens[:-1]
+                text = "".join(words(item.segment.text)[:-1])
+                item = replace(item, segment=replace(item.segment, text=text, tokens=tokens))
+            if isinstance(item, Generation):
+                yield item
+
+
+@pytest.mark.asyncio
+async def test_half_a_character_at_the_cap_is_left_to_the_small_model() -> None:
+    workers: Any = {"small": Scripted(small), "large": HalfCharacter(story=STORY)}
+    policy = POLICIES["large-only"](max_large_tokens=1)
+    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    *_, ended = [event async for event in given]
+    assert isinstance(ended, RequestCompleted)
+    assert ended.transcript.finish == "stop"
+    assert ended.transcript.text == STORY[0]
+    assert {part.author for part in ended.transcript.thought} == {"small"}
