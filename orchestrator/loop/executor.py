@@ -237,9 +237,13 @@ class Executor:
         try:
             async for item in stream:
                 if isinstance(item, Generation):
-                    if _is_cut(item, criteria.max_tokens):
-                        nothing = replace(item.segment, text="", tokens=(), logprobs=())
-                        item = replace(item, segment=nothing)
+                    # A step that ends with the very last token leaves no room for an answer either.
+                    full = item.usage.generated >= criteria.max_tokens
+                    if full and item.segment.finish not in ("think_end", "eos"):
+                        cut = replace(
+                            item.segment, text="", tokens=(), logprobs=(), finish="length"
+                        )
+                        item = replace(item, segment=cut)
                     yield item if first is None else _joined(first, item)
         finally:
             await _close_stream(stream)
