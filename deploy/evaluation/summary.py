@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from deploy.evaluation.candidates import BASELINE, Candidate
 from deploy.evaluation.evaluate import EvaluationResult, Problem, Turn
-from deploy.evaluation.intervals import mean, paired, quantile, wilson
+from deploy.evaluation.intervals import mean, paired, quantile, ratio_of_sums, wilson
 
 Row = dict[str, Any]
 SERVICE: Final = "the service's"  # where the service decides about the large worker's method
@@ -73,6 +73,7 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
     right, times = [result.correct for result in own], [result.ms for result in own]
     low, high = wilson(sum(right), len(right))
     against = paired(right, [result.correct for result in base])
+    faster = ratio_of_sums([result.ms for result in base], times)
     small, large = (
         sum(getattr(result.answer.metrics, f"{name}_tokens") for result in own)
         for name in ("small", "large")
@@ -93,6 +94,8 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
         "mean_ms": mean(times),
         "total_ms": sum(times),
         "speedup": sum(result.ms for result in base) / sum(times) if sum(times) else 0.0,
+        "speedup_low": faster[0],
+        "speedup_high": faster[1],
         "large_share": large / (small + large) if small + large else 0.0,
     }
 

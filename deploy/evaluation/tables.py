@@ -48,13 +48,20 @@ def probability(row: Row) -> str:
     )
 
 
+def speedup(row: Row) -> str:
+    """Over large-only, with its interval where one was measured."""
+    if row["policy"] == BASELINE or "speedup_low" not in row:
+        return f"{row['speedup']:.2f}x"
+    return f"{row['speedup']:.2f}x [{row['speedup_low']:.2f}, {row['speedup_high']:.2f}]"
+
+
 MAIN: list[Column] = [
     ("policy", label),
     ("accuracy % [95 %]", percent),
     ("difference to large-only", difference),
     ("won/lost, McNemar", probability),
     ("p50/p95 ms", lambda row: f"{row['p50_ms']:.0f}/{row['p95_ms']:.0f}"),
-    ("speedup", lambda row: f"{row['speedup']:.2f}x"),
+    ("speedup [95 %]", speedup),
     ("tokens small+large", lambda row: f"{row['small_tokens']:.0f}+{row['large_tokens']:.0f}"),
     ("large share", lambda row: f"{row['large_share']:.0%}"),
 ]

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from deploy.evaluation.intervals import mcnemar, mean, paired, quantile, wilson
+from deploy.evaluation.intervals import mcnemar, mean, paired, quantile, ratio_of_sums, wilson
 
 
 def test_wilson_is_the_textbook_interval() -> None:
@@ -47,3 +48,20 @@ def test_quantiles() -> None:
     assert quantile([3, 1, 2], 0.5) == 2
     assert quantile([0, 10], 0.95) == pytest.approx(9.5)
     assert quantile([], 0.5) == mean([]) == 0.0
+
+
+def test_a_ratio_of_sums_against_the_delta_method() -> None:
+    rng = np.random.default_rng(3)
+    theirs = rng.lognormal(3.0, 0.5, 800)
+    ours = 2 * theirs * rng.lognormal(0.0, 0.2, 800)
+    low, high = ratio_of_sums(ours.tolist(), theirs.tolist())
+    ratio = ours.sum() / theirs.sum()
+    half = 1.96 * np.std(ours - ratio * theirs) / (theirs.mean() * len(theirs) ** 0.5)
+    assert (low, high) == pytest.approx((ratio - half, ratio + half), rel=0.005)
+    assert (low, high) == ratio_of_sums(ours.tolist(), theirs.tolist())  # no chance in it
+
+
+def test_a_ratio_of_equal_or_of_no_times() -> None:
+    assert ratio_of_sums([2.0, 4.0], [1.0, 2.0]) == (2.0, 2.0)
+    assert ratio_of_sums([], []) == (0.0, 0.0)
+    assert ratio_of_sums([0.0], [0.0]) == (0.0, 0.0)
