@@ -11,9 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from math import exp, expm1, log, log1p
-from typing import Annotated, Literal
+from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.types import Segment, Transcript, Verification
 from policies.steps import ends
@@ -33,13 +33,17 @@ ReadingSignal = Literal[
 ]  # fmt: skip
 
 
-class LogisticModel(BaseModel):
+Weight = Annotated[float, Field(ge=-1e3, le=1e3)]
+Signal = TypeVar("Signal", DraftSignal, ReadingSignal)
+
+
+class LogisticModel(BaseModel, Generic[Signal]):
     """1 / (1 + exp(-(bias + weights * signals))); a signal without a weight does not count."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    bias: FiniteFloat
-    weights: dict[DraftSignal | ReadingSignal, FiniteFloat]
+    bias: Weight
+    weights: dict[Signal, Weight]
 
     def logit(self, signals: Mapping[str, float]) -> float:
         return self.bias + sum(weight * signals[name] for name, weight in self.weights.items())
@@ -51,8 +55,10 @@ class Gate(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    draft: Annotated[LogisticModel | None, "of the signals of a draft"] = None
-    reading: LogisticModel = LogisticModel(bias=-6.0, weights={"read_worst": 1.2})
+    draft: LogisticModel[DraftSignal] | None = None
+    reading: LogisticModel[ReadingSignal] = LogisticModel[ReadingSignal](
+        bias=-6.0, weights={"read_worst": 0.65}
+    )
 
     def of_draft(self, transcript: Transcript, draft: Segment) -> float | None:
         """The logit before anybody read the draft; None where the gate has no such model."""

@@ -11,8 +11,8 @@ draft. The first above `correct_above` is cut where the large model found it unl
 model's own choice at that place, which the same pass gave, is written instead (BiLD,
 arXiv 2302.07863, section 3.4): judging and rewriting are one pass. The small model goes on from
 there; above `hopeless` the large model writes the rest of the step. A draft of which the large
-model would have written every token is kept whatever the gate says. A question on which the small
-model had to be corrected `patience` times is too hard for it: the large model writes the rest.
+model would have written every token is kept whatever the gate says. With `patience`, a question on
+which the small model was corrected so often is too hard for it: the large model writes the rest.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class LearnedGate(Stepwise):
         default=0.04,
         ge=0,
         le=1,
-        description="drafts stay unread while the probability that the large model would have "
-        "changed the answer by any of them is at most this",
+        description="drafts stay unread while the probability that the large model's step would "
+        "have mended the answer, in place of any of them, is at most this",
     )
     read_above: float = Field(
         default=0.2,
@@ -82,8 +82,8 @@ class LearnedGate(Stepwise):
         le=1,
         description="above this probability the large model writes the rest of a corrected step",
     )
-    patience: int = Field(
-        default=3,
+    patience: int | None = Field(
+        default=None,
         ge=1,
         description="corrections after which the large model writes the rest of the thought",
     )
@@ -102,7 +102,7 @@ class LearnedGate(Stepwise):
 
         Where a worker fails, the large model writes the step.
         """
-        if corrections.count >= self.patience:
+        if self.patience is not None and corrections.count >= self.patience:
             return (yield from Write("large", transcript, REST))
         drafts, doubt = yield from self._drafts(transcript)
         if drafts and doubt <= self.risk:
@@ -121,9 +121,12 @@ class LearnedGate(Stepwise):
         right = 1.0
         while len(drafts) < self.window and 1 - right <= max(self.risk, self.read_above):
             generation = yield from attempt(Generate("small", transcript, self.criteria))
-            if generation is None or not generation.segment.tokens or blank(generation.segment):
-                return drafts, 1.0  # the context is full, or the chain ends without a word
+            if generation is None or not generation.segment.tokens:
+                break  # the context or the budget is full, or the chain ends without a word
             segment = generation.segment
+            if blank(segment):
+                yield from Reject(segment)
+                break
             logprobs_of(segment)
             drafts.append(WaitingDraft(segment, self.gate.of_draft(transcript, segment)))
             right *= 1 - drafts[-1].doubt
@@ -228,7 +231,8 @@ def _place(draft: Segment, verification: Verification) -> int | None:
         for place, nll in enumerate(verification.nll)
         if verification.choices[place] != draft.tokens[place]
     }
-    if ends(draft) and verification.options[-1].finish != draft.finish:
+    claimed = draft.finish in ("think_end", "eos")  # a caller's stop string is nobody's choice
+    if claimed and verification.options[-1].finish != draft.finish:
         unlikely[len(draft.tokens)] = inf if verification.ending is None else verification.ending
     bar = max(unlikely.values(), default=0.0) / 2
     return next((place for place, nll in unlikely.items() if nll >= bar), None)

@@ -213,16 +213,19 @@ async def _calibrate(
     from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
     from deploy.evaluation.grading import Grader
-    from deploy.service.calibration import pair_of
+    from deploy.service.calibration import document_of, pair_of
     from deploy.service.config import DEFAULT_FILE, load
     from deploy.service.workers import close, open_worker
 
     args = load(options.config or DEFAULT_FILE).args
     for candidate, _ in searches:
         policy_of(args, candidate)
-        if gate := args.policy.params.get(candidate.policy, {}).get("gate"):
-            candidate.params.setdefault("gate", gate)  # a threshold means nothing without it
     pair = pair_of(args.workers)
+    known = document_of(options.out, pair)["policies"] if options.out is not None else {}
+    for candidate, _ in searches:
+        learned = known.get(candidate.policy, {}).get("params", {}).get("gate")
+        if gate := learned or args.policy.params.get(candidate.policy, {}).get("gate"):
+            candidate.params.setdefault("gate", gate)  # a threshold means nothing without it
     console = Console(stderr=True, highlight=False)
     async with AsyncExitStack() as stack:
 
@@ -277,7 +280,7 @@ async def _calibrate(
                 asdict(one) | {"tells": one.tells, "verdict": one.verdict()}
                 for one in judge.reports
             ],
-            "policies": policies,
+            "policies": {**known, **policies},
             "unmet": unmet,
             "replayed_calls": sum(worker.replayed for worker in workers.values()),
             "live_calls": sum(worker.live for worker in workers.values()),

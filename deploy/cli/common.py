@@ -101,6 +101,7 @@ async def open_client(
             raise ConfigError("--small: the small worker is a server; name a model there")
         chosen_small = workers.small.model_copy(update={"model": small})
         workers = workers.model_copy(update={"small": chosen_small})
+        args.policy.params.get("learned-gate", {}).pop("gate", None)  # it knows the other model
     pair = load_pair(workers)
     try:
         changed = args.model_copy(update={"workers": workers})

@@ -43,7 +43,7 @@ def gate(
         ),
     ],
     limit: Annotated[
-        int | None, typer.Option(min=1, help="How many requests; default: all of them.")
+        int | None, typer.Option(min=1, help="How many questions; default: all of them.")
     ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw how reliable the probabilities are, as PNG.")
@@ -65,7 +65,8 @@ def gate(
 
       baton learn gate runs/mine --out pair.json --plot gate.png
 
-      baton calibrate --policy learned-gate --target-agreement 0.95 --problems my.jsonl
+      baton calibrate --policy learned-gate --target-agreement 0.95 --problems my.jsonl \\
+        --out pair.json
     """
     from deploy.evaluation.gate_learning import fit, reliability
 
@@ -73,14 +74,14 @@ def gate(
         import sklearn  # noqa: F401
     except ImportError:
         raise ConfigError("baton learn needs scikit-learn: pip install 'baton[learn]'") from None
-    from deploy.service.calibration import pair_of
+    from deploy.service.calibration import document_of, pair_of
     from deploy.service.config import DEFAULT_FILE, load
 
     args = load(config or DEFAULT_FILE).args
     pair = pair_of(args.workers)
-    known = _known(out, pair)
-    found = _recordings(recordings, pair)[:limit]
-    report = fit(asyncio.run(_examples(found, args, concurrency)))
+    known = document_of(out, pair)
+    found = _recordings(recordings, pair)
+    report = fit(asyncio.run(_examples(found, limit, args, concurrency)))
     summary = {
         "requests": report.requests,
         "drafts": report.examples,
@@ -109,9 +110,11 @@ def gate(
     _show(report)
 
 
-async def _examples(found: Sequence[Recording], args: Any, concurrency: int) -> Any:
+async def _examples(
+    found: Sequence[Recording], limit: int | None, args: Any, concurrency: int
+) -> Any:
     from deploy.evaluation.cached_worker import CachedWorker
-    from deploy.evaluation.gate_learning import examples
+    from deploy.evaluation.gate_learning import by_question, examples
     from deploy.evaluation.grading import Grader
     from deploy.service.workers import close, open_worker
 
@@ -130,12 +133,13 @@ async def _examples(found: Sequence[Recording], args: Any, concurrency: int) -> 
                 worker.load_recording(name, recording)
         grader = stack.enter_context(closing(Grader()))
         shown = stack.enter_context(bar(Console(stderr=True, highlight=False)))
+        questions = by_question(found)[:limit]
         return await examples(
-            found,
+            questions,
             workers,
             grader.same,
             concurrency=concurrency,
-            progress=lambda done: shown.tell(f"{done} of {len(found)} requests"),
+            progress=lambda done: shown.tell(f"{done} of {len(questions)} questions"),
         )
 
 
@@ -143,7 +147,7 @@ def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
     """The recordings of a folder.
 
     Raises:
-        ConfigError: there are none, or they are of another pair.
+        ConfigError: there are none, or a run of `baton eval` names another pair.
     """
     from deploy.evaluation import evaluation_log
     from deploy.evaluation.recording import load
@@ -163,24 +167,12 @@ def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
     return [load(path) for path in paths]
 
 
-def _known(out: Path, pair: dict[str, str]) -> dict[str, Any]:
-    """What the calibration file already holds of this pair."""
-    from deploy.service.calibration import read
-
-    if not out.exists():
-        return {"baton_calibration": 1, "pair": pair, "policies": {}}
-    if read(out).pair != pair:
-        raise ConfigError(f"{out}: belongs to another pair of models; name another file")
-    document: dict[str, Any] = json.loads(out.read_text(encoding="utf-8"))
-    return document
-
-
 def _show(report: LearnedGateReport) -> None:
     from deploy.evaluation.gate_learning import reliability
 
     console = wide_console()
     console.print(
-        f"{report.requests} requests, {report.examples} drafts; a rewrite would have helped "
+        f"{report.requests} questions, {report.examples} drafts; a rewrite would have helped "
         f"{report.helps}"
     )
     for name, model in (("before reading", report.draft), ("after reading", report.reading)):

@@ -4,8 +4,8 @@ A recording holds the drafts of the small model and the transcripts that they co
 two branches are run to their answers: the draft kept, and the step written by the large model
 instead; the small model goes on alone behind both. Where only the second comes to what the large
 model alone answers, the large model's step was worth its tokens. Where neither does, nothing is
-learned. No right answers are needed; all calls are greedy and cached, so branches share what they
-have in common.
+learned, so the probabilities are those where one of the two leads there. No right answers are
+needed; all calls are greedy and cached, so branches share what they have in common.
 
 Both models are logistic regressions (scikit-learn); the probabilities that are reported come from
 requests that their model had not seen (five folds by request).
@@ -13,9 +13,10 @@ requests that their model had not seen (five folds by request).
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +24,7 @@ from pydantic import PrivateAttr
 
 from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.recording import Recording
-from orchestrator.errors import BatonError
+from orchestrator.errors import BatonError, WorkerError
 from orchestrator.experiments.answer_equality import final
 from orchestrator.loop.actions import Accept, Generate, Script, WorkerName, Write
 from orchestrator.loop.events import ActionCompleted, RequestCompleted
@@ -60,6 +61,9 @@ CONSTANT = 1e-3
 """A signal whose standard deviation is below this tells nothing."""
 
 Floats = NDArray[np.float64]
+Model = TypeVar("Model", LogisticModel[DraftSignal], LogisticModel[ReadingSignal])
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +79,7 @@ class RecordedDraft:
 
 @dataclass(frozen=True, slots=True)
 class GateExample:
-    """Signals of one draft, and whether the large model's step would have helped."""
+    """Signals of one draft of a question, and whether the large model's step would have helped."""
 
     request: int
     draft: Mapping[str, float]
@@ -84,10 +88,10 @@ class GateExample:
 
 
 @dataclass(frozen=True, slots=True)
-class FittedModel:
-    """One of the gate's models, and what it said of requests that it had not seen."""
+class FittedModel(Generic[Model]):
+    """One of the gate's models, and what it said of questions that it had not seen."""
 
-    model: LogisticModel
+    model: Model
     probabilities: Floats
     auc: float
     brier: float
@@ -101,8 +105,8 @@ class LearnedGateReport:
     requests: int
     examples: int
     helps: int
-    draft: FittedModel
-    reading: FittedModel
+    draft: FittedModel[LogisticModel[DraftSignal]]
+    reading: FittedModel[LogisticModel[ReadingSignal]]
     outcomes: NDArray[np.bool_]
 
 
@@ -130,9 +134,12 @@ class Branch(Policy):
 
 
 def drafts(recording: Recording) -> Iterator[RecordedDraft]:
-    """The small model's drafts of a chain's steps; none of a request that was not greedy."""
+    """The small model's drafts of a chain's steps.
+
+    None of a request that was not greedy, or that continued an answer: its branches would differ.
+    """
     request = recording.request
-    if not request.sampling.is_greedy:
+    if not request.sampling.is_greedy or request.messages[-1].role in ("assistant", "prompt"):
         return
     for event in recording.events:
         match event:
@@ -140,41 +147,62 @@ def drafts(recording: Recording) -> Iterator[RecordedDraft]:
                 usable = transcript.is_open and segment.tokens and not blank(segment)
                 if usable and criteria.until and segment.logprobs:
                     yield RecordedDraft(
-                        request.messages, transcript, segment, criteria, request.limits
+                        request.messages,
+                        transcript,
+                        segment,
+                        replace(criteria, max_entropy=None, min_confidence=0.0),
+                        replace(request.limits, deadline_s=None),
                     )
 
 
+def by_question(recordings: Iterable[Recording]) -> list[list[RecordedDraft]]:
+    """The drafts of all recordings, each once, by the conversation they belong to.
+
+    Several policies, or several runs, draft the same for one question: what was learned from it
+    may not be tested on it.
+    """
+    found: dict[tuple[Message, ...], dict[Any, RecordedDraft]] = {}
+    for recording in recordings:
+        for one in drafts(recording):
+            known = (one.transcript.text, one.draft.text, one.draft.finish)
+            found.setdefault(one.messages, {}).setdefault(known, one)
+    return [list(own.values()) for own in found.values()]
+
+
 async def examples(
-    recordings: Sequence[Recording],
+    questions: Sequence[Sequence[RecordedDraft]],
     workers: Mapping[WorkerName, Worker],
     same: Callable[[str, str], Awaitable[bool]],
     *,
     concurrency: int = 1,
     progress: Callable[[int], None] = lambda _: None,
 ) -> list[GateExample]:
-    """What each recorded draft teaches.
+    """What each recorded draft teaches; one whose branches a worker fails teaches nothing.
 
     Args:
+        questions: the drafts of each, as `by_question` gives them.
         workers: greedy calls go to them; cached ones spare most.
         same: whether a text gives an answer.
-        progress: is called with the number of requests that are done.
+        progress: is called with the number of questions that are done.
     """
     done = 0
 
-    async def one(numbered: tuple[int, Recording]) -> list[GateExample]:
+    async def one(numbered: tuple[int, Sequence[RecordedDraft]]) -> list[GateExample]:
         nonlocal done
-        number, recording = numbered
-        found = []
-        own = list(drafts(recording))
-        wanted = await _answer(LargeOnly(), own[0], workers) if own else ""
-        for recorded in own:
-            example = await _example(number, recorded, wanted, workers, same)
-            found += [] if example is None else [example]
+        number, own = numbered
+        found: list[GateExample] = []
+        try:
+            wanted = await _answer(LargeOnly(), own[0], workers)
+            for recorded in own if wanted else ():
+                example = await _example(number, recorded, wanted, workers, same)
+                found += [] if example is None else [example]
+        except WorkerError as error:
+            log.warning("a question is left out: %s", error)
         done += 1
         progress(done)
         return found
 
-    lots = await map_concurrently(one, enumerate(recordings), concurrency)
+    lots = await map_concurrently(one, enumerate(questions), concurrency)
     return [example for lot in lots for example in lot]
 
 
@@ -188,7 +216,8 @@ async def _example(
     before = tuple(recorded.transcript.chain)
 
     async def agrees(branch: Branch) -> bool:
-        return await same(await _answer(branch, recorded, workers), final(wanted))
+        answer = await _answer(branch, recorded, workers)
+        return bool(answer) and await same(answer, final(wanted))
 
     helps = False
     if not await agrees(Branch.of((*before, recorded.draft), None)):
@@ -208,6 +237,7 @@ async def _example(
 async def _answer(
     policy: Policy, recorded: RecordedDraft, workers: Mapping[WorkerName, Worker]
 ) -> str:
+    """The answer that a policy comes to; empty where it was cut."""
     events = solve(
         policy,
         recorded.messages,
@@ -218,7 +248,8 @@ async def _answer(
     )
     async for event in events:
         if isinstance(event, RequestCompleted):
-            return event.transcript.answer.text().strip()
+            ended = event.transcript
+            return "" if ended.finish == "length" else ended.answer.text().strip()
     raise BatonError("expected the end of a branch, but its events broke off")
 
 
@@ -229,21 +260,29 @@ def fit(found: Sequence[GateExample]) -> LearnedGateReport:
         BatonError: too few examples of either kind.
     """
     outcomes = np.array([example.helps for example in found], dtype=bool)
-    helps = int(outcomes.sum())
-    if min(helps, len(found) - helps) < FEWEST:
-        raise BatonError(
-            f"expected at least {FEWEST} drafts that a rewrite would have helped and as many that "
-            f"it would not, found {helps} and {len(found) - helps}: record more requests"
-        )
     requests = np.array([example.request for example in found])
-    draft = _fitted(get_args(DraftSignal), [e.draft for e in found], outcomes, requests)
+    for kind in (True, False):
+        count, own = int((outcomes == kind).sum()), len(set(requests[outcomes == kind].tolist()))
+        if count < FEWEST or own < FOLDS:
+            raise BatonError(
+                f"expected at least {FEWEST} drafts of {FOLDS} questions that a rewrite would "
+                f"{'' if kind else 'not '}have helped, found {count} of {own}: record more greedy "
+                "requests (temperature 0) of a policy that drafts step by step"
+            )
+    helps = int(outcomes.sum())
+    draft = _fitted(
+        LogisticModel[DraftSignal], get_args(DraftSignal), [e.draft for e in found], outcomes,
+        requests,
+    )  # fmt: skip
     # The second model is fitted on what the first says of requests that are new to it.
     logits = np.log(draft.probabilities) - np.log1p(-draft.probabilities)
     readings = [
         {**example.reading, "draft": float(logit)}
         for example, logit in zip(found, logits, strict=True)
     ]
-    reading = _fitted(get_args(ReadingSignal), readings, outcomes, requests)
+    reading = _fitted(
+        LogisticModel[ReadingSignal], get_args(ReadingSignal), readings, outcomes, requests
+    )
     gate = Gate(draft=draft.model, reading=reading.model)
     return LearnedGateReport(
         gate, len(set(requests.tolist())), len(found), helps, draft, reading, outcomes
@@ -251,14 +290,15 @@ def fit(found: Sequence[GateExample]) -> LearnedGateReport:
 
 
 def _fitted(
+    kind: type[Model],
     names: Sequence[str],
     signals: Sequence[Mapping[str, float]],
     outcomes: NDArray[np.bool_],
     requests: NDArray[Any],
-) -> FittedModel:
+) -> FittedModel[Model]:
     from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import brier_score_loss, roc_auc_score
-    from sklearn.model_selection import GroupKFold, cross_val_predict
+    from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
 
@@ -266,7 +306,12 @@ def _fitted(
     table = np.array([[row[name] for name in names] for row in signals])
     model = make_pipeline(StandardScaler(), LogisticRegression(C=STRENGTH, max_iter=1000))
     unseen = cross_val_predict(
-        model, table, outcomes, groups=requests, cv=GroupKFold(FOLDS), method="predict_proba"
+        model,
+        table,
+        outcomes,
+        groups=requests,
+        cv=StratifiedGroupKFold(FOLDS),
+        method="predict_proba",
     )[:, 1].clip(1e-6, 1 - 1e-6)
     model.fit(table, outcomes)
     scaler, regression = model[0], model[1]
@@ -274,14 +319,16 @@ def _fitted(
     bias = float(regression.intercept_[0] - weights @ scaler.mean_)
     named = {name: round(float(weight), 5) for name, weight in zip(names, weights, strict=True)}
     return FittedModel(
-        LogisticModel.model_validate({"bias": round(bias, 5), "weights": named}),
+        kind.model_validate({"bias": round(bias, 5), "weights": named}),
         unseen,
         float(roc_auc_score(outcomes, unseen)),
         float(brier_score_loss(outcomes, unseen)),
     )
 
 
-def reliability(fitted: FittedModel, outcomes: NDArray[np.bool_]) -> list[tuple[float, float, int]]:
+def reliability(
+    fitted: FittedModel[Any], outcomes: NDArray[np.bool_]
+) -> list[tuple[float, float, int]]:
     """(mean probability, share that a rewrite helped, count) of equally large groups of drafts."""
     order = np.argsort(fitted.probabilities)
     groups = np.array_split(order, min(BINS, len(order)))

@@ -1,4 +1,5 @@
-"""Thresholds of one pair of models: the file that `baton calibrate --out` writes.
+"""What was measured of one pair of models: thresholds (`baton calibrate --out`) and a gate
+(`baton learn gate --out`), in one file.
 
 A score means what one large model makes of one small model's steps. So a threshold belongs to a
 pair, and the file names the pair that it was measured on.
@@ -61,7 +62,23 @@ def read(path: Path) -> Calibration:
     except OSError as error:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (ValueError, ValidationError):
-        raise ConfigError(f"{path}: expected a file that `baton calibrate --out` wrote") from None
+        raise ConfigError(
+            f"{path}: expected a file that `baton calibrate` or `baton learn` wrote"
+        ) from None
+
+
+def document_of(path: Path, pair: dict[str, str]) -> dict[str, Any]:
+    """The whole file, to be added to; an empty one where there is none yet.
+
+    Raises:
+        ConfigError: it is not a calibration file, or belongs to another pair.
+    """
+    if not path.exists():
+        return {"baton_calibration": 1, "pair": pair, "policies": {}}
+    if read(path).pair != pair:
+        raise ConfigError(f"{path}: belongs to another pair of models; name another file")
+    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return document
 
 
 def pair_of(workers: Workers) -> dict[str, str]:

@@ -25,6 +25,7 @@ from pydantic import (
 )
 from ray.serve.schema import ServeDeploySchema
 
+from deploy.service.calibration import checkpoint, same_checkpoint
 from deploy.service.calibration import read as read_calibration
 from deploy.service.store_spec import StoreSpec
 from orchestrator.errors import ConfigError
@@ -581,7 +582,7 @@ class Args(Strict):
         folder = self.workers.large.folder()
         if folder is not None and (folder / GATE_FILE).is_file():
             learned = read_calibration(folder / GATE_FILE)
-            if self.workers.small.model == learned.pair["small"].partition("@")[0]:
+            if same_checkpoint(checkpoint(self.workers.small), learned.pair["small"]):
                 for name in learned.policies:
                     own = learned.params(name)
                     self.policy.params[name] = own | self.policy.params.get(name, {})

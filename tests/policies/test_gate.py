@@ -86,8 +86,9 @@ def test_every_named_signal_is_there() -> None:
 
 
 def test_a_gate_is_a_sum_of_weighed_signals() -> None:
-    model = LogisticModel(bias=-2.0, weights={"worst": 2.0, "step": 1.0})
-    gate = Gate(draft=model, reading=LogisticModel(bias=0.0, weights={"draft": 0.5}))
+    model = LogisticModel[DraftSignal](bias=-2.0, weights={"worst": 2.0, "step": 1.0})
+    reading = LogisticModel[ReadingSignal](bias=0.0, weights={"draft": 0.5})
+    gate = Gate(draft=model, reading=reading)
     assert gate.of_draft(ASKED, STEP) == pytest.approx(-1.0)
     assert gate.of_reading(Verification((0.1,), (0, 0)), -1.0) == -0.5
     assert Gate().of_draft(ASKED, STEP) is None  # without a model nothing is known of a draft
@@ -103,6 +104,9 @@ def test_probabilities_do_not_overflow() -> None:
     "data",
     [
         {"draft": {"bias": 0, "weights": {"mood": 1}}},
+        {"draft": {"bias": 0, "weights": {"read_worst": 1}}},
+        {"reading": {"bias": 0, "weights": {"worst": 1}}},
+        {"draft": {"bias": 0, "weights": {"worst": 1e308}}},
         {"draft": {"bias": inf, "weights": {}}},
         {"draft": {"bias": 0, "weights": {"worst": "high"}}},
         {"draft": {"bias": 0, "weights": {}, "extra": 1}},

@@ -20,7 +20,7 @@ from orchestrator.types import (
     Transcript,
     Verification,
 )
-from policies.gate import Gate, LogisticModel
+from policies.gate import DraftSignal, Gate, LogisticModel, ReadingSignal
 from policies.learned_gate import LearnedGate
 from policies.steps import REST
 from tests.policies import plays
@@ -29,8 +29,8 @@ from tests.policies.plays import GONE
 START = Transcript((Message("user", "2+2+2?"),))
 STEP = StopCriteria(512, until=("\n\n",))
 GATE = Gate(  # the worst token alone decides: 0.1 before reading is 2 %, 3 nats are 50 %
-    draft=LogisticModel(bias=-4.0, weights={"worst": 4 / 3}),
-    reading=LogisticModel(bias=-6.0, weights={"read_worst": 2.0}),
+    draft=LogisticModel[DraftSignal](bias=-4.0, weights={"worst": 4 / 3}),
+    reading=LogisticModel[ReadingSignal](bias=-6.0, weights={"read_worst": 2.0}),
 )
 
 
@@ -234,15 +234,40 @@ def test_a_small_model_that_fails_leaves_the_step_to_the_large(error: Exception)
     assert Play()(error) == Write("large", START, STEP)
 
 
-def test_what_waits_when_the_small_model_fails_is_read() -> None:
-    play = Play(risk=0.5)
+@pytest.mark.parametrize(
+    "last",
+    [GONE, Generation(Segment("small", "", finish="think_end"))],
+    ids=["failure", "an end without a word"],
+)
+def test_sure_drafts_that_nothing_follows_are_kept_unread(last: Any) -> None:
+    play = Play()
+    drafted(play, SURE)
+    assert accepted(play(last), SURE)
+    after = START.extend(SURE)
+    assert play(after) == Generate("small", after, STEP)
+    assert play(last) == Write("large", after, STEP)
+
+
+def test_doubtful_drafts_that_nothing_follows_are_read() -> None:
+    play = Play(risk=0.01, read_above=0.9)
     drafted(play, SURE)
     assert isinstance(play(GONE), Verify)
 
 
 def test_a_blank_draft_is_left_to_the_large_model() -> None:
     blank = Segment("small", "\n\n", (1,), (0.0,), "words")
-    assert Play()(Generation(blank)) == Write("large", START, STEP)
+    play = Play()
+    assert play(Generation(blank)) == Reject(blank)
+    assert play(None) == Write("large", START, STEP)
+
+
+def test_a_draft_that_a_stop_string_ended_is_corrected_where_it_is_wrong() -> None:
+    play = Play(hopeless=1.0)
+    stopped = step("g h i", worst=3.0, finish="stop")
+    drafted(play, stopped)
+    reject = play(replace(reading(0.1, 5.0, 0.1), ending=None))
+    assert isinstance(reject, Reject)
+    assert (reject.segment.tokens, reject.segment.finish) == ((2, 3), "stop")
 
 
 def test_without_a_gate_every_draft_is_read_at_once() -> None:

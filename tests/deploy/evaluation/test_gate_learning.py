@@ -12,11 +12,18 @@ import pytest
 
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import LocalClient, RequestOptions, ask
-from deploy.evaluation.gate_learning import GateExample, drafts, examples, fit, reliability
+from deploy.evaluation.gate_learning import (
+    GateExample,
+    by_question,
+    drafts,
+    examples,
+    fit,
+    reliability,
+)
 from deploy.evaluation.recording import Recording
 from deploy.service.config import DEFAULT_FILE, load
 from deploy.service.workers import load_pair
-from orchestrator.errors import BatonError
+from orchestrator.errors import BatonError, WorkerUnavailable
 from orchestrator.experiments.answer_equality import compare
 from policies.gate import DraftSignal, LogisticModel, ReadingSignal
 from workers.engine.worker import LocalWorker
@@ -63,20 +70,42 @@ async def test_a_sampled_request_and_one_of_a_single_model_teach_nothing(pair: A
     assert list(drafts(sampled)) == []
     (alone,) = await recorded(pair, 1, candidate=Candidate("l", "large-only"))
     assert list(drafts(alone)) == []
-    assert await examples([sampled, alone], pair, same) == []
+    assert by_question([sampled, alone]) == []
+    assert await examples([], pair, same) == []
+
+
+async def test_what_was_drafted_twice_for_a_question_counts_once(pair: Any) -> None:
+    (recording,) = await recorded(pair, 1)
+    (other,) = await recorded(pair, 1, candidate=Candidate("t", "specreason", {"threshold": 0}))
+    (own,) = by_question([recording, other, recording])
+    assert len(own) < len(list(drafts(recording))) + len(list(drafts(other)))
+    assert len({(one.transcript.text, one.draft.text) for one in own}) == len(own)
+
+
+async def test_a_question_whose_branches_fail_is_left_out(pair: Any) -> None:
+    questions = by_question(await recorded(pair, 2))
+
+    class Gone:
+        async def verify(self, *_: Any) -> Any:
+            raise WorkerUnavailable("gone")
+
+        def generate(self, *given: Any, **named: Any) -> Any:
+            return pair["large"].generate(*given, **named)
+
+    assert await examples(questions, {**pair, "large": Gone()}, same) == []
 
 
 async def test_a_rewrite_by_the_same_model_never_helps(pair: Any) -> None:
     twins = {"small": pair["large"], "large": pair["large"]}
-    found = await examples(await recorded(twins, 3), twins, same)
+    found = await examples(by_question(await recorded(twins, 3)), twins, same)
     assert len(found) >= 3
     assert not any(example.helps for example in found)
 
 
 async def test_what_helps_is_found_by_running_both_branches(pair: Any) -> None:
-    recordings = await recorded(pair, 12)
+    questions = by_question(await recorded(pair, 12))
     done: list[int] = []
-    found = await examples(recordings, pair, same, concurrency=4, progress=done.append)
+    found = await examples(questions, pair, same, concurrency=4, progress=done.append)
     assert done == list(range(1, 13))
     helped = [example for example in found if example.helps]
     assert 0 < len(helped) < len(found)
@@ -116,5 +145,5 @@ def test_the_fit_finds_the_law_that_made_the_examples() -> None:
 @pytest.mark.parametrize("helped", [True, False])
 def test_examples_of_one_kind_fit_nothing(helped: bool) -> None:
     found = [GateExample(one.request, one.draft, one.reading, helped) for one in simulated(100)]
-    with pytest.raises(BatonError, match="record more requests"):
+    with pytest.raises(BatonError, match="record more greedy requests"):
         fit(found)

@@ -82,7 +82,7 @@ def test_checkpoints_are_compared_by_weights_where_they_can_be() -> None:
     ("text", "said"),
     [
         (None, "No such file"),
-        ("{", "expected a file that `baton calibrate --out` wrote"),
+        ("{", "expected a file that `baton calibrate` or `baton learn` wrote"),
         ('{"pair": {}, "policies": {}}', "expected a file that"),
         ('{"baton_calibration": 2, "pair": {}, "policies": {}}', "expected a file that"),
     ],
