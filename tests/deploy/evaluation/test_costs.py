@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.evaluation.costs import Costs, predict, predict_loaded
+from deploy.evaluation.costs import ASSUMPTIONS, Costs, predict, predict_loaded
 from deploy.evaluation.recording import RecordedRequest, Recording
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.loop.actions import Cancel, Classify, First, Generate, Job, Start, Verify, Write
@@ -138,6 +138,16 @@ def test_on_a_shared_device_nothing_overlaps() -> None:
     assert found.overlap == 0
     reading = generate("large", 20, 0, 0, criteria=0), generate("small", 20, 0, 0, criteria=0)
     assert predict(recording(*reading), costs(shared_device=True)).ms == 43 + 13
+
+
+def test_other_requests_on_a_shared_device_are_not_charged_and_that_is_said() -> None:
+    flat = {"token_ms": {1: 10, 8: 10}}
+    pair = costs(shared_device=True, small={**SMALL, **flat}, large={**LARGE, **flat})
+    one = recording(generate("small", 5, 5, 11), generate("large", 9, 9, 11))
+    (alone,), _ = predict_loaded([one], pair, 1)
+    (crowded,), _ = predict_loaded([one], pair, 8)
+    assert crowded.ms == alone.ms
+    assert any("not for those of the other requests" in line for line in ASSUMPTIONS)
 
 
 def test_a_failed_call_costs_its_overhead() -> None:
