@@ -22,6 +22,7 @@ from ray.serve import Application
 from starlette.types import ASGIApp
 
 from deploy.service.config import Args, Auth, WorkerSpec
+from deploy.service.sampling import DefaultSampling
 from deploy.service.scaling import by_load
 from deploy.service.stores import open_store, store_deployment
 from deploy.service.workers import connect_worker, load_worker
@@ -49,7 +50,7 @@ log = logging.getLogger(__name__)
 
 READY_S = 1.0  # for which the answer of /ready, or that a pool did not tell its context, is reused
 
-SAMPLING_S = 10.0  # for the large model's pool to tell its sampling, once
+SAMPLING_S = 2.0  # for the large model's pool to tell its sampling, once
 
 
 @serve.ingress()
@@ -89,7 +90,7 @@ class Orchestrator:
             limits=ServiceLimits(**args.limits.model_dump(), prices=args.token_prices()),
             ready=self._ready,
             contexts=self._contexts,
-            sampling=self._sampling,
+            sampling=DefaultSampling(args.sampling, partial(_sampling, self._workers["large"])).get,
             reasoning_field=args.orchestrator.reasoning_field,
             cors_origins=args.orchestrator.cors_origins,
             strict=args.orchestrator.strict,
@@ -102,7 +103,6 @@ class Orchestrator:
         self._ready_pools: dict[str, bool] = {}
         self._contexts_lock, self._contexts_until = asyncio.Lock(), 0.0
         self._known_contexts: dict[WorkerName, int | None] = {}
-        self._own_sampling: Sampling | None = None  # the large model's, once it has told it
         count_replicas(self._service.registry, replicas)
         context = serve.get_replica_context()
         peers = serve.get_deployment_handle(context.deployment, context.app_name)
@@ -158,19 +158,6 @@ class Orchestrator:
                 self._known_contexts.update(zip(unknown, told, strict=True))
                 self._contexts_until = time.monotonic() + READY_S
         return self._known_contexts
-
-    async def _sampling(self) -> Sampling:
-        """What requests get that say nothing of it.
-
-        Raises:
-            WorkerUnavailable: no replica of the large model has told its own yet.
-        """
-        if self._own_sampling is None:
-            large, own = self._workers["large"], GREEDY
-            if isinstance(large, ReplicaWorker):
-                own = (await large.status(timeout_s=SAMPLING_S)).sampling
-            self._own_sampling = own
-        return self._args.sampling.over(self._own_sampling)
 
     async def _ready(self) -> dict[str, bool]:
         """Whether each pool has a replica that answers.
@@ -255,6 +242,17 @@ async def _context(worker: AnyWorker) -> int | None:
         return (await worker.status(timeout_s=1.0)).context
     except WorkerUnavailable:
         return None
+
+
+async def _sampling(worker: AnyWorker) -> Sampling:
+    """What the worker's checkpoint says; a server's is not seen.
+
+    Raises:
+        WorkerUnavailable: no replica answers in time.
+    """
+    if not isinstance(worker, ReplicaWorker):
+        return GREEDY
+    return (await worker.status(timeout_s=SAMPLING_S)).sampling
 
 
 def _host() -> str | None:

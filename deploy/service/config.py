@@ -459,6 +459,11 @@ class SamplingSpec(Strict):
     top_p: float | None = Field(default=None, gt=0, le=1, description="1: off")
     top_k: int | None = Field(default=None, ge=0, lt=2**31, description="0: off")
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing is left to the checkpoint."""
+        return None not in (self.temperature, self.top_p, self.top_k)
+
     def over(self, own: Sampling) -> Sampling:
         """The checkpoint's own, but for what is said here."""
         return replace(own, **self.model_dump(exclude_none=True))

@@ -135,11 +135,12 @@ class Admission:
         if not self._wait_s:
             raise self._refusal()
         mine = _Waiting(owner, cost, priority)
-        self._waiting.append(mine)
-        if len(self._waiting) > self._places:
-            self._push_out()
-        self._grant()
         try:
+            self._waiting.append(mine)
+            self._forget_gone()
+            if len(self._waiting) > self._places:
+                self._push_out()
+            self._grant()
             async with asyncio.timeout(self._wait_s):
                 await mine.granted
         except TimeoutError:
@@ -167,8 +168,7 @@ class Admission:
 
     def _grant(self) -> None:
         """Give what is free to those who hold the least; the first of them first."""
-        # Who was cancelled in this turn of the loop waits here until its task runs.
-        self._waiting = [one for one in self._waiting if not one.granted.done()]
+        self._forget_gone()
         while self._waiting:
             owner = min(self._waiting, key=lambda one: self._held.get(one.owner, 0)).owner
             theirs = [one for one in self._waiting if one.owner == owner]
@@ -178,6 +178,10 @@ class Admission:
             self._waiting.remove(first)
             self._take(first.owner, first.cost)
             first.granted.set_result(None)
+
+    def _forget_gone(self) -> None:
+        # Who was cancelled in this turn of the loop waits here until its task runs.
+        self._waiting = [one for one in self._waiting if not one.granted.done()]
 
     def _take(self, owner: str, cost: int) -> None:
         self._taken += cost

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
+from orchestrator.errors import ContextLengthExceeded
 from orchestrator.http.call_reader import AnswerReader
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
@@ -100,9 +102,10 @@ class ChatFormat(AnswerFormat):
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
         if self._body.logprobs:
-            scored = await score_answer(self.context, self.response, workers)
-            tokens = shown_tokens(scored, begun=self._body.continue_final_message)
-            self._logprobs = _logprobs(tokens, top=self._body.top_logprobs)
+            with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
+                scored = await score_answer(self.context, self.response, workers)
+                tokens = shown_tokens(scored, begun=self._body.continue_final_message)
+                self._logprobs = _logprobs(tokens, top=self._body.top_logprobs)
 
     def whole(self) -> Json:
         return completion(self.context, self.response, self._thought_in, self._logprobs)

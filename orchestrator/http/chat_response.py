@@ -54,6 +54,7 @@ class EventQueue:
     def __init__(self, choices: Sequence[AsyncGenerator[Event, None]]) -> None:
         self._ready: list[tuple[int, Event]] = []
         self._error: Exception | None = None
+        self.failed: int | None = None  # the choice that ended the request
         self._news, self._prompt_read = asyncio.Event(), asyncio.Event()
         self._tasks = {
             asyncio.create_task(self._produce(index, events))
@@ -76,7 +77,8 @@ class EventQueue:
             if not completed:
                 raise RuntimeError("the step loop stopped without a RequestCompleted")
         except Exception as error:
-            self._error = self._error or error
+            if self._error is None:
+                self._error, self.failed = error, index
             self._news.set()
 
     async def take(self, timeout_s: float | None = None) -> list[tuple[int, Event]]:
@@ -178,7 +180,7 @@ class ChatResponse(Response):
             elif isinstance(error, InvalidRequest) and error.param == "messages":
                 error.param = self._context.body.question_name  # workers know messages alone
             body = http_error(error).body
-            self._record("failed", body["error"])
+            self._record_failure(body["error"], events.failed)
             if not self._started:
                 raise
             log.error("trace %s broke off: %s", self._context.trace_id, describe(error))
@@ -234,6 +236,14 @@ class ChatResponse(Response):
     def _record(self, status: str, error: Json | None = None) -> None:
         for choice in self._choices:
             choice.record(status, error)
+
+    def _record_failure(self, error: Json, failed: int | None) -> None:
+        """One choice failed, and ended those that were not done; None: all of them failed."""
+        for index, choice in enumerate(self._choices):
+            if failed in (None, index):
+                choice.record("failed", error)
+            else:
+                choice.record("cancelled" if choice.response.completed is None else "finished")
 
     async def _report_shutdown(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The server stops in mid-answer: say so, if the client still listens."""

@@ -157,6 +157,8 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
             )
         if self.continue_final_message and last.role != "assistant":
             raise contradiction("continue_final_message", "the last message is not the assistant's")
+        if self.continue_final_message and len(self.messages) == 1:
+            raise contradiction("messages", "expected one before the assistant's: what it answers")
         if self.add_generation_prompt == self.continue_final_message and (
             "add_generation_prompt" in self.model_fields_set
         ):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 
+from orchestrator.errors import ContextLengthExceeded
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
@@ -41,7 +43,7 @@ class CompletionFormat(AnswerFormat):
         assert isinstance(context.body, CompletionRequest)
         self._body = context.body
         self._prompt: ScoredSegment | None = None  # where that is asked for
-        self._answer: list[ScoredSegment] = []
+        self._answer: list[ScoredSegment] | None = None  # where it is asked for, and can be had
 
     async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
         body = self._body
@@ -52,17 +54,18 @@ class CompletionFormat(AnswerFormat):
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
         if self._body.logprobs is not None:
-            self._answer = await score_answer(self.context, self.response, workers)
+            with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
+                self._answer = await score_answer(self.context, self.response, workers)
 
     def whole(self) -> Json:
-        body, text = self._body, self.response.raw_answer
-        scored = self._answer
+        body, text, logprobs = self._body, self.response.raw_answer, None
+        if self._answer is not None:
+            scored = [*([] if self._prompt is None else [self._prompt]), *self._answer]
+            logprobs = _logprobs(scored, body.echo, self._unwritten)
         if self._prompt is not None:
-            scored = [self._prompt, *scored]
             text = "".join(self._prompt.scores.pieces) + text
         elif body.echo:
             text = str(body.prompt) + text
-        logprobs = None if body.logprobs is None else _logprobs(scored, body.echo, self._unwritten)
         return {
             **self._choice(text, finish_reason(self.response), logprobs),
             "usage": usage(self.response),
@@ -117,10 +120,9 @@ class CompletionFormat(AnswerFormat):
         segment = Segment("policy", prompt.content)
         if prompt.tokens is not None:
             segment = Segment("policy", "", prompt.tokens, tokenizer=self.response.vocabulary)
-        (name,) = self.context.policy.workers
-        return await verify(
-            self.context, workers, name, Transcript((nothing,)).without_thought(), segment
-        )
+        (name,) = self.context.policy.called
+        before = Transcript((nothing,)).without_thought()
+        return await verify(self.context, workers, name, before, segment, "echo")
 
     @property
     def _unwritten(self) -> bool:
@@ -129,11 +131,6 @@ class CompletionFormat(AnswerFormat):
         assert self.response.completed is not None
         transcript = self.response.completed.transcript
         return transcript.ends > 0 or not transcript.answer
-
-    @property
-    def _worker(self) -> WorkerName:
-        (name,) = self.context.policy.called
-        return name
 
 
 def _logprobs(scored: Sequence[ScoredSegment], echo: bool, unwritten: bool) -> Json:

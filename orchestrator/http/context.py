@@ -111,7 +111,7 @@ class RequestContext:
     def estimated_prompt(self) -> int:
         """About how many tokens its messages have, before a worker has read them."""
         return sum(
-            len(one.content.encode()) // BYTES_PER_TOKEN if one.tokens is None else len(one.tokens)
+            _bytes(one) // BYTES_PER_TOKEN if one.tokens is None else len(one.tokens)
             for one in self.messages
         )
 
@@ -177,3 +177,10 @@ class RequestContext:
     @property
     def run(self) -> int | None:
         return None if self.enrollment is None else self.enrollment.run.number
+
+
+def _bytes(message: Message) -> int:
+    """Of everything in a message that a chat template may show."""
+    called = [text for call in message.calls for text in (call.id, call.name, call.arguments)]
+    texts = (message.content, message.reasoning, message.call_id, message.name, *called)
+    return sum(len(text.encode()) for text in texts)

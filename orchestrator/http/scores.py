@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from orchestrator.errors import WorkerUnavailable
+from orchestrator.errors import InvalidRequest, Unsupported, WorkerUnavailable
 from orchestrator.http.context import RequestContext
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
@@ -62,13 +62,13 @@ async def check_scoring(context: RequestContext, workers: Mapping[WorkerName, Wo
     Only a call shows whether it can; one that is down may not be needed.
 
     Raises:
-        Unsupported: it cannot.
+        InvalidRequest: it cannot.
     """
     messages = context.messages
     if messages[-1].role == "assistant":
         messages = messages[:-1]
     transcript = Transcript(messages).without_thought()
-    for name in sorted(context.policy.workers):
+    for name in sorted(context.policy.called):
         with suppress(WorkerUnavailable):
             await verify(context, workers, name, transcript, Segment(name, ""))
 
@@ -82,10 +82,14 @@ async def score_answer(
 
     Each is scored by its author. What a policy put in was written by no model: the large one scores
     it, or the only one there is.
+
+    Raises:
+        ContextLengthExceeded: the answer fills the context of a worker that needs room for one more
+            token to score it.
     """
     assert response.completed is not None
     transcript = response.completed.transcript
-    default: WorkerName = "large" if "large" in context.policy.workers else "small"
+    default: WorkerName = "large" if "large" in context.policy.called else "small"
     segments = list(transcript.answer) or [Segment(default, "", finish="eos")]
     scored = []
     for number, segment in enumerate(segments):
@@ -93,6 +97,8 @@ async def score_answer(
             continue  # text of the request
         before = replace(transcript, answer=transcript.answer.first(number), done=False)
         author = default if segment.author == "policy" else segment.author
+        if not segment.tokenizer:  # cut short by a worker that died: nobody knows whose the ids are
+            segment = replace(segment, tokens=(), logprobs=())
         scored.append(await verify(context, workers, author, before, segment))
     return scored
 
@@ -103,10 +109,24 @@ async def verify(
     name: WorkerName,
     transcript: Transcript,
     segment: Segment,
+    param: str = "logprobs",
 ) -> ScoredSegment:
-    """A segment behind a transcript, scored by a worker."""
+    """A segment behind a transcript, scored by a worker; `param` asks for it.
+
+    Raises:
+        InvalidRequest: it cannot score texts.
+    """
     call = Call(context.trace_id, transcript, name, owner=context.owner)
-    return ScoredSegment(segment, await workers[name].verify(call, segment, Sampling()))
+    try:
+        scores = await workers[name].verify(call, segment, Sampling())
+    except Unsupported as error:
+        raise InvalidRequest(
+            f"{param}: the {name} worker of {context.policy_name} cannot score texts, for want of "
+            f"{error}; ask without {param}, or for a policy that does not call it",
+            param=param,
+            code="unsupported_parameter",
+        ) from error
+    return ScoredSegment(segment, scores)
 
 
 def shown_tokens(

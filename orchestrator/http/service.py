@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
 
-from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy
+from orchestrator.errors import ConfigError, InvalidRequest, UnknownPolicy, WorkerUnavailable
 from orchestrator.experiments.experimenter import AssignmentFacts, Experimenter
 from orchestrator.experiments.runs import Runs
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
@@ -203,10 +203,11 @@ class Service:
     def context_of(self, model: str, contexts: Mapping[WorkerName, int | None]) -> int | None:
         """The context of a model in tokens: the smallest of its policy's workers, where known."""
         name, active = model.partition("@")[0], self.watcher.current.active
-        if name == DEFAULT_MODEL:
-            name = self.default_policy if active is None else active.document.policy
-        policy = self.policies.get(name) or self.policies[self.default_policy]
-        known = [contexts.get(worker) for worker in policy.workers]
+        if name == DEFAULT_MODEL and active is not None:
+            policy = active.policy
+        else:
+            policy = self.default(name if name in self.policies else self.default_policy)
+        known = [contexts.get(worker) for worker in policy.called]
         return min((context for context in known if context is not None), default=None)
 
     async def knows(self, model: str) -> bool:
@@ -229,7 +230,8 @@ class Service:
             InvalidRequest: its `policy` names another policy, an unknown parameter or a wrong
                 value; or a speculation method that is not offered.
             StoreError: a pinned version cannot be read.
-            WorkerUnavailable: the large model's sampling counts, and it has not told it yet.
+            WorkerUnavailable: the large model's sampling counts, the policy calls it, and it has
+                not told it yet.
         """
         if self.draining:
             raise shutting_down()
@@ -280,13 +282,30 @@ class Service:
                 param=body.alone,
                 code="unsupported_parameter",
             )
+        width, calls = context.policy.width, context.policy.width * body.choices
+        if body.choices > 1 and calls > self.limits.concurrent:
+            raise InvalidRequest(
+                f"n: {body.choices} answers by {context.policy_name}, which makes {width} calls at "
+                f"once for each, are {calls} calls, and this service makes at most "
+                f"{self.limits.concurrent} (limits.concurrent); ask for at most "
+                f"{max(1, self.limits.concurrent // width)}",
+                param="n",
+            )
         if not body.says_all_of_sampling:
-            context.sampling = body.sampling(await self.sampling())
+            context.sampling = body.sampling(await self._default_sampling(context.policy))
         context.policy = _capped(context.policy, body.thinking_cap(context.limits.max_tokens))
         context.decoding = self.speculation
         if context.speculation is not None:
             large = self.methods[context.speculation]
             context.decoding = {**self.speculation, "large": large}
+
+    async def _default_sampling(self, policy: Policy) -> Sampling:
+        try:
+            return await self.sampling()
+        except WorkerUnavailable:
+            if "large" in policy.called:
+                raise
+            return GREEDY  # the large model, which it does not call, need not be there
 
     def _check_may_force(self, context: RequestContext) -> None:
         """Arms are for keys that may read experiments: refusing a name would tell of the others."""

@@ -111,6 +111,8 @@ class PromptRenderer:
         """A segment's own ids where they are of our vocabulary, else its text encoded alone."""
         if segment.tokenizer == self.tokenizer.hash and segment.tokens:
             return segment.tokens
+        if segment.author == "policy":  # it may be the client's text
+            return self.tokenizer.encode_anew(segment.text)
         return self.tokenizer.encode(segment.text)
 
     def verified(self, segment: Segment | None) -> tuple[int, ...]:

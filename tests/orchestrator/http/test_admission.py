@@ -236,3 +236,24 @@ async def test_the_last_by_priority_is_pushed_out() -> None:
 
     await asyncio.gather(*map(ask, (0, 1, 7, 2)))
     assert (done, refused) == ([0, 1], [7, 2])
+
+
+async def test_one_that_is_gone_when_another_comes_is_not_the_one_to_push_out() -> None:
+    admission = Admission(1, wait_s=5)
+
+    async def ask(priority: int) -> None:
+        async with admission.place("a", 1, priority=priority):
+            pass
+
+    first = admission.place("a")
+    await first.__aenter__()
+    gone = asyncio.create_task(ask(5))
+    await asyncio.sleep(0)
+    comes = asyncio.create_task(ask(0))
+    gone.cancel()  # and the other comes before it is told of it
+    await asyncio.wait({gone})
+    await first.__aexit__(None, None, None)
+    await comes
+    assert admission.live == 0
+    async with admission.place("b"):
+        assert admission.live == 1

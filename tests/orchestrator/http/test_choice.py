@@ -12,6 +12,7 @@ from deploy.service.config import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.errors import WorkerError
 from orchestrator.http.limits import ServiceLimits
+from orchestrator.state.memory import MemoryStore
 from orchestrator.types import Generation, Sampling, StopCriteria
 from orchestrator.worker import Call, Delta, family
 from tests.orchestrator.serving import (
@@ -195,6 +196,26 @@ def test_one_that_fails_ends_the_request(stream: bool) -> None:
         else:
             assert reply.status_code == 503
         until(lambda: not made.live)
+
+
+async def test_one_that_fails_is_one_failure() -> None:
+    store = MemoryStore()
+    made = service(large=FailsOnce(story=STORY, delay=0.05), store=store)
+    with serving(made) as url:
+        assert post(url, {"model": "large-only", "n": 3}).status_code == 503
+        until(lambda: not made.live)
+        traces = HTTP.get(f"{url}/v1/traces").json()["data"]
+    assert sorted(one["status"] for one in traces) == ["cancelled", "cancelled", "failed"]
+
+
+def test_answers_that_make_more_calls_than_there_are_places_are_refused() -> None:
+    limits = ServiceLimits(concurrent=4)
+    with serving(service(limits=limits)) as url:
+        assert post(url, {"model": "large-only", "n": 4}).status_code == 200
+        error = post(url, {"model": "large-only", "n": 5}).json()["error"]
+    assert error["param"] == "n"
+    assert "5 answers" in error["message"]
+    assert "at most 4" in error["message"]
 
 
 def test_the_deployment_bounds_it() -> None:

@@ -168,7 +168,7 @@ def test_a_worker_that_cannot_score_refuses_before_it_generates(body: dict[str, 
     large = CannotScore(story=STORY)
     with serving(service(large=large)) as url:
         error = refused(url, prompt="hi", **body)
-        assert error["code"] == "unsupported_policy"
+        assert error["code"] == "unsupported_parameter"
         assert all(call.args[0].max_tokens == 0 for call in large.calls)
         assert counted(url, "stop") == 0
 

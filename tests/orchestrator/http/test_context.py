@@ -38,3 +38,18 @@ def test_an_owner_is_a_key_and_a_user_under_it() -> None:
     assert owner("0a1b2c3d", "ann") == owner("0a1b2c3d", "ann")
     assert owner(None) == ""
     assert not any("ann" in one or "0a1b2c3d" in one for one in owners)
+
+
+def test_a_prompt_is_estimated_from_all_that_a_template_may_show() -> None:
+    def estimate(size: int, **more: str) -> int:
+        arguments = json.dumps({"x": "a" * size})
+        call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+        messages = [
+            {"role": "user", "content": "12 + 34?"},
+            {"role": "assistant", "tool_calls": [call], **more},
+            {"role": "tool", "content": "46", "tool_call_id": "c"},
+        ]
+        return RequestContext(_body(messages=messages), Limits(), {}, "r").estimated_prompt
+
+    assert 1000 <= estimate(3000) <= 1020
+    assert estimate(3000, reasoning_content="b" * 3000) == estimate(3000) + 1000

@@ -117,6 +117,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"messages": [{"role": "user"}]}, "messages[0].content", "missing_required_parameter"),
     (turns("user", "assistant"), "messages", "invalid_value"),
     ({**turns("user", "assistant"), "continue_final_message": False}, "messages", "invalid_value"),
+    ({**turns("assistant"), "continue_final_message": True}, "messages", "invalid_value"),
     (
         {**turns("user"), "continue_final_message": True},
         "continue_final_message",

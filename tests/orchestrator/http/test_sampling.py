@@ -61,5 +61,6 @@ def test_a_response_says_what_it_was_drawn_with(url: str) -> None:
 def test_what_is_not_known_is_not_guessed() -> None:
     with serving(service(sampling=unknown)) as url:
         assert post(url).status_code == 503
+        assert sampling(url, {"model": "small-only"}).is_greedy  # it does without the large one
         assert post(url, {"temperature": 0}).status_code == 200
         assert post(url, {"temperature": 1, "top_p": 1, "top_k": 0}).status_code == 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import openai
@@ -10,15 +11,33 @@ import pytest
 
 from deploy.service.config import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
-from orchestrator.errors import Unsupported
+from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.scores import score_answer, shown_tokens
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Metrics, RequestCompleted
-from orchestrator.types import Limits, Message, Segment, Segments, Transcript, Verification
+from orchestrator.types import (
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    Segments,
+    Transcript,
+    Verification,
+)
+from orchestrator.worker import Call
 from policies import POLICIES
-from tests.orchestrator.serving import STORY, asking, client, post, scripted, service, serving
+from tests.orchestrator.serving import (
+    HTTP,
+    STORY,
+    asking,
+    client,
+    post,
+    scripted,
+    service,
+    serving,
+)
 from workers.engine.worker import LocalWorker
 from workers.scripted import Scripted, segment
 
@@ -151,9 +170,44 @@ def test_a_worker_that_cannot_score_refuses_before_it_generates(lacking: str, st
     workers = {"small": scripted(), "large": scripted(), lacking: CannotScore(story=STORY)}
     with serving(service(workers["small"], workers["large"])) as url:
         reply = post(url, {"logprobs": True, "stream": stream})
-        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "unsupported_policy")
+        assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logprobs")
+        assert f"the {lacking} worker" in reply.json()["error"]["message"]
         for worker in workers.values():
             assert all(heard.operation == "verify" for heard in worker.calls)
+
+
+async def test_what_a_worker_wrote_before_it_died_is_scored_by_its_text() -> None:
+    cut = replace(segment("large", "a b"), tokenizer="")
+    transcript = replace(
+        Transcript((Message("user", "?"),)).without_thought(), answer=Segments([cut]), done=True
+    )
+    response = ResponseAccumulator()
+    response.completed = RequestCompleted(transcript, (), Metrics())
+    large = scripted()
+    await score_answer(context("large-only"), response, {"large": large})
+    assert large.calls[0].args[0] == Segment("large", "a b")
+
+
+class HasNoRoom(Scripted):
+    """It cannot score a text that fills its context."""
+
+    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+        if segment.text:
+            raise ContextLengthExceeded("full", param="messages")
+        return await super().verify(call, segment, sampling)
+
+
+def test_an_answer_that_fills_the_context_is_given_without_scores() -> None:
+    with serving(service(large=HasNoRoom(story=STORY))) as url:
+        body = {"model": "large-only", "logprobs": True}
+        (choice,) = post(url, body).json()["choices"]
+        assert choice["message"]["content"] == "The answer is 8."
+        assert choice["logprobs"] is None
+        assert "[DONE]" in post(url, {**body, "stream": True}).text
+        body = {"model": "large-only", "prompt": "Twice 2+2?", "logprobs": 1}
+        (choice,) = HTTP.post(f"{url}/v1/completions", json=body).json()["choices"]
+        assert choice["text"]
+        assert choice["logprobs"] is None
 
 
 @pytest.mark.parametrize(

@@ -279,3 +279,14 @@ def test_what_one_owner_asked_is_encoded_anew_for_another(
     assert len(encoded) == 1
     assert prompts.transcript(asked, "two") == ids
     assert len(encoded) == 2
+
+
+def test_a_text_that_may_be_the_clients_is_not_remembered(
+    prompts: PromptRenderer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def remembered(text: str) -> tuple[int, ...]:
+        raise AssertionError(text)
+
+    monkeypatch.setattr(prompts.tokenizer, "encode", remembered)
+    ids = prompts.segment(Segment("policy", "So it is 46."))
+    assert prompts.tokenizer.decode(ids) == "So it is 46."
