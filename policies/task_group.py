@@ -71,10 +71,10 @@ def gather(scripts: Sequence[Action[A] | Script[A]]) -> Script[list[A]]:
     The first failure cancels the others and is raised.
     """
     tasks: TaskGroup[int] = TaskGroup()
-    for number, script in enumerate(scripts):
-        yield from tasks.start(number, script)
     results: dict[int, A] = {}
     try:
+        for number, script in enumerate(scripts):
+            yield from tasks.start(number, script)
         while len(results) < len(scripts):
             number, result = yield from tasks.next_done()
             results[number] = result

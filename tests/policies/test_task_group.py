@@ -65,6 +65,15 @@ def test_a_failure_cancels_the_others() -> None:
         script.send(None)
 
 
+def test_a_failure_to_begin_cancels_those_that_have_begun() -> None:
+    script = gather([SMALL, LARGE])
+    next(script)
+    assert script.send(Job(0)) == Start(LARGE)
+    assert script.throw(GONE) == Cancel(Job(0))
+    with pytest.raises(WorkerUnavailable):
+        script.send(None)
+
+
 def test_cancelling_closes_the_scripts() -> None:
     closed: list[bool] = []
 

@@ -7,13 +7,13 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from contextvars import Context
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 from grpc import RpcError
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
-from orchestrator.errors import BatonError, Overloaded, WorkerError, WorkerUnavailable
+from orchestrator.errors import BatonError, Overloaded, WorkerError, WorkerUnavailable, describe
 from orchestrator.types import (
     Classification,
     Generation,
@@ -25,7 +25,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta, family
 from workers.replica.prefixes import PrefixMissing, PrefixSender, bare
-from workers.replica.routers import avoid_others
+from workers.replica.routers import avoid_others, taker
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
 from workers.retry import CircuitBreaker, TimedRetry
 from workers.streams import merge_deltas
@@ -125,6 +125,10 @@ class ReplicaWorker:
                     status = await answer
                 except TimeoutError:
                     return
+                except asyncio.CancelledError:
+                    if _hung_up():
+                        raise
+                    continue
                 except (RayError, RayServeException, RpcError, OSError, RuntimeError):
                     continue
                 if isinstance(status, ReplicaStatus):
@@ -167,7 +171,7 @@ class ReplicaWorker:
         Raises: as `_lost` does.
         """
         response = self._send(retry, request, "answer_call", False, args)
-        silence = _Silence(retry, self._look_around, beats=False)
+        silence = _Silence(retry, self._look_around, lambda: taker(response))
         answered = False
         try:
             with _lost(str(args[0]), silence):
@@ -209,7 +213,7 @@ class ReplicaWorker:
         Raises: as `_lost` does.
         """
         response = self._send(retry, request, "stream_call", True, args)
-        silence = _Silence(retry, self._look_around, beats=True)
+        silence = _Silence(retry, self._look_around)
         try:
             with _lost("generate", silence):
                 while True:
@@ -259,24 +263,30 @@ class ReplicaWorker:
         return await asyncio.shield(self._looking)
 
     async def _look(self) -> _Pool:
-        answering = {status.replica for status in await self.statuses(PROBE_TIMEOUT_S)}
-        avoids = bool(answering) and avoid_others(self._handle.deployment_name, answering)
-        self._avoids = avoids
-        if avoids and self._watching is None:
+        answering = frozenset(one.replica for one in await self.statuses(PROBE_TIMEOUT_S))
+        self._avoids = avoid_others(self._handle.deployment_name, answering)
+        if self._avoids and self._watching is None:
             self._watching = asyncio.create_task(self._watch())
-        return "partly silent" if avoids else "answers" if answering else "silent"
+        return _Pool(answering, self._avoids)
 
     async def _watch(self) -> None:
         """Look again from time to time, until no replica is silent."""
         try:
             while self._avoids:
                 await asyncio.sleep(PROBE_TIMEOUT_S)
-                await self._look()
+                try:
+                    await self._look_around()
+                except Exception as error:  # who ends here leaves well replicas avoided for good
+                    log.error("the replicas could not be asked: %s", describe(error))
         finally:
             self._watching = None
 
 
-_Pool = Literal["answers", "partly silent", "silent"]
+class _Pool(NamedTuple):
+    answering: frozenset[str]
+    """The tags of the replicas that answer."""
+    others: bool
+    """Whether there are replicas that do not."""
 
 
 class _ReplicaLost(Exception):
@@ -303,29 +313,41 @@ def _lost(operation: str, silence: _Silence) -> Iterator[None]:
     except (RayError, RayServeException, RpcError, OSError, RuntimeError) as error:
         raise _ReplicaLost(f"a replica was lost: {type(error).__name__}") from None
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
-            raise  # our caller hung up; otherwise the replica's own server stopped
+        if _hung_up():
+            raise
         raise _ReplicaLost("a replica went away") from None
+
+
+def _hung_up() -> bool:
+    """Whether a cancellation is our caller's; otherwise the replica's own server stopped."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 class _Silence:
     """How long a call has been silent; ends the wait for its next item when too long.
 
     Ticks are counted instead of time: this process may itself have been stopped, and nobody was
-    silent while it was. Before its first item a stream may be waiting for a place, or for a replica
-    that loads; where `look` finds that no replica is silent, or none answers, it waits on. After
-    that its heartbeats tell. A call with one answer has none (`beats` is False): as long as
-    all replicas answer others, it is being worked on.
+    silent while it was. Before a replica takes it, a call may be waiting for a place, or for a
+    replica that loads; where `look` finds that no replica is silent, or none answers, it waits on,
+    until its time is up. A stream that was taken has heartbeats, which tell. A call with one answer
+    has none: as long as the replica that took it answers others, it is being worked on.
+
+    Args:
+        look: which replicas answer.
+        taken_by: the tag of the replica that took a call without heartbeats.
     """
 
     def __init__(
-        self, retry: TimedRetry, look: Callable[[], Awaitable[_Pool]], *, beats: bool
+        self,
+        retry: TimedRetry,
+        look: Callable[[], Awaitable[_Pool]],
+        taken_by: Callable[[], str | None] = lambda: None,
     ) -> None:
         self.scope: asyncio.Timeout | None = None
         """Of the wait for the next item."""
         self.reason = ""
-        self._retry, self._look, self._beats = retry, look, beats
+        self._retry, self._look, self._taken_by = retry, look, taken_by
         self._accepted = self._waits = False
         self._silence_s, self._items = 0.0, 0
         self._looking: asyncio.Task[None] | None = None
@@ -353,7 +375,7 @@ class _Silence:
         if not self._accepted:
             self._retry.waited(self._tick_s)
             out_of_time = not self._retry.remaining_s
-            if out_of_time and self._beats:
+            if out_of_time and self._taken_by() is None:
                 self._give_up("no replica took the call in time")
                 return
         if self._looking is None and (out_of_time or self._silence_s >= SILENCE_TIMEOUT_S):
@@ -361,23 +383,31 @@ class _Silence:
 
     async def _find_out(self) -> None:
         """Give a silent replica up, and let others know of it."""
-        before = self._items
-        if self._accepted:
-            self._give_up(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s")
-            await self._look()
-        else:
-            pool = await self._look()
-            if before != self._items:
-                pass
-            elif pool == "partly silent":
+        try:
+            if self._accepted:
+                self._give_up(f"a replica was silent for {SILENCE_TIMEOUT_S:g} s")
+                await self._look()
+            else:
+                before = self._items, self._taken_by()
+                pool = await self._look()
+                if before == (self._items, self._taken_by()):
+                    self._judge(pool, before[1])
+        finally:
+            self._silence_s, self._looking = 0.0, None
+
+    def _judge(self, pool: _Pool, replica: str | None) -> None:
+        """Wait on for a call that brought nothing yet, or not; `replica` took it."""
+        if replica is None:
+            if pool.answering and pool.others:
                 self._give_up(
                     f"no replica took the call for {SILENCE_TIMEOUT_S:g} s, and some are silent"
                 )
-            elif pool == "silent" and not self._retry.remaining_s:
-                self._give_up("no replica answered in time")
-            elif pool == "answers" and not self._beats:
-                self._retry.reset()
-        self._silence_s, self._looking = 0.0, None
+        elif replica in pool.answering:
+            self._retry.reset()
+        elif pool.answering:
+            self._give_up("the replica that took the call is silent")
+        elif not self._retry.remaining_s:
+            self._give_up("no replica answered in time")
 
     def _give_up(self, reason: str) -> None:
         if self._waits and self.scope is not None:

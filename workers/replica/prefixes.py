@@ -61,7 +61,8 @@ class PrefixSender:
                 thought=transcript.thought.first(thought),
                 answer=transcript.answer.first(answer),
             )
-            yield CallSuffix(replace(call, transcript=rest), thought, answer, digest(known))
+            said = digest(call.request, known)
+            yield CallSuffix(replace(call, transcript=rest), thought, answer, said)
         yield self.whole(call)
 
     def whole(self, call: Call) -> Call:
@@ -127,7 +128,7 @@ class PrefixReceiver:
             thought=known.thought.first(suffix.thought),
             answer=known.answer.first(suffix.answer),
         )
-        if digest(prefix) != suffix.digest:
+        if digest(suffix.call.request, prefix) != suffix.digest:
             return None
         whole = replace(
             rest,
@@ -150,13 +151,17 @@ class PrefixReceiver:
             self._tokens -= _tokens(self._known.pop(next(iter(self._known))))
 
 
-def digest(transcript: Transcript) -> bytes:
-    """Equal for equal messages and segments; log-probabilities do not count."""
+def digest(request: str, transcript: Transcript) -> bytes:
+    """Equal for equal messages and segments; log-probabilities do not count.
+
+    The messages' part is remembered for their request alone: how soon an answer came could tell
+    whether somebody else had sent the same messages.
+    """
     parts = (transcript.thought.fold(_chained, b""), transcript.answer.fold(_chained, b""))
-    return blake2b(b"%s|%s|%s" % (_digest_of(transcript.messages)[0], *parts)).digest()
+    return blake2b(b"%s|%s|%s" % (_digest_of(request, transcript.messages)[0], *parts)).digest()
 
 
-def _messages_digest(messages: tuple[Message, ...]) -> tuple[bytes, int]:
+def _messages_digest(request: str, messages: tuple[Message, ...]) -> tuple[bytes, int]:
     """The digest, and how many bytes it is made of."""
     said = repr(messages).encode()
     return blake2b(said, digest_size=16).digest(), len(said)

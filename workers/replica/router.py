@@ -40,6 +40,12 @@ class ReplicaRouter(ConsistentHashRouter):  # type: ignore[misc]
             ranked = ranked[first:] + ranked[:first]
         return sorted(ranked, key=lambda replica: replica.unique_id in self.avoided)
 
+    async def _choose_replica_for_request(self, pending_request: Any, **more: Any) -> Any:
+        routers.note_taker(pending_request.metadata, None)  # again where a full replica refused it
+        replica = await super()._choose_replica_for_request(pending_request, **more)
+        routers.note_taker(pending_request.metadata, replica.replica_id.unique_id)
+        return replica
+
     @property
     def replicas(self) -> set[str]:
         """The replicas that Serve names, by their tags."""

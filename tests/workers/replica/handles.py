@@ -10,6 +10,7 @@ from typing import Any
 
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
+from workers.replica.routers import note_taker
 from workers.replica.server import ReplicaServer, ReplicaStatus
 from workers.scripted import Scripted
 
@@ -56,11 +57,22 @@ class Stream:
         self.cancelled = asyncio.ensure_future(self._items.aclose())
 
 
+def taken_by(replica: str | None) -> Any:
+    """What Serve knows of a call that was sent to this replica; None: that waits for one."""
+    metadata = SimpleNamespace()
+    note_taker(metadata, replica)
+    return metadata
+
+
+def tag(replica: ReplicaServer) -> str:
+    return f"replica {id(replica)}"
+
+
 class Response:
     """What a handle call with one answer returns; `dies` fails instead."""
 
-    def __init__(self, answer: Coroutine[Any, Any, Any], dies: Death) -> None:
-        self._dies = dies
+    def __init__(self, answer: Coroutine[Any, Any, Any], dies: Death, replica: str) -> None:
+        self._dies, self._request_metadata = dies, taken_by(replica)
         self.cancelled = asyncio.ensure_future(answer)
 
     def __await__(self) -> Generator[Any, None, Any]:
@@ -75,7 +87,7 @@ class Response:
 def respond(replica: ReplicaServer, method: str, args: Any, dies: Death = None) -> Any:
     """The response of a replica's method to a handle's call."""
     called = getattr(replica, method)(*args)
-    return Stream(called, dies) if method == "stream_call" else Response(called, dies)
+    return Stream(called, dies) if method == "stream_call" else Response(called, dies, tag(replica))
 
 
 @dataclass
@@ -89,7 +101,7 @@ class Broadcast:
 
     async def get_async(self) -> ReplicaStatus:
         (one,) = self.replicas
-        return ReplicaStatus(f"replica {id(one)}", one.stats(), None)
+        return ReplicaStatus(tag(one), one.stats(), None)
 
 
 @dataclass

@@ -25,6 +25,7 @@ from orchestrator.worker import Call, Delta
 from tests.workers.replica.handles import (
     CRITERIA,
     GREEDY,
+    Broadcast,
     Handle,
     Response,
     ScriptedEngineWorker,
@@ -32,11 +33,13 @@ from tests.workers.replica.handles import (
     call,
     respond,
     story,
+    tag,
+    taken_by,
 )
 from workers import streams
 from workers.replica import client, routers
 from workers.replica.client import ReplicaWorker
-from workers.replica.server import ReplicaServer
+from workers.replica.server import ReplicaServer, ReplicaStatus
 from workers.retry import CircuitBreaker
 from workers.scripted import Say, segment
 
@@ -188,8 +191,9 @@ async def test_a_silent_replica_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
 class Stopped:
     """A response of a replica whose process was stopped: after some items nothing comes."""
 
-    def __init__(self, response: Response | Stream, items: int) -> None:
+    def __init__(self, response: Response | Stream, items: int, replica: str | None) -> None:
         self._response, self._items = response, items
+        self._request_metadata = taken_by(replica)
 
     def __await__(self) -> Any:
         return asyncio.sleep(1000).__await__()
@@ -209,11 +213,13 @@ class HalfStopped(Handle):
     """A pool of two, of which the first was stopped: calls that go there fall silent."""
 
     after: int = 0  # items
-    known: bool = True  # that there is a second one, which answers
+    taker: str | None = "stopped"  # of a call with one answer that falls silent
 
     def remote(self, *args: Any) -> Any:
         response = super().remote(*args)
-        return Stopped(response, self.after) if self.sessions[-1].endswith("/0") else response
+        if not self.sessions[-1].endswith("/0"):
+            return response
+        return Stopped(response, self.after, self.taker)
 
 
 @pytest.fixture
@@ -297,8 +303,65 @@ async def test_a_slow_answer_is_waited_for_while_its_replica_answers(
     assert handle.methods == ["answer_call"]
 
 
-async def test_an_answer_is_not_waited_for_where_its_replica_stopped(router: Any) -> None:
-    handle = HalfStopped(story())
+@pytest.mark.parametrize("patience_s", [0.1, 5.0])
+async def test_a_slow_answer_is_waited_for_while_another_replica_is_silent(
+    router: Any, patience_s: float
+) -> None:
+    handle = Handle(story(delay=0.8))
+    router.replicas = {"stopped", tag(handle.replica)}
+    worker = ReplicaWorker(handle, retry_timeout_s=patience_s)
+    assert (await worker.classify(call(), NINE)).labels
+    assert handle.sessions == ["r1/0"]
+    assert router.avoided == {"stopped"}
+    assert not worker._breaker.is_open
+
+
+async def test_an_answer_that_no_replica_works_on_is_not_waited_for(router: Any) -> None:
+    router.replicas = set()  # all answer, and have no place
+    handle = HalfStopped(story(), taker=None)
+    asked = asyncio.create_task(ReplicaWorker(handle, retry_timeout_s=0.6).classify(call(), NINE))
+    await asyncio.sleep(0.3)
+    assert not asked.done()
+    with pytest.raises(WorkerUnavailable, match="took the call in time"):
+        await asyncio.wait_for(asked, 3)
+    assert handle.sessions == ["r1/0"]
+
+
+async def test_who_was_silent_is_known_when_a_silent_pool_answers_again(
+    router: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = Handle(story())
+    well = tag(handle.replica)
+    router.replicas, router.avoided = {"stopped", well}, frozenset({well})
+    worker = ReplicaWorker(handle)
+    handle.silent = True
+    await worker._look_around()
+    assert worker._watching is not None
+    with monkeypatch.context() as broken:
+        broken.setattr(worker, "statuses", None)  # any error
+        await asyncio.sleep(0.2)
+    handle.silent = False
+    await until(lambda: router.avoided == {"stopped"})
+    router.replicas = {well}
+    await until(lambda: worker._watching is None)
+    assert not router.avoided
+
+
+async def test_a_replica_that_stops_when_asked_for_its_status_is_one_that_does_not_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def get_async(self: Any) -> ReplicaStatus:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(Broadcast, "get_async", get_async)
+    assert await ReplicaWorker(Handle(story())).statuses() == []
+
+
+@pytest.mark.parametrize("taker", ["stopped", None])
+async def test_an_answer_is_not_waited_for_where_its_replica_stopped(
+    router: Any, taker: str | None
+) -> None:
+    handle = HalfStopped(story(), taker=taker)
     worker = ReplicaWorker(handle, retry_timeout_s=5)
     assert (await worker.classify(call(), NINE)).labels == ("9",)
     assert handle.sessions == ["r1/0", "r1/1"]

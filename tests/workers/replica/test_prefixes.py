@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import random
 from dataclasses import replace
+from hashlib import blake2b
 from typing import Any
 
 import pytest
@@ -12,12 +13,14 @@ import pytest
 from orchestrator.types import LabelQuery, Message, Segment, Segments, Transcript
 from orchestrator.worker import Call
 from tests.workers.replica.handles import CRITERIA, GREEDY, Handle, respond, story
+from workers.replica import prefixes
 from workers.replica.client import ReplicaWorker
 from workers.replica.prefixes import (
     CallSuffix,
     PrefixMissing,
     PrefixReceiver,
     PrefixSender,
+    digest,
 )
 from workers.replica.server import ReplicaServer
 
@@ -112,6 +115,24 @@ def test_a_replica_that_has_something_else_says_so() -> None:
         assert receiver.restore(whole) == whole
     receiver.restore(Call("r", bare(thought(5))))
     assert receiver.restore(suffix) is not None  # more than it needs
+
+
+def test_nobody_can_tell_what_another_request_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def counted(*args: Any, **more: Any) -> Any:
+        nonlocal made
+        made += 1
+        return blake2b(*args, **more)
+
+    def effort(request: str) -> int:
+        before = made
+        assert digest(request, QUESTION) == expected
+        return made - before
+
+    monkeypatch.setattr(prefixes, "blake2b", counted)
+    expected = digest("mine", QUESTION)
+    assert effort("mine") < effort("another's")
 
 
 def test_a_call_that_comes_late_takes_nothing_away() -> None:

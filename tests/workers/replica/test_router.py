@@ -14,7 +14,7 @@ from ray.serve.config import RequestRouterConfig
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from workers.replica.router import ReplicaRouter
-from workers.replica.routers import ROUTERS, avoid_others
+from workers.replica.routers import ROUTERS, avoid_others, taker
 
 POOL = DeploymentID(name="LargeWorker", app_name="baton")
 
@@ -52,6 +52,36 @@ def test_silent_replicas_come_last_until_they_answer(router: ReplicaRouter) -> N
     assert not avoid_others("SmallWorker", {"a"})
     assert not avoid_others("LargeWorker", {"a", "b", "c"})
     assert {ranked(router, f"r{number}/0")[2] for number in range(20)} == set("abc")
+
+
+def test_where_no_replica_answers_all_rank_as_ever(router: ReplicaRouter) -> None:
+    before = [ranked(router, f"r{number}/0") for number in range(20)]
+    assert avoid_others("LargeWorker", {"a"})
+    assert avoid_others("LargeWorker", set())
+    assert [ranked(router, f"r{number}/0") for number in range(20)] == before
+
+
+async def test_to_which_replica_a_call_was_sent(
+    router: ReplicaRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen: asyncio.Queue[str] = asyncio.Queue()
+
+    async def choose(self: Any, pending_request: Any, *, is_retry: bool) -> Any:
+        return SimpleNamespace(replica_id=ReplicaID(await chosen.get(), POOL))
+
+    monkeypatch.setattr(ConsistentHashRouter, "_choose_replica_for_request", choose)
+    response = SimpleNamespace(_request_metadata=SimpleNamespace())
+    pending = SimpleNamespace(metadata=response._request_metadata)
+    assert taker(response) is None
+    for name, is_retry in (("b", False), ("c", True)):
+        choosing = asyncio.create_task(
+            router._choose_replica_for_request(pending, is_retry=is_retry)
+        )
+        await asyncio.sleep(0)
+        assert taker(response) is None  # it waits, again where it was refused
+        chosen.put_nowait(name)
+        assert (await choosing).replica_id.unique_id == name
+        assert taker(response) == name
 
 
 async def test_serve_takes_it_for_a_router_of_its_own() -> None:
