@@ -43,7 +43,7 @@ from workers.remote.worker import RemoteWorker
 
 MODEL = "any name"  # a server of one model does not mind
 ABLE = ServerCapabilities("ids", ids=True, top=20, wide=1000, numbered=True)
-NEEDS_PROMPT = {"bild", "surprise-takeover"}
+NEEDS_PROMPT = {"bild", "learned-gate", "surprise-takeover"}
 
 
 @pytest.fixture(scope="module")
