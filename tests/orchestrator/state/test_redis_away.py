@@ -13,7 +13,7 @@ import redis as plain
 import trustme
 
 from orchestrator.errors import ConfigError, StoreError, StoreUnavailable
-from orchestrator.http.rendering import OUTCOMES
+from orchestrator.http.rendering import OUTCOMES, REWARDS
 from orchestrator.http.service import Service
 from orchestrator.state.redis import RedisStore
 from orchestrator.state.store import PointerUpdate, StoreState
@@ -160,7 +160,8 @@ def test_slow_for_those_who_ask(redis: RedisServer) -> None:
         finally:
             redis.thaw()
         until_now(lambda: not HTTP.get(f"{url}/ready").json()["degraded"], 10)
-        until_now(lambda: redis.admin.xlen(f"baton:stream:{OUTCOMES}") >= 6, 10)
+        until_now(lambda: redis.admin.xlen(f"baton:stream:{OUTCOMES}") >= 5, 10)
+        until_now(lambda: redis.admin.xlen(f"baton:stream:{REWARDS}") >= 1, 10)
 
 
 async def test_read_only(redis: RedisServer) -> None:
