@@ -21,7 +21,7 @@ ASKED = {
     "model": "large-only",
     "messages": [{"role": "user", "content": "12 + 34, step by step"}],
     "stream": True,
-    "max_tokens": 600,
+    "max_tokens": 1800,
 }
 
 
