@@ -28,7 +28,7 @@ from orchestrator.errors import Unsupported
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.types import Segment, Transcript, Verification
 from policies.gate import Gate, probability
-from policies.steps import REST, Stepwise, attempt, blank, ends, logprobs_of
+from policies.steps import REST, Stepwise, attempt, blank, ends, joined, logprobs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,9 @@ class LearnedGate(Stepwise):
         if drafts and doubt <= self.risk:
             return (yield from self._accept(transcript, drafts))
         if drafts:
-            verification = yield from attempt(Verify("large", transcript, _joined(drafts)))
+            verification = yield from attempt(
+                Verify("large", transcript, joined([one.segment for one in drafts]))
+            )
             if verification is not None:
                 return (yield from self._read(corrections, transcript, drafts, verification))
             for draft in drafts:
@@ -188,17 +190,6 @@ class LearnedGate(Stepwise):
         if transcript.is_open and p > self.hopeless and not done:
             transcript = yield from Write("large", transcript, self.criteria)
         return transcript
-
-
-def _joined(drafts: list[WaitingDraft]) -> Segment:
-    """The drafts as one segment, for one pass."""
-    segments = [draft.segment for draft in drafts]
-    return replace(
-        segments[-1],
-        text="".join(segment.text for segment in segments),
-        tokens=tuple(token for segment in segments for token in segment.tokens),
-        logprobs=tuple(logprob for segment in segments for logprob in segment.logprobs),
-    )
 
 
 def _parts(verification: Verification, segments: list[Segment]) -> list[Verification]:

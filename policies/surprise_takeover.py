@@ -33,7 +33,7 @@ from pydantic import Field
 
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.types import Segment, StopCriteria, Transcript
-from policies.steps import Stepwise, attempt, ends
+from policies.steps import Stepwise, attempt, ends, joined
 
 
 class SurpriseTakeover(Stepwise):
@@ -101,15 +101,7 @@ class SurpriseTakeover(Stepwise):
         """Each draft's highest negative log-likelihood, from one pass; None where that failed."""
         if not drafts:
             return []
-        joined = Segment(
-            "small",
-            "".join(draft.text for draft in drafts),
-            tuple(token for draft in drafts for token in draft.tokens),
-            tuple(logprob for draft in drafts for logprob in draft.logprobs),
-            drafts[0].tokenizer,
-            drafts[-1].finish,
-        )
-        verification = yield from attempt(Verify("large", transcript, joined))
+        verification = yield from attempt(Verify("large", transcript, joined(drafts)))
         if verification is None:
             return [None] * len(drafts)
         nll = iter(verification.nll)

@@ -292,22 +292,13 @@ def _load_recordings(workers: dict[Any, Any], folder: Path | None, pair: dict[st
     """Fill both caches from recordings of the same pair; how many answers they had."""
     from deploy.evaluation import evaluation_log
     from deploy.evaluation.recording import load
-    from orchestrator.errors import ConfigError
 
     if folder is None:
         return 0
-    settings, rows = evaluation_log.read(folder / "rows.jsonl")
-    for name, now in pair.items():
-        then = settings["pair"].get(name)
-        if now != then:
-            raise ConfigError(f"{folder}: recorded with {then} as {name} model, not {now}")
     loaded = 0
-    for row in rows:
-        if "recording" in row:
-            recording = load(folder / row["recording"])
-            loaded += sum(
-                worker.load_recording(name, recording) for name, worker in workers.items()
-            )
+    for path in evaluation_log.recordings(folder, pair):
+        recording = load(path)
+        loaded += sum(worker.load_recording(name, recording) for name, worker in workers.items())
     return loaded
 
 

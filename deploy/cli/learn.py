@@ -152,14 +152,8 @@ def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
     from deploy.evaluation import evaluation_log
     from deploy.evaluation.recording import load
 
-    rows = place / "rows.jsonl"
-    if rows.is_file():
-        settings, kept = evaluation_log.read(rows)
-        for name, now in pair.items():
-            then = settings["pair"].get(name)
-            if now != then:
-                raise ConfigError(f"{place}: recorded with {then} as {name} model, not {now}")
-        paths = [place / row["recording"] for row in kept if "recording" in row]
+    if (place / "rows.jsonl").is_file():
+        paths = evaluation_log.recordings(place, pair)
     else:
         paths = sorted(place.glob("**/*.jsonl"))
     if not paths:

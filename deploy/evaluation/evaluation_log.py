@@ -185,6 +185,20 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return settings, rows
 
 
+def recordings(folder: Path, pair: Mapping[str, str]) -> list[Path]:
+    """The recordings beside a log, which must be of this pair of models.
+
+    Raises:
+        ConfigError: no log, or one of another pair.
+    """
+    settings, kept = read(folder / "rows.jsonl")
+    for name, now in pair.items():
+        then = settings["pair"].get(name)
+        if now != then:
+            raise ConfigError(f"{folder}: recorded with {then} as {name} model, not {now}")
+    return [folder / row["recording"] for row in kept if "recording" in row]
+
+
 def from_json(kind: type[T], data: Mapping[str, Any]) -> T:
     """A dataclass from JSON; keys that this version does not know are left out."""
     known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
