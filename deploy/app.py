@@ -181,8 +181,8 @@ def build(args: Args) -> Application:
             scaling=by_load(spec.replicas, spec.rows),
             nodes=spec.nodes,
             rows=spec.rows,
-            gpu=spec.gpu if spec.device == "cuda" else 0.0,
-            gpus=spec.gpus if spec.device == "cuda" else 1,
+            gpu=spec.gpu if spec.on_gpu else 0.0,
+            gpus=spec.gpus if spec.on_gpu else 1,
             exporter=partial(worker_exporter, name),
         )
         for name, spec in args.workers.by_name().items()

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeGuard
+from urllib.parse import unquote
 
 from llguidance import LLMatcher, LLParserLimits
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.types import CallFormat, Constraint
+from orchestrator.types import ArgumentFormat, CallFormat, Constraint
 
 LIMITS: Final = LLParserLimits(max_items_in_row=4000, initial_lexer_fuel=2_000_000)
 MAX_SOURCE: Final = 1 << 17  # characters of a grammar
@@ -24,6 +26,19 @@ _LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_sep
 _EXACT: Final = 2**53 - 1
 _SCHEMAS: Final = {"items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf"}
 _NAMED_SCHEMAS: Final = {"properties", "patternProperties", "$defs", "definitions"}
+_MOST_BRANCHES: Final = 512  # of a schema, looked at for each property
+_LOCAL: Final = re.compile(r'"\$ref": "(#[^"]*)"')
+_UNIONS: Final = ("anyOf", "oneOf")
+TYPES: Final[Mapping[type, str]] = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+"""What a JSON Schema calls the type of a value."""
 _WHITE: Final = "WHITE: /[ \\n]{1,4}/\n"
 
 
@@ -111,9 +126,17 @@ def _tools(rules: Mapping[str, Any], calls: CallFormat, literal: Callable[[str],
     """The grammar of an answer by `tool_rules`."""
     tools = rules["tools"]
     each = [
-        f"call{i}: {json.dumps(name)} {_literal(calls.middle, literal)} {_json(schema)}"
+        f"call{i}: {json.dumps(name)} {_literal(calls.middle, literal)} "
+        + (_tagged(schema, calls.each, literal) if calls.each else _json(schema))
         for i, (name, schema) in enumerate(tools)
     ]
+    if calls.each:
+        each += [
+            _up_to("value", calls.each.after, literal),
+            _up_to("name", calls.each.middle, literal),
+        ]
+    if calls.ID in calls.after + (calls.between or ""):
+        each.append("ID: /[a-zA-Z0-9]{9}/")
     any_call = " | ".join(f"call{i}" for i in range(len(tools)))
     more = f"({_literal(calls.between, literal)} call)*" if calls.between else ""
     if not rules["parallel"]:
@@ -126,25 +149,178 @@ def _tools(rules: Mapping[str, Any], calls: CallFormat, literal: Callable[[str],
         # Free text, held to nothing, up to what begins a call.
         begun, rest = calls.trigger, calls.before.lstrip().removeprefix(calls.trigger)
         lines.append(f"calls: {_literal(rest, literal)} call {more} {end}")
-        if literal(begun).startswith("<"):
-            head = f"head: TEXT {literal(begun)}"
-        else:
-            head = f"head[lazy]: TEXT {literal(begun)}"
+        head = _up_to("head", begun, literal)
         if rules["answer"] is None:
-            lines += ["start: head calls | TEXT", head, "TEXT: /(.|\\n)*/"]
+            lines += ["start: head calls | TEXT", head]
         else:
             lines.append(f"start: WHITE? ({literal(begun)} calls | answer)")
     else:
         lines.append(f"calls: {_literal(calls.before, literal)} call {more} {end}")
-        lines.append("start: WHITE? " + ("(calls | answer)" if rules["answer"] else "calls | TEXT"))
-        lines.append("TEXT: /\\s*[^{\\s](.|\\n)*/")
+        lines.append("start: WHITE? " + ("(calls | answer)" if rules["answer"] else "calls | SAID"))
+        lines.append("SAID: /\\s*[^{\\s](.|\\n)*/")
     if rules["answer"] is not None:
         lines.append(f"answer: {_json(json.loads(rules['answer']))}")
-    return "\n".join([*lines, _WHITE])
+    return "\n".join([*lines, "TEXT: /(.|\\n)*/", _WHITE])
+
+
+def _up_to(rule: str, mark: str, literal: Callable[[str], str]) -> str:
+    """The rule of a free text up to a mark, whose first part may be a control token."""
+    end = literal(mark)
+    return f"{rule}{'' if end.startswith('<') else '[lazy]'}: TEXT {end}"
+
+
+def _tagged(schema: Any, form: ArgumentFormat, literal: Callable[[str], str]) -> str:
+    """The arguments of a call, each in tags: a text is held to an enumeration alone, every other
+    value to its schema, unless nothing can be held to that apart from the rest. No text of the
+    schema's stands for a control token."""
+    begin, middle, end = map(literal, (form.before, form.middle, form.after))
+    rules, room = [], MAX_SOURCE
+    for name, one in properties_of(schema).items():
+        value = _value(one, schema) if room > 0 else ""
+        room -= len(value)
+        if value.startswith("%json") and _fault(f"start: {value}"):
+            value = ""
+        rule = f"{begin} {json.dumps(name)} {middle} " + (f"{value} {end}" if value else "value")
+        rules.append(rule if name in schema.get("required", ()) else f"({rule})?")
+    return " ".join(rules) if rules else f"({begin} name value)*"
+
+
+def _value(schema: Any, root: Any) -> str:
+    """What a value in tags must match; empty for any text."""
+    form = value_form(schema, root)
+    if form.closed and form.listed:
+        texts = (
+            one if isinstance(one, str) else json.dumps(one, ensure_ascii=False)
+            for one in form.listed
+        )
+        return f"({' | '.join(map(json.dumps, texts))})"
+    if not form.types or "string" in form.types:
+        return ""
+    return _json(_taken_out(schema, root))
+
+
+@dataclass(frozen=True, slots=True)
+class ValueForm:
+    """What a JSON Schema says of a value, whichever of its branches holds.
+
+    Attributes:
+        types: those that it names; none where it, or one of its branches, names none.
+        listed: the values that it names one by one.
+        closed: whether there are no others.
+    """
+
+    types: frozenset[str]
+    listed: Sequence[Any]
+    closed: bool
+
+
+def value_form(schema: Any, root: Any) -> ValueForm:
+    """What a JSON Schema says of a value; `root`: the schema that its references point into."""
+    types, listed, free, closed = set[str](), list[Any](), False, True
+    for one in _branches(schema, root):
+        named = one.get("type")
+        kinds = {kind for kind in (named if isinstance(named, list) else [named]) if _is_text(kind)}
+        values = one["enum"] if isinstance(one.get("enum"), list) else None
+        if "const" in one:
+            values = [one["const"]]
+        elif values is None and kinds == {"null"}:
+            values = [None]
+        kinds = kinds or {TYPES[type(value)] for value in values or ()}
+        types |= kinds | ({"integer"} if "number" in kinds else set())
+        listed += values or ()
+        free, closed = free or not kinds, closed and values is not None
+    return ValueForm(frozenset() if free else frozenset(types), listed, closed)
+
+
+def _branches(schema: Any, root: Any) -> list[dict[str, Any]]:
+    """The schemas of which a value matches one, each reference followed once; of very many, the
+    first, and one that says nothing."""
+    found, left, seen = list[dict[str, Any]](), [schema], set[str]()
+    for _ in range(_MOST_BRANCHES):
+        if not left:
+            return found
+        one = left.pop()
+        one = one if isinstance(one, dict) else {}
+        ref, inner = one.get("$ref"), next((one[name] for name in _UNIONS if name in one), None)
+        every = one.get("allOf")
+        if one.keys() & {"type", "enum", "const"}:
+            found.append(one)
+        elif isinstance(ref, str):
+            left += [] if ref in seen else [_target(root, ref)]
+            seen.add(ref)
+        elif isinstance(inner, list):
+            left += reversed(inner)
+        elif isinstance(every, list) and (saying := [each for each in every if _names(each)]):
+            left += reversed(saying)
+        else:
+            found.append(one)
+    return [*found, {}]
+
+
+def _names(schema: Any) -> bool:
+    """Whether a schema says of which type a value is."""
+    return isinstance(schema, dict) and bool(
+        schema.keys() & {"type", "enum", "const", "$ref", "allOf", *_UNIONS}
+    )
+
+
+def _target(root: Any, ref: str) -> Any:
+    """What a reference within a schema points to (RFC 6901); None where it is nothing there."""
+    if not ref.startswith("#"):
+        return None
+    for part in unquote(ref[1:]).split("/")[1:]:
+        part = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(root, list) and part.isdecimal() and int(part) < len(root):
+            root = root[int(part)]
+        else:
+            root = root.get(part) if isinstance(root, dict) else None
+    return root
+
+
+def _taken_out(schema: Any, root: Any) -> Any:
+    """A schema that stands by itself, taken out of another that its references point into."""
+    moved = _moved(schema)
+    if moved == schema:
+        return schema
+    return {**moved, "$defs": {"whole": _moved(_reached(schema, root))}}
+
+
+def _reached(schema: Any, root: Any) -> dict[str, Any]:
+    """What of a whole schema references in a part of it point into, and those in that: the schemas
+    that they name, or all of it."""
+    found, left = dict[str, dict[str, Any]](), [schema]
+    while left:
+        for ref in _LOCAL.findall(json.dumps(left.pop())):
+            kind, _, name = ref.removeprefix("#/").partition("/")
+            name = name.partition("/")[0]
+            named = root.get(kind) if kind in _NAMED_SCHEMAS else None
+            if not isinstance(named, dict) or name not in named:
+                return {key: value for key, value in root.items() if key != "$id"}
+            if name not in found.setdefault(kind, {}):
+                found[kind][name] = named[name]
+                left.append(named[name])
+    return found
+
+
+def _moved(schema: Any) -> Any:
+    """A schema whose references point into a definition instead, in which all stands."""
+    if not isinstance(schema, dict):
+        return schema
+    found, ref = _within(schema, _moved), schema.get("$ref")
+    if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
+        found["$ref"] = f"#/$defs/whole{ref[1:]}"
+    return found
+
+
+def properties_of(schema: Any) -> dict[str, Any]:
+    """The properties that a JSON Schema names."""
+    named = schema.get("properties") if isinstance(schema, dict) else None
+    return named if isinstance(named, dict) else {}
 
 
 def _literal(text: str, literal: Callable[[str], str]) -> str:
-    return literal(text) if text else ""
+    """A text around a call, in which an id may stand."""
+    return " ID ".join(literal(part) if part else "" for part in text.split(CallFormat.ID))
 
 
 def _json(schema: Any) -> str:
@@ -157,19 +333,24 @@ def _json(schema: Any) -> str:
 
 def _bounded(schema: Any) -> Any:
     """A schema in which every whole number has bounds: a model may write digits for ever."""
-    if isinstance(schema, list):
-        return [_bounded(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    found = dict(schema)
-    for name in found.keys() & _SCHEMAS:
-        found[name] = _bounded(found[name])
-    for name in found.keys() & _NAMED_SCHEMAS:
-        if isinstance(found[name], dict):
-            found[name] = {key: _bounded(one) for key, one in found[name].items()}
+    found = _within(schema, _bounded)
     kinds = found.get("type")
     if "integer" in (kinds if isinstance(kinds, list) else [kinds]):
         found |= _exact_bounds(found)
+    return found
+
+
+def _within(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema, with each of those that stand right in it changed."""
+    found = dict(schema)
+    for name in found.keys() & _SCHEMAS:
+        one = found[name]
+        found[name] = [change(each) for each in one] if isinstance(one, list) else change(one)
+    for name in found.keys() & _NAMED_SCHEMAS:
+        if isinstance(found[name], dict):
+            found[name] = {key: change(one) for key, one in found[name].items()}
     return found
 
 
@@ -185,6 +366,10 @@ def _exact_bounds(schema: dict[str, Any]) -> dict[str, int]:
     if not high and all(one < _EXACT for one in low):
         lacking["maximum"] = _EXACT
     return lacking
+
+
+def _is_text(value: object) -> TypeGuard[str]:
+    return isinstance(value, str)
 
 
 def _is_number(value: object) -> bool:

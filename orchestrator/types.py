@@ -14,7 +14,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Protocol
+from itertools import zip_longest
+from typing import Any, ClassVar, Literal, Protocol
 
 from orchestrator.persistent import PersistentSequence
 
@@ -39,18 +40,41 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ArgumentFormat:
+    """How a model writes each argument of a call: before NAME middle VALUE after. A text stands as
+    it is, every other value as JSON."""
+
+    before: str
+    middle: str
+    after: str
+
+
+@dataclass(frozen=True, slots=True)
 class CallFormat:
     """How a model writes calls of tools: before NAME middle ARGUMENTS after.
 
     `between` stands between the arguments of one call and the name of the next; None: it makes one
-    call a turn. `text_arguments`: its chat template wants them as JSON text, not as an object.
+    call a turn. In both, `ID` stands for an id that the model gives the call: nine letters and
+    digits. `text_arguments`: its chat template wants them as JSON text, not as an object.
+    `each`: they are written one by one; None: as one JSON object.
     """
+
+    ID: ClassVar[str] = "\0"
 
     before: str
     middle: str
     after: str
     between: str | None = None
     text_arguments: bool = False
+    each: ArgumentFormat | None = None
+
+    @property
+    def markup(self) -> str:
+        """All that stands around names and arguments."""
+        each = self.each
+        around = (each.before, each.middle, each.after) if each else ()
+        parts = (self.before, self.middle, self.after, self.between or "", *around)
+        return "".join(parts).replace(self.ID, "")
 
     @property
     def trigger(self) -> str:
@@ -121,7 +145,8 @@ class StopCriteria:
     if the entropy of the first token's distribution is above it (natural log, at temperature 1;
     finish "doubt", no tokens). The model's end of thought (while thinking) and end of turn always
     end it, and are in neither text nor tokens; with `ignore_eos` an end of turn is a token like
-    any other, but without text.
+    any other, but without text. Before `min_tokens` tokens no end of turn is written, and no string
+    of `stop` begins.
     """
 
     max_tokens: int
@@ -130,6 +155,13 @@ class StopCriteria:
     min_confidence: float = 0.0
     max_entropy: float | None = None
     ignore_eos: bool = False
+    min_tokens: int = 0
+
+    def behind(self, tokens: int) -> StopCriteria:
+        """Those of the rest of a generation, of which so many tokens are there: the entropy of its
+        first token was looked at."""
+        left, least = self.max_tokens - tokens, max(0, self.min_tokens - tokens)
+        return replace(self, max_tokens=left, min_tokens=least, max_entropy=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,13 +294,70 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True)
+class Provenance:
+    """How speculative decoding came by the tokens of a generation.
+
+    `origins` is a letter for each token of its segment:
+
+        a   accepted: the draft had it
+        r   recovered: the model's own, where it rejected what was drafted
+        b   bonus: the model's own, behind a draft that it accepted whole
+        -   plain: nothing was drafted for this place
+        ?   not known: another replica made it, or a stop string cut it
+
+    `lengths` are the characters (code points) that each token adds to the segment's text, and
+    `rejected` the places of recovered tokens, each with what was drafted there (several where the
+    draft is a tree). `drafted_at[i]` is in how many rounds the draft reached position i + 1,
+    `accepted_at[i]` in how many the model accepted it there.
+    """
+
+    origins: str
+    lengths: tuple[int, ...]
+    rejected: tuple[tuple[int, tuple[str, ...]], ...] = ()
+    drafted_at: tuple[int, ...] = ()
+    accepted_at: tuple[int, ...] = ()
+
+    @classmethod
+    def unknown(cls, segment: Segment) -> Provenance:
+        """Where the tokens came from is not known, nor what each of them adds to the text."""
+        count = len(segment.tokens)
+        return cls("?" * count, (*[0] * (count - 1), len(segment.text)) if count else ())
+
+    def __add__(self, rest: Provenance) -> Provenance:
+        """That of two segments, one after the other."""
+        begun = len(self.origins)
+        return Provenance(
+            self.origins + rest.origins,
+            self.lengths + rest.lengths,
+            self.rejected + tuple((begun + place, drafts) for place, drafts in rest.rejected),
+            added(self.drafted_at, rest.drafted_at),
+            added(self.accepted_at, rest.accepted_at),
+        )
+
+
+def joined_provenance(
+    first: Segment, known: Provenance | None, rest: Segment, more: Provenance | None
+) -> Provenance | None:
+    """That of two segments as one, of which either may not be known."""
+    if known is None and more is None:
+        return None
+    return (known or Provenance.unknown(first)) + (more or Provenance.unknown(rest))
+
+
+def added(counts: Sequence[int], more: Sequence[int]) -> tuple[int, ...]:
+    """The sums of counts by position; the shorter ones count as 0 beyond their end."""
+    return tuple(map(sum, zip_longest(counts, more, fillvalue=0)))
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """A finished generation.
 
     `entropy` is that of the first token's distribution (natural log, at temperature 1), where the
     criteria have a `max_entropy`; None also where a stream broke off after its first token and was
     resumed. `thinks`: whether the worker's model marks a thought of its own. `calls`: how it writes
-    calls of tools, where the transcript has some.
+    calls of tools, where the transcript has some. `provenance`: None where nothing was drafted, or
+    the worker does not know what was.
     """
 
     segment: Segment
@@ -277,6 +366,7 @@ class Generation:
     entropy: float | None = None
     thinks: bool = True
     calls: CallFormat | None = None
+    provenance: Provenance | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -316,6 +406,18 @@ class Classification:
 
 
 @dataclass(frozen=True, slots=True)
+class LikelyToken:
+    """One of the likeliest tokens at a position, what it would add to the text, and its
+    log-probability (natural log, at temperature 1); `ends`: it would end the text, and add nothing.
+    """
+
+    token: int
+    text: str
+    logprob: float
+    ends: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Verification:
     """How likely a worker finds k tokens that another wrote.
 
@@ -325,11 +427,13 @@ class Verification:
     A worker that writes text also says what the ids mean, for a policy that knows no tokenizer:
     `pieces[i]` is what token i adds to the text, `options[i]` is choice i as a segment of one
     token (of none, with the finish "think_end" or "eos", where the choice ends the phase, and with
-    "doubt" where it may begin a marker of several tokens: only a generation shows). A character
-    that lies across tokens, or across segments, belongs to the one that completes it: accepted
-    texts add up to the text of the accepted ids wherever a segment is cut. `ending` is the negative
-    log-likelihood of the end that the segment claims; None where it claims none. `logprobs` are
-    those of the choices.
+    "doubt" where it may begin a marker of several tokens, or is no token of the worker's tokenizer:
+    only a generation shows). A character that lies across tokens, or across segments, belongs to
+    the one that completes it: accepted texts add up to the text of the accepted ids wherever a
+    segment is cut. `ending` is the negative log-likelihood of the end that the segment claims; None
+    where it claims none. `logprobs` are those of the choices. `top`: the likeliest tokens at each
+    of the k + 1 positions, likeliest first, as many as were asked for, less those that are no token
+    of the tokenizer.
     """
 
     nll: tuple[float, ...]
@@ -340,6 +444,7 @@ class Verification:
     options: tuple[Segment, ...] = ()
     ending: float | None = None
     logprobs: tuple[float, ...] = ()
+    top: tuple[tuple[LikelyToken, ...], ...] = ()
 
     def split(self, segment: Segment, count: int) -> tuple[Segment, Segment]:
         """The verified segment's first `count` tokens, and the rest of it with its ending."""
@@ -433,7 +538,8 @@ class Limits:
 
     `max_tokens` caps thought and answer together; `deadline_s` is wall time from the start of the
     request; `stop` are strings that end the answer; without `thinking` there is no thought at all;
-    with `ignore_eos` only a cap or a stop string ends the answer; the answer matches `constraint`.
+    with `ignore_eos` only a cap or a stop string ends the answer, and before `min_tokens` tokens of
+    both only a cap does; the answer matches `constraint`.
     (The cap on thinking alone is the policy's `budget`, and what the large model's part in it may
     cost at these `prices` its `max_cost`.) With `complete` a worker's failure ends
     the request, also where the policy could do without what it asked for.
@@ -444,6 +550,7 @@ class Limits:
     stop: tuple[str, ...] = field(default=())
     thinking: bool = True
     ignore_eos: bool = False
+    min_tokens: int = 0
     constraint: Constraint | None = None
     complete: bool = False
     prices: TokenPrices | None = None

@@ -1,34 +1,155 @@
-"""Validation errors as Baton's own: what pydantic finds wrong, in OpenAI's terms.
+"""Validation errors as Baton's own: what pydantic finds wrong, in a user's words.
 
-Request bodies, published policies and experiment documents are all checked by pydantic; each error
-names the place by which a user finds it.
+Deployment files, request bodies, published policies and experiment documents are all checked by
+pydantic. Each error names the place by which a user finds it, what is expected there and what came.
 """
 
 from __future__ import annotations
 
-from pydantic import ValidationError
+import difflib
+import re
+from collections.abc import Collection, Sequence
+from types import UnionType
+from typing import Annotated, Any, Final, Union, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
 from orchestrator.errors import InvalidRequest
 
+_KEY: Final = "[key]"
+_BRANCHES: Final = frozenset(
+    {"str", "int", "float", "bool", "constrained-str", "constrained-int", "constrained-float"}
+)
+"""Names of a union's branches that pydantic writes into a place; others have a bracket."""
+_PLAIN: Final = (
+    (r"^Keys should be strings$", "a key must be a string"),
+    (r"^(Input|\w+) should ", "must "),
+    (r", (unable to|got) .*", ""),
+    (r"an? valid (dictionary|object)( or instance of \w+)?", "an object"),
+    (r"an? valid (list|array|tuple)", "a list"),
+    (r"a valid boolean", "true or false"),
+    (r"a valid integer", "an integer"),
+    (r"^Input is not a valid path.*", "must be a path"),
+    (r"(an?) valid ", r"\1 "),
+    (r"less than or equal to", "at most"),
+    (r"greater than or equal to", "at least"),
+    (r" after validation|, not more$", ""),
+)
+"""Patterns of pydantic's words, and plainer ones."""
+_SECRET: Final = re.compile(
+    r"(auth|key|password|secret|token_env|headers|url|endpoint)[^.]*|(^|\.)(store|tracing)$"
+)
+"""Places whose value, also a wrong one, may be or hold a secret."""
+_LONGEST: Final = 48  # characters of a value that a message repeats
+_MOST_NAMES: Final = 12  # that a message lists
+_CLOSE: Final = 0.75  # of difflib's ratio: threshold and treshold have 0.94
 
-def invalid_request(error: ValidationError, prefix: str = "") -> InvalidRequest:
-    """The first of pydantic's errors in OpenAI's terms, its place behind `prefix`."""
-    first = error.errors(include_url=False, include_input=False)[0]
-    kind = first["type"]
-    place = body_path(first["loc"], prefix)
+
+def invalid_request(
+    error: ValidationError, prefix: str = "", model: type[BaseModel] | None = None
+) -> InvalidRequest:
+    """The first of pydantic's errors in OpenAI's terms, its place behind `prefix`.
+
+    With the `model` that was validated, a parameter that is unknown is told those that are known.
+    """
+    kind, loc, message = first_error(error.errors(include_url=False), model, "parameter")
+    place = body_path(loc, prefix)
     match kind:
         case "extra_forbidden":
-            code, message = "unknown_parameter", "unknown parameter"
+            code = "unknown_parameter"
         case "missing":
-            code, message = "missing_required_parameter", "missing"
-        case "too_short":
-            code, message = "invalid_value", "must not be empty"
+            code = "missing_required_parameter"
         case "unsupported_parameter" | "invalid_value" | "invalid_type":
-            code, message = kind, first["msg"]
+            code = kind
         case _:
             code = "invalid_type" if kind.endswith("_type") else "invalid_value"
-            message = first["msg"][:1].lower() + first["msg"][1:]
     return InvalidRequest(f"{place or 'body'}: {message}", param=place or None, code=code)
+
+
+def first_error(
+    details: Sequence[ErrorDetails], model: type[BaseModel] | None, what: str
+) -> tuple[str, tuple[int | str, ...], str]:
+    """Type, place and text of the first thing that is wrong.
+
+    Where it is a union, every branch says what it would have liked: the one that came furthest
+    counts, and those that came as far are said together.
+    """
+    first = place_of(details[0]["loc"])
+    branches = [one for one in details if place_of(one["loc"])[: len(first)] == first]
+    furthest = max((place_of(one["loc"]) for one in branches), key=len)
+    same = [one for one in branches if place_of(one["loc"]) == furthest]
+    texts = [error_text(one, model, what) for one in same]
+    text = texts[0]
+    if len(same) > 1 and all(one.startswith("must be ") for one in texts):
+        wanted = dict.fromkeys(one.removeprefix("must be ").partition(", not ")[0] for one in texts)
+        _, divider, came = text.partition(", not ")
+        text = f"must be {' or '.join(wanted)}{divider}{came}"
+    return same[0]["type"], furthest, text
+
+
+def place_of(loc: Sequence[int | str]) -> tuple[int | str, ...]:
+    """Pydantic's place without what nobody wrote: names of a union's branches, marks of keys."""
+    return tuple(part for part in loc if not (isinstance(part, str) and _is_branch(part)))
+
+
+def _is_branch(part: str) -> bool:
+    return "[" in part or part in _BRANCHES
+
+
+def error_text(detail: ErrorDetails, model: type[BaseModel] | None, what: str) -> str:
+    """What is expected and what came: `must be an integer, not 'high'`.
+
+    Only short values are repeated, and none where a secret may stand. `model` is what was
+    validated, and `what` the word for one of its fields.
+    """
+    loc, message = detail["loc"], detail["msg"]
+    match detail["type"]:
+        case "extra_forbidden":
+            return unknown(what, str(loc[-1]), fields_at(model, loc))
+        case "missing":
+            return "is missing"
+        case "too_short" if detail["ctx"]["min_length"] == 1:
+            return "must not be empty"
+        case "value_error" | "unsupported_parameter" | "invalid_value" | "invalid_type":  # ours
+            return message.removeprefix("Value error, ")
+    for pattern, plain in _PLAIN:
+        message = re.sub(pattern, plain, message)
+    message = message[:1].lower() + message[1:]
+    if loc and loc[-1] == _KEY:
+        message = f"a key {message}"
+    said = None if ", not " in message or detail["type"] == "invalid_key" else _said(detail)
+    return message if said is None else f"{message}, not {said}"
+
+
+def unknown(what: str, name: str, known: Collection[str]) -> str:
+    """The message about a name that is not among those known: the closest, or all if few."""
+    if meant := closest(name, known):
+        return f"unknown {what}{meant}"
+    if 0 < len(known) <= _MOST_NAMES:
+        return f"unknown {what}; there are {', '.join(sorted(known))}"
+    return f"unknown {what}"
+
+
+def closest(name: str, known: Collection[str]) -> str:
+    """The end of a message about a name that is not known: which one may be meant."""
+    begun = [one for one in known if len(name) > 2 and one.startswith(name)]
+    close = begun or difflib.get_close_matches(name[:64], known, n=1, cutoff=_CLOSE)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def fields_at(model: type[BaseModel] | None, loc: Sequence[int | str]) -> list[str]:
+    """The fields of the object in which pydantic's place of an error lies; [] where unclear."""
+    for part in loc[:-1]:
+        if isinstance(part, int) or _is_branch(part):  # an item of a list, a branch of a union
+            continue
+        if model is not None and part == model.__name__:  # such a branch too
+            continue
+        fields = {} if model is None else _fields_of(model)
+        if part not in fields:
+            return []
+        model = _model_in(fields[part])
+    return [] if model is None else list(_fields_of(model))
 
 
 def body_path(loc: tuple[int | str, ...], prefix: str = "") -> str:
@@ -39,3 +160,33 @@ def body_path(loc: tuple[int | str, ...], prefix: str = "") -> str:
         else:
             prefix += ("." if prefix else "") + part[:64]
     return prefix
+
+
+def _fields_of(model: type[BaseModel]) -> dict[str, Any]:
+    """Annotations by the names that users write."""
+    return {one.alias or name: one.annotation for name, one in model.model_fields.items()}
+
+
+def _said(detail: ErrorDetails) -> str | None:
+    """The wrong value as a message repeats it; None where it does not."""
+    value, place = detail["input"], ".".join(map(str, place_of(detail["loc"])))
+    if _SECRET.search(place) or not isinstance(value, str | int | float | None):
+        return None
+    if isinstance(value, bool | None):
+        return {True: "true", False: "false", None: "null"}[value]
+    if isinstance(value, int) and value.bit_length() > 128:  # Python may refuse to write it
+        return None
+    said = repr(value)
+    return said if len(said) <= _LONGEST else None
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The only model in `X`, `X | other`, `list[X]` or `tuple[X, ...]`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    if get_origin(annotation) is Annotated:
+        return _model_in(get_args(annotation)[0])
+    if get_origin(annotation) not in (Union, UnionType, list, tuple):
+        return None
+    found = {model for arg in get_args(annotation) if (model := _model_in(arg)) is not None}
+    return found.pop() if len(found) == 1 else None

@@ -55,6 +55,12 @@ class Call:
     constraint: Constraint | None = None
 
 
+def key_of(owner: str) -> str:
+    """What the owners under one API key (`Call.owner`) have in common: before workers they are one,
+    so that nobody gets a larger share by naming many users."""
+    return owner.partition(".")[0]
+
+
 def family(request: str) -> str:
     """What requests with one prompt have in common: the further answers of REQUEST are called
     REQUEST-1, REQUEST-2, ..."""
@@ -96,15 +102,19 @@ class Worker(Protocol):
         """
         ...
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
         """The negative log-likelihood of each token of a segment, and k + 1 choices (see
-        `Verification`), each under the constraint of the call.
+        `Verification`), each under the constraint of the call; and the `top` likeliest tokens at
+        the place of each choice.
 
         For a segment of no tokens that is the one choice that follows the transcript. A worker that
         cannot say what its ids mean as text leaves `pieces` and `options` empty.
 
         Raises:
-            Unsupported: the segment's tokens belong to another vocabulary.
+            Unsupported: the segment's tokens belong to another vocabulary, or the worker does not
+                know so many of the likeliest tokens.
         """
         ...
 

@@ -35,6 +35,9 @@ CHOICE = (
 )
 LEAD_IN = "The letter is: ("
 Scoring = Literal["greedy", "expected", "likelihood"]
+TIE = 1e-3
+"""Of scores by likelihood. Drafts that begin alike often have one least likely token: passes of
+another shape give it a likelihood that differs in the last digits, which must not decide."""
 LAST = "(with this the reasoning is complete)"
 
 
@@ -122,9 +125,11 @@ class BestOfK(Stepwise):
         return [None] * len(drafts) if scores is None else scores
 
     def _kept(self, scores: Sequence[float | None]) -> int | None:
-        """The draft with the best score, if that is good enough."""
-        best, n = max(((s, -n) for n, s in enumerate(scores) if s is not None), default=(-1.0, 0))
-        return -n if best >= self.threshold else None
+        """The draft with the best score, if that is good enough; of equal ones the first."""
+        good = [(n, s) for n, s in enumerate(scores) if s is not None and s >= self.threshold]
+        best = max((score for _, score in good), default=0.0)
+        tie = TIE if self.scoring == "likelihood" else 0.0
+        return next((n for n, score in good if score >= best - tie), None)
 
 
 def choice(transcript: Transcript, drafts: Sequence[Segment], scoring: Scoring) -> Classify:

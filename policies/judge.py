@@ -10,10 +10,11 @@ control tokens, and only the distribution at the one forced position counts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import exp, isfinite
-from typing import ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field, FiniteFloat
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
 
 from orchestrator.errors import Unsupported
 from orchestrator.loop.actions import Classify, Script, Verify, WorkerName
@@ -42,6 +43,29 @@ PROMPTS: dict[Wording, tuple[str, str]] = {
 }
 
 
+class JudgePrompt(BaseModel):
+    """A judge's question of one's own: in the users' language, or for their kind of work.
+
+    The digit from 0 to 9 is what the model writes directly behind `lead_in`.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    instruction: str = Field(min_length=1, max_length=4000, description="the user turn that asks")
+    lead_in: str = Field(default="", max_length=400, description="how the judge's reply begins")
+
+
+def _kind(judge: Any) -> str:
+    """Which of the two is meant, so that an error is about that one."""
+    return "[prompt]" if isinstance(judge, Mapping | JudgePrompt) else "[wording]"
+
+
+JudgeQuestion = Annotated[
+    Annotated[Wording, Tag("[wording]")] | Annotated[JudgePrompt, Tag("[prompt]")],
+    Discriminator(_kind),
+]
+
+
 class Judging(Stepwise):
     """Base of the policies whose large model judges the small one's steps.
 
@@ -59,8 +83,10 @@ class Judging(Stepwise):
         "likelihood: how likely the large model finds the draft's least likely token; "
         "both: the lower of likelihood and expected",
     )
-    judge: Wording = Field(
-        default="full", description="the judge's question; short: as the embedded pair learnt it"
+    judge: JudgeQuestion = Field(
+        default="full",
+        description="the judge's question; short: as the embedded pair learnt it; or one's own, "
+        "as instruction and lead_in",
     )
     likelihood: tuple[FiniteFloat, FiniteFloat] = Field(
         default=(4.0, 1.0), description="a, b of 9*sigmoid(a + b*m), from the checkpoint"
@@ -92,7 +118,7 @@ def grade(
     draft: Segment,
     *,
     scoring: Scoring,
-    wording: Wording,
+    wording: Wording | JudgePrompt,
     likelihood: tuple[float, float],
     worker: WorkerName = "large",
 ) -> Script[float]:
@@ -101,7 +127,10 @@ def grade(
         return 0.0  # there is no token to score
     if scoring == "likelihood":
         return likelihood_score((yield from Verify(worker, transcript, draft)), likelihood)
-    instruction, lead_in = PROMPTS[wording]
+    if isinstance(wording, JudgePrompt):
+        instruction, lead_in = wording.instruction, wording.lead_in
+    else:
+        instruction, lead_in = PROMPTS[wording]
     digits = yield from Classify(
         worker,
         transcript.extend(draft),

@@ -7,6 +7,13 @@ against those of the large model writing (its rewrites, and the first `first_n` 
 shared ones cost more than `margin` times as much, `patience` steps in a row, the large model
 writes the rest of the thought alone, for good: its prefix is cached from judging.
 
+What other requests pay is known before a request has paid anything (`Recent`): where the small
+model's pool is so busy that a drafted token and its judgement cost more than the part of the large
+model's token that they save, the large model writes from the beginning. So a crowded small pool
+sends its work to the large one. Drafts of the last seconds that are less than `PROBES` of the large
+model's tokens prove nothing, so about that part of the work goes on being shared, and tells what
+it costs now.
+
 What is compared is time per token, not per question: a small model that needs more words for the
 same thought is not noticed.
 """
@@ -19,10 +26,12 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from orchestrator.loop.actions import Account, Script, Write
-from orchestrator.types import Transcript
+from orchestrator.loop.actions import Account, Recent, Script, Write
+from orchestrator.types import Cost, Transcript
 from policies.specreason import SpecReason
 from policies.steps import REST
+
+PROBES = 0.1
 
 
 @dataclass
@@ -43,6 +52,7 @@ class NeverSlower(SpecReason):
 
     # It decides by elapsed time, which cached calls do not take.
     calibrated: ClassVar[str | None] = None
+    asks_recent: ClassVar[bool] = True
 
     first_n: int = Field(
         default=1,
@@ -66,8 +76,23 @@ class NeverSlower(SpecReason):
         default=2, ge=1, description="steps in a row that must look too dear before sharing ends"
     )
 
+    acceptance: float = Field(
+        default=0.7,
+        gt=0,
+        le=1,
+        description="part of the drafted tokens that is expected to stay, before a request's own "
+        "account tells",
+    )
+    recent_tokens: int = Field(
+        default=64,
+        ge=1,
+        description="tokens of each model that other requests must have made lately before what "
+        "they paid is looked at",
+    )
+
     def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, partial(self._accounted, SpeedAccount()))
+        account = SpeedAccount(alone=self._crowded((yield from Recent())))
+        transcript = yield from self.think(transcript, partial(self._accounted, account))
         yield from self.answer(transcript)
 
     def _accounted(self, account: SpeedAccount, transcript: Transcript) -> Script[Transcript]:
@@ -86,6 +111,17 @@ class NeverSlower(SpecReason):
             account.losing = account.losing + 1 if self._too_slow(account) else 0
             account.alone = account.losing >= self.patience
         return after
+
+    def _crowded(self, recent: Cost) -> bool:
+        """Whether drafts cost other requests more than they save; False without evidence."""
+        known = (
+            min(recent.small_tokens, recent.large_tokens) >= self.recent_tokens
+            and recent.small_tokens >= PROBES * recent.large_tokens
+        )
+        # A draft that does not stay costs a token of the large model too.
+        drafted = (recent.small_ms + recent.judge_ms) * recent.large_tokens
+        bearable = (self.margin - 1 + self.acceptance) * recent.large_ms * recent.small_tokens
+        return known and drafted > bearable  # cross-multiplied, as below
 
     def _too_slow(self, account: SpeedAccount) -> bool:
         """Whether shared tokens take longer than the large model's own; False without evidence."""

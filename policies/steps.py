@@ -136,9 +136,10 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
 def repeats(transcript: Transcript) -> bool:
     """Whether the last steps repeat as many steps before them.
 
-    SpecReason's code compares the last two steps; models also repeat several. Steps are those of
-    the text, however many segments it has; an unfinished one is ignored. Where the chain is the
-    answer, which would be cut there, it takes four times: a refrain is no loop.
+    SpecReason's code compares the last two steps; models also repeat several. Steps are those
+    between blank lines, in however many segments they came and whatever `delimiters` a policy
+    has: lines of a table or of code may well be equal. An unfinished one is ignored. Where the
+    chain is the answer, which would be cut there, it takes four times: a refrain is no loop.
     """
     times = 2 if transcript.thinking else 4
     *steps, unfinished = (

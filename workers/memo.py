@@ -14,7 +14,7 @@ from cachetools import LRUCache
 
 P = ParamSpec("P")
 R = TypeVar("R")
-ENTRY_BYTES = 256
+ENTRY_BYTES = 1024
 """What an entry takes beside what it holds, about."""
 
 

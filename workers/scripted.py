@@ -25,6 +25,7 @@ from orchestrator.types import (
     Finish,
     Generation,
     LabelQuery,
+    LikelyToken,
     Sampling,
     Segment,
     StopCriteria,
@@ -163,13 +164,18 @@ class Scripted:
                 answer, nll=(0.0,) * len(words(last.text)), ending=0.0 if ended else None
             )
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
         with self._counted():
             self._record("verify", call, segment, sampling)
             score = await self._next_score(call.transcript)
             if isinstance(score, Verification):
                 return score
-            return self._verification(call, segment, score)
+            made = self._verification(call, segment, score)
+            one = zip(made.choices, made.options, made.logprobs, strict=True)
+            shown = tuple((LikelyToken(i, option.text, value),) for i, option, value in one)
+            return replace(made, top=shown) if top else made
 
     def _verification(self, call: Call, draft: Segment, nll: float) -> Verification:
         """The same likelihood everywhere; choices are the story's words, else the draft's."""

@@ -13,13 +13,21 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol, cast
 
-from orchestrator.types import Author, Finish, Generation, Sampling, Segment, StopCriteria, Usage
+from orchestrator.types import (
+    Author,
+    Finish,
+    Generation,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Usage,
+    joined_provenance,
+)
 from orchestrator.worker import Call, Delta
 from workers.text.boundaries import StepEnd, begun
 
 HEARTBEAT_S = 1.0  # longest silence of a stream whose worker is alive
 BATCH_S = 0.02  # deltas closer together than this are sent as one: less work beside the engine
-UNKNOWN = Usage()
 
 
 class GenerateCall(Protocol):
@@ -44,44 +52,47 @@ async def resume_generation(
     `tokenizer` is the hash of the worker's vocabulary, to which the tokens in `received` belong.
     """
 
-    def whole(rest: Segment, usage: Usage = UNKNOWN, ms: float = 0.0) -> Generation:
+    empty = Segment(cast("Author", call.author), "", tokenizer=tokenizer)
+    sent = replace(empty, text=received.text, tokens=received.tokens, logprobs=received.logprobs)
+
+    def whole(made: Generation) -> Generation:
+        rest, usage = made.segment, made.usage
         segment = replace(
             rest,
-            text=received.text + rest.text,
-            tokens=received.tokens + rest.tokens,
-            logprobs=received.logprobs + rest.logprobs,
+            text=sent.text + rest.text,
+            tokens=sent.tokens + rest.tokens,
+            logprobs=sent.logprobs + rest.logprobs,
         )
         prompt, generated = usage.prompt - len(received.tokens), len(segment.tokens)
-        return Generation(segment, replace(usage, prompt=prompt, generated=generated), ms)
+        usage = replace(usage, prompt=prompt, generated=generated)
+        provenance = joined_provenance(sent, None, rest, made.provenance)
+        return Generation(segment, usage, made.ms, provenance=provenance)
 
     if not received.tokens:
         async with aclosing(_start(generate, call, criteria, sampling, stream)) as items:
             async for item in items:
                 yield item
         return
-    empty = Segment(cast("Author", call.author), "", tokenizer=tokenizer)
-    max_tokens = criteria.max_tokens - len(received.tokens)
     step = StepEnd(criteria.until, begun(call.transcript, criteria.until))
     ended = step.feed(received.text) is not None
-    if ended or not max_tokens:  # only its end was lost
+    if ended or criteria.max_tokens == len(received.tokens):  # only its end was lost
         finish: Finish = "until" if ended else "length"
-        yield whole(replace(empty, finish=finish), Usage(prompt=len(received.tokens)))
+        yield whole(Generation(replace(empty, finish=finish), Usage(len(received.tokens))))
         return
-    call = replace(call, transcript=call.transcript.extend(whole(empty).segment))
-    # The entropy of the first token was checked before that token was sent.
-    criteria = replace(criteria, max_tokens=max_tokens, max_entropy=None)
+    call = replace(call, transcript=call.transcript.extend(sent))
+    criteria = criteria.behind(len(received.tokens))
     rest: list[Delta] = []
     async with aclosing(_start(generate, call, criteria, sampling, True)) as items:
         async for item in items:
             if isinstance(item, Generation):
-                yield whole(item.segment, item.usage, item.ms)
+                yield whole(item)
                 return
             yield item
             rest.append(item)
             if step.feed(item.text) is not None:  # it broke off inside one
                 made = merge_deltas(rest)
                 segment = replace(empty, text=made.text, tokens=made.tokens, logprobs=made.logprobs)
-                yield whole(segment, Usage(prompt=len(received.tokens)))
+                yield whole(Generation(segment, Usage(len(received.tokens))))
                 return
 
 

@@ -32,6 +32,13 @@ def entropy(logprobs: Mapping[int, float], shown: int) -> float:
     return max(0.0, -sum(share * log(share) for share in shares if share > 0))
 
 
+def likeliest(
+    positions: Sequence[Mapping[int, float]], count: int
+) -> list[list[tuple[int, float]]]:
+    """The `count` likeliest tokens at each position, likeliest first."""
+    return [sorted(logprobs.items(), key=lambda one: -one[1])[:count] for logprobs in positions]
+
+
 def stop_nll(logprobs: Mapping[int, float], stop_token_ids: Collection[int]) -> float:
     """The negative log-likelihood that the next token is any of `stop_token_ids`.
 

@@ -75,7 +75,9 @@ class InstantWorker:
         probabilities = tuple(float(one == label) for one in query.labels)
         return Classification(query.labels, probabilities, usage=Usage(passes=1))
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
         begin, author = call.transcript.chain.tokens, cast("Author", call.author)
         count = len(segment.tokens)
         places = range(begin, begin + count)

@@ -84,9 +84,11 @@ class PacedWorker(InstantWorker):
         await asyncio.sleep(self._token_s)
         return await super().classify(call, query)
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
         await asyncio.sleep(self._token_s)
-        return await super().verify(call, segment, sampling)
+        return await super().verify(call, segment, sampling, top)
 
 
 def bench_live(

@@ -284,7 +284,7 @@ def _pools(deployment: Deployment) -> list[Pool]:
             f"workers.{name}",
             spec.nodes,
             spec.replicas.max,
-            spec.gpu if inner.on_gpu(spec) else 0.0,
+            spec.gpu if spec.on_gpu else 0.0,
         )
         for name, spec in args.workers.by_name().items()
         if spec.url is None

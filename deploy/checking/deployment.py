@@ -16,10 +16,10 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from deploy.checking.located_yaml import Finding, Items, Mapping, at, finding, repeated_keys
-from deploy.checking.schema import unknown
 from deploy.service.calibration import notes
 from deploy.service.config import Args, Deployment, MethodSpec, WorkerSpec, model_of
 from orchestrator.errors import ConfigError
+from orchestrator.validation import error_text, unknown
 from workers.embedded.checkpoints import MODELS, folder_of
 from workers.model.families import check_family
 from workers.text.generation_config import sampling_defaults
@@ -37,6 +37,14 @@ NAMES = {
 ARGS = ("applications", 0, "args")
 _OURS = {"num_replicas": "replicas", "autoscaling_config": "replicas", "ray_actor_options": "nodes"}
 """What Serve's `deployments` would replace of what `args` say, and where to say it instead."""
+_MISSING = {
+    "applications": "is missing; Baton's own fields go under applications[0].args "
+    "(deploy/local.yaml shows how)",
+    "import_path": f"is missing; write import_path: {BUILDER}",
+}
+"""What to say where these fields are not there."""
+_EXAMPLES = {"draft": "; name a model of the large one's vocabulary, as embedded:small"}
+"""What a method's parameter is, where it must be given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +84,9 @@ def _unknown(model: type[BaseModel], data: Any, path: tuple[str | int, ...]) -> 
     for key, value in data.items() if isinstance(data, dict) else ():
         field = model.model_fields.get(key)
         if field is None:
-            message = unknown(str(key), list(model.model_fields))
+            message = unknown("field", str(key), list(model.model_fields))
+            if not path and key in Args.model_fields:
+                message = "unknown field here: it goes under applications[0].args"
             yield Finding(data.locations[key], ".".join(map(str, (*path, key))), message)
             continue
         inner = model_of(field.annotation)
@@ -96,16 +106,16 @@ def _typed(data: Any, error: ValidationError, path: tuple[str | int, ...]) -> It
     details = error.errors(include_url=False)
     details = [d for d in details if not any("[" in str(p) for p in d["loc"][-1:])] or details
     for detail in details:
+        if not path and detail["type"] == "extra_forbidden":
+            continue  # `_unknown` has said it
         where: tuple[str | int, ...] = path
         for part in detail["loc"]:
             is_last = part == detail["loc"][-1] and isinstance(at(data, where), (Mapping, Items))
             if at(data, (*where, part), error) is not error or (is_last and "[" not in str(part)):
                 where = (*where, part)
-        message = detail["msg"].removeprefix("Value error, ")
-        if detail["type"] == "extra_forbidden":
-            message = "unknown field"
-        elif detail["type"] == "missing":
-            message = "is missing"
+        message = error_text(detail, Args if path == ARGS else ServeDeploySchema, "field")
+        if detail["type"] == "missing":
+            message = _MISSING.get(str(detail["loc"][-1]), message)
         match = re.fullmatch(
             r"([\w.-]+): (.*)", message, re.DOTALL
         )  # a validator of several fields
@@ -217,16 +227,18 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):  # another method's
         for key in params:
             if key not in known:
-                yield finding(data, (*where, key), f"{unknown(key, list(known))} ({method})")
+                yield finding(
+                    data, (*where, key), f"{unknown('field', key, list(known))} ({method})"
+                )
     for key, one in known.items():
         if one.default is one.empty and one.kind is one.KEYWORD_ONLY and key not in params:
-            yield finding(data, (*where, key), f"is missing ({method})")
+            yield finding(data, (*where, key), f"is missing ({method}){_EXAMPLES.get(key, '')}")
 
 
 def _shares(data: Any, args: Args) -> Iterator[Finding]:
     """Workers that share a GPU: one replica of each must fit on it."""
     specs = args.workers.by_name()
-    shares = {name: spec.gpu for name, spec in specs.items() if on_gpu(spec) and spec.gpu < 1}
+    shares = {name: spec.gpu for name, spec in specs.items() if spec.on_gpu and spec.gpu < 1}
     if len(shares) < 2 or specs["small"].nodes != specs["large"].nodes:
         return
     total = sum(shares.values())
@@ -234,8 +246,3 @@ def _shares(data: Any, args: Args) -> Iterator[Finding]:
         message = " + ".join(f"{name} {share:g}" for name, share in shares.items())
         message = f"{message} = {total:g} of one GPU: lower one, or give both a whole GPU (gpu: 1)"
         yield finding(data, (*ARGS, "workers", "large", "gpu"), message)
-
-
-def on_gpu(spec: WorkerSpec) -> bool:
-    """Whether replicas of this deployment's own take a share of a GPU."""
-    return spec.url is None and spec.device == "cuda"

@@ -7,7 +7,6 @@ rayservice.yaml.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ import yaml
 
 from deploy.checking.located_yaml import Finding, finding
 from orchestrator.errors import ConfigError
+from orchestrator.validation import unknown
 
 _KUBERNETES = "/api/_definitions.json#/$defs/"
 _LONGEST = 160  # characters of a message: some quote the whole manifest
@@ -149,7 +149,7 @@ def _findings(schema: Any, manifest: Any) -> Iterator[Finding]:
             known = list(error.schema.get("properties", ()))
             for key in error.instance:
                 if key not in known:
-                    yield finding(manifest, (*path, key), unknown(str(key), known))
+                    yield finding(manifest, (*path, key), unknown("field", str(key), known))
         elif error.validator == "required":
             missing = [name for name in error.validator_value if name not in error.instance]
             if (name := error.message.split("'")[1]) in missing:
@@ -159,9 +159,3 @@ def _findings(schema: Any, manifest: Any) -> Iterator[Finding]:
             if len(message) > _LONGEST:
                 message = f"must be {error.validator} {error.validator_value}"[:_LONGEST]
             yield finding(manifest, path, message)
-
-
-def unknown(key: str, known: list[str]) -> str:
-    """The message about a key that is not in the schema."""
-    close = difflib.get_close_matches(key, known, n=1)
-    return f"unknown field; did you mean {close[0]}?" if close else "unknown field"

@@ -69,11 +69,14 @@ async def _ask(
     console = Console(highlight=False, quiet=as_json, soft_wrap=True)
     # A service names the authors of steps at the end; until then the text itself is shown.
     draft, shown = Styled(style="dim"), "answer"  # the phase whose steps are shared, so far
+    if url is None:
+        draft.append("Opening both workers ...")
     with Live(draft, console=console, transient=True) as live:
         async with (
             open_client(url, config, options, [candidate]) as client,
             aclosing(client.stream(question, candidate)) as items,
         ):
+            draft.truncate(0)
             async for item in items:
                 if isinstance(item, StepCompleted | TextDelta):
                     phase = item.step.phase if isinstance(item, StepCompleted) else item.phase
@@ -108,7 +111,7 @@ def _conclude(console: Console, completed: CompletedAnswer) -> None:
     parts = [
         f"{summary['ms']['total']:.0f} ms",
         f"{summary['small_tokens']} small and {summary['large_tokens']} large tokens",
-        f"{summary['discarded_tokens']} of them discarded",
+        f"{summary['discarded_tokens']} of these discarded",
     ]
     if rate is not None:
         parts.append(f"{rate:.0%} of the drafts accepted")

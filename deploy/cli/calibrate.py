@@ -6,7 +6,6 @@ import asyncio
 import json
 from contextlib import AsyncExitStack, closing
 from dataclasses import asdict, dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,7 +28,11 @@ DEFAULT_LIMIT = 50
 
 Share = Annotated[
     float | None,
-    typer.Option(min=0.0, max=1.0, help="At most this part of all tokens by the large model."),
+    typer.Option(
+        min=0.0,
+        max=1.0,
+        help="At most this part of the tokens that the large model generates alone.",
+    ),
 ]
 Agreement = Annotated[
     float | None,
@@ -207,15 +210,13 @@ async def _calibrate(
     options: RunOptions,
 ) -> dict[str, Any]:
     """The calibration file's content."""
-    from deploy.evaluation.cached_worker import CachedWorker
+    from deploy.evaluation.cached_worker import opened_pair
     from deploy.evaluation.calibrator import Calibrator, as_json
-    from deploy.evaluation.call_log import CallLog
     from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
     from deploy.evaluation.grading import Grader
     from deploy.service.calibration import document_of, pair_of
     from deploy.service.config import DEFAULT_FILE, load
-    from deploy.service.workers import close, open_worker
 
     args = load(options.config or DEFAULT_FILE).args
     for candidate, _ in searches:
@@ -227,22 +228,8 @@ async def _calibrate(
         if gate := learned or args.policy.params.get(candidate.policy, {}).get("gate"):
             candidate.params.setdefault("gate", gate)  # a threshold means nothing without it
     console = Console(stderr=True, highlight=False)
-    async with AsyncExitStack() as stack:
-
-        def opened(name: str) -> Any:
-            worker = open_worker(getattr(args.workers, name))
-            stack.push_async_callback(close, [worker])
-            return worker
-
-        log = None
-        if options.out is not None:
-            settings = {"pair": pair, "speculation": args.workers.speculation()}
-            log = stack.enter_context(
-                closing(CallLog(options.out.with_suffix(".calls.jsonl"), settings))
-            )
-        workers: dict[Any, CachedWorker] = {
-            name: CachedWorker(partial(opened, name), log, name) for name in ("small", "large")
-        }
+    log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
+    async with opened_pair(args.workers, pair, log) as workers, AsyncExitStack() as stack:
         loaded = _load_recordings(workers, options.recordings, pair)
         grader = stack.enter_context(closing(Grader()))
         client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))

@@ -29,7 +29,8 @@ COLOURS = {"small": "cyan", "large": "magenta", "policy": "yellow"}
 Url = Annotated[
     str | None,
     typer.Option(
-        envvar="BATON_URL", help="A running service; without it everything runs in-process."
+        envvar="BATON_URL",
+        help="A running service (its key: $BATON_API_KEY); without it everything runs in-process.",
     ),
 ]
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -37,8 +38,8 @@ ServiceUrl = Annotated[str, typer.Option("--url", envvar="BATON_URL", help="The 
 Problems = Annotated[
     str,
     typer.Option(
-        help="FILE.jsonl with question and answer a line, builtin:heldout|dev|strangers, "
-        "or gym:NAME of reasoning-gym."
+        help="FILE.jsonl with question and answer a line, builtin:heldout|dev|strangers|train, "
+        "or gym:NAME,... of reasoning-gym."
     ),
 ]
 Limit = Annotated[int | None, typer.Option(min=1, help="How many problems.")]
@@ -134,6 +135,8 @@ class Bar:
     def total(self, turns: int, done: int = 0) -> None:
         """How many turns there are, and how many of them an earlier run has taken."""
         self._shown.update(self._task, total=turns, completed=done)
+        self.tell("begins")
+        self._told = -LINE_EVERY_S  # the first turn is told too
 
     def turn(self, label: str) -> None:
         """The next turn begins."""

@@ -91,7 +91,8 @@ def evaluate(
 ) -> None:
     """Accuracy, latency, speedup and tokens of policies on the same problems.
 
-    The policies take turns problem by problem; large-only always runs. Speedup is its summed wall
+    The policies take turns problem by problem, or run side by side where --concurrency is above 1,
+    which measures no times; large-only always runs. Speedup is its summed wall
     time over the policy's.
 
     [bold]Examples[/]
@@ -199,8 +200,8 @@ async def _run(
     from deploy.evaluation.grading import Grader
 
     done = log.resume(problems)
-    lots = -(-len(problems) // about["concurrency"]) * len(candidates)
-    past = min(len(done), len(problems)) // about["concurrency"] * len(candidates)
+    lots = len(problems) * len(candidates)
+    past = min(len(done), len(problems)) * len(candidates)
     async with AsyncExitStack() as stack:
         grader = stack.enter_context(closing(Grader()))
         stack.enter_context(closing(log))
@@ -236,10 +237,11 @@ async def _run(
             )
 
         async def fairly(question: str, candidate: Candidate) -> EvaluatedAnswer:
-            """Whoever comes second must not find the prompt in the prefix cache."""
+            """Where times count, who comes second must not find the prompt in the prefix cache."""
             if unsent:
                 await send_feedback()
-            client.reset_prefix_cache()
+            if about["concurrency"] == 1:
+                client.reset_prefix_cache()
             return await ask(client, question, candidate)
 
         turns = await run(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import AsyncExitStack, closing
-from functools import partial
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,8 +18,10 @@ from orchestrator.errors import ConfigError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from deploy.evaluation.cached_worker import CachedWorker
     from deploy.evaluation.gate_learning import LearnedGateReport
     from deploy.evaluation.recording import Recording
+    from orchestrator.loop.actions import WorkerName
 
 learn = typer.Typer(help="Learn from a pair's recorded requests.")
 
@@ -39,7 +40,8 @@ def gate(
         Path,
         typer.Option(
             help="The calibration file to write; thresholds of the same pair that it already "
-            "holds stay."
+            "holds stay. The models' answers are kept beside it, so that a run that is broken off "
+            "goes on."
         ),
     ],
     limit: Annotated[
@@ -68,6 +70,7 @@ def gate(
       baton calibrate --policy learned-gate --target-agreement 0.95 --problems my.jsonl \\
         --out pair.json
     """
+    from deploy.evaluation.cached_worker import opened_pair
     from deploy.evaluation.gate_learning import fit, reliability
 
     try:
@@ -81,7 +84,8 @@ def gate(
     pair = pair_of(args.workers)
     known = document_of(out, pair)
     found = _recordings(recordings, pair)
-    report = fit(asyncio.run(_examples(found, limit, args, concurrency)))
+    opened = opened_pair(args.workers, pair, out.with_suffix(".calls.jsonl"))
+    report = fit(asyncio.run(_examples(found, limit, concurrency, opened)))
     summary = {
         "requests": report.requests,
         "drafts": report.examples,
@@ -111,23 +115,15 @@ def gate(
 
 
 async def _examples(
-    found: Sequence[Recording], limit: int | None, args: Any, concurrency: int
+    found: Sequence[Recording],
+    limit: int | None,
+    concurrency: int,
+    pair: AbstractAsyncContextManager[dict[WorkerName, CachedWorker]],
 ) -> Any:
-    from deploy.evaluation.cached_worker import CachedWorker
     from deploy.evaluation.gate_learning import by_question, examples
     from deploy.evaluation.grading import Grader
-    from deploy.service.workers import close, open_worker
 
-    async with AsyncExitStack() as stack:
-
-        def opened(name: str) -> Any:
-            worker = open_worker(getattr(args.workers, name))
-            stack.push_async_callback(close, [worker])
-            return worker
-
-        workers: dict[Any, CachedWorker] = {
-            name: CachedWorker(partial(opened, name)) for name in ("small", "large")
-        }
+    async with pair as workers, AsyncExitStack() as stack:
         for recording in found:
             for name, worker in workers.items():
                 worker.load_recording(name, recording)
@@ -155,7 +151,9 @@ def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
     if (place / "rows.jsonl").is_file():
         paths = evaluation_log.recordings(place, pair)
     else:
-        paths = sorted(place.glob("**/*.jsonl"))
+        # This command keeps the models' answers in such a file, perhaps here.
+        found = sorted(place.glob("**/*.jsonl"))
+        paths = [path for path in found if not path.name.endswith(".calls.jsonl")]
     if not paths:
         raise ConfigError(f"{place}: expected recordings, found none (baton eval --recordings)")
     return [load(path) for path in paths]

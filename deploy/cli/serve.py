@@ -65,13 +65,16 @@ def serve(
     from deploy.service.cluster import serving
     from deploy.service.config import DEFAULT_FILE, Auth, load
 
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     deployment = load(config or DEFAULT_FILE, port=port)
     deployment.args.api_keys()  # missing keys are an error before anything starts
     with _stopping() as stop:
         console.print("Starting Ray and the two workers ...", style="dim")
-        with serving(deployment) as service:
-            stop.listen()  # Ray has put its own handlers in their place
+        with serving(
+            deployment,
+            on_ray=stop.listen,
+            tell=lambda message: console.print(message, style="dim", markup=False),
+        ) as service:
             url = service.url
             key = (
                 ' -H "Authorization: Bearer $KEY"' if isinstance(deployment.args.auth, Auth) else ""
@@ -147,7 +150,7 @@ class _Stop(Event):
     """Whether a SIGINT came: nothing more is waited for."""
 
     def listen(self) -> None:
-        """Have the signals handled here."""
+        """Have the signals handled here, also where Ray has put handlers of its own."""
         for name in SIGNALS:
             signal.signal(name, self._on_signal)
 

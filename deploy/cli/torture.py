@@ -6,7 +6,7 @@ import asyncio
 import ipaddress
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,9 +29,10 @@ EXAMPLES = """
   baton torture http://127.0.0.1:8000                   one that runs
   baton torture URL --remote --json torture.json        a staging one elsewhere
 
-[bold]Sizes[/]: requests of hostile, guesses, large and overload; faults; states of redis; seconds
-of capacity, flood and soak. Keys are $BATON_API_KEY and, of somebody else, $BATON_OTHER_API_KEY; a
-service of its own has two.
+[bold]Sizes[/]: requests of hostile, guesses, large and overload; faults; states of redis,
+memory, disk and clock; seconds of capacity, flood and soak. disk (which wants root) and clock
+(libfaketime) run where named. Keys are $BATON_API_KEY and, of somebody else,
+$BATON_OTHER_API_KEY; a service of its own has two.
 """
 LONG = {
     "hostile": 10_000,
@@ -42,10 +43,14 @@ LONG = {
     "flood": 60,
     "faults": 15,
     "redis": 6,
+    "memory": 3,
+    "disk": 1,
+    "clock": 4,
     "soak": 3600,
 }
 SHORT = {"hostile": 200, "guesses": 100, "large": 4, "overload": 100, "faults": 2, "redis": 6}
-OWN = ("faults", "redis", "soak")  # only of a service of its own
+OWN = ("faults", "redis", "memory", "disk", "clock", "soak")  # only of a service of its own
+NAMED = ("disk", "clock")  # only where named: they want root, or libfaketime
 KEYS = "BATON_TORTURE_KEYS"
 
 
@@ -90,15 +95,17 @@ def torture(
             held = "held" if not outcome.broken else f"did not hold: {outcome.broken[0]}"
             console.print(f"{outcome.scenario}: {held}", style="dim", markup=False)
 
-    if url is not None:
-        key = os.environ.get("BATON_API_KEY")
-        asyncio.run(run(AttackedService(url.rstrip("/"), key, other_key)))
-    else:
-        _with_own(config, "redis" in wanted, lambda target: asyncio.run(run(target)))
-    print(table(outcomes))
-    if json_out is not None:
-        rows = [outcome.json() for outcome in outcomes]
-        json_out.write_text(json.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
+    try:
+        if url is not None:
+            key = os.environ.get("BATON_API_KEY")
+            asyncio.run(run(AttackedService(url.rstrip("/"), key, other_key)))
+        else:
+            _with_own(config, wanted, lambda target: asyncio.run(run(target)))
+    finally:  # of those that ended, whatever became of the next
+        print(table(outcomes))
+        if json_out is not None:
+            rows = [outcome.json() for outcome in outcomes]
+            json_out.write_text(json.dumps({"rows": rows}, indent=2) + "\n", encoding="utf-8")
     if failed := [outcome.scenario for outcome in outcomes if outcome.broken]:
         raise WorkerError(f"did not hold: {', '.join(failed)}")
 
@@ -118,7 +125,7 @@ def _wanted(
 
     possible = {name for name in LONG if (own or name not in OWN) and (two_keys or name != "flood")}
     if given is None:
-        return {name: size for name, size in sizes.items() if name in possible}
+        return {n: size for n, size in sizes.items() if n in possible and n not in NAMED}
     wanted = {}
     for part in given.split(","):
         name, says, size = part.partition("=")
@@ -134,7 +141,7 @@ def _wanted(
 
 
 def _with_own(
-    config: Path | None, with_redis: bool, attack: Callable[[AttackedService], None]
+    config: Path | None, wanted: Collection[str], attack: Callable[[AttackedService], None]
 ) -> None:
     """Serve a deployment on a port of its own, with two keys, and attack it."""
     import secrets
@@ -142,33 +149,47 @@ def _with_own(
 
     import yaml
 
-    from deploy.service.environment import prepare
-
-    prepare()  # before the imports below, which import ray
-    from deploy.evaluation.torture.attack import AttackedService
+    from deploy.evaluation.torture.attack import AttackedService, BadStates
     from deploy.evaluation.torture.faults import OwnProcesses
-    from deploy.evaluation.torture.redis_faults import own_redis
-    from deploy.service.cluster import serving
-    from deploy.service.config import DEFAULT_FILE, load
+    from deploy.evaluation.torture.own_machine import OwnClock, OwnDisk, OwnMemory
+    from deploy.evaluation.torture.own_redis import own_redis
+    from deploy.service.environment import prepare
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    load(config or DEFAULT_FILE)  # what is wrong with it is said of the file itself
-    document = yaml.safe_load((config or DEFAULT_FILE).read_text(encoding="utf-8"))
-    args = document["applications"][0].setdefault("args", {})
-    keys = [secrets.token_hex(16), secrets.token_hex(16)]
-    os.environ[KEYS] = ",".join(keys)
-    args["auth"] = {"api_keys_env": KEYS}
+    states: dict[str, BadStates] = {"memory": OwnMemory()}
     with ExitStack() as owned:
-        store = owned.enter_context(own_redis()) if with_redis else None
+        # Sockets want short paths.
+        folder = Path(owned.enter_context(TemporaryDirectory(prefix="bt-")))
+        data = folder / "data"
+        data.mkdir()
+        if "disk" in wanted:
+            states["disk"] = disk = OwnDisk(data)
+            owned.callback(disk.close)
+            os.environ["RAY_TMPDIR"] = str(data)
+        store = None
+        if not {"redis", "disk"}.isdisjoint(wanted):
+            states["redis"] = store = owned.enter_context(own_redis(data))
+        if "clock" in wanted:  # of what is started from here on; redis-server and the library clash
+            states["clock"] = clock = OwnClock(folder)
+            os.environ |= clock.environment
+        prepare()  # before the imports below, which import ray
+        from deploy.service.cluster import serving
+        from deploy.service.config import DEFAULT_FILE, load
+
+        load(config or DEFAULT_FILE)  # what is wrong with it is said of the file itself
+        document = yaml.safe_load((config or DEFAULT_FILE).read_text(encoding="utf-8"))
+        args = document["applications"][0].setdefault("args", {})
+        keys = [secrets.token_hex(16), secrets.token_hex(16)]
+        os.environ[KEYS] = ",".join(keys)
+        args["auth"] = {"api_keys_env": KEYS}
         if store is not None:
             args["store"] = store.url
-        folder = Path(owned.enter_context(TemporaryDirectory(prefix="baton-torture-")))
         file = folder / "torture.yaml"
         file.write_text(yaml.safe_dump(document), encoding="utf-8")
         service = owned.enter_context(serving(load(file, port=port)))
-        attack(AttackedService(service.url, keys[0], keys[1], OwnProcesses(), store))
+        attack(AttackedService(service.url, keys[0], keys[1], OwnProcesses(), states))
 
 
 def _is_loopback(url: str) -> bool:

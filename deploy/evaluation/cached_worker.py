@@ -12,14 +12,28 @@ key: a live run does not promise it either.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, closing
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
 from deploy.evaluation.call_log import CallLog
 from deploy.evaluation.recording import Recording
-from orchestrator.loop.actions import Classify, First, Generate, Job, Start, Verify, Write
+from deploy.service.config import Workers
+from deploy.service.workers import close, open_worker
+from orchestrator.loop.actions import (
+    Classify,
+    First,
+    Generate,
+    Job,
+    Start,
+    Verify,
+    WorkerName,
+    Write,
+)
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import (
@@ -33,6 +47,8 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call, Delta, Worker
+
+PAIR: Final[tuple[WorkerName, ...]] = ("small", "large")
 
 
 class CachedWorker:
@@ -91,7 +107,11 @@ class CachedWorker:
         answer: Classification = self._answers[key]
         return answer
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
+        if top:  # no policy asks for them
+            return await self._model().verify(call, segment, sampling, top)
         sampling_key = _sampling_key(sampling)
         key = _digest("verify", _prefix(call.transcript), segment, sampling_key)
         if sampling_key is None or key not in self._answers:
@@ -175,6 +195,53 @@ class CachedWorker:
         if self._worker is None:
             self._worker = self._make()
         return self._worker
+
+
+@asynccontextmanager
+async def opened_pair(
+    workers: Workers, pair: Mapping[str, str], log: Path | None = None
+) -> AsyncIterator[dict[WorkerName, CachedWorker]]:
+    """Both workers of a deployment with a cache; what was loaded is closed at the end.
+
+    Args:
+        workers: what the deployment file says of them.
+        pair: what they are (`deploy.service.calibration.pair_of`), which a log must be of.
+        log: where answers are found and kept, a file that is made where there is none.
+
+    Raises:
+        ConfigError: the log is of another pair, or cannot be written.
+    """
+    async with AsyncExitStack() as stack:
+
+        def load(name: WorkerName) -> Worker:
+            worker = open_worker(getattr(workers, name))
+            stack.push_async_callback(close, [worker])
+            return worker
+
+        calls = None
+        if log is not None:
+            settings = {"pair": dict(pair), "speculation": workers.speculation()}
+            calls = stack.enter_context(closing(CallLog(log, settings)))
+        yield cached_pair(load, calls)
+
+
+def cached_pair(
+    load: Callable[[WorkerName], Worker], log: CallLog | None = None
+) -> dict[WorkerName, CachedWorker]:
+    """Both workers, made by `load` before the first call that a model must answer.
+
+    Both at once: while one loads the event loop stands still, which renews the leases of calls to
+    the other; and no two models are read side by side, which transformers does not allow.
+    """
+    loaded: dict[WorkerName, Worker] = {}
+
+    def made(name: WorkerName) -> Worker:
+        for one in PAIR:
+            if one not in loaded:
+                loaded[one] = load(one)
+        return loaded[name]
+
+    return {name: CachedWorker(partial(made, name), log, name) for name in PAIR}
 
 
 def _sampling_key(sampling: Sampling) -> Hashable | None:

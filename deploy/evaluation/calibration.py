@@ -46,8 +46,9 @@ class CalibrationTarget:
 class Point:
     """What one value of the parameter came to on the problems, as fractions of 1.
 
-    agreement: answers that equal the large model's alone. accuracy: None where no question has an
-    answer.
+    large_share: tokens that the large model generated, thrown away or not, over those that it
+    generates alone. agreement: answers that equal the large model's alone. accuracy: None where no
+    question has an answer.
     """
 
     value: float

@@ -1,8 +1,9 @@
 """A pair of models calibrated on any questions: its judge's scores, then each policy's threshold.
 
 The large model alone says what the outcome of a question is; agreement with it is what a policy is
-measured by, beside the share of tokens that the large model writes. Every answer is made from
-cached calls where it can be (`deploy.evaluation.cached_worker`), so runs share their steps.
+measured by, beside the tokens that the large model generates, as a share of those that it generates
+alone. Every answer is made from cached calls where it can be (`deploy.evaluation.cached_worker`),
+so runs share their steps.
 """
 
 from __future__ import annotations
@@ -90,18 +91,21 @@ class Calibrator:
         self._problems, self._ask, self._grader = problems, ask, grader
         self._concurrency, self._tell, self._progress = concurrency, tell, progress
         self._outcomes: list[str] = []
+        self._large_tokens = 0  # that the large model alone generates
 
     async def ends(self) -> tuple[Point, Point]:
         """The small model alone and the large one alone: the ends of every curve.
 
         This comes first: what the large model answers is what the others are compared with.
         """
-        self._outcomes = [final(answer.text) for answer in await self._answers(LARGE)]
+        alone = await self._answers(LARGE)
+        self._outcomes = [final(answer.text) for answer in alone]
+        self._large_tokens = sum(answer.metrics.large_tokens for answer in alone)
         return await self.point(SMALL, 0.0), await self.point(LARGE, 1.0)
 
     async def point(self, candidate: Candidate, value: float) -> Point:
         """What a candidate comes to on the questions."""
-        return _point(value, await self._judged(candidate))
+        return self._point(value, await self._judged(candidate))
 
     async def judge(self) -> JudgeCalibration:
         """The judge's scores of the small model's steps, by every scoring that the pair can do."""
@@ -198,19 +202,15 @@ class Calibrator:
             rows.append(Answered(answer, agrees, right))
         return rows
 
-
-def _point(value: float, rows: Sequence[Answered]) -> Point:
-    small, large = (
-        sum(getattr(row.answer.metrics, f"{name}_tokens") for row in rows)
-        for name in ("small", "large")
-    )
-    known = [row.right for row in rows if row.right is not None]
-    return Point(
-        value,
-        large / (small + large) if small + large else 0.0,
-        mean([row.agrees for row in rows]),
-        mean(known) if known else None,
-    )
+    def _point(self, value: float, rows: Sequence[Answered]) -> Point:
+        large = sum(row.answer.metrics.large_tokens for row in rows)
+        known = [row.right for row in rows if row.right is not None]
+        return Point(
+            value,
+            large / self._large_tokens if self._large_tokens else 0.0,
+            mean([row.agrees for row in rows]),
+            mean(known) if known else None,
+        )
 
 
 def _curve(answers: Sequence[JudgedAnswer]) -> tuple[float, float] | None:

@@ -99,4 +99,4 @@ def build_policy(name: str, params: Mapping[str, Any]) -> Policy:
     try:
         return build(POLICIES, name, params)
     except ValidationError as error:
-        raise InvalidRequest(f"{name}: {explain(error)}", param="policy") from None
+        raise InvalidRequest(f"{name}: {explain(error, POLICIES[name])}", param="policy") from None

@@ -115,7 +115,7 @@ class LocalClient:
             Sampling(options.temperature, seed=options.seed),
             Limits(
                 options.max_tokens or service.max_tokens,
-                service.deadline_s,
+                deadline_s=None,  # a question that is answered among many may take long
                 prices=self._args.token_prices(),
             ),
             self._args.workers.speculation(),
@@ -237,8 +237,8 @@ class HttpClient:
                     if "error" in data:
                         raise WorkerUnavailable(f"{self._url}: {data['error']['message']}")
                     yield data
-        except httpx.InvalidURL as error:
-            raise ConfigError(f"{self._url}: {error}") from None
+        except (httpx.InvalidURL, httpx.UnsupportedProtocol):
+            raise no_address(self._url) from None
         except httpx.HTTPError as error:
             raise WorkerUnavailable(f"{self._url}: {reason(error)}") from None
 
@@ -263,14 +263,16 @@ class HttpClient:
         await self._client.aclose()
 
 
-def error_of(response: httpx.Response) -> BatonError:
-    """An error response as the exception it stands for."""
+def error_of(response: httpx.Response, key: str = "$BATON_API_KEY") -> BatonError:
+    """An error response as the exception it stands for; `key` says where the caller's key is."""
     try:
         error = response.json()["error"]
         message, param, code = error["message"], error.get("param"), error.get("code")
     except (ValueError, KeyError, TypeError):
         message, param, code = f"HTTP {response.status_code}", None, None
     text = f"{response.url.copy_with(path='/')}: {message}"
+    if response.status_code == 401:
+        text += f"; this command takes its key from {key}"
     if response.status_code in (429, 503):
         return Overloaded(text)
     if 400 <= response.status_code < 500:
@@ -278,6 +280,13 @@ def error_of(response: httpx.Response) -> BatonError:
     return WorkerUnavailable(text)
 
 
+def no_address(url: str) -> ConfigError:
+    """The error of a url that is none."""
+    return ConfigError(f"{url}: expected an address as http://HOST:PORT")
+
+
 def reason(error: httpx.HTTPError) -> str:
     """An error of httpx in words: many of them come without any."""
+    if isinstance(error, httpx.ConnectError) and "SSL" not in str(error):
+        return f"no connection ({error}); is the service running there (`baton serve`)?"
     return str(error) or type(error).__name__

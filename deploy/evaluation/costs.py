@@ -198,6 +198,7 @@ class _Clock:
     )
     by_worker: dict[WorkerName, float] = field(default_factory=lambda: {"small": 0.0, "large": 0.0})
     jobs: dict[Job, _StartedCall] = field(default_factory=dict)
+    read: dict[WorkerName, float] = field(default_factory=dict)  # when each has read the prompt
 
     def book(self, action: Generate | Write | Classify | Verify, ms: float) -> None:
         """Put work down to whom it belongs."""
@@ -205,9 +206,27 @@ class _Clock:
         self.work["classify" if judging else action.worker] += ms
         self.by_worker[action.worker] += ms
 
-    def begin(self) -> float:
+    def begin(self, worker: WorkerName) -> float:
         """When a call that is made now begins."""
-        return max(self.now, self.busy) if self.costs.shared_device else self.now
+        return max(self.now, self.read.get(worker, 0.0), self.busy)
+
+    def prefill(self, called: Sequence[ActionCompleted]) -> None:
+        """Both workers read the prompt at once; one that marks a thought lets the policy begin."""
+        reads: list[float] = []
+        for one in called:
+            assert isinstance(one.action, Generate)
+            ms = self.charge(one.action, one.answer)
+            self.read[one.action.worker] = self.busy + ms
+            if getattr(one.answer, "thinks", False):
+                reads.append(self.busy + ms)
+            if self.costs.shared_device:
+                self.busy += ms
+        self.now = min(reads, default=max(self.read.values(), default=0.0))
+
+    def prefilled(self) -> None:
+        """The policy's first action is over: it is told of that when all have read the prompt."""
+        self.now = max(self.now, *self.read.values(), 0.0)
+        self.read = {}
 
     def charge(self, action: Any, answer: Any) -> float:
         """The cost of a call, booked to whom it belongs; a failed one costs its overhead."""
@@ -219,14 +238,16 @@ class _Clock:
 
     def wait(self, action: Any, answer: Any) -> None:
         """A call that the policy waits for."""
-        self.now = self.begin() + self.charge(action, answer)
-        self.busy = max(self.busy, self.now)
+        self.now = self.begin(action.worker) + self.charge(action, answer)
+        if self.costs.shared_device:
+            self.busy = self.now
 
     def first(self, job: Job, answer: Any) -> None:
         running = self.jobs.pop(job)
         began = max(running.began, self.busy) if self.costs.shared_device else running.began
         end = began + self.charge(running.action, answer)
-        self.busy = max(self.busy, end)
+        if self.costs.shared_device:
+            self.busy = max(self.busy, end)
         self.now = max(self.now, end)
 
     def cancel(self, job: Job, usage: Usage) -> None:
@@ -245,23 +266,27 @@ def predict(recording: Recording, costs: Costs) -> Predicted:
     """What the recorded request would take."""
     clock = _Clock(costs)
     calls = deque(event for event in recording.events if isinstance(event, ActionCompleted))
-    read = []  # before the policy starts, both workers read the prompt at once
+    read = []
     while (
         calls and isinstance(calls[0].action, Generate) and not calls[0].action.criteria.max_tokens
     ):
-        called = calls.popleft()
-        read.append(clock.charge(called.action, called.answer))
-    clock.now = sum(read) if costs.shared_device else max(read, default=0.0)
+        read.append(calls.popleft())
+    clock.prefill(read)
+    parameters = recording.request.parameters
+    if parameters.get("max_cost") is not None or parameters.get("max_large_tokens") is not None:
+        clock.prefilled()  # a policy with a cap begins when all prompts are counted
     for called in calls:
         match called.action, called.answer:
             case (Generate() | Write() | Classify() | Verify()) as action, answer:
                 clock.wait(action, answer)
             case Start(Generate() | Classify() | Verify() as action), Job() as job:
-                clock.jobs[job] = _StartedCall(action, clock.begin())
+                clock.jobs[job] = _StartedCall(action, clock.begin(action.worker))
             case First(), (Job() as job, answer) if job in clock.jobs:
                 clock.first(job, answer)
             case Cancel(job), Usage() as usage:
                 clock.cancel(job, usage)
+        clock.prefilled()
+    clock.prefilled()
     return Predicted(clock.now, **clock.work, busy=clock.by_worker)
 
 

@@ -21,7 +21,7 @@ from deploy.evaluation.recorded_answers import answered_calls
 from deploy.evaluation.recording import Recording, load
 from deploy.evaluation.tables import Column, markdown
 from orchestrator.errors import BatonError, ConfigError
-from orchestrator.loop.actions import Account, Action, Generate
+from orchestrator.loop.actions import Account, Action, Generate, Recent
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import (
     Classification,
@@ -162,7 +162,7 @@ def cause(recording: Recording, chose: bool) -> Cause:
     if any(_drawn(recording, called.action) for called in answered_calls(recording.events)):
         return "drawn"
     read_time = any(
-        isinstance(event, ActionCompleted) and isinstance(event.action, Account)
+        isinstance(event, ActionCompleted) and isinstance(event.action, Account | Recent)
         for event in recording.events
     )
     return "time" if read_time else "score"

@@ -1,19 +1,21 @@
 """A problem set through several policies: accuracy, time, and the work of each model.
 
-The policies take turns problem by problem, and the order of the turns rotates, so that a machine
-that warms up or slows down treats all alike. `large-only` always runs, for everything is measured
+One at a time, the policies take turns problem by problem, and the order of the turns rotates, so
+that a machine that warms up or slows down treats all alike. Many at once measure accuracy and
+tokens alone. `large-only` always runs, for everything is measured
 against it (`deploy.evaluation.summary`).
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import product
 from time import perf_counter
 from typing import Protocol
 
 from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.recording import Recording
 from orchestrator.errors import BatonError, InvalidRequest
 from orchestrator.loop.events import Metrics
@@ -92,28 +94,57 @@ async def run(
 ) -> list[Turn]:
     """The results of each problem, in order.
 
-    Each candidate first answers one problem unmeasured: whatever is slow only once is over then.
-    With `concurrency` above 1 the turns are of that many problems at once. Grading and `keep`,
-    which is handed each finished problem with its number, happen outside all measured time.
-    `done` are the first problems' results from an earlier run that was broken off.
+    At `concurrency` 1 the candidates take turns, problem by problem, after each has answered one
+    unmeasured: whatever is slow only once is over then. Above that so many requests are always
+    under way, all candidates' of a problem before the next one's, and times are not compared.
+    Grading and `keep`, which is handed each finished problem with its number and in order, happen
+    outside all measured time. `done` are the first problems' results from an earlier run that was
+    broken off.
     """
     turns = list(done[: len(problems)])
     if len(turns) == len(problems):
         return turns
+    if concurrency > 1:
+        return await _many(problems, candidates, ask, grade, concurrency, turns, keep, progress)
     for candidate in candidates:
         await _ask(problems[len(turns)], candidate, ask)
-    for start in range(len(turns), len(problems), concurrency):
-        batch = problems[start : start + concurrency]
-        results: list[list[EvaluationResult]] = [[] for _ in candidates]
+    for at, problem in enumerate(problems[len(turns) :], len(turns)):
+        results: dict[int, EvaluationResult] = {}
         for place in range(len(candidates)):
-            index = (place + start // concurrency) % len(candidates)
-            results[index] = await asyncio.gather(
-                *(_ask(problem, candidates[index], ask) for problem in batch)
-            )
+            index = (place + at) % len(candidates)
+            results[index] = await _ask(problem, candidates[index], ask)
             progress(candidates[index])
-        for at, problem in enumerate(batch):
-            turns.append([await _graded(own[at], problem, grade) for own in results])
-            keep(start + at, turns[-1])
+        turns.append([await _graded(results[i], problem, grade) for i in sorted(results)])
+        keep(at, turns[-1])
+    return turns
+
+
+async def _many(
+    problems: Sequence[Problem],
+    candidates: Sequence[Candidate],
+    ask: Ask,
+    grade: Grade,
+    concurrency: int,
+    turns: list[Turn],
+    keep: Callable[[int, Turn], None],
+    progress: Callable[[Candidate], None],
+) -> list[Turn]:
+    begun: dict[int, dict[int, EvaluationResult]] = {}
+
+    async def one(item: tuple[int, int]) -> None:
+        at, index = item
+        result = await _graded(
+            await _ask(problems[at], candidates[index], ask), problems[at], grade
+        )
+        begun.setdefault(at, {})[index] = result
+        progress(candidates[index])
+        while len(ready := begun.get(len(turns), {})) == len(candidates):
+            del begun[len(turns)]
+            turns.append([ready[i] for i in range(len(candidates))])
+            keep(len(turns) - 1, turns[-1])
+
+    items = product(range(len(turns), len(problems)), range(len(candidates)))
+    await map_concurrently(one, items, concurrency)
     return turns
 
 

@@ -14,7 +14,8 @@ from typing import Any
 from deploy.evaluation.evaluate import Question
 from orchestrator.errors import ConfigError
 
-FORMAT = "Put the final answer, and nothing else, in \\boxed{}."
+FORMAT = "Please reason step by step, and put your final answer within \\boxed{}."
+"""The usual words. Asked for the box and nothing else, a small model writes no step to share."""
 
 
 @dataclass(frozen=True, slots=True)

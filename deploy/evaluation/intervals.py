@@ -9,6 +9,7 @@ from fractions import Fraction
 from typing import Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 Z: Final = 1.959964  # of a 95 % interval
 RESAMPLES: Final = 2000
@@ -71,6 +72,17 @@ def paired(ours: Sequence[bool], theirs: Sequence[bool]) -> Paired:
     return Paired((won - lost) / count, low, high, won, lost, mcnemar(won, lost))
 
 
+def mean_interval(values: Sequence[float]) -> tuple[float, float]:
+    """95 % interval of the mean of values from -1 to 1, by the percentile bootstrap with a seed.
+
+    As in `paired`, one value is added at each end, so that a few that agree are no certainty.
+    """
+    if not values:
+        return -1.0, 1.0
+    drawn = np.array([*values, -1.0, 1.0])
+    return _middle(drawn[_resampled(len(drawn))].mean(axis=1))
+
+
 def mcnemar(won: int, lost: int) -> float:
     """The exact test of McNemar: the disagreements as tosses of a fair coin, two-sided."""
     tosses = won + lost
@@ -87,7 +99,17 @@ def ratio_of_sums(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float
     if not sum(theirs):
         return 0.0, 0.0
     pairs = np.array([ours, theirs], dtype=float)
-    picks = np.random.default_rng(0).integers(pairs.shape[1], size=(RESAMPLES, pairs.shape[1]))
+    picks = _resampled(pairs.shape[1])
     above, below = (column[picks].sum(axis=1) for column in pairs)
-    low, high = np.quantile(above / np.maximum(below, 1e-12), (0.025, 0.975))
+    return _middle(above / np.maximum(below, 1e-12))
+
+
+def _resampled(count: int) -> NDArray[np.int64]:
+    """Of `RESAMPLES` samples with replacement the places of each; always the same ones."""
+    return np.random.default_rng(0).integers(count, size=(RESAMPLES, count))
+
+
+def _middle(found: NDArray[np.float64]) -> tuple[float, float]:
+    """The bounds of the middle 95 %."""
+    low, high = np.quantile(found, (0.025, 0.975))
     return float(low), float(high)

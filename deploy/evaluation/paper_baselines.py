@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
@@ -17,7 +17,6 @@ from orchestrator.errors import ConfigError
 from orchestrator.worker import SERVER_METHOD
 
 FILE = Path(__file__).parent / "paper_baselines.yaml"
-SMALL = "small-only"
 UNITS = {"speedup": "x", "latency_cut": " %", "over_large": " points", "over_small": " points"}
 
 
@@ -53,29 +52,45 @@ class PaperBaseline(BaseModel):
     why: str
 
 
+class ClaimMeasure(NamedTuple):
+    """A value in a claim's unit, and its interval of 95 %."""
+
+    value: float
+    low: float
+    high: float
+
+
 @dataclass(frozen=True, slots=True)
 class ClaimVerdict:
-    """A claim and what was measured: `value` in the claim's unit, None where nothing fits it.
+    """A claim and what was measured, in the claim's unit; None where nothing fits it.
 
-    `lossy`: all that was measured loses more accuracy than the claim allows.
+    `kept`: whether it loses no more accuracy than the claim allows; None where too few problems
+    were answered to tell.
     """
 
     claim: PaperClaim
     row: Row | None = None
-    value: float | None = None
-    lossy: bool = False
+    found: ClaimMeasure | None = None
+    kept: bool | None = True
 
     @property
-    def holds(self) -> bool | None:
-        return None if self.value is None else self.value >= self.claim.low and not self.lossy
+    def verdict(self) -> Literal["holds", "fails", "open", "not measured"]:
+        """It holds where the whole interval lies inside the paper's range or above, and fails where
+        all of it lies below; between, the problems were too few to tell. The same of the loss."""
+        if self.found is None:
+            return "not measured"
+        if self.kept is False or self.found.high < self.claim.low:
+            return "fails"
+        return "holds" if self.kept and self.found.low >= self.claim.low else "open"
 
     @property
     def measured(self) -> str:
         """The measured value in words."""
-        if self.value is None:
+        if self.found is None:
             return "not measured"
         sign = "+" if self.claim.measure.startswith("over") else ""
-        return f"{self.value:{sign}.2f}{UNITS[self.claim.measure]}"
+        value, low, high = (f"{number:{sign}.2f}" for number in self.found)
+        return f"{value}{UNITS[self.claim.measure]} [{low}, {high}]"
 
 
 def load_baselines(path: Path = FILE) -> dict[str, PaperBaseline]:
@@ -100,44 +115,48 @@ def judge_claim(policy: str, claim: PaperClaim, table: Sequence[Row]) -> ClaimVe
     measured so, or loses more than the claim allows.
     """
     own = [row for row in table if name_of(row) == policy and _method(row) == claim.speculation]
-    lossy = False
-    if claim.loss is not None:
-        within = [row for row in own if _within(row, claim.loss)]
-        own, lossy = within or own, not within
+    kept: bool | None = True
+    if claim.loss is not None and own:
+        losses = [_keeps(row, claim.loss) for row in own]
+        kept = next(one for one in (True, None, False) if one in losses)
+        own = [row for row, one in zip(own, losses, strict=True) if one is kept]
     own = [row for row in own if row["policy"] == policy] or own
     own = [row for row in own if row["budget"] is None] or own
     own = [row for row in own if row["transport"] == "in-process"] or own
-    values = [(value, row) for row in own if (value := _value(claim, row, table)) is not None]
+    values = [(found, row) for row in own if (found := _measured(claim, row)) is not None]
     if not values:
         return ClaimVerdict(claim)
-    value, row = max(values, key=lambda pair: pair[0])
-    return ClaimVerdict(claim, row, value, lossy)
+    best, row = max(values, key=lambda pair: pair[0].value)
+    return ClaimVerdict(claim, row, best, kept)
 
 
-def _within(row: Row, loss: float) -> bool:
-    """Whether a row loses so many points of accuracy at most.
+def _keeps(row: Row, loss: float) -> bool | None:
+    """Whether a row loses so many points of accuracy at most; None where its interval spans that.
 
-    None lost means that the lower end of the paired 95 % interval is above minus one point.
+    No loss means that the paired 95 % interval lies above minus one point.
     """
-    if loss == 0:
-        return bool(100 * row["difference_low"] > -1)
-    return bool(100 * row["difference"] >= -loss - 1e-9)
+    limit = -max(loss, 1.0)
+    if 100 * row["difference_low"] > limit - 1e-9:
+        return True
+    return False if 100 * row["difference_high"] < limit else None
 
 
-def _value(claim: PaperClaim, row: Row, table: Sequence[Row]) -> float | None:
+def _measured(claim: PaperClaim, row: Row) -> ClaimMeasure | None:
+    """The row in the claim's unit; None where it lacks what that needs."""
+
+    def of(name: str) -> ClaimMeasure:
+        return ClaimMeasure(row[name], row[f"{name}_low"], row[f"{name}_high"])
+
     match claim.measure:
         case "speedup":
-            return float(row["speedup"])
+            return of("speedup")
         case "latency_cut":
-            return 100 * (1 - 1 / row["speedup"]) if row["speedup"] else None
+            ratios = of("speedup")
+            return ClaimMeasure(*(100 * (1 - 1 / one) for one in ratios)) if all(ratios) else None
         case "over_large":
-            return float(100 * row["difference"])
+            return ClaimMeasure(*(100 * one for one in of("difference")))
         case "over_small":
-            conditions = ("budget", "speculation", "transport", "n")
-            for other in table:
-                if other["policy"] == SMALL and all(other[k] == row[k] for k in conditions):
-                    return float(100 * (row["accuracy"] - other["accuracy"]))
-    return None
+            return ClaimMeasure(*(100 * one for one in of("gain"))) if "gain" in row else None
 
 
 def name_of(row: Row) -> str:

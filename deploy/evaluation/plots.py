@@ -100,7 +100,7 @@ def draw_calibration(document: Mapping[str, Any], path: Path) -> None:
                 [100 * row["large_share"]], [100 * row["agreement"]], marker=marker, color=colour,
                 markersize=9, ls="none",
             )  # fmt: skip
-    axes.set_xlabel("tokens by the large model %")
+    axes.set_xlabel("tokens by the large model, % of its own alone")
     axes.set_ylabel("answers as the large model's alone %")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=9, frameon=False)

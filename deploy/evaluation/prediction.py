@@ -56,44 +56,63 @@ class PredictedColumn:
     live: dict[WorkerName, float]
 
 
-def predicted(folder: Path, costs: Costs, streams: Sequence[int] = ()) -> dict[str, Any]:
+def predicted(
+    folders: Path | Sequence[Path], costs: Costs, streams: Sequence[int] = ()
+) -> dict[str, Any]:
     """What `baton predict --json` writes: rows, costs and assumptions, all marked as predicted.
 
     A row for each policy and number of requests at once; without `streams` the fewest that the
-    costs are for.
+    costs are for. Several folders are one evaluation: what the first of them holds of a problem
+    and policy counts, and its settings are told.
 
     Raises:
-        ConfigError: the folder holds no recordings that can be used, or the costs say nothing of
+        ConfigError: a folder holds no recordings that can be used, or the costs say nothing of
             so many streams.
     """
+    folders = [folders] if isinstance(folders, Path) else folders
+    named: dict[Name, dict[Any, dict[str, Any]]] = {}
+    recorded = [_recorded(folder, named) for folder in folders]
+    if not any(policy == BASELINE for policy, _ in named):
+        raise ConfigError(f"{folders[0]}: no recordings of {BASELINE}")
+    counts = streams or (costs.fewest,)
+    tables: dict[int, dict[Name, PredictedColumn]] = {count: {} for count in counts}
+    for name, by_problem in named.items():  # one policy's recordings in memory at a time
+        mine = list(by_problem.values())
+        recordings = [load(row["recording"]) for row in mine]
+        for count, columns in tables.items():
+            found, live = predict_loaded(recordings, costs, count)
+            columns[name] = PredictedColumn(list(zip(mine, found, strict=True)), live)
+    table = [row for count in counts for row in _rows(tables[count], costs, count)]
+    if any(
+        one.get("concurrency", 1) > 1 for one in recorded
+    ):  # its times are those of requests that wait for others
+        for one in table:
+            one["measured_speedup"] = None
+    return {
+        "predicted": True,
+        "rows": table,
+        "costs": costs.model_dump(mode="json"),
+        "assumptions": [*ASSUMPTIONS, *costs.assumptions],
+        "recorded": recorded[0],
+    }
+
+
+def _recorded(folder: Path, named: dict[Name, dict[Any, dict[str, Any]]]) -> dict[str, Any]:
+    """The folder's settings; its rows are added to those of their policy and budget, by problem."""
     settings, rows = evaluation_log.read(folder / "rows.jsonl")
     if settings.get("speculation") != "vanilla":
         raise ConfigError(
             f"{folder}: recorded with {settings.get('speculation')!r} in the large worker; the "
             "cost model charges a pass per token: record with vanilla"
         )
-    named: dict[Name, list[dict[str, Any]]] = {}
     for row in rows:
         if row["error"] is None and "recording" not in row:
             raise ConfigError(f"{folder}: its rows have no recordings")
         if "recording" in row:
-            named.setdefault((row["policy"], row["budget"]), []).append(row)
-    if not any(policy == BASELINE for policy, _ in named):
-        raise ConfigError(f"{folder}: no recordings of {BASELINE}")
-    counts = streams or (costs.fewest,)
-    tables: dict[int, dict[Name, PredictedColumn]] = {count: {} for count in counts}
-    for name, mine in named.items():  # one policy's recordings in memory at a time
-        recordings = [load(folder / row["recording"]) for row in mine]
-        for count, columns in tables.items():
-            found, live = predict_loaded(recordings, costs, count)
-            columns[name] = PredictedColumn(list(zip(mine, found, strict=True)), live)
-    return {
-        "predicted": True,
-        "rows": [row for count in counts for row in _rows(tables[count], costs, count)],
-        "costs": costs.model_dump(mode="json"),
-        "assumptions": [*ASSUMPTIONS, *costs.assumptions],
-        "recorded": settings,
-    }
+            problem = (settings.get("problems"), row["problem"])
+            placed = {**row, "problem": problem, "recording": folder / row["recording"]}
+            named.setdefault((row["policy"], row["budget"]), {}).setdefault(problem, placed)
+    return settings
 
 
 def _rows(columns: Mapping[Name, PredictedColumn], costs: Costs, streams: int) -> list[Row]:
@@ -150,6 +169,10 @@ def _s(ms: float) -> str:
     return f"{ms / 1000:.3g}"
 
 
+def _ratio(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}x"
+
+
 def _known(value: float | None) -> str:
     return "" if value is None else f"{value:.3g}"
 
@@ -161,7 +184,7 @@ COLUMNS: list[Column] = [
     ("predicted speedup", lambda row: f"{row['speedup']:.2f}x"),
     ("GPU-hours per 1,000 requests", lambda row: _known(row.get("gpu_hours_per_1000"))),
     ("money per 1,000 requests", lambda row: _known(row.get("money_per_1000"))),
-    ("measured speedup of the recorded pair", lambda row: f"{row['measured_speedup']:.2f}x"),
+    ("measured speedup of the recorded pair", lambda row: _ratio(row["measured_speedup"])),
     ("ms small", lambda row: f"{row['ms']['small']:.0f}"),
     ("ms large", lambda row: f"{row['ms']['large']:.0f}"),
     ("ms judge", lambda row: f"{row['ms']['classify']:.0f}"),

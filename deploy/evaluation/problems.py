@@ -29,10 +29,13 @@ def load_problems(
     if kind == "gym":
         from deploy.evaluation import gym
 
-        name, _, own_seed = name.partition(":")
+        names, _, own_seed = name.partition(":")
         if own_seed and not own_seed.isdecimal():
             raise ConfigError(f"{source}: expected gym:NAME or gym:NAME:SEED, the seed a number")
-        return gym.draw(name, int(own_seed) if own_seed else seed, limit or DEFAULT_LIMIT)
+        kinds, number = names.split(","), int(own_seed) if own_seed else seed
+        each = -(-(limit or DEFAULT_LIMIT) // len(kinds))
+        drawn = [gym.draw(name, number, each) for name in kinds]
+        return [one for turn in zip(*drawn, strict=True) for one in turn][: limit or DEFAULT_LIMIT]
     if kind == "builtin":
         if name not in BUILTIN:
             raise ConfigError(f"no builtin problems {name!r}; there are {', '.join(BUILTIN)}")

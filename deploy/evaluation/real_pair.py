@@ -1,15 +1,17 @@
 """The page "A real pair": `python -m deploy.evaluation.real_pair FOLDER PAGE`.
 
-`FOLDER/KIND` are recorded evaluations for accuracy and tokens (`baton eval --recordings`),
-`FOLDER/latency` one at concurrency 1, `FOLDER/speculation/rows.jsonl` the same questions with a
-lossless method in the large worker. What is not there yet, or not whole, is left out and named.
+`FOLDER/NAME` are recorded evaluations for accuracy and tokens (`baton eval --recordings`); two of
+the same problems are one, so that a policy can be added without measuring the others again.
+`FOLDER/latency` is one at concurrency 1, `FOLDER/speculation/rows.jsonl` the same questions with a
+lossless method in the large worker; `latency-more` adds to `latency`. What is not there yet, or not
+whole, is left out and named.
 """
 
 from __future__ import annotations
 
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,21 @@ from typing import Any
 from deploy.evaluation import prediction
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.evaluation_log import read
-from deploy.evaluation.intervals import Paired, paired, wilson
+from deploy.evaluation.intervals import mean, mean_interval, paired, ratio_of_sums, wilson
 from deploy.evaluation.recorded_answers import answered_calls
 from deploy.evaluation.recording import load
+from deploy.evaluation.summary import SMALL
 from deploy.evaluation.tables import Column, escape, markdown
 from orchestrator.errors import BatonError, ConfigError
 from orchestrator.types import Classification, Verification
 
 COIN = "coin"
+ALONE = (COIN, BASELINE, SMALL)
+"""Coins of any share; one model alone is one of share 0 or 1."""
 LATENCY, SPECULATION = "latency", "speculation"
 MISSING = "not measured"
 Key = tuple[str, int]
-"""A problem: its evaluation's name and its number there."""
+"""A problem: the set it is of (`gym:gsm_symbolic:7`) and its number there."""
 
 
 @dataclass(slots=True)
@@ -38,7 +43,10 @@ class Tally:
     label: str
     right: dict[Key, bool] = field(default_factory=dict)
     ms: dict[Key, float] = field(default_factory=dict)
-    kept: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    base_ms: dict[Key, float] = field(default_factory=dict)
+    """What `large-only` took in the same run."""
+    kept: dict[Key, Counter[str]] = field(default_factory=dict)
+    """Tokens that stayed, by author."""
     judged: int = 0
     failed: int = 0
 
@@ -53,22 +61,42 @@ class Tally:
     @property
     def share(self) -> float:
         """The large model's part of the tokens that stayed."""
-        return self.kept["large"] / max(1, self.kept["large"] + self.kept["small"])
+        return self.share_of(self.kept)
+
+    def share_of(self, problems: Iterable[Key]) -> float:
+        """The same, of some of the problems."""
+        kept = sum((self.kept[key] for key in problems), Counter())
+        return kept["large"] / max(1, kept["large"] + kept["small"])
 
 
-def tally(folders: Mapping[str, Path]) -> list[Tally]:
-    """Every policy over several evaluations, on the problems that all of them answered."""
+def tally(folders: Sequence[Path]) -> list[Tally]:
+    """Every policy over several evaluations; of `large-only`, which each of them has, the first.
+
+    Raises:
+        ConfigError: two of them hold another policy's answer to one problem.
+    """
     found: dict[str, Tally] = {}
-    for name, folder in folders.items():
-        _, rows = read(folder / "rows.jsonl")
+    for folder in folders:
+        settings, rows = read(folder / "rows.jsonl")
+        base = {row["problem"]: row["ms"] for row in rows if row["policy"] == BASELINE}
         for row in rows:
             one = found.setdefault(row["policy"], Tally(row["policy"]))
-            key = (name, row["problem"])
+            key = (settings["problems"], row["problem"])
+            if key in one.right and row["policy"] == BASELINE:
+                continue
+            if key in one.right:
+                raise ConfigError(
+                    f"{folder}: {row['policy']} answered problem {key[1]} of {key[0]} in another "
+                    "folder too; keep one of the two"
+                )
             one.right[key], one.ms[key] = row["correct"], row["ms"]
+            if row["problem"] in base:
+                one.base_ms[key] = base[row["problem"]]
             one.failed += row["error"] is not None
+            one.kept[key] = Counter()
             for step in row["steps"]:
                 if step["accepted"]:
-                    one.kept[step["author"]] += step["tokens"]
+                    one.kept[key][step["author"]] += step["tokens"]
             if "recording" in row:
                 one.judged += judge_tokens(folder / row["recording"])
     return list(found.values())
@@ -88,22 +116,22 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         ConfigError: nothing is there, or not what `baton eval` wrote.
     """
     present = {one.parent.name: one.parent for one in sorted(folder.glob("*/rows.jsonl"))}
-    kinds = {name: at for name, at in present.items() if name not in (LATENCY, SPECULATION)}
+    kinds = {name: at for name, at in present.items() if _part(name) not in (LATENCY, SPECULATION)}
     if not kinds:
         raise ConfigError(f"{folder}: no evaluation in it; `make results-real` measures them")
     settings = {name: read(at / "rows.jsonl")[0] for name, at in present.items()}
-    tallies = tally(kinds)
-    latency = {one.label: one for one in tally(_only(present, LATENCY))}
-    fast = {one.label: one for one in tally(_only(present, SPECULATION))}
+    _check_alike(kinds, settings)
+    tallies = tally(list(kinds.values()))
+    timed = [at for name, at in present.items() if _part(name) == LATENCY]
+    latency = {one.label: one for one in tally(timed)}
+    speculating = [present[SPECULATION]] if SPECULATION in present else []
+    fast = {one.label: one for one in tally(speculating)}
     predictions = [
-        prediction.predicted(present[LATENCY], prediction.load_costs(one))
-        for one in costs
-        if LATENCY in present
+        prediction.predicted(list(kinds.values()), prediction.load_costs(one)) for one in costs
     ]
     base = next((one for one in tallies if one.label == BASELINE), None)
     if base is None:
         raise ConfigError(f"{folder}: no rows of {BASELINE}")
-    shared = set.intersection(*(set(one.right) for one in tallies))
     table = [_row(one, base, tallies, latency, fast, predictions) for one in tallies]
     if BASELINE in fast and BASELINE in latency:
         table.append(_speculated(settings[SPECULATION]["speculation"], latency, fast))
@@ -112,29 +140,63 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         "Generated by `make results-real`; do not edit. Qwen2.5-Coder-0.5B-Instruct beside "
         "Qwen2.5-Coder-1.5B-Instruct (`make real-pair`), neither of which has a thought of its "
         "own: what they share step by step is the answer.",
-        _measured(kinds, settings, len(shared)),
+        _measured(kinds, settings, len(base.right)),
         markdown(table, _columns(predictions)),
-        "Accuracy with its interval of 95 %, and the difference to `large-only` on the same "
-        "problems with its own. Large share: the large model's part of the tokens that stayed. "
-        "Judge tokens: those computed to judge drafts, a problem. Wall time: `large-only`'s summed "
-        "time over the policy's, one request at a time; above 1 is faster. Against the coin: "
+        "Accuracy with its interval of 95 %, and the differences to `large-only` and to "
+        "`small-only` on the same problems with their own. Large share: the large model's part of "
+        "the tokens that stayed. Judge tokens: those computed to judge drafts, a problem. Wall "
+        "time: `large-only`'s summed time over the policy's, one request at a time, with its "
+        "interval; above 1 is faster. "
+        f"{_timed(latency)}Against the coin: "
         "points above the accuracy that coins have at the same share of large tokens, between the "
-        "two nearest ones; a policy that is not above 0 does not beat chance.",
+        "two nearest ones, with its interval; a policy that is not above 0 does not beat chance.",
         *_left_out(present, tallies),
         *(prediction.report(data, "##") for data in predictions),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def _only(present: Mapping[str, Path], name: str) -> dict[str, Path]:
-    return {name: present[name]} if name in present else {}
+def _timed(latency: Mapping[str, Tally]) -> str:
+    """What times are of."""
+    if BASELINE not in latency:
+        return ""
+    problems = sorted({problems for problems, _ in latency[BASELINE].ms})
+    return (
+        f"Times are of {len(latency[BASELINE].ms)} of the problems "
+        f"({', '.join(f'`{one}`' for one in problems)}) with weights in 8 bits "
+        "(`deploy/evaluation/real_pair.yaml`). "
+    )
 
 
-def _measured(kinds: Mapping[str, Path], settings: Mapping[str, Any], shared: int) -> str:
-    named = ", ".join(f"`{settings[name]['problems']}`" for name in kinds)
+def _part(name: str) -> str:
+    """What a folder was measured for: `latency-more` for what `latency` was."""
+    return name.partition("-")[0]
+
+
+def _check_alike(kinds: Mapping[str, Path], settings: Mapping[str, dict[str, Any]]) -> None:
+    """Raises ConfigError where two evaluations were not made alike."""
+
+    def made(name: str) -> dict[str, Any]:
+        known = settings[name]
+        pair = known.get("pair") or {}
+        models = {f"{one} model": pair.get(one) for one in ("small", "large")}
+        return {key: known.get(key) for key in ("seed", "max_tokens", "speculation")} | models
+
+    first, *others = kinds
+    for name in others:
+        for key, value in made(name).items():
+            if value != (expected := made(first)[key]):
+                raise ConfigError(
+                    f"{kinds[name]}: its {key} is {value!r}, that of {kinds[first]} is "
+                    f"{expected!r}; evaluations on one page are made alike"
+                )
+
+
+def _measured(kinds: Mapping[str, Path], settings: Mapping[str, Any], problems: int) -> str:
+    named = ", ".join(f"`{one}`" for one in sorted({settings[name]["problems"] for name in kinds}))
     at = sorted({settings[name]["concurrency"] for name in kinds})
     return (
-        f"{shared} problems that every row answered, of {named}; "
+        f"{problems} problems, of {named}; "
         f"{' or '.join(map(str, at))} at once, greedy, "
         f"{settings[next(iter(kinds))]['max_tokens']} tokens at most."
     )
@@ -148,19 +210,23 @@ def _row(
     fast: Mapping[str, Tally],
     predictions: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
-    both = [key for key in one.right if key in base.right]
-    against = paired([one.right[key] for key in both], [base.right[key] for key in both])
+    small = next((other for other in tallies if other.label == SMALL), None)
     low, high = wilson(sum(one.right.values()), len(one.right))
-    coin = coin_accuracy(one.share, tallies) if one.policy != COIN else None
+    above = above_coin(one, tallies) if one.policy not in ALONE else []
+    timed = one.label in latency
     row = {
         "policy": one.label,
+        "problems": str(len(one.right)),
         "accuracy": f"{100 * one.accuracy:.1f} [{100 * low:.0f}, {100 * high:.0f}]",
-        "difference": "" if one is base else _points(against),
+        "difference": "" if one is base else _difference(one, base),
+        "gain": "" if one is small or small is None else _difference(one, small),
         "share": f"{one.share:.0%}",
         "judged": f"{one.judged / len(one.right):.0f}",
-        "coin": "" if coin is None else f"{100 * (one.accuracy - coin):+.1f}",
-        "plain": _ratio(latency.get(BASELINE), latency.get(one.label)),
-        "speculated": _ratio(fast.get(BASELINE), latency.get(one.label)),
+        "coin": _interval(above) if above else "",
+        "plain": _ratio(latency[one.label].base_ms, latency[one.label].ms) if timed else MISSING,
+        "speculated": _ratio(fast[BASELINE].ms, latency[one.label].ms)
+        if timed and BASELINE in fast
+        else MISSING,
     }
     for data in predictions:
         found = [made for made in data["rows"] if made["policy"] == one.label]
@@ -168,7 +234,16 @@ def _row(
     return row
 
 
-def _points(against: Paired) -> str:
+def _interval(differences: Sequence[float]) -> str:
+    """Their mean, in points, with its interval of 95 %."""
+    low, high = mean_interval(differences)
+    return f"{100 * mean(differences):+.1f} [{100 * low:+.0f}, {100 * high:+.0f}]"
+
+
+def _difference(ours: Tally, theirs: Tally) -> str:
+    """Ours less theirs, in points, on the problems that both answered, with its interval."""
+    both = [key for key in ours.right if key in theirs.right]
+    against = paired([ours.right[key] for key in both], [theirs.right[key] for key in both])
     low, high = 100 * against.low, 100 * against.high
     return f"{100 * against.difference:+.1f} [{low:+.0f}, {high:+.0f}]"
 
@@ -179,41 +254,52 @@ def _speculated(
     """`large-only` with a lossless method: the same text sooner."""
     return {
         "policy": f"{BASELINE}, {method}",
-        "plain": _ratio(latency[BASELINE], fast[BASELINE]),
+        "plain": _ratio(latency[BASELINE].ms, fast[BASELINE].ms),
         "speculated": "1.00x",
     }
 
 
-def _ratio(theirs: Tally | None, ours: Tally | None) -> str:
-    """Their time over ours on the problems that both have."""
-    if theirs is None or ours is None:
+def _ratio(theirs: Mapping[Key, float], ours: Mapping[Key, float]) -> str:
+    """Their times over ours on the problems that both have, with its interval."""
+    both = [key for key in ours if key in theirs]
+    if not both:
         return MISSING
-    numbers = {number: ms for (_, number), ms in theirs.ms.items()}
-    both = [(numbers[number], ms) for (_, number), ms in ours.ms.items() if number in numbers]
-    return f"{sum(one for one, _ in both) / sum(ms for _, ms in both):.2f}x" if both else MISSING
+    times = [theirs[key] for key in both], [ours[key] for key in both]
+    low, high = ratio_of_sums(*times)
+    return f"{sum(times[0]) / sum(times[1]):.2f}x [{low:.2f}, {high:.2f}]"
 
 
-def coin_accuracy(share: float, tallies: Sequence[Tally]) -> float | None:
-    """What a coin has at this share of large tokens: a line between the two nearest ones.
+def above_coin(one: Tally, tallies: Sequence[Tally]) -> list[float]:
+    """Of each problem, how much more right a policy is than a coin at its share of large tokens.
 
-    One model alone is a coin of share 0 or 1. None where nothing lies on one of the sides.
+    The coin is a line between the two nearest ones; one model alone is a coin of share 0 or 1.
+    Empty where nothing lies on one of the sides.
     """
-    points = sorted(
-        (one.share, one.accuracy) for one in tallies if one.policy in (COIN, BASELINE, "small-only")
-    )
-    below = [point for point in points if point[0] <= share]
-    above = [point for point in points if point[0] >= share]
+    coins = [
+        (coin.share_of(one.right), number, coin)  # the number, so that no two coins are compared
+        for number, coin in enumerate(tallies)
+        if coin.policy in ALONE and coin.right.keys() >= one.right.keys()
+    ]
+    below = [coin for coin in coins if coin[0] <= one.share]
+    above = [coin for coin in coins if coin[0] >= one.share]
     if not below or not above:
-        return None
-    (left, low), (right, high) = below[-1], above[0]
-    return low if right == left else low + (high - low) * (share - left) / (right - left)
+        return []
+    (left_share, _, left), (right_share, _, right) = max(below), min(above)
+    apart = right_share - left_share
+    weight = (one.share - left_share) / apart if apart else 0.0
+    return [
+        ours - (1 - weight) * left.right[key] - weight * right.right[key]
+        for key, ours in one.right.items()
+    ]
 
 
 def _columns(predictions: Sequence[dict[str, Any]]) -> list[Column]:
     heads = {
         "policy": "policy",
+        "problems": "problems",
         "accuracy": "accuracy % [95 %]",
         "difference": "difference to large-only",
+        "gain": "to small-only",
         "share": "large share",
         "coin": "against the coin",
         "judged": "judge tokens",
@@ -230,7 +316,7 @@ def _columns(predictions: Sequence[dict[str, Any]]) -> list[Column]:
 
 def _left_out(present: Mapping[str, Path], tallies: Sequence[Tally]) -> list[str]:
     """What a reader must know of gaps: parts that are not there, requests that failed."""
-    lacking = [name for name in (LATENCY, SPECULATION) if name not in present]
+    lacking = [name for name in (LATENCY, SPECULATION) if name not in map(_part, present)]
     failed = [f"`{escape(one.label)}` {one.failed}" for one in tallies if one.failed]
     parts = [f"Not measured yet: {', '.join(lacking)}."] if lacking else []
     return parts + (

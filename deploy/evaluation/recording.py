@@ -31,6 +31,7 @@ from orchestrator.loop.actions import (
     First,
     Generate,
     Job,
+    Recent,
     Reject,
     Start,
     Verify,
@@ -193,6 +194,7 @@ _KINDS: dict[str, Any] = {
     "Reject": Reject,
     "Close": Close,
     "Account": Account,
+    "Recent": Recent,
     "Job": Job,
     "Start": Start,
     "First": First,
@@ -214,6 +216,8 @@ _ERRORS = {
     for name, kind in vars(errors).items()
     if isinstance(kind, type) and issubclass(kind, BatonError)
 }
+_UNWRITTEN = "provenance"
+"""A field that recordings lack: no replay asks how a token came about."""
 _PHASES = ("thought", "answer")
 
 
@@ -249,7 +253,9 @@ class _Encoder:
         raise TypeError(f"a recording cannot hold a {type(value).__name__}")
 
     def _fields(self, value: Any) -> dict[str, Any]:
-        named = ((spec, getattr(value, spec.name)) for spec in fields(value))
+        named = (
+            (spec, getattr(value, spec.name)) for spec in fields(value) if spec.name != _UNWRITTEN
+        )
         return {
             _FIELD_NAMES.get(spec.name, spec.name): self.plain(item)
             for spec, item in named

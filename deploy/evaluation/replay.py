@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,6 +17,7 @@ from orchestrator.loop.actions import (
     First,
     Generate,
     Job,
+    Recent,
     Start,
     Verify,
     Write,
@@ -24,13 +25,16 @@ from orchestrator.loop.actions import (
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
+    PromptsRead,
     RequestCompleted,
     StepCompleted,
     TextDelta,
 )
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
-from orchestrator.types import Generation, Segment, Step, StopCriteria, Transcript, Usage
+from orchestrator.types import Cost, Generation, Segment, Step, StopCriteria, Transcript, Usage
+
+_NOTHING_RECENT = ActionCompleted(Recent(), Cost(), 0.0)
 
 
 class ReplayMismatch(BatonError):
@@ -91,6 +95,10 @@ def replay(recording: Recording, policy: Policy) -> Iterator[Event]:
     )
 
     def next_answer(action: Action[Any]) -> ActionCompleted:
+        if isinstance(action, Recent) and not (
+            recorded and isinstance(recorded[0][0].action, Recent)
+        ):
+            return _NOTHING_RECENT  # a recording from before policies asked for it
         if not recorded:
             raise ReplayMismatch(f"the recording ends where the policy asks {_brief(action)}")
         called, line = recorded.popleft()
@@ -133,6 +141,8 @@ def replay_other_policy(recording: Recording, policy: Policy) -> Iterator[Event]
                 raise AnswerMissing(f"the recording has no answer to {_brief(action)}")
             case Cancel():
                 return ActionCompleted(action, Usage(), 0.0)
+            case Recent():
+                return _NOTHING_RECENT
         return ActionCompleted(action, None, 0.0)
 
     yield from _drive(recording, policy, next_answer)
@@ -144,7 +154,9 @@ def _drive(
     runner = PolicyRunner(policy, recording.request.messages, recording.request.limits)
     open_jobs: dict[Job, None] = {}
     try:
-        yield from runner.begin([next_answer(call) for call in runner.prefills()])
+        prefilled = [next_answer(call) for call in runner.prefills()]
+        runner.begin(marks_thought(prefilled))
+        yield from runner.on_result(PromptsRead(prefilled))
         while (action := runner.next_action()) is not None:
             called = next_answer(action)
             match action, called.answer:
@@ -163,6 +175,12 @@ def _drive(
         yield runner.complete(ended.metrics.ms["total"] if ended else 0.0)
     finally:
         runner.close()
+
+
+def marks_thought(prefilled: Sequence[ActionCompleted]) -> bool:
+    """Whether a model of the recorded prefills marks a thought of its own, as far as is known."""
+    answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
+    return any(answer.thinks for answer in answers) or not answers
 
 
 def _lines(recording: Recording) -> tuple[int, ...]:

@@ -13,7 +13,12 @@ from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import MAIN, WORK, by_level, escape, label, markdown, notes, setting
 
 ALONE = (BASELINE, "small-only")
-MARKS = {True: "holds", False: "**does not hold**", None: "not measured"}
+MARKS = {
+    "holds": "holds",
+    "fails": "**does not hold**",
+    "open": "cannot be told",
+    "not measured": "not measured",
+}
 
 
 def page(
@@ -77,11 +82,11 @@ def _claimed(policy: str, claims: PaperBaseline | None, table: Sequence[Row]) ->
     verdicts = [judge_claim(policy, claim, table) for claim in claims.claims]
     lines = ["| claim | measured | how | |", "| --- | ---: | --- | --- |"]
     lines += [
-        f"| {escape(one.claim.says)} | {one.measured} | {_how(one)} | {MARKS[one.holds]} |"
+        f"| {escape(one.claim.says)} | {one.measured} | {_how(one)} | {MARKS[one.verdict]} |"
         for one in verdicts
     ]
     parts = [heading, f"{claims.paper}.", "\n".join(lines)]
-    if any(one.holds is False for one in verdicts):
+    if any(one.verdict == "fails" for one in verdicts):
         parts.append(fill(f"Why not here: {' '.join(claims.why.split())}", 100))
     return parts
 
@@ -107,7 +112,8 @@ def _ahead(table: Sequence[Row]) -> str:
             best.append(row)
     names = ", ".join(f"`{escape(label(row))}`" for row in best)
     return (
-        "A claim holds where the measured value reaches the lower end of what the paper found. "
+        "A claim holds where the measured interval of 95 % lies inside what the paper found, or "
+        "above, and does not where all of it lies below; between, the problems were too few. "
         f"Nothing measured is both faster and more accurate than: {names}."
     )
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 
-from deploy.evaluation.clients import base_address, error_of, reason
+from deploy.evaluation.clients import base_address, error_of, no_address, reason
 from orchestrator.errors import WorkerUnavailable
 
 PATIENCE_S = 15.0
@@ -37,11 +37,12 @@ def call(
             timeout=PATIENCE_S,
             trust_env=False,
         )
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
-        message = reason(error) if isinstance(error, httpx.HTTPError) else str(error)
-        raise WorkerUnavailable(f"{url}: {message} (another service: --url)") from None
+    except (httpx.InvalidURL, httpx.UnsupportedProtocol):
+        raise no_address(url) from None
+    except httpx.HTTPError as error:
+        raise WorkerUnavailable(f"{url}: {reason(error)} (another service: --url)") from None
     if not response.is_success:
-        raise error_of(response)
+        raise error_of(response, ", ".join(f"${name}" for name in names))
     try:
         answer: dict[str, Any] = response.json()
     except ValueError:

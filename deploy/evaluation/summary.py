@@ -15,6 +15,7 @@ from deploy.evaluation.evaluate import EvaluationResult, Problem, Turn
 from deploy.evaluation.intervals import mean, paired, quantile, ratio_of_sums, wilson
 
 Row = dict[str, Any]
+SMALL: Final = "small-only"
 SERVICE: Final = "the service's"  # where the service decides about the large worker's method
 COUNTS: Final = (
     "small_tokens",
@@ -38,7 +39,8 @@ def rows(
 
     `accepted_steps` counts thinking steps of the small model that stayed, `large_share` is the
     large model's part of all tokens generated. `difference` is the accuracy minus the baseline's:
-    at the same budget, or as it runs first where the budget is a parameter of the candidate alone.
+    at the same budget, or as it runs first where the budget is a parameter of the candidate alone;
+    `gain` the accuracy minus `small-only`'s at the same budget, where that was measured.
     `ms` says where a problem's mean time went; `rest` is what no worker was waited for (`overlap`
     what workers did side by side). `levels` holds the same by difficulty, where problems have one.
     """
@@ -54,6 +56,7 @@ def rows(
         row: Row = {
             "policy": candidate.label,
             **figures(own, base),
+            **_gain(own, table.get((SMALL, candidate.budget))),
             **_means(own),
             "budget": candidate.budget,
             "speculation": speculation,
@@ -98,6 +101,14 @@ def figures(own: Sequence[EvaluationResult], base: Sequence[EvaluationResult]) -
         "speedup_high": faster[1],
         "large_share": large / (small + large) if small + large else 0.0,
     }
+
+
+def _gain(own: Sequence[EvaluationResult], small: Sequence[EvaluationResult] | None) -> Row:
+    """Accuracy against the small model alone on the same problems."""
+    if small is None:
+        return {}
+    against = paired([one.correct for one in own], [one.correct for one in small])
+    return {"gain": against.difference, "gain_low": against.low, "gain_high": against.high}
 
 
 def _means(own: Sequence[EvaluationResult]) -> Row:

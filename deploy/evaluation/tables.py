@@ -10,7 +10,10 @@ from typing import Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.measure import Measurement
+from rich.padding import Padding
 from rich.table import Table
+from rich.text import Text
 
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.summary import Row
@@ -110,13 +113,26 @@ def notes(concurrency: int, speculation: str) -> str:
 def show(
     table: Sequence[Row], columns: Sequence[Column], console: Console, title: str = ""
 ) -> None:
-    """Print rows to a terminal."""
-    grid = Table(box=SIMPLE_HEAD, title=title or None, title_justify="left")
+    """Print rows to a terminal: as a table or, where that is too wide, a block of lines each."""
+    title_text = Text(title)  # as everything here: text, never markup
+    grid = Table(box=SIMPLE_HEAD, title=title_text if title else None, title_justify="left")
     for index, (head, _) in enumerate(columns):
-        grid.add_column(head, justify="right" if index else "left", no_wrap=False)
+        grid.add_column(head, justify="right" if index else "left", overflow="fold")
     for row in table:
-        grid.add_row(*(text(row) for _, text in columns))
-    console.print(grid)
+        grid.add_row(*(Text(cell(row)) for _, cell in columns))
+    boundless = console.options.update(max_width=10_000)  # else it is cut to what there is
+    if Measurement.get(console, boundless, grid).minimum <= console.width:
+        console.print(grid)
+        return
+    if title:
+        console.print(title_text, style="italic")
+    (_, name), *others = columns
+    for row in table:
+        block = Table.grid(padding=(0, 2))
+        for head, cell in others:
+            block.add_row(head, Text(cell(row)))
+        console.print(Text(name(row), style="bold"))
+        console.print(Padding(block, (0, 0, 1, 2)))
 
 
 def markdown(table: Sequence[Row], columns: Sequence[Column]) -> str:

@@ -12,6 +12,7 @@ In reading order:
 - `scaling`: how many replicas a worker's pool should have.
 - `environment`: the variables that Ray reads when it is imported.
 - `proxy`: what stands before Serve's own HTTP handling: retries, errors in OpenAI's form, bodies.
+- `recent_refusals`: keys there that were just told that there is no place.
 - `http_protocol`: connections there, whose headers are bounded in size and time.
 - `cluster`: a Ray of our own on this machine, for `baton serve`.
 """

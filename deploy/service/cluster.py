@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import re
 import signal
 import socket
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 
 import httpx
 
-from deploy.service.config import Deployment
+from deploy.service.config import Deployment, Workers
 from orchestrator.errors import BatonError
 
 READY_S = 300.0  # a large model may take minutes to load
@@ -86,22 +87,35 @@ class RunningService:
 
 
 @contextmanager
-def serving(deployment: Deployment, *, ready_s: float = READY_S) -> Iterator[RunningService]:
+def serving(
+    deployment: Deployment,
+    *,
+    ready_s: float = READY_S,
+    on_ray: Callable[[], object] = lambda: None,
+    tell: Callable[[str], object] = lambda _: None,
+) -> Iterator[RunningService]:
     """The deployment, up and ready on a Ray of its own.
+
+    `on_ray` is called once Ray runs, which has then put its own handlers of signals in place;
+    `tell` with what Ray Serve says of a deployment that it waits for, once for each cause.
 
     Nothing that was started outlives the block, not even after an exception. Call
     `deploy.service.environment.prepare` before anything imports ray.
 
     Raises:
-        NotServing: the port is taken, a deployment failed, or it was not ready in time.
+        NotServing: the port is taken, GPUs are missing, a deployment failed, or it was not ready
+            in time.
     """
     options = deployment.serve.http_options
     _want_port(options.host, options.port)
     with own_ray() as before:
+        on_ray()
+        if not deployment.serve.applications[0].deployments:  # which may ask for other GPUs
+            _want_gpus(deployment.args.workers)
         client = _start_serve(deployment)
         # As `serve run FILE` does it: the whole file counts, with its `deployments` overrides.
         client.deploy_apps(deployment.serve, _blocking=False)
-        _wait(deployment, ready_s)
+        _wait(deployment, ready_s, tell)
         daemons = {pid for pid in descendants(os.getpid()) - before if _is_daemon(pid)}
         yield RunningService(deployment.url, deployment.serve.applications[0].name, daemons)
 
@@ -154,12 +168,38 @@ def _want_port(host: str | None, port: int) -> None:
         try:
             probe.bind((host or "127.0.0.1", port))
         except OSError as error:
-            raise NotServing(f"cannot listen on {host}:{port}: {error.strerror}") from None
+            raise NotServing(
+                f"cannot listen on {host}:{port}: {error.strerror}; name another port "
+                "(--port, or http_options.port in the file)"
+            ) from None
 
 
-def _wait(deployment: Deployment, ready_s: float) -> None:
+def _want_gpus(workers: Workers) -> None:
+    """Raises NotServing where Ray has fewer GPUs than the workers need together: it would wait."""
+    import ray
+
+    there = ray.cluster_resources().get("GPU", 0.0)
+    wanted = {
+        name: spec.gpus * spec.gpu * spec.replicas.min
+        for name, spec in workers.by_name().items()
+        if spec.on_gpu
+    }
+    if sum(wanted.values()) > there + 1e-9:
+        each = ", ".join(f"workers.{name} {share:g}" for name, share in wanted.items())
+        shared = (
+            there and len(wanted) > 1 and all(one.gpus == 1 for one in workers.by_name().values())
+        )
+        share = ", or let the workers share one (gpu: 0.25)" if shared else ""
+        raise NotServing(
+            f"the file asks for more GPUs than the {there:g} of this machine: {each}; "
+            f"write device: cpu{share}, or serve it where they are"
+        )
+
+
+def _wait(deployment: Deployment, ready_s: float, tell: Callable[[str], object]) -> None:
     from ray import serve
 
+    told: set[tuple[str, bool]] = set()
     until = time.monotonic() + ready_s
     with httpx.Client(timeout=5.0, trust_env=False) as client:
         while time.monotonic() < until:
@@ -170,6 +210,11 @@ def _wait(deployment: Deployment, ready_s: float) -> None:
                 if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
                     messages = [app.message, *(d.message for d in app.deployments.values())]
                     raise NotServing(f"{name} did not start: {_gist(messages)}")
+                for deployed, status in app.deployments.items():
+                    cause = deployed, "scheduled" in status.message  # numbers in it change
+                    if "taken more than" in status.message and cause not in told:
+                        told.add(cause)
+                        tell(status.message)
             time.sleep(0.25)
     raise NotServing(f"not ready within {ready_s:g} s; Ray's logs are in /tmp/ray/session_latest")
 
@@ -178,7 +223,8 @@ def _gist(messages: list[str]) -> str:
     """The cause: the last exception of the longest traceback."""
     lines = [line.strip() for message in messages for line in message.splitlines()]
     errors = [line for line in lines if line.partition(":")[0].endswith("Error")]
-    return (errors or lines or ["no reason was given"])[-1]
+    gist = (errors or lines or ["no reason was given"])[-1]
+    return re.sub(rf"^{BatonError.__module__}\.\w+: ", "", gist)
 
 
 def _stop(before: set[int]) -> None:

@@ -34,12 +34,14 @@ from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import build
 from orchestrator.types import Sampling, TokenPrices
+from orchestrator.validation import closest, first_error
 from orchestrator.worker import SERVER_METHOD
 from policies import POLICIES
 from policies.judge import Judging
-from workers.embedded.checkpoints import GATE_FILE, JUDGE_FILE, folder_of
+from workers.embedded.checkpoints import EMBEDDED, GATE_FILE, JUDGE_FILE, folder_of, resolve
 from workers.remote.address import base
 from workers.text.thinking import parse_thinking
+from workers.vllm import is_lossy
 
 HERE = Path(__file__).parents[1]
 DEFAULT_FILE = HERE / "local.yaml"
@@ -58,8 +60,6 @@ VLLM_METHODS = (
     "vanilla", "draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix",
 )  # fmt: skip
 """Methods of vLLM's own speculation; all lossless under its standard rejection sampling."""
-VLLM_LOSSY = {"synthetic", "fly"}
-"""Values of its `rejection_sample_method` that change the text."""
 
 
 LOSSY = {"reflective"}
@@ -79,7 +79,7 @@ class MethodSpec(Strict):
 
     @property
     def lossy(self) -> bool:
-        return self.method in LOSSY or self.params.get("rejection_sample_method") in VLLM_LOSSY
+        return self.method in LOSSY or is_lossy(self.params)
 
     @property
     def label(self) -> str:
@@ -127,8 +127,11 @@ class Replicas(Strict):
     @model_validator(mode="before")
     @classmethod
     def _number(cls, value: Any) -> Any:
-        is_number = isinstance(value, int) and not isinstance(value, bool)
-        return {"min": value, "max": value} if is_number else value
+        if isinstance(value, dict | Replicas):
+            return value
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError("must be a number of replicas, or {min: 1, max: 4}")
+        return {"min": value, "max": value}
 
     @model_validator(mode="after")
     def _ordered(self) -> Replicas:
@@ -225,6 +228,11 @@ class WorkerSpec(Strict):
     def _one_source(self) -> WorkerSpec:
         if not self.model:
             raise ValueError("model is missing")
+        if self.url is None and self.model.startswith(EMBEDDED):
+            try:
+                resolve(self.model)
+            except ConfigError as error:
+                raise ValueError(f"model: {error}") from None
         if self.dtype == "int8" and self.device != "cpu":
             raise ValueError(f"dtype: int8 is for device cpu, not {self.device}: give bfloat16")
         for name in sorted(self.model_fields_set & (SERVERS if self.url is None else OURS)):
@@ -266,6 +274,11 @@ class WorkerSpec(Strict):
         return self.engine == "vllm" or (self.engine == "auto" and self.device == "cuda")
 
     @property
+    def on_gpu(self) -> bool:
+        """Whether replicas of this deployment's own take a share of a GPU."""
+        return self.url is None and self.device == "cuda"
+
+    @property
     def gpus(self) -> int:
         """Over how many GPUs, or processes on CPUs, a replica is spread."""
         return self.tensor_parallel * self.pipeline_parallel
@@ -289,7 +302,9 @@ class WorkerSpec(Strict):
             return None
         key = os.environ.get(self.api_key_env, "").strip()
         if not key:
-            raise ConfigError(f"api_key_env: ${self.api_key_env} holds no key")
+            raise ConfigError(
+                f"api_key_env: ${self.api_key_env} holds no key; set it where Baton is started"
+            )
         return key
 
     def folder(self) -> Path | None:
@@ -349,12 +364,13 @@ class PolicyChoice(Strict):
     def _known(self) -> PolicyChoice:
         for name in (self.default, *self.params):
             if name not in POLICIES:
-                raise ValueError(f"no policy {name!r}; there are {', '.join(POLICIES)}")
+                known = closest(name, POLICIES) or f"; there are {', '.join(POLICIES)}"
+                raise ValueError(f"no policy {name!r}{known}")
         for name in self.params:
             try:
                 self.policy(name)
             except ValidationError as error:
-                raise ValueError(f"params.{name}.{explain(error)}") from None
+                raise ValueError(f"params.{name}.{explain(error, POLICIES[name])}") from None
         return self
 
     @model_validator(mode="after")
@@ -374,7 +390,9 @@ class PolicyChoice(Strict):
                 try:
                     self.policy(name)
                 except ValidationError as error:
-                    raise ValueError(f"calibration: {name}: {explain(error)}") from None
+                    raise ValueError(
+                        f"calibration: {name}: {explain(error, POLICIES[name])}"
+                    ) from None
         return self
 
     def policy(self, name: str) -> Policy:
@@ -475,7 +493,12 @@ class LimitsSpec(Strict):
     concurrent: int = Field(
         default=64, ge=1, description="requests at once, by the calls each makes; one more waits"
     )
-    wait_s: float = Field(default=2.0, ge=0, description="for a place; then it is 429")
+    wait_s: float = Field(
+        default=2.0,
+        ge=0,
+        description="for a place; then it is 429. Up to ten times as long for a key that has less "
+        "than an equal share of the places",
+    )
     prompt_tokens: int | None = Field(
         default=None,
         ge=1,
@@ -596,7 +619,11 @@ class Args(Strict):
     @field_validator("store", mode="before")
     @classmethod
     def _url_alone(cls, store: Any) -> Any:
-        return {"url": store} if isinstance(store, str) else store
+        if isinstance(store, str):
+            return {"url": store}
+        if not isinstance(store, dict | StoreSpec):
+            raise ValueError("must be `memory`, redis://HOST:PORT/DB, or an object with url")
+        return store
 
     def api_keys(self) -> frozenset[str]:
         """The keys that clients need; empty where none is needed.
@@ -665,7 +692,8 @@ def _parse(data: Any, port: int | None) -> Deployment:
     if not isinstance(data, dict):
         raise ConfigError("not a mapping; see deploy/local.yaml for a deployment file")
     for key in unknown_keys(ServeDeploySchema, data):
-        raise ConfigError(f"{key}: unknown key")
+        hint = "; it goes under applications[0].args" if key in Args.model_fields else ""
+        raise ConfigError(f"{key}: unknown field{hint}")
     if port is not None:
         data = {**data, "http_options": {**(data.get("http_options") or {}), "port": port}}
     serve = ServeDeploySchema.model_validate(data)
@@ -674,7 +702,7 @@ def _parse(data: Any, port: int | None) -> Deployment:
     try:
         args = Args.model_validate(serve.applications[0].args)
     except ValidationError as error:
-        raise ConfigError(f"applications.0.args.{explain(error)}") from None
+        raise ConfigError(f"applications.0.args.{explain(error, Args)}") from None
     args.check_host(serve.http_options.host)
     return Deployment(serve, args)
 
@@ -696,13 +724,13 @@ def unknown_keys(model: type[BaseModel], data: Any, path: str = "") -> Iterator[
                 yield from unknown_keys(inner, item, where)
 
 
-def explain(error: ValidationError) -> str:
-    """The first thing that is wrong, in one line: `where: what`."""
-    first = error.errors(include_url=False)[0]
-    # A union names its branches in the path ("function-after[...]"); the reader wrote none of them.
-    where = ".".join(str(part) for part in first["loc"] if "[" not in str(part))
-    what = "unknown key" if first["type"] == "extra_forbidden" else first["msg"]
-    what = what.removeprefix("Value error, ")
+def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """The first thing that is wrong, in one line: `where: what`.
+
+    With the `model` that was validated, a field that is unknown is told those that are known.
+    """
+    _, loc, what = first_error(error.errors(include_url=False), model, "field")
+    where = ".".join(map(str, loc))
     return f"{where}: {what}" if where else what
 
 
@@ -728,7 +756,7 @@ def _keys(variable: str | None, file: Path | None) -> frozenset[str]:
     keys = frozenset(key.strip() for key in lines if key.strip())
     if not keys:
         source = f"${variable}" if variable is not None else str(file)
-        raise ConfigError(f"auth: {source} holds no key")
+        raise ConfigError(f"auth: {source} holds no key; put at least one there before the start")
     return keys
 
 

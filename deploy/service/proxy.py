@@ -8,6 +8,8 @@ Error", and a stream whose replica died not at all. Here
   It is made again once: one that ends the replicas it comes to ends two of them, and no more;
 - a body is gathered before the request takes a place in a replica, so that slow bodies take none;
 - headers that Serve cannot read are refused by 400, too many by 431;
+- a key that was just told that there is no place is told so again, for a moment, at no cost
+  (`recent_refusals`);
 - a page of another origin may read such a refusal if the application let it read an answer (or its
   browser's preflight) before: the proxy knows no settings.
 
@@ -30,6 +32,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deploy.service.recent_refusals import RecentRefusals
 from orchestrator.errors import InvalidRequest, describe
 from orchestrator.http.auth import READ_METHODS, USER_PATHS
 from orchestrator.http.errors import (
@@ -68,7 +71,7 @@ class ProxyMiddleware:
     """ASGI middleware around the proxy of Ray Serve."""
 
     def __init__(self, app: ASGIApp) -> None:
-        self._app, self._origins = app, AllowedOrigins()
+        self._app, self._origins, self._refusals = app, AllowedOrigins(), RecentRefusals()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -77,20 +80,27 @@ class ProxyMiddleware:
         try:
             _check_headers(scope["headers"])
             body = await _gather(receive)
+            if body is not None:
+                self._refusals.check(scope, body)
         except (InvalidRequest, RequestRefused) as error:
             refusal = self._origins.readable(http_error(error), scope)
             await refusal.response()(scope, receive, send)
             return
         if body is None:
             return
-        attempt = _Attempt(scope, body, receive, send, self._origins)
+        attempt = self._attempt(scope, body, receive, send)
         again = _may_be_repeated(scope) and not body[-1]["more_body"]
         if await attempt.was_lost(self._app) and again:
             log.warning("%s %r was lost: made again", scope["method"], scope["path"])
             await asyncio.sleep(PAUSE_S)
-            attempt = _Attempt(scope, body, receive, send, self._origins)
+            attempt = self._attempt(scope, body, receive, send)
             await attempt.was_lost(self._app)
         await attempt.finish()
+
+    def _attempt(
+        self, scope: Scope, body: Sequence[Message], receive: Receive, send: Send
+    ) -> _Attempt:
+        return _Attempt(scope, body, receive, send, self._origins, self._refusals)
 
 
 class AllowedOrigins:
@@ -134,11 +144,15 @@ class _Attempt:
         receive: Receive,
         send: Send,
         origins: AllowedOrigins,
+        refusals: RecentRefusals,
     ) -> None:
+        self._given = body
         # Serve puts headers of its own into a request.
         self._scope, self._body = {**scope, "headers": list(scope["headers"])}, list(body)
-        self._receive, self._send, self._origins = receive, send, origins
-        self._gone = self._ended = self._streams = False
+        self._receive, self._send = receive, send
+        self._origins, self._refusals = origins, refusals
+        self._whole = not body[-1]["more_body"]
+        self._gone = self._ended = self._streams = self._bodiless = False
         self._started: Message | None = None
         self._refused: Message | None = None  # the start of an answer of Serve's own
 
@@ -173,9 +187,13 @@ class _Attempt:
             if message["status"] in OF_SERVE and kind.startswith("text/plain"):
                 self._refused = message
                 return
+            if message["status"] == 408 and self._whole:  # it was lost on its way to the replica
+                self._bodiless = True
+                return
             self._started, self._streams = message, kind.startswith("text/event-stream")
             self._origins.note(self._scope, headers)
-        elif self._refused is not None:
+            self._refusals.note(self._scope, self._given, message["status"], headers)
+        elif self._refused is not None or self._bodiless:
             return
         else:
             self._ended = not message.get("more_body", False)

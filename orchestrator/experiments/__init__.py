@@ -13,4 +13,5 @@
 - `guardrails`: when an arm is stopped, and when the ramp takes its next step.
 - `bandit`: Thompson sampling within bounds, and doubly robust estimates.
 - `report`: the readout: sample ratio, comparisons, bounds, verdicts.
+- `readouts`: past readouts of a run, for a plot over time.
 """

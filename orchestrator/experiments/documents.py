@@ -55,7 +55,7 @@ class ExperimentDocument(BaseModel):
         try:
             return cls.model_validate_json(json.dumps(given), strict=True)
         except ValidationError as error:
-            raise invalid_request(error) from None
+            raise invalid_request(error, model=cls) from None
 
 
 class Arm(ExperimentDocument):

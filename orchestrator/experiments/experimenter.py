@@ -20,6 +20,7 @@ import numpy as np
 from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError
+from orchestrator.experiments import readouts
 from orchestrator.experiments.assignment import Assignment, assign, fnv1a, in_shadow_sample
 from orchestrator.experiments.bandit import allocate
 from orchestrator.experiments.documents import ExperimentState, Unit
@@ -100,6 +101,8 @@ class Experimenter:
         self._store, self.runs, self._outbox, self._shadows = store, runs, outbox, shadows
         self._current, self._refresh = current, refresh
         self._readers: dict[str, _Reader] = {}
+        self._decided: dict[str, str] = {}  # by stream, up to which event
+        self._due: dict[str, float] = {}  # by stream, when its next readout is
         self._task: asyncio.Task[None] | None = None
         self._exposures = Counter(
             "baton_experiment_exposures",
@@ -193,23 +196,57 @@ class Experimenter:
         requests, unreadable = reader.outcomes.requests, reader.outcomes.unreadable
         return run, await asyncio.to_thread(report, run.experiment, run.state, requests, unreadable)
 
+    async def past(self, run: Run) -> list[dict[str, Any]]:
+        """Readouts of a run as they were kept, oldest first; see `readouts.read`."""
+        return await readouts.read(self._store, run)
+
     async def update(self) -> None:
-        """Read new events; stop arms, take the ramp's next step or reweigh the arms where due.
+        """Read new events; stop arms, take the ramp's next step or reweigh the arms, and keep a
+        readout, each where due.
 
         Raises:
             StoreError: the store is down.
         """
-        live = [run for run in self._current() if run.live and run.experiment.adaptive]
-        for stream in self._readers.keys() - {run.stream for run in live}:
-            del self._readers[stream]
-        for run in live:
-            reader = self._reader(run)
-            if await reader.read(self._store) or _due(run, time.time()):
-                state, action = await asyncio.to_thread(
-                    _decide, run, reader.outcomes.requests, time.time()
-                )
-                if state != run.state:
-                    await self._change(run, state, action)
+        running = [run for run in self._current() if run.live]
+        streams = {run.stream for run in running}
+        known: dict[str, Any]
+        for known in (self._readers, self._decided, self._due):
+            for stream in known.keys() - streams:
+                del known[stream]
+        for run in running:
+            reader = self._readers.setdefault(run.stream, _Reader(run.stream))
+            await reader.read(self._store)
+            if run.experiment.adaptive:
+                await self._decide(run, reader)
+        for run in running:
+            try:
+                await self._keep_readout(run, time.time())
+            except StoreError:
+                raise
+            except Exception:  # a picture that is missing must not end what others wait for
+                log.exception("experiment %s: its readout could not be kept", run.name)
+
+    async def _decide(self, run: Run, reader: _Reader) -> None:
+        """Decide anew where there is news since the last decision, whoever has read it."""
+        position, at = reader.position, time.time()
+        if position == self._decided.get(run.stream, "") and not _due(run, at):
+            return
+        self._decided[run.stream] = position
+        state, action = await asyncio.to_thread(_decide, run, reader.outcomes.requests, at)
+        if state != run.state:
+            await self._change(run, state, action)
+
+    async def _keep_readout(self, run: Run, at: float) -> None:
+        if at < self._due.get(run.stream, 0.0):
+            return
+        self._due[run.stream] = at + readouts.APART_S
+        due = await readouts.next_due(self._store, run, at)
+        if due <= at:
+            newest, analysis = await self.report(run.name)
+            if newest.number == run.number:
+                await readouts.keep(self._store, run, analysis, at)
+            due = at + readouts.APART_S
+        self._due[run.stream] = due
 
     async def _change(self, run: Run, state: ExperimentState, action: str) -> None:
         try:
@@ -224,9 +261,6 @@ class Experimenter:
         if not stopped:
             log.info("experiment %s: %s", run.name, action)
         await self._refresh()
-
-    def _reader(self, run: Run) -> _Reader:
-        return self._readers.setdefault(run.stream, _Reader(run.stream))
 
     async def _work(self) -> None:
         duration = 0.0
@@ -247,20 +281,18 @@ class _Reader:
 
     def __init__(self, stream: str) -> None:
         self.outcomes = OutcomeLog()
-        self._stream, self._position = stream, ""
+        self._stream, self.position = stream, ""
         self._reading = asyncio.Lock()
 
-    async def read(self, store: Store) -> bool:
-        """Read what is new, and return whether anything was."""
-        changed = False
+    async def read(self, store: Store) -> None:
+        """Read what is new."""
         async with self._reading:
-            while entries := await store.read(self._stream, after=self._position, count=BATCH):
+            while entries := await store.read(self._stream, after=self.position, count=BATCH):
                 for entry in entries:
                     self.outcomes.add(entry.event)
-                self._position, changed = entries[-1].at, True
+                self.position = entries[-1].at
                 await asyncio.sleep(0)  # requests go first
             self.outcomes.forget(KEPT)
-        return changed
 
 
 def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:

@@ -242,7 +242,7 @@ class Runs:
         try:
             policy = build(self._policies, name, {**params, **arm.params})
         except ValidationError as error:
-            raise invalid_request(error, f"{place}.params") from None
+            raise invalid_request(error, f"{place}.params", self._policies[name]) from None
         return BuiltArm(name, version, policy, arm.speculation)
 
     def _unavailable(self, experiment: Experiment) -> str | None:

@@ -2,8 +2,9 @@
 
 A request takes as many places as it makes calls at once: its policy's, for each answer it wants.
 Where none is free it waits for a short while; a place that becomes free goes to whoever holds the
-least, not to whoever asked most often; of one owner's, to the lowest `priority` first. One more
-than may wait pushes out the last of whoever asks for most.
+least, not to whoever asked most often; of one owner's, to the lowest `priority` first. Whoever has
+less than an equal share waits longer before it is refused, since it is its turn next. One more than
+may wait pushes out the last of whoever asks for most.
 
 Beside places there may be a limit on the prompt tokens that one asker has live, waiting ones too,
 since it is prompts that fill the workers' caches. Before a prompt was read its tokens are estimated
@@ -21,10 +22,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused
+from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused, no_place
 
 MOST_RETRY_AFTER_S: Final = 60
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
+_PATIENCE: Final = 10  # times as long as others waits who has less than its share
 
 
 @dataclass(eq=False, slots=True)
@@ -42,6 +44,7 @@ class _Waiting:
     cost: int
     priority: int
     granted: asyncio.Future[None] = field(default_factory=asyncio.Future)
+    timer: asyncio.TimerHandle | None = None
 
 
 class Admission:
@@ -49,7 +52,8 @@ class Admission:
 
     Args:
         places: for requests of one call at a time.
-        wait_s: seconds for which a request waits for its place.
+        wait_s: seconds for which a request waits for its place, up to `_PATIENCE` times as long
+            where its owner has less than an equal share.
         clock: seconds of a clock that only goes forward.
         prompt_tokens: that one owner may have live; None: no limit.
     """
@@ -118,10 +122,14 @@ class Admission:
                 break
             left -= one.prompt
             until = max(until, one.began + self._mean_s)
-        raise _refusal(
+        after_s = min(max(RETRY_AFTER_S, math.ceil(until - mine.began)), MOST_RETRY_AFTER_S)
+        raise RequestRefused(
+            429,
             f"this key's prompts that are being answered have {sum_} tokens and this one has about "
             f"{mine.prompt}: {limit} at once are its limit; try again later",
-            min(max(RETRY_AFTER_S, math.ceil(until - mine.began)), MOST_RETRY_AFTER_S),
+            code="rate_limit_exceeded",
+            kind="rate_limit_error",
+            headers={"retry-after": str(after_s)},
         )
 
     def retry_after_s(self) -> int:
@@ -133,27 +141,41 @@ class Admission:
 
     async def _wait(self, owner: str, cost: int, priority: int) -> None:
         if not self._wait_s:
-            raise self._refusal()
+            raise no_place(self.retry_after_s(), holds=False)
         mine = _Waiting(owner, cost, priority)
+        self._time(mine, _PATIENCE)
         try:
             self._waiting.append(mine)
             self._forget_gone()
             if len(self._waiting) > self._places:
                 self._push_out()
             self._grant()
-            async with asyncio.timeout(self._wait_s):
-                await mine.granted
-        except TimeoutError:
-            if not _granted(mine):
-                raise self._refusal() from None
+            await mine.granted
         except asyncio.CancelledError:
             if _granted(mine):
                 self._release(owner, cost)
             raise
         finally:
+            if mine.timer is not None:
+                mine.timer.cancel()
             if mine in self._waiting:
                 self._waiting.remove(mine)
                 self._grant()  # it may have been in the way of a smaller one
+
+    def _time(self, one: _Waiting, times: int) -> None:
+        later = asyncio.get_running_loop().call_later
+        one.timer = later(self._wait_s, self._give_up, one, times)
+
+    def _give_up(self, one: _Waiting, times: int) -> None:
+        """Refuse one that has waited for long, unless its owner has less than its share."""
+        if one.granted.done():
+            return
+        owners = self._held.keys() | {other.owner for other in self._waiting}
+        share = self._places / len(owners)
+        if times > 1 and self._held.get(one.owner, 0) + one.cost <= share:
+            self._time(one, times - 1)
+        else:
+            one.granted.set_exception(self._refusal())
 
     def _push_out(self) -> None:
         """Refuse the last of those that wait for whoever holds and wants most."""
@@ -197,18 +219,7 @@ class Admission:
         self._grant()
 
     def _refusal(self) -> RequestRefused:
-        text = "too many requests are being answered; try again later"
-        return _refusal(text, self.retry_after_s())
-
-
-def _refusal(message: str, after_s: int) -> RequestRefused:
-    return RequestRefused(
-        429,
-        message,
-        code="rate_limit_exceeded",
-        kind="rate_limit_error",
-        headers={"retry-after": str(after_s)},
-    )
+        return no_place(self.retry_after_s())
 
 
 def _granted(one: _Waiting) -> bool:

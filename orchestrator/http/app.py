@@ -16,6 +16,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -26,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
-from orchestrator.errors import StoreError, UnknownPolicy
+from orchestrator.errors import StoreError
 from orchestrator.http.body import json_body
 from orchestrator.http.chat_format import ChatFormat
 from orchestrator.http.chat_response import ChatResponse
@@ -48,10 +49,10 @@ from orchestrator.http.rendering import REWARDS
 from orchestrator.http.responses_format import ResponsesFormat
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import GenerationRequest, parse_request
-from orchestrator.http.service import Service
+from orchestrator.http.service import Service, no_model
 from orchestrator.http.trace_routes import add_trace_routes, own_record, read_record
 from orchestrator.loop.actions import WorkerName
-from orchestrator.validation import body_path
+from orchestrator.validation import body_path, first_error
 
 log = logging.getLogger(__name__)
 
@@ -156,7 +157,7 @@ def create_app(service: Service) -> FastAPI:
     @app.get("/v1/models/{model:path}", **described("One model", answer="Model", errors=(404, 503)))
     async def model(model: str) -> Response:
         if not await service.knows(model):
-            raise UnknownPolicy(f"the model {model[:64]!r} does not exist")
+            raise no_model(model)
         return JSONResponse(card(model, await service.contexts()))
 
     @app.post(
@@ -237,18 +238,28 @@ async def _readiness(service: Service) -> Response:
 
 async def _routing_error(request: Request, error: Exception) -> Response:
     answer = http_error(error)
+    if answer.status == 404:
+        docs = f"{request.scope.get('root_path', '')}/docs"
+        answer = replace(answer, message=f"nothing is at this path; {docs} lists what there is")
     if answer.status == 405:  # the router names the methods of the first route that fits the path
         fitting = (
             route.methods or set()
             for route in request.app.routes
             if isinstance(route, Route) and route.matches(request.scope)[0] is not Match.NONE
         )
-        answer.headers["allow"] = ", ".join(sorted(set[str]().union(*fitting)))
+        allowed = ", ".join(sorted(set[str]().union(*fitting)))
+        answer = replace(
+            answer,
+            message=f"{request.method} is not allowed here; use {allowed}",
+            headers={**answer.headers, "allow": allowed},
+        )
     return answer.response()
 
 
 async def _query_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    place = body_path(tuple(part for part in first["loc"] if part != "body")) or None
-    return HttpError(400, str(first["msg"]), param=place, code="invalid_value").response()
+    _kind, loc, text = first_error(error.errors(), None, "parameter")
+    place = body_path(tuple(part for part in loc if part != "body")) or None
+    return HttpError(
+        400, f"{place or loc[0]}: {text}", param=place, code="invalid_value"
+    ).response()

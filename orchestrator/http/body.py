@@ -14,6 +14,16 @@ from orchestrator.http.errors import RequestRefused
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.validation import body_path
 
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"expected a number that JSON can hold, got {text}")
+    return number
+
+
+FINITE_JSON: Final = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+"""Reads JSON as it is defined: `NaN`, `Infinity` and numbers beyond a float's are ValueErrors."""
 MAX_DEPTH: Final = 32  # levels of nesting of a body
 MAX_VALUES: Final = 20_000  # values in a body: bounds the time that validation takes
 
@@ -54,10 +64,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises:
         InvalidRequest: anything else.
     """
+    if not body.strip():
+        raise InvalidRequest("the body is empty, not a JSON object", code="invalid_json")
     try:
-        value = json.loads(body.decode(), parse_constant=_no_constant, parse_float=_finite)
+        value = FINITE_JSON.decode(body.decode())
+    except UnicodeDecodeError as error:
+        message = f"the body is not UTF-8 text at byte {error.start}"
+        raise InvalidRequest(message, code="invalid_json") from None
     except (ValueError, RecursionError) as error:
-        # ValueError: bad UTF-8, bad JSON, NaN or Infinity, a number of thousands of digits.
+        # ValueError: bad JSON, NaN or Infinity, a number of thousands of digits.
         at = f" at character {error.pos}" if isinstance(error, json.JSONDecodeError) else ""
         raise InvalidRequest(f"the body is not valid JSON{at}", code="invalid_json") from None
     if not isinstance(value, dict):
@@ -66,20 +81,19 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+def nesting(value: object) -> int:
+    """How many levels deep a JSON value is."""
+    levels, level = 0, [value]
+    while level:
+        levels += 1
+        inner = [one for one in level if isinstance(one, dict | list)]
+        level = [each for one in inner for each in (one.values() if isinstance(one, dict) else one)]
+    return levels
+
+
 def _too_large(limits: ServiceLimits) -> RequestRefused:
-    message = f"the body is larger than {limits.body_bytes} bytes"
+    message = f"the body is larger than {limits.body_bytes} bytes (limits.body_bytes)"
     return RequestRefused(413, message, code="request_too_large")
-
-
-def _no_constant(name: str) -> float:
-    raise ValueError(name)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError(text)
-    return number
 
 
 def _check_values(root: dict[str, Any]) -> None:

@@ -1,25 +1,30 @@
 """An answer as it comes, told apart: text for the reader, and calls of tools.
 
 Calls are looked for where the model's own format puts them. Models also write calls otherwise than
-their template teaches them: as a JSON object, or in a fenced block of code. Such a block is a call
+their template teaches them: as a JSON object, or in a fenced block of code; and with its outer
+braces doubled, as the template of Qwen2.5-Coder puts them by mistake. Such a block is a call
 where it names a tool that may be called and is not `strict`, since nothing held its arguments to a
 schema; else it is text. What was a call stays one: its arguments are passed on as they come, and
-may be cut off with the answer.
+may be cut off with the answer. Where a model writes each argument in tags, its value is the text
+there, or the JSON that the text is, as the tool's schema has it.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Any, Literal
 
+from orchestrator.grammar import TYPES, properties_of, value_form
+from orchestrator.http.body import FINITE_JSON
 from orchestrator.http.context import RequestContext
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.stop_strings import overlap
-from orchestrator.types import CallFormat, ToolCall
+from orchestrator.types import ArgumentFormat, CallFormat, ToolCall
 
 FENCE = "```"
 _OPENING = re.compile(r"```[a-zA-Z_]*")
@@ -56,6 +61,7 @@ class AnswerReader:
                 f"call_{self._context.trace_id}_",
                 loose=tools.loose,
                 parallel=tools.parallel,
+                schemas=tools.schemas,
             )
         return [text] if self._reader is None else self._reader.feed(text)
 
@@ -88,6 +94,7 @@ class CallReader:
         prefix: what the ids of calls begin with.
         loose: those of them that a call in another form may name; None: all.
         parallel: whether there may be several calls.
+        schemas: of the arguments of each tool, where it has one.
 
     Attributes:
         calls: those found so far.
@@ -101,14 +108,17 @@ class CallReader:
         *,
         loose: Collection[str] | None = None,
         parallel: bool = True,
+        schemas: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
+        self._schemas = schemas
         self._format, self._names, self._prefix = calls, names, prefix
         self._loose_names = names if loose is None else loose
         self._parallel = parallel
         self._held, self._blank = "", True
         self._state: Literal["text", "call", "loose", "name", "arguments", "behind", "tag"] = "text"
         self._object = _JsonEnd()
-        self._searched = 0  # of what is held, for the end of a loose call
+        self._doubled = False  # a loose call's outer braces
+        self._searched = 0  # of what is held, for the end of a loose call or an argument in tags
         self.calls: list[ToolCall] = []
 
     def feed(self, text: str) -> list[Piece]:
@@ -161,6 +171,7 @@ class CallReader:
         name, found, rest = self._held.partition(self._format.middle)
         if found and name in self._names:
             self._held, self._state, self._object = rest, "arguments", _JsonEnd()
+            self._searched = 0
             return [self._called(name, "")]
         if not ended and not found and len(self._held) < _MOST_NAME + len(self._format.middle):
             return []
@@ -169,10 +180,51 @@ class CallReader:
         return []
 
     def _in_arguments(self, ended: bool) -> list[Piece]:
+        if self._format.each is not None:
+            return self._in_tags(self._format.each, ended)
         end = self._object.feed(self._held)
         if end is not None:
             self._state = "behind"
         text, self._held = self._held[:end], self._held[len(self._held) if end is None else end :]
+        return self._argue(text)
+
+    def _in_tags(self, form: ArgumentFormat, ended: bool) -> list[Piece]:
+        """The next argument, or the end of all of them. What was searched is not searched again.
+
+        Where an answer ends behind an argument its call ends, too; one that is cut off inside of an
+        argument stays open.
+        """
+        self._held = held = self._held.lstrip()
+        begin, end = form.before.lstrip(), form.after.strip()
+        if not held.startswith(begin):
+            if begin.startswith(held):
+                if not ended:
+                    return []
+                self._held = ""
+            self._state = "behind"
+            return self._argue("}" if self._begun else "{}")
+        at = held.find(end, max(len(begin), self._searched - len(end) + 1))
+        self._searched = 0 if at >= 0 else len(held)
+        if at < 0:  # an argument that is cut off is none
+            return []
+        self._held = held[at + len(end) :]
+        middle = _spaced(form.middle.strip()).search(held, len(begin), at)
+        name = held[len(begin) : middle.start() if middle else at].strip()
+        value = held[middle.end() : at] if middle else ""
+        value = value.removeprefix(form.middle[len(form.middle.rstrip()) :])
+        value = value.removesuffix(form.after[: form.after.index(end)])
+        call = self.calls[-1]
+        root = self._schemas.get(call.name)
+        member = f"{_dumped(name)}: {_argument(value, properties_of(root).get(name), root)}"
+        return self._argue((", " if self._begun else "{") + member)
+
+    @property
+    def _begun(self) -> bool:
+        """Whether the last call has an argument."""
+        return bool(self.calls[-1].arguments)
+
+    def _argue(self, text: str) -> list[Piece]:
+        """More of the last call's arguments, if it is any."""
         if not text:
             return []
         index = len(self.calls) - 1
@@ -196,6 +248,7 @@ class CallReader:
 
     def _begin_loose(self) -> None:
         self._state, self._object, self._searched = "loose", _JsonEnd(), 0
+        self._doubled = False
 
     def _in_loose(self, ended: bool) -> list[Piece]:
         """A call in another form than the model's own. What was searched is not searched again."""
@@ -210,12 +263,20 @@ class CallReader:
             body = held[opening.end() : len(held) if end < 0 else end]
             size = len(held) if end < 0 else end + len(FENCE)
         else:
-            begin = held.find("{")
+            trigger, most = self._format.trigger, len(self._format.before) + _MOST_NAME
+            another = held.find(trigger, 1, most) if trigger else -1
+            begin = held.find("{", 0, most if another < 0 else another)
+            if begin < 0:
+                waits = another < 0 and len(held) < most and not ended
+                return [] if waits else self._give_up(len(trigger) or len(held))
+            if begin == len(held) - 1 and not ended:
+                return []  # the next one may be another brace
+            self._doubled = held.startswith("{{", begin)
+            begin += self._doubled
             start = max(begin, self._searched)
-            if begin < 0 or (found := self._object.feed(held[start:])) is None:
-                self._searched = 0 if begin < 0 else len(held)
-                waits = begin >= 0 or len(held) < len(self._format.before) + _MOST_NAME
-                return [] if waits and not ended else self._give_up(len(held))
+            if (found := self._object.feed(held[start:])) is None:
+                self._searched = len(held)
+                return self._give_up(len(held)) if ended else []
             size = start + found
             body = held[begin:size]
         calls = [call for one in _objects(body) for call in self._calls_in(one)]
@@ -232,6 +293,9 @@ class CallReader:
     def _in_tag(self, ended: bool) -> list[Piece]:
         """Behind a call in a form of its own, which may have been put into a tag."""
         rest = self._held.lstrip()
+        if self._doubled and rest:
+            rest, self._doubled = rest.removeprefix("}").lstrip(), False
+            self._held = rest
         if tag := re.match(r"</[^>]*>", rest):
             self._held, self._state = rest[tag.end() :], "text"
         elif ended or (rest and not "</".startswith(rest[:2])):
@@ -252,19 +316,21 @@ class CallReader:
         if isinstance(value, list):
             found = [self._calls_in(one) for one in value]
             return [call for one in found for call in one] if all(found) else []
-        if not isinstance(value, dict) or value.get("name") not in self._loose_names:
+        if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
+            return []
+        if name not in self._loose_names:
             return []
         # A tool's own definition has `parameters` as well.
         named = "parameters" if "parameters" in self._format.middle else "arguments"
         arguments = value.get(named)
         if isinstance(arguments, str):
             try:
-                arguments = json.loads(arguments)
+                arguments = FINITE_JSON.decode(arguments)
             except (ValueError, RecursionError):
                 return []
         if not isinstance(arguments, dict):
             return []
-        return [(value["name"], json.dumps(arguments, ensure_ascii=False))]
+        return [(name, _dumped(arguments))]
 
 
 class _JsonEnd:
@@ -294,13 +360,54 @@ class _JsonEnd:
 
 @cache
 def _spaced(text: str) -> re.Pattern[str]:
-    """What matches a text with any white space where it has some, or none."""
-    return re.compile(r"\s*".join(map(re.escape, re.split(r"\s+", text))))
+    """What matches a text with any white space where it has some, or none; ids may be missing."""
+    pattern = r"\s*".join(map(re.escape, re.split(r"\s+", text)))
+    named = _ID_MEMBER.sub(lambda found: f"(?:{found[0]})?", pattern)
+    return re.compile(named.replace(re.escape(CallFormat.ID), "[a-zA-Z0-9]{9}"))
+
+
+_ID_MEMBER = re.compile(r',\\s\*"\w+":\\s\*"' + re.escape(re.escape(CallFormat.ID)) + '"')
 
 
 def _begins(whole: str, text: str) -> bool:
     """Whether a text may be the beginning of another, white space aside."""
-    return "".join(whole.split()).startswith("".join(text.split()))
+    whole, text = ("".join(one.split()) for one in (whole, text))
+    bare = re.sub(f',"\\w+":"{CallFormat.ID}"', "", whole)
+    filled = whole.replace(CallFormat.ID, CallFormat.ID * 9)
+    return bare.startswith(text) or (
+        len(text) <= len(filled)
+        and all(
+            here == there or (there == CallFormat.ID and here.isalnum())
+            for here, there in zip(text, filled, strict=False)
+        )
+    )
+
+
+def _argument(text: str, schema: Any, root: Any) -> str:
+    """An argument's JSON, from the text between its tags: a text where its schema wants one.
+
+    Where it allows texts beside other values, what is one of the others is not taken as a text.
+    """
+    form = value_form(schema, root)
+    if form.types != {"string"} and text not in form.listed:
+        try:
+            value = FINITE_JSON.decode(text)
+        except (ValueError, RecursionError):
+            value = text
+        named = TYPES[type(value)] in form.types and not isinstance(value, str)
+        if named or "string" not in form.types:
+            return _dumped(value)
+    return _dumped(text)
+
+
+def _dumped(value: Any) -> str:
+    """A value's JSON: in ASCII where a text in it has half a surrogate pair, which has no bytes."""
+    text = json.dumps(value, ensure_ascii=False)
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return json.dumps(value)
+    return text
 
 
 def _objects(text: str) -> list[Any]:
@@ -308,7 +415,7 @@ def _objects(text: str) -> list[Any]:
     values, text = [], text.strip().rstrip(",")
     while text:
         try:
-            value, end = json.JSONDecoder().raw_decode(text)
+            value, end = FINITE_JSON.raw_decode(text)
         except (ValueError, RecursionError):
             return []
         values.append(value)

@@ -51,7 +51,7 @@ class AnswerFormat(ABC):
 
     async def before(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
         """Ask `workers` what the form needs besides the answer, once the prompt is read; a worker
-        that cannot tell refuses here, before anything is generated."""
+        that cannot tell refuses here, before anything is shown."""
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:  # noqa: B027 (optional)
         """Ask `workers` what the form needs of the finished answer."""
@@ -98,14 +98,15 @@ class ChatFormat(AnswerFormat):
 
     async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
         if self._body.logprobs:
-            await check_scoring(self.context, workers)
+            await check_scoring(self.context, self.response, workers, self._body.top_logprobs)
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
         if self._body.logprobs:
             with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
-                scored = await score_answer(self.context, self.response, workers)
+                top = self._body.top_logprobs
+                scored = await score_answer(self.context, self.response, workers, top)
                 tokens = shown_tokens(scored, begun=self._body.continue_final_message)
-                self._logprobs = _logprobs(tokens, top=self._body.top_logprobs)
+                self._logprobs = _logprobs(tokens)
 
     def whole(self) -> Json:
         return completion(self.context, self.response, self._thought_in, self._logprobs)
@@ -144,9 +145,9 @@ class ChatFormat(AnswerFormat):
         return data + DONE
 
 
-def _logprobs(tokens: Sequence[tuple[TokenScore, TokenScore]], *, top: int) -> Json:
-    """As OpenAI lists them; `top`: how many of the likeliest in the place of each."""
-    rows = [{**_row(token), "top_logprobs": [_row(best)] if top else []} for token, best in tokens]
+def _logprobs(tokens: Sequence[tuple[TokenScore, Sequence[TokenScore]]]) -> Json:
+    """As OpenAI lists them: each token, and the likeliest in its place."""
+    rows = [{**_row(token), "top_logprobs": list(map(_row, likely))} for token, likely in tokens]
     return {"content": rows, "refusal": None}
 
 

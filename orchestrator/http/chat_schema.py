@@ -11,6 +11,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.schemas import (
     EFFORT,
+    MOST_LIKELY,
     Choices,
     Effort,
     GenerationRequest,
@@ -119,8 +120,8 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
     logprobs: bool = Field(
         default=False, description="log-probabilities of the answer's tokens, by their authors"
     )
-    top_logprobs: Annotated[int, Field(ge=0, le=1)] = Field(
-        default=0, description="1: also of the likeliest token in the place of each"
+    top_logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] = Field(
+        default=0, description="also of so many of the likeliest tokens in the place of each"
     )
     reasoning_effort: Effort | None = Field(
         default=None, description="cap on the thought, as a share of max_tokens; none: no thought"

@@ -53,6 +53,7 @@ class Choice:
                 speculation=context.speculation,
                 owner=context.owner,
                 response=response,
+                recent=service.recent(context.policy),
             )
             prompt_read, within_deadline = False, deadline(context.limits.deadline_s)
             async with aclosing(events):

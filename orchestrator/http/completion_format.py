@@ -23,9 +23,9 @@ from orchestrator.http.rendering import (
 )
 from orchestrator.http.scores import (
     ScoredSegment,
+    TokenScore,
     check_scoring,
     score_answer,
-    token_name,
     verify,
 )
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -50,12 +50,13 @@ class CompletionFormat(AnswerFormat):
         if body.echo and (body.logprobs is not None or not isinstance(body.prompt, str)):
             self._prompt = await self._score_prompt(workers)
         elif body.logprobs is not None:  # only a call shows whether the worker can score
-            await check_scoring(self.context, workers)
+            await check_scoring(self.context, self.response, workers, body.logprobs)
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
         if self._body.logprobs is not None:
             with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
-                self._answer = await score_answer(self.context, self.response, workers)
+                top = self._body.logprobs
+                self._answer = await score_answer(self.context, self.response, workers, top)
 
     def whole(self) -> Json:
         body, text, logprobs = self._body, self.response.raw_answer, None
@@ -122,7 +123,10 @@ class CompletionFormat(AnswerFormat):
             segment = Segment("policy", "", prompt.tokens, tokenizer=self.response.vocabulary)
         (name,) = self.context.policy.called
         before = Transcript((nothing,)).without_thought()
-        return await verify(self.context, workers, name, before, segment, "echo")
+        top = self._body.logprobs or 0
+        return await verify(
+            self.context, self.response, workers, name, before, segment, top, "echo"
+        )
 
     @property
     def _unwritten(self) -> bool:
@@ -141,20 +145,17 @@ def _logprobs(scored: Sequence[ScoredSegment], echo: bool, unwritten: bool) -> J
     tokens, values, top = list[str](), list[float | None](), list[Json | None]()
     widths = [width for one in scored for width in _widths(one)]
     for one in scored:
-        for token, best in one.tokens():
+        for token, likely in one.tokens():
             tokens.append(token.name)
             values.append(token.logprob)
-            top.append({best.name: best.logprob, token.name: token.logprob})
+            top.append(_by_name([*likely, token]))
     if unwritten:
         last = scored[-1].scores
         value = last.logprobs[-1] if last.ending is None else -last.ending
         tokens.append("")
         widths.append(0)
         values.append(value)
-        choice, option = last.choices[-1], last.options[-1]
-        ends = option.finish in ("eos", "think_end")
-        likeliest = {} if ends else {token_name(option.text, choice): last.logprobs[-1]}
-        top.append({**likeliest, "": value})
+        top.append(_by_name([*scored[-1].behind(), TokenScore("", "", value)]))
     if echo and values:
         values[0] = top[0] = None
     offsets = list(accumulate(widths, initial=0))[:-1]
@@ -164,6 +165,14 @@ def _logprobs(scored: Sequence[ScoredSegment], echo: bool, unwritten: bool) -> J
         "top_logprobs": top,
         "text_offset": offsets,
     }
+
+
+def _by_name(tokens: Sequence[TokenScore]) -> Json:
+    """Log-probabilities by name, the likeliest first; the last of the tokens has its own."""
+    row: Json = {}
+    for one in sorted(tokens, key=lambda one: -one.logprob):
+        row.setdefault(one.name, one.logprob)
+    return row | {tokens[-1].name: tokens[-1].logprob}
 
 
 def _widths(scored: ScoredSegment) -> Iterator[int]:

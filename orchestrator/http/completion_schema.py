@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from orchestrator.http.schemas import (
     HINTS,
+    MOST_LIKELY,
     UNSUPPORTED,
     Choices,
     GenerationRequest,
@@ -62,8 +63,10 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
     max_tokens: Annotated[int, Field(ge=1)] = 16
     n: Choices = Field(default=1, description="how many answers to give")
     echo: bool = Field(default=False, description="show the prompt before its continuation")
-    logprobs: Annotated[int, Field(ge=0, le=1)] | None = Field(
-        default=None, description="log-probabilities of the tokens, and of the likeliest in place"
+    logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = Field(
+        default=None,
+        description="log-probabilities of the tokens, and of so many of the likeliest in the place "
+        "of each",
     )
 
     @model_validator(mode="after")

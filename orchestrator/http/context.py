@@ -73,19 +73,24 @@ class RequestContext:
             )
         if body.cap is not None and body.cap > limits.max_tokens_cap:
             raise InvalidRequest(
-                f"{body.cap_name}: this service makes at most {limits.max_tokens_cap} tokens",
+                f"{body.cap_name}: must be at most {limits.max_tokens_cap} (limits.max_tokens_cap)",
                 param=body.cap_name,
             )
-        if body.ignore_eos and body.constraint is not None:
-            raise contradiction("ignore_eos", "contradicts an answer that must match a form")
+        for name, given in (("ignore_eos", body.ignore_eos), ("min_tokens", body.min_tokens)):
+            if given and body.constraint is not None:
+                raise contradiction(name, "contradicts an answer that must match a form")
+        max_tokens = body.cap or limits.max_tokens
+        if body.min_tokens > max_tokens:
+            raise contradiction("min_tokens", f"is {body.min_tokens}, above the cap {max_tokens}")
         return cls(
             body,
             Limits(
-                body.cap or limits.max_tokens,
+                max_tokens,
                 limits.deadline_s,
                 tuple(body.stop),
                 body.thinking,
                 body.ignore_eos,
+                body.min_tokens,
                 complete=limits.complete,
                 prices=limits.prices,
                 constraint=body.constraint,
@@ -125,11 +130,14 @@ class RequestContext:
     def owner(self) -> str:
         """For whom the answer is made: a name that nobody but the service knows or chooses.
 
-        That is the key's, and where the request names one, that of a user under this key.
+        That is the key's, and where the request names one, that of a user under this key
+        (`orchestrator.worker.key_of`).
         """
         if self.key is None and self.body.user is None:
             return ""
-        return blake2b(repr((self.key, self.body.user)).encode(), digest_size=16).hexdigest()
+        names = (self.key, (self.key, self.body.user))
+        key, user = (blake2b(repr(one).encode(), digest_size=16).hexdigest() for one in names)
+        return f"{key if self.key is not None else ''}.{user}"
 
     def unit(self, name: str | None) -> str | None:
         """What a client names, its user or its session, as one under its key: no other key can

@@ -125,8 +125,9 @@ def _type(schema: Json) -> str:
         return str(schema["$ref"].rpartition("/")[2])
     if "enum" in schema or "const" in schema:
         return ", ".join(json.dumps(value) for value in schema.get("enum", [schema.get("const")]))
-    if "anyOf" in schema and "type" not in schema:
-        return " or ".join(dict.fromkeys(_type(one) for one in schema["anyOf"]))
+    kinds = schema.get("anyOf") or schema.get("oneOf")
+    if kinds and "type" not in schema:
+        return " or ".join(dict.fromkeys(_type(one) for one in kinds))
     kind = schema.get("type", "any")
     kind = " or ".join(kind) if isinstance(kind, list) else str(kind)
     if kind == "array":

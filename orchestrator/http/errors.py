@@ -34,7 +34,9 @@ from orchestrator.errors import (
 
 RETRY_AFTER_S = 1
 """Seconds after which a refused client may try again; a step takes about that long."""
-EXPOSED = ("x-request-id", "retry-after", "x-should-retry")
+NO_PLACE = ("x-ratelimit-remaining-requests", "0")
+"""The header of a 429 for want of a place that holds for a key's next request, too."""
+EXPOSED = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0])
 """Headers of an answer that a page of another origin may read, where it may read answers."""
 
 
@@ -144,6 +146,20 @@ def http_error(error: BaseException) -> HttpError:
             return _routing_error(error)
         case _:
             return HttpError(500, "internal error", "server_error", code="internal_error")
+
+
+def no_place(after_s: int, *, holds: bool = True) -> RequestRefused:
+    """What requests are told that there is no place for; in `after_s` seconds there should be.
+
+    `holds`: also for the next request of that key, which would wait behind others.
+    """
+    return RequestRefused(
+        429,
+        "too many requests are being answered; try again later",
+        code="rate_limit_exceeded",
+        kind="rate_limit_error",
+        headers={"retry-after": str(after_s)} | (dict([NO_PLACE]) if holds else {}),
+    )
 
 
 def shutting_down() -> RequestRefused:

@@ -60,7 +60,8 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         run, analysis = await experimenter.report(name)
         coverage = run.state.coverage(run.experiment) if run.live else 0.0
         about = {"object": "baton.report", "run": run.number, "coverage": coverage}
-        return JSONResponse({**about, **analysis.json()})
+        past = await experimenter.past(run)
+        return JSONResponse({**about, **analysis.json(), "readouts": past})
 
     @app.post(
         "/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote, errors=(404,))

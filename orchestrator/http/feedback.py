@@ -38,7 +38,7 @@ def parse_feedback(body: bytes) -> Feedback:
     try:
         return Feedback.model_validate(parse_object(body))
     except ValidationError as error:
-        raise invalid_request(error) from None
+        raise invalid_request(error, model=Feedback) from None
 
 
 async def is_first_feedback(

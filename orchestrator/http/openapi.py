@@ -108,6 +108,11 @@ _ANSWERS: Final[dict[str, Json]] = {
         experiment={"type": ["string", "null"]},
         arm={"type": ["string", "null"]},
         speculation={"type": "object"},
+        acceptance={
+            "type": "object",
+            "description": "by worker that drafted tokens: `drafted_at`, in how many rounds the "
+            "draft reached each position, and `accepted_at`, in how many it was accepted there",
+        },
         degraded={
             "type": "array",
             "items": {"type": "object"},

@@ -199,7 +199,7 @@ async def read_body(service: Service, request: Request, kind: type[Body]) -> Bod
     try:
         return kind.model_validate(parse_object(await json_body(request, service.limits)))
     except ValidationError as error:
-        raise invalid_request(error) from None
+        raise invalid_request(error, model=kind) from None
 
 
 async def refresh(service: Service) -> None:

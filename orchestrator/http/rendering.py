@@ -215,6 +215,10 @@ def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
         "experiment": context.experiment,
         "arm": context.arm,
         "speculation": dict(context.decoding),
+        "acceptance": {
+            worker: {"drafted_at": drafted, "accepted_at": accepted}
+            for worker, (drafted, accepted) in response.acceptance.items()
+        },
         # What the policy asked for and did not get: the answer may differ from an undisturbed one.
         "degraded": [asdict(failure) for failure in response.failures],
         "forced": completed is not None and completed.transcript.forced,
@@ -261,8 +265,12 @@ def record(
 
 
 def step_json(response: ResponseAccumulator, index: int) -> Json:
-    """A step with the time when it was complete, and the calls that made it by their index."""
-    return {**asdict(response.steps[index]), **asdict(response.timeline.steps[index])}
+    """A step with the time when it was complete, the calls that made it by their index, and where
+    its tokens came from, if that is known."""
+    moment = asdict(response.timeline.steps[index])
+    if moment["provenance"] is None:
+        del moment["provenance"]
+    return {**asdict(response.steps[index]), **moment}
 
 
 def call_json(call: CallSpan) -> Json:

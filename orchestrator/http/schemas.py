@@ -18,7 +18,7 @@ Effort `none`, or a budget of 0, is an answer without a thought.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
 from pydantic import (
@@ -31,11 +31,12 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.body import parse_object
 from orchestrator.types import Constraint, Message, Sampling
-from orchestrator.validation import invalid_request
+from orchestrator.validation import closest, invalid_request
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORT: Final[dict[Effort, float | None]] = {
@@ -66,7 +67,6 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "best_of": (1,),
     "logit_bias": ({},),
     "min_p": (0,),
-    "min_tokens": (0,),
     "frequency_penalty": (0,),
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
@@ -83,11 +83,15 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 }
 
 
+MOST_LIKELY: Final = 20
+"""Of the likeliest tokens at a place: OpenAI's most, and vLLM's unless told otherwise."""
 MAX_SEED: Final = 2**63 - 1
 """Workers want a seed that is not negative: these bits of it are enough."""
 
 
 def _listed(stop: object) -> object:
+    if not isinstance(stop, str | list):
+        raise PydanticCustomError("invalid_type", "must be a string or a list of strings")
     return [stop] if isinstance(stop, str) else stop
 
 
@@ -142,6 +146,11 @@ class GenerationRequest(BaseModel):
     stream_options: StreamOptions | None = None
     ignore_eos: bool = Field(
         default=False, description="write to the cap; for load tests of a single model"
+    )
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] = Field(
+        default=0,
+        description="of thought and answer; the text does not end before, at a stop string neither;"
+        " for a single model",
     )
     priority: Annotated[int, Field(ge=-(2**31), lt=2**31)] = Field(
         default=0, description="of a key's requests that wait for a place the lowest is first"
@@ -208,7 +217,8 @@ class GenerationRequest(BaseModel):
     @property
     def alone(self) -> str | None:
         """The parameter that asks for what only a policy of one model can do; None: none does."""
-        return "ignore_eos" if self.ignore_eos else None
+        asked = {"ignore_eos": self.ignore_eos, "min_tokens": self.min_tokens > 0}
+        return next((name for name, given in asked.items() if given), None)
 
     def thinking_cap(self, max_tokens: int) -> int | None:
         """What the request leaves of `max_tokens` for the thought; None: no cap."""
@@ -256,21 +266,26 @@ def parse_request(body: bytes, kind: type[R], *, strict: bool = True) -> R:
         if not any(_same(given[name], one) for one in harmless)
     ]
     unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
-    refusal = _refusal(refused, unknown) if refused or unknown else None
+    refusal = _refusal(refused, unknown, strict and fields) if refused or unknown else None
     if refusal is not None and strict:
         raise refusal
     given = {name: value for name, value in given.items() if value is not None and name in fields}
     try:
         request = kind.model_validate(given)
     except ValidationError as error:
-        raise invalid_request(error) from None
+        raise invalid_request(error, model=kind) from None
     if refusal is not None:
         request._warnings = (f"{refusal.message}, and left out",)
     return request
 
 
-def _refusal(refused: Sequence[str], unknown: Sequence[str]) -> InvalidRequest:
-    """One error for all parameters that cannot be honoured, the most telling first."""
+def _refusal(
+    refused: Sequence[str], unknown: Sequence[str], known: Collection[str] | Literal[False]
+) -> InvalidRequest:
+    """One error for all parameters that cannot be honoured, the most telling first.
+
+    `known` are the names of which an unknown one may be a misspelling; False: none is proposed.
+    """
     first = (*refused, *unknown)[0][:64]
     said = [
         ", ".join(name[:64] for name in names[:16])
@@ -279,7 +294,8 @@ def _refusal(refused: Sequence[str], unknown: Sequence[str]) -> InvalidRequest:
         if names
     ]
     code = "unsupported_parameter" if refused else "unknown_parameter"
-    return InvalidRequest("; ".join(said), param=first, code=code)
+    meant = closest(unknown[0], known) if known and len(unknown) == 1 else ""
+    return InvalidRequest("; ".join(said) + meant, param=first, code=code)
 
 
 def contradiction(place: str, message: str) -> InvalidRequest:

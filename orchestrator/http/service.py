@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
 
+from cachetools import LRUCache
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 from pydantic import ValidationError
 
@@ -31,6 +32,7 @@ from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.recent import RecentCost
 from orchestrator.loop.solve import solve
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.outbox import Outbox
@@ -51,6 +53,8 @@ REASONING_FIELDS: Final[dict[ReasoningField, tuple[str, ...]]] = {
     "reasoning": ("reasoning",),
     "both": ("reasoning_content", "reasoning"),
 }
+RECENT_POLICIES = 64
+"""Policies with their parameters of which it is kept what requests have cost lately."""
 DEFAULT_MODEL = "baton"
 """The model name that means: the active version, or the deployment file's default policy."""
 
@@ -70,6 +74,7 @@ class Solve(Protocol):
         speculation: str | None = None,
         owner: str = "",
         response: ResponseAccumulator | None = None,
+        recent: RecentCost | None = None,
     ) -> AsyncGenerator[Event, None]: ...
 
 
@@ -138,6 +143,9 @@ class Service:
     draining: bool = field(init=False, default=False)  # no others are taken on
     cuts: set[Callable[[], object]] = field(init=False, default_factory=set)  # one for each answer
     quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # there are none
+    _recent: LRUCache[str, RecentCost] = field(
+        init=False, default_factory=lambda: LRUCache(RECENT_POLICIES)
+    )  # by policy and its parameters
     _default_policies: dict[str, Policy] = field(init=False)  # as the deployment file has them
 
     def __post_init__(self) -> None:
@@ -329,7 +337,7 @@ class Service:
         elif body.model in self.policies:
             name = body.model
         else:
-            raise UnknownPolicy(f"the model {body.model[:64]!r} does not exist")
+            raise no_model(body.model)
         if published is not None:
             name = published.document.policy
         if (wanted := body.policy.get("name")) is not None and wanted != name:
@@ -355,13 +363,13 @@ class Service:
         try:
             return await self.versions.find(model, identity=configuration.identity)
         except UnknownPolicy:
-            raise UnknownPolicy(f"the model {model[:64]!r} does not exist") from None
+            raise no_model(model) from None
 
     def _build(self, name: str, values: Mapping[str, Any]) -> Policy:
         try:
             return build(self.policies, name, values)
         except ValidationError as error:
-            raise invalid_request(error, "policy") from None
+            raise invalid_request(error, "policy", self.policies[name]) from None
 
     def _build_default(self, name: str) -> Policy:
         try:
@@ -383,6 +391,17 @@ class Service:
             finally:
                 if self.admission.live == 1:  # this one alone
                     self.quiet.set()
+
+    def recent(self, policy: Policy) -> RecentCost | None:
+        """What requests with this policy and its parameters have cost lately; None where it does
+        not ask.
+
+        Whoever asks for others has figures of his own: nobody steers what another pays.
+        """
+        if not policy.asks_recent:
+            return None
+        key = f"{type(policy).__name__} {policy.model_dump_json(exclude={'budget'})}"
+        return self._recent.setdefault(key, RecentCost())
 
     @property
     def live(self) -> int:
@@ -421,3 +440,8 @@ def _capped(policy: Policy, cap: int | None) -> Policy:
     if cap is None or (policy.budget is not None and policy.budget <= cap):
         return policy
     return policy.model_copy(update={"budget": cap})
+
+
+def no_model(name: str) -> UnknownPolicy:
+    """What a request is told that names no model."""
+    return UnknownPolicy(f"the model {name[:64]!r} does not exist; /v1/models lists those that do")

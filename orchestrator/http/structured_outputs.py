@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from orchestrator.grammar import check
+from orchestrator.http.body import MAX_DEPTH, nesting
 from orchestrator.http.schemas import contradiction
 from orchestrator.types import Constraint
 
@@ -117,9 +118,13 @@ def _schema(schema: dict[str, Any] | str | None, place: str) -> Constraint | Non
         return None
     if isinstance(schema, str):
         try:
-            json.loads(schema)
+            levels = nesting(json.loads(schema))
         except (ValueError, RecursionError):
             raise contradiction(place, "expected a JSON Schema, but it is no JSON") from None
+        if levels > MAX_DEPTH:
+            raise contradiction(
+                place, f"expected a JSON Schema at most {MAX_DEPTH} levels deep, got {levels}"
+            )
         return Constraint("json_schema", schema)
     return Constraint("json_schema", json.dumps(schema))
 

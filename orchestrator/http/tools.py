@@ -10,6 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from pydantic_core import PydanticCustomError
 
 from orchestrator.grammar import tool_rules
+from orchestrator.http.body import FINITE_JSON, nesting
 from orchestrator.http.schemas import contradiction
 from orchestrator.types import Constraint, Message
 
@@ -109,6 +110,7 @@ class ToolUse:
         names: the tools that may be called.
         loose: those of them that need not be `strict`: a call in another form than the model's own
             is one, too.
+        schemas: of the arguments of each tool, None where it has none.
 
     Raises:
         InvalidRequest: a choice without such a tool; a form that tools do not go with; a strict
@@ -142,6 +144,7 @@ class ToolUse:
         self.loose = frozenset(
             tool.name for tool in self.tools if tool.name in self.names and not tool.strict
         )
+        self.schemas = {tool.name: tool.parameters for tool in self.tools}
         self.parallel = parallel
         self.constraint = form
         if self.tools:
@@ -181,18 +184,9 @@ class ToolUse:
 def check_arguments(text: str, place: str) -> None:
     """Refuse the arguments of an earlier call that are no JSON object."""
     try:
-        value = json.loads(text)
-        if isinstance(value, dict) and _depth(value) <= MAX_DEPTH:
+        value = FINITE_JSON.decode(text)
+        if isinstance(value, dict) and nesting(value) <= MAX_DEPTH:
             return
     except (ValueError, RecursionError):
         pass
     raise contradiction(place, f"expected the JSON of an object, at most {MAX_DEPTH} levels deep")
-
-
-def _depth(value: object) -> int:
-    depth, level = 0, [value]
-    while level:
-        depth += 1
-        inner = [one for one in level if isinstance(one, dict | list)]
-        level = [each for one in inner for each in (one.values() if isinstance(one, dict) else one)]
-    return depth

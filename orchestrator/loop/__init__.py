@@ -11,6 +11,7 @@ In reading order:
 - `spending`: what the large model may cost in the thought, whatever the policy.
 - `stop_strings`: a caller's stop strings in an answer of several segments.
 - `events`: what a running request reports to whoever watches it.
+- `recent`: what a policy's requests have cost lately, which another may go by.
 - `timeline`: when each worker did what, and which calls made a step.
 - `accumulator`: what the events amount to: text, steps, totals; read by all who report.
 """

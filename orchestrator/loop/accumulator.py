@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Literal, TypeVar
 
@@ -46,6 +46,7 @@ from orchestrator.types import (
     Step,
     Usage,
     Verification,
+    added,
 )
 
 WORKERS: tuple[WorkerName, ...] = ("small", "large")
@@ -76,6 +77,9 @@ class ResponseAccumulator:
         self.continues = False  # whether the answer goes on with text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.calls: CallFormat | None = None  # how the models write calls of tools
+        self.acceptance: dict[WorkerName, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        """Of each worker that drafted tokens: in how many rounds a draft reached each position, and
+        in how many it was accepted there."""
         self.vocabulary = ""  # hash of the one that the worker of the last call has
         self.thinking = True  # whether there is a thought; without one the steps are the answer's
         self.first_text_s: float | None = None  # until the first accepted text
@@ -90,6 +94,7 @@ class ResponseAccumulator:
         self._prompts: dict[str, Usage] = {}  # by worker: of the first call, which has no thought
         self._prefill = self._cached = self._passes = 0
         self._ms = {"small": 0.0, "large": 0.0, "classify": 0.0}
+        self._scoring_ms = 0.0  # what the answer's form asked for: no policy weighs it
         self._jobs: dict[Job, Action[Any]] = {}
 
     def add(self, event: E) -> E:
@@ -102,7 +107,7 @@ class ResponseAccumulator:
                     self.first_text_s = self.elapsed_s
             case StepCompleted(step):
                 self.steps.append(step)
-                self.timeline.add_step(step, self.elapsed_s * 1000)
+                self.timeline.add_step(event, self.elapsed_s * 1000)
                 if step.accepted and self.first_step_ms is None:
                     self.first_step_ms = self.elapsed_s * 1000
             case ActionCompleted():
@@ -113,6 +118,16 @@ class ResponseAccumulator:
         for observe in self.observers:
             observe(event)
         return event
+
+    def add_scoring(self, action: Verify, scores: Verification, ms: float) -> None:
+        """Count a pass over the prompt or the answer that its form asked for, not the policy."""
+        self._judged += 1
+        self._scoring_ms += ms
+        self._add_usage(action.worker, scores.usage)
+        self.timeline.add_call(action, scores, max(0.0, self.elapsed_s * 1000 - ms), ms)
+        if self.completed is not None:  # its totals were made before
+            total = self.completed.metrics.ms["total"] + ms
+            self.completed = replace(self.completed, metrics=self.totals(total))
 
     def begin(self, action: Action[Any] | None) -> None:
         """The policy asks for this now; None: it has nothing left to ask."""
@@ -206,7 +221,11 @@ class ResponseAccumulator:
             prefill_tokens=self._prefill,
             cached_tokens=self._cached,
             acceptance_rate=self._accepted / judged if judged else None,
-            ms={**self._ms, "total": total_ms},
+            ms={
+                **self._ms,
+                "classify": self._ms["classify"] + self._scoring_ms,
+                "total": total_ms,
+            },
         )
 
     def _add_action(self, event: ActionCompleted) -> None:
@@ -243,6 +262,12 @@ class ResponseAccumulator:
                 self._generated[worker] += max(tokens, usage.generated)
                 if isinstance(action, Generate):
                     self._drafted[worker] += tokens
+                if (made := result.provenance) is not None:
+                    drafted, accepted = self.acceptance.get(worker, ((), ()))
+                    self.acceptance[worker] = (
+                        added(drafted, made.drafted_at),
+                        added(accepted, made.accepted_at),
+                    )
                 self.vocabulary = segment.tokenizer or self.vocabulary
                 if not criteria.max_tokens or not (transcript.thought or transcript.answer):
                     self._prompts.setdefault(worker, usage)

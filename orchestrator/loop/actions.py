@@ -121,6 +121,15 @@ class Account(Action[Cost]):
 
 
 @dataclass(frozen=True, slots=True)
+class Recent(Action[Cost]):
+    """What requests with this policy have cost in the last seconds, over all of the process.
+
+    A sum that fades (`orchestrator.loop.recent`); all zero where nobody keeps it. A replay takes
+    it from the recording.
+    """
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """A handle on a started action."""
 

@@ -37,6 +37,7 @@ class Budget:
     stop: tuple[str, ...] = ()
     reserve: int = 0
     ignore_eos: bool = False
+    min_tokens: int = 0
 
     @classmethod
     def of(cls, limits: Limits, budget: int | None = None, reserve: int = 0) -> Budget:
@@ -52,7 +53,7 @@ class Budget:
         total = limits.max_tokens
         thought = total if budget is None else min(budget, total)
         reserve = 0 if limits.ignore_eos else min(reserve, total // 2)
-        return cls(total, thought, limits.stop, reserve, limits.ignore_eos)
+        return cls(total, thought, limits.stop, reserve, limits.ignore_eos, limits.min_tokens)
 
     def left(self, transcript: Transcript) -> int:
         """Tokens that the phase the transcript is in may still take."""
@@ -83,7 +84,13 @@ class Budget:
         stop strings are added."""
         tokens = max(0, min(criteria.max_tokens, self.left(transcript)))
         stop = (*criteria.stop, *self.stop) if transcript.closed else criteria.stop
-        return replace(criteria, max_tokens=tokens, stop=stop, ignore_eos=self.ignore_eos)
+        return replace(
+            criteria,
+            max_tokens=tokens,
+            stop=stop,
+            ignore_eos=self.ignore_eos,
+            min_tokens=max(0, self.min_tokens - spent(transcript)),
+        )
 
     def commit(
         self, transcript: Transcript, segment: Segment, allowed: int | None = None

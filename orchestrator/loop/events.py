@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from orchestrator.loop.actions import Action
-from orchestrator.types import Author, Step, Transcript
+from orchestrator.types import Author, Provenance, Step, Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +22,13 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class StepCompleted:
-    """A step is complete: accepted, or a draft that was thrown away."""
+    """A step is complete: accepted, or a draft that was thrown away.
+
+    `provenance` is that of its tokens, where it is known and something was drafted for them.
+    """
 
     step: Step
+    provenance: Provenance | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +37,21 @@ class ActionCompleted:
 
     `answer` is an exception where the worker failed. For Write it is the Generation (the transcript
     that the policy gets follows from it), for First the job with its answer or exception, for
-    Cancel the Usage that the job had cost; None for Accept, Reject, Close and Account.
+    Cancel the Usage that the job had cost, for Recent a Cost; None for Accept, Reject, Close and
+    Account.
     """
 
     action: Action[Any]
     answer: Any
     ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class PromptsRead:
+    """All workers have read the prompt, or failed to: the results of the prefills, each an event of
+    its own."""
+
+    results: Sequence[ActionCompleted]
 
 
 @dataclass(frozen=True, slots=True)

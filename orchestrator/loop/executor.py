@@ -31,21 +31,25 @@ from orchestrator.loop.actions import (
     First,
     Generate,
     Job,
+    Recent,
     Start,
     Verify,
     WorkerName,
     Write,
 )
 from orchestrator.loop.budget import Budget
-from orchestrator.loop.events import ActionCompleted, TextDelta
+from orchestrator.loop.events import ActionCompleted, PromptsRead, TextDelta
+from orchestrator.loop.recent import RecentCost
 from orchestrator.types import (
     Constraint,
+    Cost,
     Generation,
     Sampling,
     Segment,
     StopCriteria,
     Transcript,
     Usage,
+    joined_provenance,
 )
 from orchestrator.worker import Call, Delta, Worker
 
@@ -65,7 +69,7 @@ class Executor:
 
     `speculation` names the large worker's token-level method; None is its default. `deadline_s`
     counts from the moment this is made. `owner` is whose request it is (`Call.owner`); its answer
-    must match `constraint`.
+    must match `constraint`. `recent` answers `Recent`.
     """
 
     def __init__(
@@ -78,42 +82,82 @@ class Executor:
         speculation: str | None,
         owner: str = "",
         constraint: Constraint | None = None,
+        recent: RecentCost | None = None,
     ) -> None:
         self._workers, self._request, self._speculation = workers, request, speculation
-        self._owner, self._constraint = owner, constraint
+        self._owner, self._constraint, self._recent = owner, constraint, recent
         self._sampling, self._budget = sampling, budget
         self._within_deadline = deadline(deadline_s)
+        self._prefills: dict[Generate, asyncio.Task[ActionCompleted]] = {}
         self._running: dict[Job, _Running] = {}
         self._calls = self._started = 0
         # A seed per call even where the request has none: a call retried elsewhere is the same.
         self._seed = secrets.randbits(53) if sampling.seed is None else sampling.seed
 
-    async def prefill(self, actions: Sequence[Generate]) -> list[ActionCompleted]:
-        """Read the prompt on all workers at once.
+    async def prefill(self, actions: Sequence[Generate]) -> bool:
+        """Have all workers read the prompt at once; whether a model marks a thought of its own.
 
-        That fills their caches, counts the prompt, and refuses one that is too long before anything
-        is shown. A worker that is down is left for the policy to work around, unless all are.
+        That is known when one says so, and else when all have: the policy's first action then runs
+        beside what is still read. A worker that is down is left for the policy to work around,
+        unless all are.
         """
-        began = perf_counter()
-        jobs = [self._start(action) for action in actions]
-        results = []
-        for action, job in zip(actions, jobs, strict=True):
-            _, answer = await self._first((job,))
-            if isinstance(answer, BaseException) and not isinstance(answer, WorkerUnavailable):
-                raise answer
-            # They are read side by side: the wait for one holds that for those before it.
-            ms = answer.ms if isinstance(answer, Generation) else (perf_counter() - began) * 1000
-            results.append(ActionCompleted(action, answer, ms))
-        failures = [result.answer for result in results if isinstance(result.answer, WorkerError)]
-        if failures and len(failures) == len(results):
+        self._prefills = {action: asyncio.create_task(self._prefill(action)) for action in actions}
+        tasks = set(self._prefills.values())
+        found: list[Generation | WorkerUnavailable] = []
+        async with self._within_deadline():
+            while tasks and not any(isinstance(one, Generation) and one.thinks for one in found):
+                done, tasks = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+                found += [task.result().answer for task in done]
+        failures = [one for one in found if isinstance(one, WorkerUnavailable)]
+        if failures and len(failures) == len(actions):
             raise failures[0]
-        self._started = self._calls = 0  # jobs and seeds are numbered from the policy's start
-        return results
+        return any(isinstance(one, Generation) and one.thinks for one in found)
+
+    async def prefilled(self) -> list[ActionCompleted]:
+        """What became of the prefills, once all are through; empty where that was told before.
+
+        They fill the workers' caches, count the prompt, and refuse one that is too long before
+        anything is shown.
+        """
+        if not self._prefills:
+            return []
+        tasks = list(self._prefills.values())
+        async with self._within_deadline():
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in done:
+            task.result()
+        self._prefills = {}
+        return [task.result() for task in tasks]
 
     async def perform(
         self, action: Action[Any]
+    ) -> AsyncGenerator[PromptsRead | TextDelta | ActionCompleted, None]:
+        """The result of an action, as the last item; before it, the text of a Write as it comes.
+
+        The first action runs beside the prefills, and gives nothing before they are through.
+        """
+        async with aclosing(self._perform(action)) as items:
+            if not self._prefills:
+                async for item in items:
+                    yield item
+                return
+            # What comes meanwhile is taken at once: a worker drops a call that nobody reads.
+            early: asyncio.Queue[TextDelta | ActionCompleted | None] = asyncio.Queue()
+            reading = asyncio.create_task(_read(items, early))
+            try:
+                yield PromptsRead(await self.prefilled())
+                while (taken := await early.get()) is not None:
+                    yield taken
+                await reading
+            finally:
+                await _stop(reading)
+
+    async def _perform(
+        self, action: Action[Any]
     ) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
-        """The result of an action, as the last item; before it, the text of a Write as it comes."""
+        if isinstance(action, Generate | Write | Classify | Verify):
+            async with self._within_deadline():
+                await self._prefill_of(action.worker)
         if isinstance(action, Write):
             async with aclosing(self._write(action)) as items:
                 async for item in items:
@@ -143,7 +187,7 @@ class Executor:
 
     async def close(self) -> None:
         """Stop every job and wait for it."""
-        await _stop(*(running.task for running in self._running.values()))
+        await _stop(*self._prefills.values(), *(running.task for running in self._running.values()))
         self._running.clear()
 
     async def _answer(self, action: Action[Any]) -> Any:
@@ -162,6 +206,8 @@ class Executor:
                 return await self._first(jobs)
             case Cancel(job):
                 return await self.cancel(job)
+            case Recent():
+                return Cost() if self._recent is None else self._recent.total()
         return None  # Accept, Reject, Close and Account concern the PolicyRunner alone
 
     async def _write(self, action: Write) -> AsyncGenerator[TextDelta | ActionCompleted, None]:
@@ -231,8 +277,7 @@ class Executor:
                 yield first
                 return
             transcript = transcript.extend(first.segment)
-            size = len(first.segment.tokens)
-            criteria = replace(criteria, max_tokens=criteria.max_tokens - size, max_entropy=None)
+            criteria = criteria.behind(len(first.segment.tokens))
         stream = worker.generate(self._call_for(name, transcript), criteria, sampling, stream=False)
         try:
             async for item in stream:
@@ -243,7 +288,7 @@ class Executor:
                         cut = replace(
                             item.segment, text="", tokens=(), logprobs=(), finish="length"
                         )
-                        item = replace(item, segment=cut)
+                        item = replace(item, segment=cut, provenance=None)
                     yield item if first is None else _joined(first, item)
         finally:
             await _close_stream(stream)
@@ -251,9 +296,26 @@ class Executor:
     def _start(self, action: Generate | Classify | Verify) -> Job:
         job, running = Job(self._started), _Running()
         self._started += 1
-        running.task = asyncio.create_task(self._call(action, self._next_seed(), running))
+        running.task = asyncio.create_task(self._run(action, self._next_seed(), running))
         self._running[job] = running
         return job
+
+    async def _run(self, action: Generate | Classify | Verify, seed: int, running: _Running) -> Any:
+        await self._prefill_of(action.worker)
+        return await self._call(action, seed, running)
+
+    async def _prefill(self, action: Generate) -> ActionCompleted:
+        began = perf_counter()
+        try:
+            answer = await self._call(action, 0)
+        except WorkerUnavailable as error:
+            return ActionCompleted(action, error, (perf_counter() - began) * 1000)
+        return ActionCompleted(action, answer, answer.ms)
+
+    async def _prefill_of(self, name: WorkerName) -> None:
+        """Wait for a worker's prefill: a call beside it would read the prompt again."""
+        if tasks := [task for one, task in self._prefills.items() if one.worker == name]:
+            await asyncio.wait(tasks)
 
     async def _first(self, jobs: tuple[Job, ...]) -> tuple[Job, Any]:
         tasks = {job: self._running[job].task for job in jobs if job in self._running}
@@ -350,7 +412,10 @@ def _joined(first: Generation, rest: Generation) -> Generation:
     )
     generated, passes = usage.generated + rest.usage.generated, usage.passes + rest.usage.passes
     usage = replace(usage, generated=generated, passes=passes)
-    return replace(first, segment=segment, usage=usage, ms=first.ms + rest.ms)
+    provenance = joined_provenance(begin, first.provenance, end, rest.provenance)
+    return replace(
+        first, segment=segment, usage=usage, ms=first.ms + rest.ms, provenance=provenance
+    )
 
 
 async def _close_stream(stream: AsyncIterator[Any]) -> None:
@@ -358,6 +423,18 @@ async def _close_stream(stream: AsyncIterator[Any]) -> None:
     aclose = getattr(stream, "aclose", None)
     if aclose is not None:
         await aclose()
+
+
+async def _read(
+    items: AsyncIterator[TextDelta | ActionCompleted],
+    queue: asyncio.Queue[TextDelta | ActionCompleted | None],
+) -> None:
+    """Put the items into the queue as they come, and None behind the last."""
+    try:
+        async for item in items:
+            queue.put_nowait(item)
+    finally:
+        queue.put_nowait(None)
 
 
 async def _stop(*tasks: asyncio.Task[Any]) -> None:

@@ -22,6 +22,8 @@ class Policy(BaseModel):
     workers: ClassVar[frozenset[WorkerName]] = frozenset({"small", "large"})
     calibrated: ClassVar[str | None] = None
     """The field that trades accuracy for cost: what `baton calibrate` sets, within its bounds."""
+    asks_recent: ClassVar[bool] = False
+    """Whether it yields `Recent`: for the others nobody keeps what requests have cost lately."""
 
     budget: int | None = Field(
         default=None, ge=1, description="cap on accepted thinking tokens; then an answer is forced"
@@ -114,7 +116,7 @@ class Policy(BaseModel):
         - yield more than `MAX_IDLE` actions in a row that add nothing to the transcript;
         - `Start` anything but `Generate`, `Classify` and `Verify`;
         - read a clock, draw random numbers or await: a replay must yield the same actions. Times
-          come in results and by `Account`, randomness from the request's sampling.
+          come in results, by `Account` and by `Recent`, randomness from the request's sampling.
 
         `policies/specreason.py` is a real one, hardly longer.
         """

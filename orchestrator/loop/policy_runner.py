@@ -28,6 +28,7 @@ from orchestrator.loop.budget import NUDGE, Budget
 from orchestrator.loop.events import (
     ActionCompleted,
     Event,
+    PromptsRead,
     RequestCompleted,
     StepCompleted,
     TextDelta,
@@ -64,7 +65,7 @@ class PolicyRunner:
         self._stops = StopStrings(limits.stop, begun=self._continues)
         self._held_tokens = 0  # of text that the stop strings hold back
         self._reply: Any = None
-        self._draft_ms: dict[Segment, float] = {}
+        self._drafts: dict[Segment, Generation] = {}
         self._idle = 0
         self._rationed = False  # the action was changed to what may be spent
 
@@ -74,21 +75,13 @@ class PolicyRunner:
             Generate(name, self.transcript, StopCriteria(0)) for name in sorted(self.policy.called)
         ]
 
-    def begin(self, prefilled: Sequence[ActionCompleted]) -> Iterator[ActionCompleted]:
-        """Count the prefills, and start the policy: on an answer where no model has a thought."""
-        answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
-        if answers and not any(answer.thinks for answer in answers):
+    def begin(self, thinks: bool) -> None:
+        """Start the policy: on an answer where no model marks a thought of its own."""
+        if not thinks:
             self.transcript = self.transcript.without_thought()
             self._script = self.policy.solve(self.transcript)
-        formats = {answer.calls for answer in answers} - {None}
-        if len(formats) > 1:
-            raise Unsupported(
-                "tools: the models of this pair write calls of tools in different forms"
-            )
-        self.response.calls = next(iter(formats), None)
         self.response.thinking = self.transcript.thinking
         self.response.continues = self._continues
-        yield from map(self.response.add, prefilled)
 
     def next_action(self) -> Action[Any] | None:
         """What the policy yields, given the last result; None when it has returned.
@@ -134,12 +127,15 @@ class PolicyRunner:
                 return allowed
         return action
 
-    def on_result(self, item: TextDelta | ActionCompleted) -> Iterator[Event]:
+    def on_result(self, item: PromptsRead | TextDelta | ActionCompleted) -> Iterator[Event]:
         """Take in what the executor gives: the events it causes, the last of them `item` itself.
 
         Raises:
             BatonError: the policy broke a rule of the protocol, or makes no progress.
         """
+        if isinstance(item, PromptsRead):
+            yield from self._add_prefills(item.results)
+            return
         if isinstance(item, TextDelta):
             yield from map(self.response.add, self._shown(item))
             return
@@ -148,6 +144,24 @@ class PolicyRunner:
         if self.transcript.done and not done:
             yield from map(self.response.add, self._end_of_text())
         yield self.response.add(item)
+
+    def _add_prefills(self, prefilled: Sequence[ActionCompleted]) -> Iterator[ActionCompleted]:
+        """Count the prefills, and see that the models can go on with each other's text."""
+        answers = [result.answer for result in prefilled if isinstance(result.answer, Generation)]
+        vocabularies = {answer.segment.tokenizer for answer in answers}
+        # A worker that is down, or does not say, shows it later.
+        if self.policy.one_vocabulary and len(vocabularies - {""}) > 1:
+            raise Unsupported(
+                f"{type(self.policy).__name__} hands token ids from one model to the other, "
+                "and the tokenizers of this pair differ"
+            )
+        formats = {answer.calls for answer in answers} - {None}
+        if len(formats) > 1:
+            raise Unsupported(
+                "tools: the models of this pair write calls of tools in different forms"
+            )
+        self.response.calls = next(iter(formats), None)
+        yield from map(self.response.add, prefilled)
 
     def note(self, result: ActionCompleted) -> ActionCompleted:
         """Count what happened outside the script: a job that it left running."""
@@ -173,9 +187,16 @@ class PolicyRunner:
             yield delta
             return
         self._held_tokens += delta.tokens
-        if text := self._stops.feed(delta.text):
+        # What is too early for a stop string the worker itself has looked through.
+        early = self._written < self.budget.min_tokens
+        if text := (self._stops.skip if early else self._stops.feed)(delta.text):
             tokens, self._held_tokens = self._held_tokens, 0
             yield replace(delta, text=text, tokens=tokens)
+
+    @property
+    def _written(self) -> int:
+        """Tokens of the text so far, and the ends that a model wrote itself."""
+        return sum(self.response.shown.values()) + self.transcript.ends
 
     def _end_of_text(self) -> Iterator[TextDelta]:
         last = self.transcript.last
@@ -192,7 +213,7 @@ class PolicyRunner:
         self.transcript = self._reply = after
         if not after.done and after.last is NUDGE:
             yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text))
-            yield self._step(NUDGE, 0.0, accepted=True)
+            yield self._step(NUDGE, None, accepted=True)
 
     def _apply(self, result: ActionCompleted) -> Iterator[TextDelta | StepCompleted]:
         """Change the transcript as the result says, and prepare the policy's reply."""
@@ -201,7 +222,7 @@ class PolicyRunner:
         if isinstance(answer, BaseException):
             pass
         elif isinstance(action, Generate):
-            self._draft_ms[answer.segment] = result.ms
+            self._drafts[answer.segment] = replace(answer, ms=result.ms)
         elif isinstance(action, Write):
             self._check_extends(action.transcript)
             segment = answer.segment
@@ -215,24 +236,24 @@ class PolicyRunner:
                 self._count_idle()
                 return
             if segment.text or segment.tokens:
-                yield self._step(segment, result.ms, accepted=True)
+                yield self._step(segment, replace(answer, ms=result.ms), accepted=True)
             yield from self._commit(segment, allowed if short else None)
         elif isinstance(action, Accept):
             self._check_extends(action.transcript)
-            segment, ms = action.segment, self._draft_ms.get(action.segment, 0.0)
+            segment, draft = action.segment, self._drafts.get(action.segment)
             fits = not self.budget.overruns(before, segment)
             if fits and segment.text:
                 size = len(segment.tokens)
                 yield from self._shown(TextDelta(segment.author, self.phase, segment.text, size))
-            yield self._step(segment, ms, accepted=fits, score=action.score)
+            yield self._step(segment, draft, accepted=fits, score=action.score)
             if fits:
                 yield from self._commit(segment)
             else:
                 self.response.give_up(segment)
                 self.transcript = self._reply = self.budget.close(before, True, "length")
         elif isinstance(action, Reject):
-            ms = self._draft_ms.get(action.segment, 0.0)
-            yield self._step(action.segment, ms, accepted=False, score=action.score)
+            draft = self._drafts.get(action.segment)
+            yield self._step(action.segment, draft, accepted=False, score=action.score)
         elif isinstance(action, Close):
             self._check_extends(action.transcript)
             self.transcript = self._reply = self.budget.close(self.transcript, action.forced)
@@ -241,7 +262,7 @@ class PolicyRunner:
             if isinstance(result_of_job, BaseException):
                 self._reply = result_of_job
             elif isinstance(result_of_job, Generation):
-                self._draft_ms[result_of_job.segment] = result_of_job.ms
+                self._drafts[result_of_job.segment] = result_of_job
         elif isinstance(action, Account):
             self._reply = self.response.cost()
         elif isinstance(action, Cancel):
@@ -283,12 +304,17 @@ class PolicyRunner:
             raise BatonError("a policy may not extend a transcript whose answer has ended")
 
     def _step(
-        self, segment: Segment, ms: float, *, accepted: bool, score: float | None = None
+        self,
+        segment: Segment,
+        made: Generation | None,
+        *,
+        accepted: bool,
+        score: float | None = None,
     ) -> StepCompleted:
-        tokens = len(segment.tokens)
-        return StepCompleted(
-            Step(segment.author, segment.text, accepted, tokens, ms, score, self.phase)
-        )
+        """A segment as users see it; `made`: by which generation, if it is one's as it is."""
+        tokens, ms = len(segment.tokens), 0.0 if made is None else made.ms
+        step = Step(segment.author, segment.text, accepted, tokens, ms, score, self.phase)
+        return StepCompleted(step, None if made is None else made.provenance)
 
 
 def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:

@@ -12,15 +12,18 @@ worker drafts, who verifies and how, is the policy's business. Four objects shar
 - `Executor` (executor.py) carries actions out: it alone talks to workers, streams what a `Write`
   makes, owns the jobs, and keeps the deadline.
 
+Both workers prefill the prompt first; the policy's first action runs beside the longer prefill, and
+nothing is told of it before both are through (`PromptsRead`).
+
 A transcript is a thought and an answer. Where no model of the policy marks a thought of its own
 (`Generation.thinks` of the prefills), it is an answer alone, and the steps make up that.
 
 Where things go: a stop condition of one generation (a delimiter, a length, low confidence) is a
-field of `StopCriteria`, which workers apply. A condition that ends the thought or the answer
-(a cap, a phrase) belongs to `Budget.commit`, which sees every accepted segment. What a policy
-alone finds (its steps repeat) ends the thought by the action `Close`. A new action is a class in
-actions.py, a case in `Executor` if it needs a worker, and one in `PolicyRunner` if it changes the
-transcript.
+field of `StopCriteria`, which workers apply. A cap on the thought or the answer belongs to
+`Budget`, which sees every accepted segment. What the steps say (they repeat) ends the thought in
+`Stepwise.think` (policies/steps.py), by the action `Close`, after which the answer is written. A
+new action is a class in actions.py, a case in `Executor` if it needs a worker, and one in
+`PolicyRunner` if it changes the transcript.
 """
 
 from __future__ import annotations
@@ -29,14 +32,15 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from time import perf_counter
 
-from orchestrator.errors import ConfigError, Unsupported, WorkerError
+from orchestrator.errors import ConfigError, WorkerError
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import Cancel, First, WorkerName
-from orchestrator.loop.events import ActionCompleted, Event
+from orchestrator.loop.events import ActionCompleted, Event, PromptsRead
 from orchestrator.loop.executor import Executor
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
-from orchestrator.types import Generation, Limits, Message, Sampling
+from orchestrator.loop.recent import RecentCost
+from orchestrator.types import Limits, Message, Sampling
 from orchestrator.worker import Worker
 
 
@@ -51,13 +55,15 @@ async def solve(
     speculation: str | None = None,
     owner: str = "",
     response: ResponseAccumulator | None = None,
+    recent: RecentCost | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Answer `messages` by `policy`: events as they happen, the last of them one
     `RequestCompleted`.
 
     `speculation` names the token-level method of the large worker, of which a policy knows nothing;
     `owner` is for whom the answer is made: workers share cached prefixes within one owner.
-    Into `response` every event is folded before it is yielded. Closing the generator, or cancelling
+    Into `response` every event is folded before it is yielded; what it costs is added to `recent`,
+    which is kept over requests of the same policy. Closing the generator, or cancelling
     the task that reads it, stops everything it started.
 
     Raises:
@@ -74,6 +80,8 @@ async def solve(
         raise ConfigError(f"the policy needs a worker that is not there: {', '.join(missing)}")
     began = perf_counter()
     runner = PolicyRunner(policy, messages, limits, response)
+    if recent is not None:
+        recent.watch(runner.response)
     executor = Executor(
         workers,
         request,
@@ -83,14 +91,14 @@ async def solve(
         speculation,
         owner,
         limits.constraint,
+        recent,
     )
     try:
-        prefilled = await executor.prefill(runner.prefills())
-        if policy.one_vocabulary:
-            _check_vocabularies(policy, prefilled)
-        for result in runner.begin(prefilled):
-            yield result
-            _check_complete(limits, result)
+        runner.begin(await executor.prefill(runner.prefills()))
+        if runner.spending.capped:  # what the prompts cost is counted before anything is spent
+            for event in runner.on_result(PromptsRead(await executor.prefilled())):
+                yield event
+                _check_complete(limits, event)
         # *** The policy yields an action, the executor carries it out, the policy gets the result.
         while (action := runner.next_action()) is not None:
             async with aclosing(executor.perform(action)) as items:
@@ -112,14 +120,3 @@ def _check_complete(limits: Limits, event: Event) -> None:
         answer = event.answer[1] if isinstance(event.action, First) else event.answer
         if isinstance(answer, WorkerError):
             raise answer
-
-
-def _check_vocabularies(policy: Policy, prefilled: Sequence[ActionCompleted]) -> None:
-    """Refuse, before anything is shown, a pair whose token ids mean different things."""
-    answers = (result.answer for result in prefilled)
-    known = {answer.segment.tokenizer for answer in answers if isinstance(answer, Generation)}
-    if len(known - {""}) > 1:  # a worker that is down, or does not say, shows it later
-        raise Unsupported(
-            f"{type(policy).__name__} hands token ids from one model to the other, "
-            "and the tokenizers of this pair differ"
-        )

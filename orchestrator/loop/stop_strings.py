@@ -42,6 +42,11 @@ class StopStrings:
         self._held = "" if self.found else text[certain:]
         return text[:certain]
 
+    def skip(self, text: str) -> str:
+        """Pass a text on as it is: none may begin in it."""
+        self._begun = self._begun or bool(text.strip())
+        return text
+
     def end(self) -> str:
         """What was held back, once the answer has ended."""
         rest, self._held = self._held, ""

@@ -21,8 +21,8 @@ from orchestrator.loop.actions import (
     WorkerName,
     Write,
 )
-from orchestrator.loop.events import ActionCompleted
-from orchestrator.types import Author, Classification, Generation, Segment, Step, Verification
+from orchestrator.loop.events import ActionCompleted, StepCompleted
+from orchestrator.types import Author, Classification, Generation, Provenance, Segment, Verification
 
 CallKind = Literal["prefill", "draft", "write", "judge", "verify"]
 
@@ -51,10 +51,12 @@ class CallSpan:
 
 @dataclass(frozen=True, slots=True)
 class StepMoment:
-    """When a step was complete, and which calls drafted and judged it, by index."""
+    """When a step was complete, which calls drafted and judged it, by index, and where its tokens
+    came from, if that is known."""
 
     at_ms: float
     calls: tuple[int, ...]
+    provenance: Provenance | None = None
 
 
 class Cancelled(Exception):
@@ -69,6 +71,7 @@ class Timeline:
         self.steps: list[StepMoment] = []
         self._current: tuple[Action[Any], float] | None = None
         self._jobs: dict[Job, tuple[Action[Any], float]] = {}
+        self._read: dict[WorkerName, float] = {}  # when it had read the prompt: its calls wait
         self._about: dict[tuple[Author, str], list[int]] = {}  # calls by the text they concern
 
     def begin(self, action: Action[Any] | None, now_ms: float) -> None:
@@ -85,33 +88,42 @@ class Timeline:
             if isinstance(action, Generate | Write | Classify | Verify)
         ]
 
-    def add_step(self, step: Step, now_ms: float) -> None:
+    def add_step(self, completed: StepCompleted, now_ms: float) -> None:
         """A step is complete."""
+        step = completed.step
         calls = self._about.pop((step.author, step.text), [])
-        self.steps.append(StepMoment(round(now_ms, 1), tuple(calls)))
+        self.steps.append(StepMoment(round(now_ms, 1), tuple(calls), completed.provenance))
 
     def add(self, event: ActionCompleted, now_ms: float) -> None:
         """An action is complete."""
-        self._current = None
+        since_ms = max(0.0, now_ms - event.ms)
+        if not _is_prefill(event.action):  # those end beside the policy's first action
+            if self._current is not None and self._current[0] is event.action:
+                since_ms = self._current[1]
+            self._current = None
         match event.action, event.answer:
             case Start(action), Job() as job:
-                self._jobs[job] = action, now_ms
+                self._jobs[job] = action, since_ms
             case First(), (Job() as job, result) if job in self._jobs:
                 action, since = self._jobs.pop(job)
-                self._add_call(action, result, since, getattr(result, "ms", 0.0) or now_ms - since)
+                self.add_call(action, result, since, getattr(result, "ms", 0.0) or now_ms - since)
             case Cancel(job), _ if job in self._jobs:
                 action, since = self._jobs.pop(job)
-                self._add_call(action, Cancelled(), since, now_ms - since)
+                self.add_call(action, Cancelled(), since, now_ms - since)
             case (Generate() | Write() | Classify() | Verify()) as action, result:
-                self._add_call(action, result, max(0.0, now_ms - event.ms), event.ms)
+                self.add_call(action, result, since_ms, event.ms)
             case _:
                 pass
 
-    def _add_call(self, action: Action[Any], result: Any, at_ms: float, ms: float) -> None:
+    def add_call(self, action: Action[Any], result: Any, at_ms: float, ms: float) -> None:
+        """A call began at `at_ms` and took `ms`, whatever the policy waits for."""
         assert isinstance(action, Generate | Write | Classify | Verify)
         kind = _kind(action)
         if kind == "prefill":
             at_ms = 0.0  # the prompt is read first, by all workers at once
+            self._read[action.worker] = ms
+        else:
+            at_ms = max(at_ms, self._read.get(action.worker, 0.0))
         about: Segment | None = None
         more: dict[str, Any] = {}
         match action, result:
@@ -134,10 +146,14 @@ class Timeline:
         self.calls.append(CallSpan(kind, action.worker, round(at_ms, 1), round(ms, 1), **more))
 
 
+def _is_prefill(action: Action[Any]) -> bool:
+    return isinstance(action, Generate) and not action.criteria.max_tokens
+
+
 def _kind(action: Generate | Write | Classify | Verify) -> CallKind:
     match action:
         case Generate():
-            return "draft" if action.criteria.max_tokens else "prefill"
+            return "prefill" if _is_prefill(action) else "draft"
         case Write():
             return "write"
         case Classify():

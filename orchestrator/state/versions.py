@@ -130,7 +130,7 @@ class PolicyVersions:
             values = {**self._defaults.get(name, {}), **given.params}
             policy = build(self._policies, name, values)
         except ValidationError as error:
-            raise invalid_request(error, "params") from None
+            raise invalid_request(error, "params", self._policies[name]) from None
         params = policy.model_dump(mode="json")
         for _ in range(_TRIES):
             state = await self._state()

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from time import time_ns
+from time import monotonic_ns, time_ns
 from typing import Any, Final
 
 from opentelemetry.context import Context
@@ -98,13 +98,14 @@ class _Inside:
 
     def __init__(self, tracer: Tracer, request: Span) -> None:
         self._tracer, self._request = tracer, set_span_in_context(request)
+        self._began = time_ns() - monotonic_ns()  # a clock that is moved moves no call
         self._step: Span | None = None
         self._completed: Step | None = None
         self._jobs: dict[Job, tuple[Action[Any], int]] = {}
 
     def add(self, event: Event) -> None:
         """Make the spans that end with this event."""
-        now = time_ns()
+        now = self._began + monotonic_ns()
         if isinstance(event, StepCompleted):
             self._completed = event.step  # the call that completed it comes next
         elif isinstance(event, ActionCompleted):

@@ -1,9 +1,12 @@
 """Every client and tool against a service, as a table.
 
     python -m tests.clients.run [--url URL] [--model MODEL] [--only NAME,...] [--out FILE]
+        [--checks CAPABILITY,...] [--timeout SECONDS]
 
-Without a URL it serves the embedded pair. Each client and tool has an environment of its own under
-build/clients; the versions that it names are pinned, and what they need is as it was on `PINNED`.
+Without a URL it serves the embedded pair. With `--checks` the tools are left out, and the table has
+these columns alone: what one pair cannot show (calls of tools) is asked of another. Each client and
+tool has an environment of its own under build/clients; the versions that it names are pinned, and
+what they need is as it was on `PINNED`.
 """
 
 from __future__ import annotations
@@ -53,7 +56,12 @@ def main() -> None:
     parser.add_argument("--model", default="baton", help="the model that clients ask")
     parser.add_argument("--only", default="", help="beginnings of names, with commas between")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "clients.md")
+    parser.add_argument("--checks", default="", help="capabilities, with commas between")
+    parser.add_argument("--timeout", type=int, default=60, help="seconds for each capability")
     given = parser.parse_args()
+    checks = [name for name in given.checks.split(",") if name]
+    if unknown := set(checks) - set(CAPABILITIES):
+        parser.error(f"--checks: expected some of {', '.join(CAPABILITIES)}, not {unknown.pop()!r}")
     wanted = [name for name in given.only.split(",") if name]
 
     def is_wanted(name: str) -> bool:
@@ -61,6 +69,8 @@ def main() -> None:
 
     with serving(given.url) as url:
         env = os.environ | {"BATON_URL": url, "BATON_MODEL": given.model}
+        env |= {"BATON_TIMEOUT_S": str(given.timeout)}
+        env |= {"BATON_CHECKS": ",".join(checks)} if checks else {}
         env |= {"UV_CACHE_DIR": str(BUILD / "cache"), "UV_PYTHON_DOWNLOADS": "never"}
         rows = [
             _shown(python_client(path, env))
@@ -72,11 +82,13 @@ def main() -> None:
             for path in sorted((HERE / "node").glob("*/package.json"))
             if is_wanted(f"node-{path.parent.name}")
         ]
-        results = [(tool, run_tool(tool, url, env)) for tool in TOOLS if is_wanted(tool.name)]
+        tools = [] if checks else [tool for tool in TOOLS if is_wanted(tool.name)]
+        results = [(tool, run_tool(tool, url, env)) for tool in tools]
     for tool, why in results:
         print(f"{tool.name}: {why or 'runs through'}")
-    if not wanted:
-        given.out.write_text(table(rows, results, given.model), encoding="utf-8")
+    if checks or not wanted:
+        text = table(rows, results, given.model, checks or CAPABILITIES)
+        given.out.write_text(text, encoding="utf-8")
 
 
 @contextmanager
@@ -217,8 +229,14 @@ def _shown(row: Row) -> Row:
     return row
 
 
-def table(rows: Sequence[Row], results: Sequence[tuple[Tool, str]], model: str) -> str:
-    """docs/clients.md; a reason that several clients share stands below the table once."""
+def table(
+    rows: Sequence[Row],
+    results: Sequence[tuple[Tool, str]],
+    model: str,
+    checks: Sequence[str],
+) -> str:
+    """docs/clients.md, or, without results of tools, its table of these checks alone; a reason that
+    several clients share stands below the table once."""
     reasons: list[str] = []
 
     def cell(why: str) -> str:
@@ -229,20 +247,25 @@ def table(rows: Sequence[Row], results: Sequence[tuple[Tool, str]], model: str) 
             reasons.append(why)
         return f"[{reasons.index(why) + 1}]"
 
-    lines = [
+    head = [
         "# Clients and tools",
         "",
         f"Made by `make clients` on {date.today()}, with the model `{model}` of the embedded pair.",
         "Each client is in an environment of its own and asks by its own means. A number stands",
         "for a reason below. The models of the embedded pair cannot call tools; other models may.",
         "",
-        f"| client | version | {' | '.join(CAPABILITIES)} |",
-        f"| --- | --- | {' | '.join('---' for _ in CAPABILITIES)} |",
+    ]
+    lines = [
+        *(head if results else []),
+        f"| client | version | {' | '.join(checks)} |",
+        f"| --- | --- | {' | '.join('---' for _ in checks)} |",
     ]
     for row in rows:
-        cells = " | ".join(cell(row.why[name]) for name in CAPABILITIES)
+        cells = " | ".join(cell(row.why[name]) for name in checks)
         lines.append(f"| {row.name} | {row.version} | {cells} |")
     lines += ["", *(f"{number}. {why}" for number, why in enumerate(reasons, 1))]
+    if not results:
+        return "\n".join(lines) + "\n"
     lines += ["", "Load tools and evaluations, a few requests each, to `large-only`:", ""]
     lines += ["| tool | result |", "| --- | --- |"]
     lines += [f"| {tool.name} | {why or 'runs through'} |" for tool, why in results]

@@ -1,20 +1,22 @@
 """Pictures of the console in every state, for people to look at.
 
-    python -m tests.house.console_pictures [FOLDER]
+    python -m tests.house.console_pictures [STATE ...]
 
-The embedded pair, in this process, and scripted workers for what it does not show: long thoughts,
-code, tables, formulas, failures. The folder is build/console unless named.
+All states, or those that are named. The embedded pair, in this process; a saved trace of the
+pretrained pair of `make real-pair`; and scripted workers for what neither shows: a long thought, a
+thought in mid-stream, failures.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-from deploy.service.config import DEFAULT_FILE, load
+from deploy.service.config import DEFAULT_FILE, MethodSpec, load
 from deploy.service.workers import load_worker
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.limits import ServiceLimits
@@ -25,6 +27,12 @@ from tests.orchestrator.serving import HTTP, post, scripted, service, serving
 from workers.scripted import Scripted
 
 FOLDER = Path("build/console")
+REAL = Path(__file__).parent / "real_pair_trace.json"
+"""What the pretrained pair answered, once: code, a formula, a table. As `/v1/traces/ID` gave it."""
+SAMPLE = (
+    "Rosa has 6 bags with 17 marbles each. She gives 25 of the marbles to Ben. "
+    "How many marbles does she have left?"
+)
 PROSE = (
     "We want the number of ways to tile a $2 \\times n$ board with dominoes. Call it $T_n$.\n\n"
     "The last column holds one upright domino, or two lying ones:\n\n"
@@ -43,8 +51,15 @@ LONG = "".join(
 
 
 def embedded() -> Service:
-    """The deployment file's pair, without Ray."""
+    """The deployment file's pair, without Ray; a request may have the large model speculate, with a
+    draft model that is often wrong."""
     args = load(DEFAULT_FILE).args
+    chain = MethodSpec(method="chain", params={"draft": "embedded:draft", "gamma": 4})
+    large = args.workers.large
+    large = large.model_copy(
+        update={"speculation": large.speculation.model_copy(update={"also": (chain,)})}
+    )
+    args = args.model_copy(update={"workers": args.workers.model_copy(update={"large": large})})
 
     async def ready() -> dict[str, bool]:
         return {"small": True, "large": True}
@@ -77,13 +92,15 @@ def told(story: str, delay: float = 0.0) -> Service:
 class Camera:
     """Takes pictures into a folder: each state in both themes, and as a phone shows it."""
 
-    def __init__(self, browser: Browser, folder: Path) -> None:
-        self.browser, self.folder = browser, folder
+    def __init__(self, browser: Browser, folder: Path, wanted: Collection[str]) -> None:
+        self.browser, self.folder, self.wanted = browser, folder, wanted
         folder.mkdir(parents=True, exist_ok=True)
 
     def take(
         self, name: str, url: str, act: Any, *, first: bool = False, whole: bool = True
     ) -> None:
+        if self.wanted and name not in self.wanted:
+            return
         for look, size, scheme in (
             ("light", (1200, 900), "light"),
             ("dark", (1200, 900), "dark"),
@@ -107,6 +124,12 @@ def ended(page: Page, status: str = "finished", count: int = 1) -> None:
     found = page.locator(f".run[data-status={status}]")
     found.nth(count - 1).wait_for()
     page.wait_for_timeout(300)
+
+
+def opened(page: Page) -> None:
+    page.locator("#file").set_input_files(REAL)
+    ended(page)
+    page.locator(".note").first.evaluate("node => node.remove()")
 
 
 def ask(page: Page, question: str, policy: str = "") -> None:
@@ -138,7 +161,15 @@ def of_the_pair(camera: Camera) -> None:
         def published(page: Page) -> None:
             page.locator(".version").first.wait_for()
 
+        def tokens(page: Page) -> None:
+            page.keyboard.press("t")
+
         camera.take("done", url, answered, first=True)
+        body = {"model": "specreason", "speculation": "chain", "policy": {"threshold": 8.9}}
+        speculated = post(url, body | {"messages": [{"role": "user", "content": SAMPLE}]}).json()
+        link = f"{url}/ui#/trace/{speculated['baton']['trace_id']}"
+        camera.take("tokens", link, lambda page: (ended(page), tokens(page)))
+        camera.take("real", f"{url}/ui#/traces", opened)
         camera.take("takeover", url, takeover)
         camera.take("compare", f"{url}/ui#/compare", compared)
         for threshold, note in ((7, "fewer rewrites"), (5.5, "fewer still")):
@@ -216,12 +247,12 @@ def of_scripts(camera: Camera) -> None:
         )
 
 
-def main(folder: Path) -> None:
+def main(wanted: Collection[str]) -> None:
     with chromium() as browser:
-        camera = Camera(browser, folder)
+        camera = Camera(browser, FOLDER, wanted)
         of_the_pair(camera)
         of_scripts(camera)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else FOLDER)
+    main(sys.argv[1:])

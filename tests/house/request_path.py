@@ -62,19 +62,25 @@ class Handle:
 
 
 class Response:
-    """What a streaming call of a handle returns."""
+    """What a call of a handle returns: one answer to await, or a stream."""
 
-    def __init__(self, items: Any) -> None:
-        self._items = items
+    def __init__(self, made: Any) -> None:
+        self._made = asyncio.ensure_future(made) if asyncio.iscoroutine(made) else made
+
+    def __await__(self) -> Any:
+        return self._made.__await__()
 
     async def __anext__(self) -> Any:
-        return await anext(self._items)
+        return await anext(self._made)
 
     def __aiter__(self) -> Response:
         return self
 
     def cancel(self) -> None:
-        self._closing = asyncio.ensure_future(self._items.aclose())
+        if isinstance(self._made, asyncio.Future):
+            self._made.cancel()
+        else:
+            self._closing = asyncio.ensure_future(self._made.aclose())
 
 
 def defined(root: Path, *names: str) -> Any:

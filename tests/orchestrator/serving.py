@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import httpx
@@ -16,9 +17,10 @@ from orchestrator.http.app import create_app
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.service import Service
-from orchestrator.types import Limits
+from orchestrator.types import Generation, Limits, Provenance
+from orchestrator.worker import Delta
 from policies import POLICIES
-from workers.scripted import Say, Scripted
+from workers.scripted import Say, Scripted, words
 
 HTTP = httpx.Client(verify=False, timeout=20)
 """Shared: making one takes longer than a request does."""
@@ -29,6 +31,28 @@ STORY = ("First, 2+2 is 4.\n\nSo twice that is 8.", "\n The answer is 8. \n")
 def scripted(**settings: Any) -> Scripted:
     """A worker that knows the story."""
     return Scripted(story=STORY, **settings)
+
+
+class Speculating(Scripted):
+    """Of three tokens the draft model had the first two, wrote "draft" for every other third, and
+    nothing behind the others."""
+
+    async def generate(self, *args: Any, **more: Any) -> AsyncIterator[Delta | Generation]:
+        async for item in super().generate(*args, **more):
+            if isinstance(item, Generation) and (written := words(item.segment.text)):
+                count = len(written)
+                origins = "aaraab" * count
+                rejected = tuple((n, ("draft ",)) for n in range(count) if origins[n] == "r")
+                rounds = -(-count // 3)
+                made = Provenance(
+                    origins[:count],
+                    tuple(map(len, written)),
+                    rejected,
+                    (rounds, rounds, -(-rounds // 2)),
+                    (rounds, rounds, 0),
+                )
+                item = replace(item, provenance=made)
+            yield item
 
 
 def service(small: Any = None, large: Any = None, **settings: Any) -> Service:
@@ -93,6 +117,7 @@ __all__ = [
     "HTTP",
     "STORY",
     "Say",
+    "Speculating",
     "admitted",
     "asking",
     "client",

@@ -112,6 +112,38 @@ def test_by_likelihood_the_large_model_reads_each_draft() -> None:
     assert play(None) == Accept(TRACE, B.segment, 4.5)
 
 
+@pytest.mark.parametrize("sign", [1, -1])
+def test_of_drafts_that_differ_in_the_last_digit_alone_the_first_is_kept(sign: int) -> None:
+    play = drafted(BestOfK(k=2, scoring="likelihood", likelihood=(0.0, 1.0), threshold=4), A, B)
+    _, jobs = play.begins()
+    play((jobs[0], Verification((0.1 + sign * 1e-6, 0.0, 0.0), (0, 0, 0, 0))))
+    assert play((jobs[1], Verification((0.1, 0.0, 0.0), (0, 0, 0, 0)))) == Reject(
+        B.segment, pytest.approx(4.275, abs=1e-3)
+    )
+    accept = play(None)
+    assert isinstance(accept, Accept)
+    assert accept.segment == A.segment
+
+
+def test_by_letters_the_likelier_draft_is_kept_however_little_that_tells_of_none() -> None:
+    play = drafted(BestOfK(k=2, scoring="expected"), A, B)
+    play(Classification(("A", "B", "C"), (0.2, 0.79999, 0.00001)))
+    accept = play(None)
+    assert isinstance(accept, Accept)
+    assert accept.segment == B.segment
+
+
+def test_a_tie_is_no_way_under_the_threshold() -> None:
+    policy = BestOfK(k=2, scoring="likelihood", likelihood=(0.0, 1.0), threshold=4.5)
+    play = drafted(policy, A, B)
+    _, jobs = play.begins()
+    play((jobs[0], Verification((1e-5, 0.0, 0.0), (0, 0, 0, 0))))
+    play((jobs[1], Verification((0.0, 0.0, 0.0), (0, 0, 0, 0))))
+    accept = play(None)
+    assert isinstance(accept, Accept)
+    assert accept.segment == B.segment
+
+
 def test_the_same_draft_is_asked_about_once() -> None:
     play = drafted(BestOfK(k=3), A, draft("x it is. \n\n"), B)
     question = play.asked

@@ -5,18 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
+from deploy.evaluation.candidates import build_policy
 from deploy.service.config import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
-from orchestrator.errors import Unsupported
+from orchestrator.errors import InvalidRequest, Unsupported
 from orchestrator.loop.actions import Classify, Verify
 from orchestrator.types import Classification, Message, Segment, Transcript, Verification
+from orchestrator.validation import invalid_request
 from orchestrator.worker import Call
+from policies import POLICIES
 from policies.judge import (
     DIGITS,
     SHORT_INSTRUCTION,
+    JudgePrompt,
+    Judging,
     Scoring,
     Wording,
     expected_score,
@@ -78,7 +85,7 @@ def test_likelihood_is_monotone_and_bounded() -> None:
     assert scores[-1] < 9
 
 
-def ask(scoring: Scoring, wording: Wording = "full", draft: Segment = DRAFT):  # type: ignore[no-untyped-def]
+def ask(scoring: Scoring, wording: Wording | JudgePrompt = "full", draft: Segment = DRAFT):  # type: ignore[no-untyped-def]
     return grade(TRACE, draft, scoring=scoring, wording=wording, likelihood=(4.0, 1.0))
 
 
@@ -97,6 +104,37 @@ def test_the_short_question_is_the_one_the_embedded_pair_learnt() -> None:
     question = next(ask("greedy", "short"))
     assert question.turns == (Message("user", SHORT_INSTRUCTION),)
     assert (question.lead_in, question.turns[0].content) == ("", "Score?")
+
+
+def test_a_question_of_ones_own_is_asked_by_every_judging_policy() -> None:
+    own = {"instruction": "Stimmt der letzte Schritt? 0 bis 9.", "lead_in": "Note: "}
+    asked = next(ask("expected", JudgePrompt(**own)))
+    assert asked.turns == (Message("user", own["instruction"]),)
+    assert asked.lead_in == own["lead_in"]
+    judging = [policy for policy in POLICIES.values() if issubclass(policy, Judging)]
+    assert {"specreason", "cascade", "lookahead"} <= {
+        name for name, policy in POLICIES.items() if policy in judging
+    }
+    for policy in judging:
+        assert policy.model_validate({"judge": own}).judge == JudgePrompt(**own)
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        ("lang", "judge: must be 'full' or 'short', not"),
+        (5, "judge: must be 'full' or 'short', not"),
+        ({"lead_in": "Note: "}, "judge.instruction: is missing"),
+        ({"instruction": ""}, "judge.instruction: must have at least 1 character"),
+        ({"instruction": "x", "more": 1}, "judge.more: unknown field"),
+    ],
+)
+def test_a_bad_question_is_refused_by_its_place(judge: Any, message: str) -> None:
+    with pytest.raises(InvalidRequest, match=message):
+        build_policy("specreason", {"judge": judge})
+    with pytest.raises(ValidationError) as found:
+        POLICIES["specreason"].model_validate({"judge": judge})
+    assert invalid_request(found.value, "policy").param == f"policy.{message.partition(':')[0]}"
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,9 +11,10 @@ from pydantic import ValidationError
 from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
 from deploy.evaluation.replay import replay
 from orchestrator.errors import WorkerUnavailable
-from orchestrator.loop.actions import Accept, Account, Classify, Generate, Write
+from orchestrator.loop.actions import Accept, Account, Classify, Generate, Recent, Write
 from orchestrator.loop.events import ActionCompleted, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
+from orchestrator.loop.recent import RecentCost
 from orchestrator.loop.solve import solve
 from orchestrator.types import Cost, Limits, Message, Sampling, StopCriteria, Transcript
 from policies.never_slower import NeverSlower
@@ -26,8 +28,10 @@ SPAN = StopCriteria(512, until=("\n\n",))
 class Shared:
     """Plays shared steps: the large model takes 10 ms a token, a shared token what is said."""
 
-    def __init__(self, **parameters: Any) -> None:
+    def __init__(self, recent: Cost = Cost(), **parameters: Any) -> None:  # noqa: B008
         self.play = Play(NeverSlower(**{"margin": 1.2, **parameters}))
+        assert self.play.first == Recent()
+        self.play(recent)
         self.transcript, self.cost = TRACE, Cost(large_ms=50)  # the preflight is nobody's step
         self.count = 0
 
@@ -123,6 +127,31 @@ def test_nothing_is_decided_without_evidence() -> None:
     assert shared.alone
 
 
+BUSY = Cost(small_ms=4000, large_ms=1000, judge_ms=500, small_tokens=400, large_tokens=100)
+"""A drafted token with its judgement takes 11.25 ms, one of the large model's 10."""
+
+
+def test_where_others_pay_more_for_drafts_than_they_save_nothing_is_shared() -> None:
+    assert Shared(BUSY).alone
+    saved = 0.7 + 0.2  # the part that stays, and what the margin allows beyond the large model
+    assert not Shared(replace(BUSY, small_ms=400 * saved * 10 - 501)).alone
+    assert Shared(replace(BUSY, small_ms=400 * saved * 10 - 499)).alone
+    # A large model that is busier still makes drafts worth their price.
+    assert not Shared(replace(BUSY, large_ms=2000)).alone
+    assert Shared(replace(BUSY, large_ms=2000), acceptance=0.3).alone
+
+
+def test_drafts_that_are_few_beside_the_large_models_tokens_prove_nothing() -> None:
+    assert Shared(replace(BUSY, large_tokens=4000, large_ms=40000)).alone
+    assert not Shared(replace(BUSY, large_tokens=4001, large_ms=40010)).alone
+
+
+@pytest.mark.parametrize("name", ["small_tokens", "large_tokens"])
+def test_what_few_tokens_of_others_cost_decides_nothing(name: str) -> None:
+    assert Shared(replace(BUSY, **{name: 64}, small_ms=4e6)).alone
+    assert not Shared(replace(BUSY, **{name: 63}, small_ms=4e6)).alone
+
+
 def test_without_a_step_of_the_large_model_there_is_nothing_to_compare_with() -> None:
     shared = Shared(first_n=0, evidence_steps=1, evidence_tokens=1, patience=1)
     for _ in range(10):
@@ -166,7 +195,7 @@ async def run(
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("small_s", "large_s"), [(0.02, 0.0), (0.0, 0.01)])
+@pytest.mark.parametrize(("small_s", "large_s"), [(0.02, 0.0), (0.0, 0.05)])
 async def test_the_account_is_measured_and_replays(small_s: float, large_s: float) -> None:
     """Delays a hundred times apart: which side is slower is no matter of luck."""
     small = Scripted(story=STORY, delay=small_s)
@@ -185,6 +214,57 @@ async def test_the_account_is_measured_and_replays(small_s: float, large_s: floa
         e for e in again.events if isinstance(e, ActionCompleted) and isinstance(e.action, Account)
     ]
     assert asked
+
+
+@pytest.mark.asyncio
+async def test_a_recording_from_before_replays() -> None:
+    recording, _ = await run(
+        NeverSlower(**QUICK), Scripted(story=STORY, delay=0.02), Scripted(story=STORY)
+    )
+    asked = [e for e in recording.events if isinstance(e, ActionCompleted)]
+    assert [e.answer for e in asked if isinstance(e.action, Recent)] == [Cost()]
+    before = tuple(
+        e
+        for e in recording.events
+        if not (isinstance(e, ActionCompleted) and isinstance(e.action, Recent))
+    )
+    heard = [
+        e
+        for e in replay(replace(recording, events=before), NeverSlower(**QUICK))
+        if not isinstance(e, TextDelta)
+    ]
+    calls = [e for e in heard if isinstance(e, ActionCompleted)]
+    assert [(e.action, e.answer) for e in calls] == [(e.action, e.answer) for e in asked]
+
+
+@pytest.mark.asyncio
+async def test_a_crowded_small_pool_sends_its_work_to_the_large_one_until_it_is_not() -> None:
+    now = [0.0]
+    recent = RecentCost(clock=lambda: now[0])
+    large = Scripted(story=STORY, delay=0.001)
+
+    async def authors(small_s: float) -> set[str]:
+        workers: Any = {"small": Scripted(story=STORY, delay=small_s), "large": large}
+        events = solve(
+            NeverSlower(recent_tokens=4, answer_by="small"),
+            (Message("user", "how many?"),),
+            workers,
+            request="r",
+            sampling=Sampling(),
+            limits=Limits(),
+            recent=recent,
+        )
+        ended = [event async for event in events][-1]
+        assert isinstance(ended, RequestCompleted)
+        return {segment.author for segment in ended.transcript.thought}
+
+    assert await authors(0.05) == {"small", "large"}  # nobody knew
+    assert await authors(0.05) == {"large"}
+    recent.add(Cost(large_ms=1e4, large_tokens=1000))
+    assert await authors(0.0) == {"small", "large"}  # to see what it costs now
+    now[0] += 1000  # what is known has faded
+    recent.add(Cost(small_ms=100, large_ms=1e4, small_tokens=100, large_tokens=100))
+    assert await authors(0.0) == {"small", "large"}
 
 
 @pytest.mark.asyncio

@@ -3,7 +3,7 @@
 `python -m tests.real.tool_tasks --policies large-only,specreason --tasks 50` asks the real pair
 behind a service of its own, by the official client, and prints a table. A task is solved where the
 last answer holds the right value and the tools were called. The seed is fixed: every policy gets
-the same tasks.
+the same tasks. Each result is kept in a file as it comes, so a run that was broken off goes on.
 """
 
 from __future__ import annotations
@@ -13,7 +13,9 @@ import json
 import random
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from openai import OpenAI
@@ -23,6 +25,7 @@ from tests.real.conftest import open_model, served
 SEED = 20261122
 TURNS = 4
 PRICES = {name: 3 + 7 * i % 40 for i, name in enumerate(("tea", "lamp", "chair", "book", "pen"))}
+KINDS = ("calculator", "look-up", "two in a row")
 SYSTEM = "Use the tools. Then answer in one short sentence."
 
 
@@ -59,7 +62,7 @@ def tasks(count: int) -> list[Task]:
     rng, made = random.Random(SEED), []
     for i in range(count):
         thing, a, b = rng.choice(sorted(PRICES)), rng.randint(12, 99), rng.randint(12, 99)
-        kind = ("calculator", "look-up", "two in a row")[i % 3]
+        kind = KINDS[i % 3]
         if kind == "calculator":
             made.append(Task(kind, f"What is {a} times {b}?", a * b, 1))
         elif kind == "look-up":
@@ -100,32 +103,67 @@ def solved(api: OpenAI, policy: str, task: Task) -> bool:
     return False
 
 
+def table(rows: list[dict[str, Any]], policies: list[str]) -> str:
+    lines = [
+        f"| policy | {' | '.join(KINDS)} | all | seconds a task |",
+        "| --- " * (len(KINDS) + 3) + "|",
+    ]
+    for policy in policies:
+        own = [row for row in rows if row["policy"] == policy]
+        if not own:
+            continue
+        cells = []
+        for kind in (*KINDS, ""):
+            hits = [row["solved"] for row in own if kind in ("", row["kind"])]
+            cells.append(f"{sum(hits)}/{len(hits)}")
+        each = sum(row["seconds"] for row in own) / len(own)
+        lines.append(f"| {policy} | {' | '.join(cells)} | {each:.0f} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policies", default="large-only,small-only,specreason")
     parser.add_argument("--tasks", type=int, default=50)
+    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--out", type=Path, default=Path("build/tool-tasks.jsonl"))
     options = parser.parse_args()
-    made = tasks(options.tasks)
-    small, large = open_model("small"), open_model("large")
+    policies, out = options.policies.split(","), options.out
+    out.parent.mkdir(parents=True, exist_ok=True)
+    lines = out.read_text().splitlines() if out.is_file() else []
+    rows = [json.loads(line) for line in lines]
+    done = {(row["policy"], row["task"]) for row in rows}
+    small, large = (open_model(name, rows=options.at_once) for name in ("small", "large"))
+
+    def attempt(policy: str, number: int, task: Task) -> dict[str, Any]:
+        began = time.perf_counter()
+        found = solved(api, policy, task)
+        seconds = round(time.perf_counter() - began, 1)
+        row = {"policy": policy, "task": number, "kind": task.kind}
+        return {**row, "solved": found, "seconds": seconds}
+
     try:
-        with served(small, large) as api:
-            print("| policy | calculator | look-up | two in a row | all | seconds a task |")
-            print("| --- | --- | --- | --- | --- | --- |")
-            for policy in options.policies.split(","):
-                began, rows = time.perf_counter(), list[tuple[str, bool]]()
-                for i, task in enumerate(made):
-                    rows.append((task.kind, solved(api, policy, task)))
-                    print(f"{policy}: {i + 1}/{len(made)}", end="\r", flush=True)
-                cells = []
-                for kind in ("calculator", "look-up", "two in a row"):
-                    hits = [hit for one, hit in rows if one == kind]
-                    cells.append(f"{sum(hits)}/{len(hits)}")
-                total = sum(hit for _, hit in rows)
-                each = (time.perf_counter() - began) / len(rows)
-                print(f"| {policy} | {' | '.join(cells)} | {total}/{len(rows)} | {each:.1f} |")
+        # Policy by policy within a task: what was broken off has the same tasks of each.
+        left = [
+            (policy, number, task)
+            for number, task in enumerate(tasks(options.tasks))
+            for policy in policies
+            if (policy, number) not in done
+        ]
+        with (
+            served(small, large) as api,
+            ThreadPoolExecutor(options.at_once) as pool,
+            out.open("a") as file,
+        ):
+            for made in as_completed([pool.submit(attempt, *one) for one in left]):
+                rows.append(made.result())
+                file.write(json.dumps(rows[-1]) + "\n")
+                file.flush()
+                print(f"{len(rows) - len(lines)}/{len(left)}", end="\r", flush=True)
     finally:
         small.close()
         large.close()
+    print(table(rows, policies))
 
 
 if __name__ == "__main__":

@@ -58,7 +58,7 @@ def scripted(folder: Path, draft: Path) -> Iterator[Subject]:
         return "one two three four five six seven eight nine ten\n\n" * 40
 
     worker = Scripted(say, delay=0.001, context=400)
-    lacks = frozenset({"usage", "labels", "tokenizer", "grammar"})
+    lacks = frozenset({"usage", "labels", "tokenizer", "grammar", "min_tokens"})
     yield Subject(worker, lambda: worker.live, lacks)
 
 
@@ -93,7 +93,8 @@ def llama_cpp(folder: Path, draft: Path) -> Iterator[Subject]:
     file = write_gguf(folder, folder.with_suffix(".gguf"))
     with serving_gguf(file, slots=2) as url:
         worker = RemoteWorker(Server(url), MODEL, load_tokenizer(str(folder)))
-        yield Subject(worker, lambda: live_slots(url), frozenset({"verify", "slow", "grammar"}))
+        lacks = frozenset({"verify", "slow", "grammar", "min_tokens"})
+        yield Subject(worker, lambda: live_slots(url), lacks)
 
 
 @contextmanager
@@ -268,6 +269,22 @@ async def test_a_delimiter_stays_and_a_stop_goes(subject: Subject) -> None:
 
 
 @pytest.mark.asyncio
+async def test_no_stop_begins_before_min_tokens(subject: Subject) -> None:
+    needs(subject, "min_tokens")
+    _, whole = await run(subject.worker, StopCriteria(24))
+    text = whole.segment.text
+    mark = text[1:3]
+    deltas, late = await run(subject.worker, StopCriteria(24, stop=(mark,), min_tokens=12))
+    segment = late.segment
+    assert text.startswith(segment.text)
+    assert mark in segment.text
+    assert "".join(delta.text for delta in deltas) == segment.text
+    assert segment.finish == "think_end" or len(segment.tokens) >= 12
+    _, beyond = await run(subject.worker, StopCriteria(6, stop=(mark,), min_tokens=100))
+    assert beyond.segment.tokens == whole.segment.tokens[:6]
+
+
+@pytest.mark.asyncio
 async def test_classification_is_a_distribution_over_labels(subject: Subject) -> None:
     labels = tuple("0123456789")
     turns = (Message("user", "Is this step good?"),)
@@ -279,6 +296,28 @@ async def test_classification_is_a_distribution_over_labels(subject: Subject) ->
     assert min(answer.probabilities) >= 0
     again = await subject.worker.classify(call(), LabelQuery(turns, "Score: ", labels))
     assert again.probabilities == pytest.approx(answer.probabilities, abs=1e-5)
+
+
+@pytest.mark.asyncio
+async def test_the_likeliest_tokens_at_each_place(subject: Subject) -> None:
+    needs(subject, "verify")
+    needs(subject, "usage")
+    _, generation = await run(subject.worker, StopCriteria(6), sampling=Sampling(0.9, seed=5))
+    step = generation.segment
+    plain = await subject.worker.verify(call(), step, GREEDY)
+    assert plain.top == ()
+    scores = await subject.worker.verify(call(), step, GREEDY, 4)
+    assert [len(row) for row in scores.top] == [4] * (len(step.tokens) + 1)
+    assert scores.nll == pytest.approx(plain.nll, abs=1e-3)
+    for i, row in enumerate(scores.top):
+        values = [one.logprob for one in row]
+        assert values == sorted(values, reverse=True)
+        assert len({one.token for one in row}) == 4
+        assert scores.logprobs[i] == pytest.approx(values[0], abs=1e-3)
+        for one in row:
+            if i < len(step.tokens) and one.token == step.tokens[i]:
+                assert one.logprob == pytest.approx(-scores.nll[i], abs=1e-3)
+                assert one.text == scores.pieces[i]
 
 
 @pytest.mark.asyncio

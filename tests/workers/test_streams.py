@@ -7,7 +7,15 @@ from typing import Any
 
 import pytest
 
-from orchestrator.types import Generation, Message, Segment, Segments, StopCriteria, Transcript
+from orchestrator.types import (
+    Generation,
+    Message,
+    Provenance,
+    Segment,
+    Segments,
+    StopCriteria,
+    Transcript,
+)
 from orchestrator.worker import Call, Delta
 from tests.workers.replica.handles import (
     CRITERIA,
@@ -60,3 +68,22 @@ async def test_only_the_end_was_lost(text: str, criteria: StopCriteria, finish: 
     assert isinstance(items[0], Generation)
     assert (items[0].segment.text, items[0].segment.finish) == (text, finish)
     assert backend.calls == []
+
+
+async def test_what_came_from_a_lost_replica_is_of_unknown_origin() -> None:
+    class Speculating(ScriptedEngineWorker):
+        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            yield Delta("cd", (2, 3), (0.0, 0.0))
+            segment = Segment("large", "cd", (2, 3), finish="eos")
+            provenance = Provenance("ab", (1, 1), (), (1,), (1,))
+            yield Generation(segment, provenance=provenance)
+
+    received = Delta("ab", (0, 1), (0.0, 0.0))
+    *_, whole = [
+        item
+        async for item in resume_generation(
+            Speculating().generate, "words", received, call(), CRITERIA, GREEDY, True
+        )
+    ]
+    assert isinstance(whole, Generation)
+    assert whole.provenance == Provenance("??ab", (0, 2, 1, 1), (), (1,), (1,))

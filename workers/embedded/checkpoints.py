@@ -30,7 +30,8 @@ def resolve(model: str | Path) -> Path | str:
         if name == DRAFT and not (folder / "config.json").is_file():
             raise ConfigError(f"{DRAFT} is not trained here yet: baton train draft publish")
         if folder.parent != MODELS or not (folder / "config.json").is_file():
-            raise ConfigError(f"there is no embedded model {name!r} in {MODELS}")
+            known = sorted(f"{EMBEDDED}{one.parent.name}" for one in MODELS.glob("*/config.json"))
+            raise ConfigError(f"there is no embedded model {name!r}; there are {', '.join(known)}")
         return folder
     if is_gguf(name):
         file = Path(name).expanduser()

@@ -1,9 +1,10 @@
 """Serves many requests at once from one model: admits, prefills, decodes in batches, answers.
 
 All torch work happens in one thread, iteration by iteration: drop requests whose caller is gone,
-admit new ones while rows are free, prefill one chunk of each new prompt, answer the requests that
-need no decoding, run the token loop once over the live rows, retire the rows that ended. Callers
-live in asyncio and are woken once per request, or once per piece of a stream.
+admit new ones while rows are free, those of the key with the fewest rows first, prefill at most
+512 tokens of the new prompts, answer the requests that need no decoding, run the token loop once
+over the live rows, retire the rows that ended. Callers live in asyncio and are woken once per
+request, or once per piece of a stream.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -24,9 +25,12 @@ from orchestrator.errors import (
     WorkerUnavailable,
     describe,
 )
-from orchestrator.worker import Delta
+from orchestrator.worker import Delta, key_of
+from workers.engine.prefill import fitting
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.requests import EngineRequest, GenerateRequest, lease_expired
+from workers.model.placement import CHUNK
+from workers.model.target import ModelOutput, PromptChunk
 from workers.model.tree import Accepted, Row
 from workers.speculation.decode import Decoder
 
@@ -60,7 +64,7 @@ class Engine:
             )
         self.rows, self.queue, self.lease_s, self._threads = rows, queue, lease_s, threads
         self._prefixes = PrefixCache(decoder)
-        self._waiting: deque[EngineRequest] = deque()  # first in, first out; callers append
+        self._waiting: deque[EngineRequest] = deque()  # as they came; callers append
         self._prefilling: list[EngineRequest] = []
         self._decoding: dict[int, GenerateRequest] = {}  # by slot
         self._counts = dict.fromkeys(
@@ -163,16 +167,17 @@ class Engine:
             self._resetting = False
             self._prefixes.reset()
         while self._waiting and len(self._prefilling) + len(self._decoding) < self.rows:
-            self._admit(self._waiting.popleft())
-        for request in list(self._prefilling):
-            try:
-                self._prefill(request)
-            except Exception as error:
-                self.cache.reset(request.slot)
-                self._prefilling.remove(request)
-                self.decoder.rows = [row for row in self.decoder.rows if row.slot != request.slot]
-                self._release(request)
-                self._fail(request, error)
+            self._admit(self._next())
+        for request in [one for one in self._prefilling if self._is_cached(one)]:
+            self._end_prefill(request, None)
+        spent = 0  # tokens before the live rows take their turn
+        while self._prefilling:
+            chunks = self._next_chunks()
+            tokens = sum(len(chunk.tokens) for _, chunk in chunks)
+            if spent and spent + tokens > CHUNK:
+                break
+            self._prefill(chunks)
+            spent += tokens
         if self._decoding:
             self._decode()
 
@@ -190,6 +195,13 @@ class Engine:
             self._retire(decoding)
             decoding.handle.put(lease_expired())
 
+    def _next(self) -> EngineRequest:
+        """Of those that wait the first whose key has the fewest rows."""
+        rows = Counter(key_of(one.owner) for one in (*self._prefilling, *self._decoding.values()))
+        first = min(list(self._waiting), key=lambda one: rows[key_of(one.owner)])
+        self._waiting.remove(first)
+        return first
+
     def _admit(self, request: EngineRequest) -> None:
         """Give a request its slot."""
         self._prefilling.append(request)  # first: whatever fails here, its caller is answered
@@ -199,44 +211,85 @@ class Engine:
         self._counts["prompt_tokens"] += len(request.ids)
         self._counts["cached_tokens"] += request.cached
 
-    def _prefill(self, request: EngineRequest) -> None:
-        """Prefill a prompt's next chunk; after the last, answer the request or make it a row."""
-        result = None
-        if self.cache.lengths[request.slot] < len(request.ids):
+    def _is_cached(self, request: EngineRequest) -> bool:
+        """Whether all of a prompt is cached, and none of its logits are wanted."""
+        return self.cache.lengths[request.slot] == len(request.ids)
+
+    def _next_chunks(self) -> list[tuple[EngineRequest, PromptChunk]]:
+        """The chunks that share the next pass: of the first prompt, and what fits beside it."""
+        chunks = [self._next_chunk(request) for request in self._prefilling]
+        sizes = [(len(chunk.tokens), self.cache.lengths[chunk.slot]) for chunk in chunks]
+        places = fitting(sizes, CHUNK, self.cache.capacity)
+        return [(self._prefilling[place], chunks[place]) for place in places]
+
+    def _next_chunk(self, request: EngineRequest) -> PromptChunk:
+        target, wanted = self.decoder.target, request.num_logits
+        return target.next_chunk(request.slot, request.ids, num_logits=wanted)
+
+    def _prefill(self, chunks: list[tuple[EngineRequest, PromptChunk]]) -> None:
+        """One pass over the next chunks of prompts; what is through is answered or decoded."""
+        try:
+            outputs = self.decoder.target.extend_all([chunk for _, chunk in chunks])
+        except Exception as error:
+            if len(chunks) == 1:
+                self._fail_prefill(chunks[0][0], error)
+                return
+            for one in chunks:  # one of them is to blame, the others go on
+                self._prefill([one])
+            return
+        for (request, chunk), output in zip(chunks, outputs, strict=True):
             request.passes += 1
-            result = self.decoder.target.prefill_chunk(
-                request.slot, request.ids, num_logits=request.num_logits
-            )
-            if result is None:
-                return
-        if isinstance(request, GenerateRequest) and request.max_tokens > 0:
-            assert result is not None
-            if not request.is_uncertain(result):
-                request.row = Row(
-                    request.slot,
-                    request.ids,
-                    request.sampling,
-                    request.seed,
-                    request.max_tokens,
-                    request.method,
-                    request.matcher,
-                    answering=request.answering,
-                )
-                accepted = self.decoder.join(request.row, result)
+            if chunk.final:
+                self._end_prefill(request, output)
+            else:  # behind those that came later: a short prompt waits for no long one
                 self._prefilling.remove(request)
-                self._decoding[request.slot] = request
-                self._append(request, accepted)
-                return
-        output = request.output(result)
+                self._prefilling.append(request)
+
+    def _end_prefill(self, request: EngineRequest, output: ModelOutput | None) -> None:
+        """Answer a request whose prompt is cached, or make it a row."""
+        try:
+            if isinstance(request, GenerateRequest) and request.max_tokens > 0:
+                assert output is not None
+                if not request.is_uncertain(output):
+                    self._join(request, output)
+                    return
+            answer = request.output(output)
+        except Exception as error:
+            self._fail_prefill(request, error)
+            return
         self._prefilling.remove(request)
         self._release(request)
-        request.handle.put(output)
+        request.handle.put(answer)
+
+    def _join(self, request: GenerateRequest, output: ModelOutput) -> None:
+        """Make a request a row, with its first token."""
+        request.row = Row(
+            request.slot,
+            request.ids,
+            request.sampling,
+            request.seed,
+            request.max_tokens,
+            request.method,
+            request.matcher,
+            answering=request.answering,
+        )
+        accepted = self.decoder.join(request.row, output)
+        self._prefilling.remove(request)
+        self._decoding[request.slot] = request
+        self._append(request, accepted)
+
+    def _fail_prefill(self, request: EngineRequest, error: Exception) -> None:
+        self.cache.reset(request.slot)
+        self._prefilling.remove(request)
+        self.decoder.rows = [row for row in self.decoder.rows if row.slot != request.slot]
+        self._release(request)
+        self._fail(request, error)
 
     def _decode(self) -> None:
         """One step for each method group; where one fails, the rows of the others go on.
 
         The cache commits the path of each draft that was accepted; what was rejected lies beyond
-        the slot's length and is overwritten by the next pass (`workers/model/cache.py`).
+        the slot's length and is overwritten by later passes (`workers/model/cache.py`).
         """
         for rows in self.decoder.method_groups():
             try:

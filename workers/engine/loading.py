@@ -21,7 +21,7 @@ from workers.engine.engine import Engine
 from workers.engine.memory import memory_need, reserve
 from workers.engine.worker import LocalWorker
 from workers.model.families import Computation, check_family, longest_text
-from workers.model.packed import Packing, can_pack, computes_in_half, pack, parameter_count
+from workers.model.packed import Packing, can_pack, computes_in_bfloat16, pack, parameter_count
 from workers.model.target import Target
 from workers.reporting import first_line
 from workers.speculation import METHODS, build
@@ -170,8 +170,8 @@ def open_target(
                 f"the draft model {name} has another vocabulary than {model}: give another"
             )
         # What it drafts is verified: where the target's weights take fewer bits, 8 do for a draft.
-        packed = packing_of(device, dtype) is not None
-        return load_model(folder, device=device, dtype="int8" if packed else dtype)
+        packed = packing_of(device, dtype) in ("half", "int8")
+        return load_model(folder, device=device, dtype=INT8 if packed else dtype)
 
     name = INT8 if dtype == INT8 else str(chosen).removeprefix("torch.")
     return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer), name)
@@ -249,9 +249,12 @@ def packing_of(device: str, dtype: str | torch.dtype | None) -> Packing | None:
     """How weights are packed on that device; None where they are not."""
     if dtype == INT8:
         return "int8"
-    if choose_dtype(device, dtype) == torch.float32 or computes_in_half(device) or not can_pack():
+    chosen = choose_dtype(device, dtype)
+    if device != "cpu" or chosen == torch.float32:
         return None
-    return "half"
+    if chosen == torch.bfloat16 and computes_in_bfloat16():
+        return "bfloat16"
+    return "half" if can_pack() else None
 
 
 def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:

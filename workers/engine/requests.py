@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from orchestrator.errors import WorkerError, WorkerUnavailable
-from orchestrator.types import Finish, Sampling, Segment, Usage
+from orchestrator.types import Finish, Provenance, Sampling, Segment, Usage
 from orchestrator.worker import Delta
 from workers.model.masking import TokenMatcher, mask_chain
 from workers.model.rng import uniform
@@ -26,6 +26,7 @@ from workers.model.sampling import draw, nan_logits, warp
 from workers.model.target import ModelOutput
 from workers.model.tree import Accepted, Row
 from workers.text.continuation import Continuation
+from workers.text.origins import Origins
 from workers.text.verification import ScoreOutput
 
 
@@ -166,6 +167,7 @@ class VerifyRequest(EngineRequest):
     seed: int = 0
     stop_token_ids: Collection[int] = ()
     matcher: TokenMatcher | None = None  # of what the ids from `first` on must match
+    top: int = 0  # how many of the likeliest ids are wanted at each place
 
     def output(self, result: ModelOutput | None) -> ScoreOutput:
         assert result is not None
@@ -186,6 +188,7 @@ class VerifyRequest(EngineRequest):
             choices.tolist(),
             own_log_probs.gather(1, choices[:, None]).squeeze(1).tolist(),
             stop_nll(log_probs[-1], self.stop_token_ids),
+            likeliest(log_probs, self.top) if self.top else (),
         )
         if not bool(log_probs.isfinite().any(-1).all()):
             raise nan_logits()
@@ -205,6 +208,7 @@ class GenerateRequest(EngineRequest):
     answering: bool = False  # the thought has ended, or there is none
     row: Row | None = None
     entropy: float | None = None  # of the first token's distribution (natural log), where wanted
+    origins: Origins | None = None  # of its tokens, once something was drafted for it
 
     @property
     def max_tokens(self) -> int:
@@ -226,6 +230,10 @@ class GenerateRequest(EngineRequest):
 
     def append(self, accepted: Accepted) -> Finish | None:
         """Take a round's tokens one by one; why the generation ends among them, if it does."""
+        if accepted.depth and self.origins is None:
+            self.origins = Origins(self.generated)
+        if self.origins is not None:
+            self.origins.add(accepted.depth, len(accepted.path) - 1, accepted.rejected)
         for token, logprob, confidence in zip(
             accepted.tokens, accepted.logprobs, accepted.confidences, strict=True
         ):
@@ -235,6 +243,11 @@ class GenerateRequest(EngineRequest):
             if finish := self.continuation.push(token, logprob, confidence):
                 return finish
         return None
+
+    @property
+    def provenance(self) -> Provenance | None:
+        """Where its tokens came from, once it has ended; None where nothing was drafted."""
+        return None if self.origins is None else self.continuation.provenance(self.origins)
 
     def delta(self, *, ended: bool) -> Delta | None:
         """The text that has become final, for a caller that wants it as it is made."""
@@ -251,6 +264,12 @@ def token_nlls(log_probs: Tensor, ids: list[int]) -> list[float]:
     if any(map(math.isnan, nlls)):
         raise nan_logits()
     return nlls
+
+
+def likeliest(log_probs: Tensor, count: int) -> list[list[tuple[int, float]]]:
+    """The `count` likeliest ids at each place of [places, vocabulary], likeliest first."""
+    values, ids = log_probs.topk(min(count, log_probs.shape[-1]))
+    return [list(zip(*row, strict=True)) for row in zip(ids.tolist(), values.tolist(), strict=True)]
 
 
 def stop_nll(log_probs: Tensor, stop_token_ids: Collection[int]) -> float:

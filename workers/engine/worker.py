@@ -20,6 +20,7 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta, check_method
 from workers.engine.engine import Engine
 from workers.engine.requests import ClassifyRequest, GenerateRequest, RequestHandle, VerifyRequest
+from workers.model.masking import MinTokens
 from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.continuation import Continuation
 from workers.text.grammar import GrammarCompiler, Matcher
@@ -79,7 +80,7 @@ class LocalWorker:
             sampling=sampling,
             seed=_seed(sampling),
             method=call.speculation,
-            matcher=await self._matcher(call),
+            matcher=await self._matcher(call) or self._min_tokens(criteria, continuation),
             answering=call.transcript.closed,
         )
         items = self.engine.stream(request)
@@ -95,6 +96,7 @@ class LocalWorker:
                     request.entropy,
                     self.tokenizer.thinks,
                     self.prompts.calls_of(call.transcript),
+                    request.provenance,
                 )
         finally:
             await items.aclose()  # type: ignore[attr-defined]
@@ -131,7 +133,9 @@ class LocalWorker:
         ended = last is not None and last.finish in ENDED
         return replace(answer, nll=tuple(token_nlls), ending=stop_nll if ended else None)
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
         """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
         check_sampling(sampling)
         tokens = self.prompts.verified(segment)
@@ -150,11 +154,13 @@ class LocalWorker:
                 self.tokenizer, self._stop_token_ids, call.transcript, segment
             ),
             matcher=await self._matcher(call),
+            top=top,
         )
         output: ScoreOutput = await self.engine.answer(request)
         if not prefix:  # nothing precedes the first token, so it is given
             output.nll, output.choices = [0.0, *output.nll], [tokens[0], *output.choices]
             output.logprobs = [0.0, *output.logprobs]
+            output.top = output.top and [[(tokens[0], 0.0)], *output.top]
         return verification(
             output,
             call,
@@ -170,6 +176,12 @@ class LocalWorker:
         if call.constraint is None:
             return None
         return await asyncio.to_thread(self._grammars.matcher, call.constraint, call.transcript)
+
+    def _min_tokens(self, criteria: StopCriteria, continuation: Continuation) -> MinTokens | None:
+        if not continuation.late_ends:
+            return None
+        size = self.engine.decoder.target.vocabulary
+        return MinTokens(criteria.min_tokens, continuation.late_ends, size)
 
     @property
     def alive(self) -> bool:

@@ -7,8 +7,8 @@ keeps its entries, and a later call with a common prefix starts from there.
 
 One pass: `map_slots` says where its entries go, each layer calls `update`, and nothing counts as
 cached until `commit` names the accepted path. From then on a rejected draft's entries lie beyond
-the slot's length (or were overwritten as a branch was gathered): no mask shows them, and later
-passes overwrite them.
+the slot's length (or were overwritten as a branch was gathered): a pass reads past that length only
+what it wrote itself, and later passes overwrite the rest.
 """
 
 from __future__ import annotations
@@ -39,6 +39,13 @@ def common_prefix(left: Sequence[int], right: Sequence[int], most: int) -> int:
     return low
 
 
+APART = 1 << 16  # bytes a row and layer, from which each row is read where it lies
+
+Cached = Tensor | Sequence[Tensor]
+"""A layer's keys or values of a pass: [rows, heads, cached, size], or of each row by itself
+[1, heads, its own cached, size]."""
+
+
 class KVCache:
     """Preallocated keys and values, with one length per slot.
 
@@ -67,6 +74,7 @@ class KVCache:
         self._read: Sequence[Tensor] = ()
         self._index: tuple[Tensor, Tensor] | None = None
         self._gather: Tensor | None = None
+        self._apart: list[Sequence[Tensor]] = []  # of each row, by layer
         self._first = self._start = self._end = 0
 
     def add_hidden_states(self, width: int) -> None:
@@ -95,6 +103,7 @@ class KVCache:
         first, rows = slots[0], len(slots)
         self._first, self._start, self._end = first, starts[0], max(starts) + n
         self._index = self._gather = None
+        self._apart = []
         if rows == 1:
             row = self.data.narrow(1, first, 1)
             self._write = row.narrow(3, starts[0], n).unbind(0)
@@ -103,12 +112,28 @@ class KVCache:
         assert positions is not None
         chosen = torch.tensor(slots, device=self.data.device)
         self._index = (chosen[:, None], positions)
-        if list(slots) == list(range(first, first + rows)):  # neighbours: a view
+        neighbours = list(slots) == list(range(first, first + rows))
+        if self._reads_apart(starts, n, neighbours=neighbours):
+            self._apart = [
+                self.data.narrow(1, slot, 1).narrow(3, 0, start + n).unbind(0)
+                for slot, start in zip(slots, starts, strict=True)
+            ]
+        elif neighbours:  # a view
             self._read = self.data[:, first : first + rows, :, : self._end].unbind(0)
         else:
             self._gather = chosen
 
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def _reads_apart(self, starts: Sequence[int], n: int, *, neighbours: bool) -> bool:
+        """Whether each row is read by itself: what it costs to copy scattered rows together, or to
+        read the padding of ragged ones, is more than a call for each row."""
+        entries, padded = sum(starts) + n * len(starts), self._end * len(starts)
+        size = 2 * self.data.shape[2] * self.data.shape[4] * self.data.dtype.itemsize
+        large = padded * size >= APART * len(starts)
+        return (
+            large and self.data.device.type == "cpu" and not (neighbours and entries > 0.8 * padded)
+        )
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Cached, Cached]:
         """Store a layer's [rows, heads, n, size]; returns all its keys and values of the rows."""
         k, v = 2 * layer, 2 * layer + 1
         if self._index is None:
@@ -118,6 +143,8 @@ class KVCache:
         slots, positions = self._index
         self.data[k][slots, :, positions] = keys.transpose(1, 2)
         self.data[v][slots, :, positions] = values.transpose(1, 2)
+        if self._apart:
+            return [row[k] for row in self._apart], [row[v] for row in self._apart]
         if self._gather is None:
             return self._read[k], self._read[v]
         window = self.data[k : k + 2, :, :, : self._end].index_select(1, self._gather)

@@ -11,18 +11,20 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from workers.model.packed import PackedLinear
+from workers.model.packed import PackedLinear, PackedPart, whole_of
 
 
 class FusedLinear:
     """One or several linear layers of transformers with the same input, as one matrix product.
 
-    Packed ones are multiplied one after the other: they are large, and a launch costs nothing.
+    Packed ones that are not parts of one are multiplied one after the other.
     """
 
-    def __init__(self, *parts: nn.Linear | PackedLinear) -> None:
-        self.packed = [part for part in parts if isinstance(part, PackedLinear)]
-        dense = [part for part in parts if not isinstance(part, PackedLinear)]
+    def __init__(self, *parts: nn.Linear | PackedLinear | PackedPart) -> None:
+        whole = whole_of(parts)
+        packed = [part for part in parts if isinstance(part, PackedLinear | PackedPart)]
+        self.packed = packed if whole is None else [whole]
+        dense = [part for part in parts if not isinstance(part, PackedLinear | PackedPart)]
         if not dense:
             return
         self.weight = fuse(dense, "weight").t()

@@ -1,4 +1,5 @@
-"""Logits held to a grammar: what a row may not write gets probability zero, at every draft node.
+"""Logits held to a grammar, or from an end: what a row may not write gets probability zero, at
+every draft node.
 
 The masked distribution is then the target's: whatever a method drafts, verification keeps exactly
 that distribution, and a draft the grammar forbids is rejected like any other that the target never
@@ -7,9 +8,12 @@ writes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from orchestrator.errors import InvalidRequest
@@ -29,6 +33,30 @@ class TokenMatcher(Protocol):
         ...
 
     def rollback(self, count: int) -> None: ...
+
+
+class MinTokens:
+    """A `TokenMatcher` of any text that none of the ids `ends` may end before `count` tokens.
+
+    `size`: of the model's vocabulary.
+    """
+
+    def __init__(self, count: int, ends: Collection[int], size: int) -> None:
+        self._count = count
+        self._all = np.ones(size, dtype=bool)
+        self._going_on = self._all.copy()
+        self._going_on[[token for token in ends if token < size]] = False
+
+    def allowed(self) -> NDArray[np.bool_]:
+        return self._going_on if self._count > 0 else self._all
+
+    def accept(self, token: int) -> bool:
+        fits = bool(self.allowed()[token])
+        self._count -= fits
+        return fits
+
+    def rollback(self, count: int) -> None:
+        self._count += count
 
 
 def mask(plan: Plan, scores: ModelOutput) -> ModelOutput:

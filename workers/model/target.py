@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,15 @@ class ModelOutput:
 
     logits: Tensor
     hidden: dict[int, Tensor] = field(default_factory=dict)
+
+
+class PromptChunk(NamedTuple):
+    """The next tokens of a prompt that one pass takes; `final`: the prompt ends with them."""
+
+    slot: int
+    tokens: list[int]
+    num_logits: int
+    final: bool
 
 
 class Target:
@@ -125,7 +134,7 @@ class Target:
         trees: Sequence[Tree],
         *,
         skip: Sequence[int] | None = None,
-        num_logits: int | None = None,
+        num_logits: int | Sequence[int] | None = None,
         states: Tensor | None = None,
         layers: tuple[int, int | None] = (0, None),
         hidden: Sequence[int] = (),
@@ -139,7 +148,8 @@ class Target:
             slots: ascending, one per tree.
             skip: how many first nodes of each tree are in the cache from an earlier pass, though
                 not committed; this pass runs the others, and its logits are theirs.
-            num_logits: only the logits of that many last nodes (0: none).
+            num_logits: only the logits of that many last nodes (0: none). A sequence says it for
+                each tree; the padding does not count, and all logits lie in one row, tree by tree.
             states: residual stream [rows, n, width] to enter layer `layers[0]` with.
             layers: half-open range of layers to run; logits need the last one, or an early
                 exit behind it.
@@ -169,17 +179,16 @@ class Target:
             x = self.layers[index](x, views, self.cache)
         if stop < len(self.layers):
             hidden_states[stop] = x
-            return ModelOutput(
-                self._early_logits(x, stop, views, n if num_logits is None else num_logits),
-                hidden_states,
-            )
+            assert num_logits is None or isinstance(num_logits, int)
+            wanted = n if num_logits is None else num_logits
+            return ModelOutput(self._early_logits(x, stop, views, wanted), hidden_states)
         self.passes += 1
         if stop == self._cached_layer:
             x = self.norm(x)
             self.cache.update_hidden_states(x)
-            x = x if num_logits is None else x[:, n - num_logits :]
+            x = _last(x, fresh, num_logits)
         else:
-            x = self.norm(x if num_logits is None else x[:, n - num_logits :])
+            x = self.norm(_last(x, fresh, num_logits))
         if stop in hidden:
             hidden_states[stop] = x
         return ModelOutput(self._logits(x), hidden_states)
@@ -211,32 +220,66 @@ class Target:
 
     def extend(self, slot: int, tokens: Sequence[int], *, num_logits: int = 1) -> ModelOutput:
         """Run and commit tokens behind a slot's length, in one pass."""
-        output = self.forward([slot], [Tree.chain(list(tokens))], num_logits=num_logits)
-        self.cache.lengths[slot] += len(tokens)
-        return output
+        return self.extend_all([PromptChunk(slot, list(tokens), num_logits, final=True)])[0]
 
     @torch.inference_mode()
-    def prefill_chunk(
-        self, slot: int, ids: Sequence[int], *, num_logits: int = 1, chunk: int = CHUNK
-    ) -> ModelOutput | None:
-        """Cache one chunk of the part of `ids` that the slot lacks.
+    def extend_all(self, chunks: Sequence[PromptChunk]) -> list[ModelOutput]:
+        """Run and commit tokens behind the lengths of several slots, in one pass.
 
-        Returns None while more is missing, and with the final chunk the logits of the last
-        `num_logits` tokens (which must not be cached before).
+        Returns of each chunk, in the order given, the logits of its last `num_logits` tokens.
         """
-        missing = ids[self.cache.lengths[slot] :]
-        chunk = max(chunk, num_logits)
-        if len(missing) > chunk:
-            # The final chunk must hold all the tokens whose logits are wanted.
-            self.extend(slot, missing[: min(chunk, len(missing) - num_logits)], num_logits=0)
-            return None
-        return self.extend(slot, missing, num_logits=num_logits)
+        ordered = sorted(chunks, key=lambda chunk: chunk.slot)
+        trees = [Tree.chain(chunk.tokens) for chunk in ordered]
+        wanted = [chunk.num_logits for chunk in ordered]
+        logits = self.forward([chunk.slot for chunk in ordered], trees, num_logits=wanted).logits
+        outputs = {}
+        for chunk, own in zip(ordered, logits.split(wanted, dim=1), strict=True):
+            self.cache.lengths[chunk.slot] += len(chunk.tokens)
+            outputs[chunk.slot] = ModelOutput(own)
+        return [outputs[chunk.slot] for chunk in chunks]
 
-    def prefill(self, slot: int, ids: Sequence[int], *, num_logits: int = 1) -> ModelOutput:
-        """Cache all of `ids` that the slot lacks, which is at least one token."""
-        while (output := self.prefill_chunk(slot, ids, num_logits=num_logits)) is None:
-            pass
-        return output
+    def next_chunk(
+        self, slot: int, ids: Sequence[int], *, num_logits: int = 1, most: int = CHUNK
+    ) -> PromptChunk:
+        """What is to be prefilled next of the part of `ids` that the slot lacks.
+
+        The final chunk holds all the tokens whose logits are wanted, if they are more than `most`.
+        """
+        start, most = self.cache.lengths[slot], max(most, num_logits)
+        if len(ids) - start <= most:
+            return PromptChunk(slot, list(ids[start:]), num_logits, final=True)
+        end = min(start + most, len(ids) - num_logits)
+        return PromptChunk(slot, list(ids[start:end]), 0, final=False)
+
+    def prefill(
+        self, slot: int, ids: Sequence[int], *, num_logits: int = 1, most: int = CHUNK
+    ) -> ModelOutput:
+        """Cache all of `ids` that the slot lacks, which is at least one token, chunk by chunk.
+
+        Returns the logits of the last `num_logits` tokens (which must not be cached before).
+        """
+        while True:
+            chunk = self.next_chunk(slot, ids, num_logits=num_logits, most=most)
+            [output] = self.extend_all([chunk])
+            if chunk.final:
+                return output
+
+
+def _last(
+    x: Tensor, fresh: Sequence[Sequence[int]], num_logits: int | Sequence[int] | None
+) -> Tensor:
+    """Of [rows, n, width] the places whose logits are wanted (see `Target.forward`)."""
+    if num_logits is None:
+        return x
+    if isinstance(num_logits, int):
+        return x[:, x.shape[1] - num_logits :]
+    if len(num_logits) == 1:
+        return x[:, len(fresh[0]) - num_logits[0] :]
+    parts = [
+        row[len(tokens) - wanted : len(tokens)]
+        for row, tokens, wanted in zip(x, fresh, num_logits, strict=True)
+    ]
+    return torch.cat(parts)[None]
 
 
 def lm_head_of(model: Any) -> Callable[[Tensor], Tensor]:

@@ -121,9 +121,13 @@ class Accepted:
             row's sampling parameters; of a greedy row at temperature 1.
         confidences: the target's top probability (temperature 1) where each token was emitted;
             NaN where the logits are.
+        depth: positions that the draft reached; 0 where there was none.
+        rejected: what was drafted where the last token stands; empty where nothing was.
     """
 
     path: list[int]
     tokens: list[int]
     logprobs: list[float] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
+    depth: int = 0
+    rejected: Sequence[int] = ()

@@ -6,6 +6,7 @@
 - `probe`: what a server can do, by trying it.
 - `request_builder`: a transcript as a prompt: ids, text, or messages.
 - `protocol`: fields of requests and answers.
+- `sglang`: SGLang's own path, for log-probabilities of a step.
 - `response_parser`: a stream's chunks as text, tokens, and why they end.
 - `errors`: a server's error responses as errors of `orchestrator.errors`.
 """

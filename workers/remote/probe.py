@@ -6,10 +6,12 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from statistics import median
 from typing import Any
 
-from orchestrator.errors import Unsupported, WorkerUnavailable
-from orchestrator.types import Message, Segment, Transcript
+from orchestrator.errors import BatonError, Unsupported, WorkerUnavailable
+from orchestrator.types import Message, Sampling, Segment, Transcript
+from workers.remote import sglang
 from workers.remote.errors import Absent, Declined
 from workers.remote.protocol import (
     EXTRAS,
@@ -35,6 +37,9 @@ Ask = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 STEP = Segment("policy", "1 + 1 = 2.\n\n")
 TRACE = Transcript((Message("user", "What is 1 + 1?"),)).extend(STEP)
 ONE = {"max_tokens": 1, "temperature": 0}
+ROUNDING = 0.15
+"""Nats by which one model's log-probabilities may differ between two of its paths: bfloat16 has
+logits of 16 to 32 in steps of 0.125."""
 
 
 async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> ServerCapabilities:
@@ -81,7 +86,10 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
                 numbered=bool(shown := shown_bytes(answer)),
             )
             _check_vocabulary(shown, prompts)
-            return await _more(ask, capabilities, ids, vocabulary)
+            if capabilities.ids and not capabilities.numbered:
+                least = await _takes_min_tokens(ask, capabilities, {**prompt, **ONE})
+                capabilities = replace(capabilities, min_tokens=least)
+            return await _more(ask, capabilities, ids, vocabulary, logprobs)
     if refused is None and absent is not None:
         raise absent
     why = (
@@ -124,9 +132,16 @@ def _top(wish: Mapping[str, Any]) -> int:
 
 
 async def _more(
-    ask: Ask, capabilities: ServerCapabilities, ids: list[int], vocabulary: Vocabulary
+    ask: Ask,
+    capabilities: ServerCapabilities,
+    ids: list[int],
+    vocabulary: Vocabulary,
+    behind: Mapping[int, float],
 ) -> ServerCapabilities:
-    """What builds on log-probabilities: those of named tokens, and those of the prompt."""
+    """What builds on log-probabilities: those of named tokens, and those of the prompt.
+
+    `behind` are those of the token behind `ids`, by id.
+    """
     if not capabilities.top or capabilities.prompt != "ids":
         return capabilities
     if capabilities.numbered:
@@ -141,10 +156,22 @@ async def _more(
     answer = await _tried(ask, capabilities, {**body, "prompt_logprobs": 1})
     if answer is not None and _verifies(answer, ids, vocabulary):
         return replace(capabilities, prompt_logprobs="prompt_logprobs")
+    if await _is_sglang(ask, ids, vocabulary, behind):
+        return replace(capabilities, labels=True, prompt_logprobs="sglang")
     answer = await _tried(ask, capabilities, {**body, "echo": True})
     if answer is not None and _verifies(answer, ids, vocabulary):
         return replace(capabilities, prompt_logprobs="echo")
     return capabilities
+
+
+async def _takes_min_tokens(
+    ask: Ask, capabilities: ServerCapabilities, body: dict[str, Any]
+) -> bool:
+    """Whether the server reads `min_tokens`: then it refuses more of them than `max_tokens`."""
+    too_many = await _tried(ask, capabilities, {**body, "min_tokens": body["max_tokens"] + 1})
+    if too_many is not None:
+        return False
+    return await _tried(ask, capabilities, {**body, "min_tokens": body["max_tokens"]}) is not None
 
 
 def _verifies(answer: Mapping[str, Any], ids: list[int], vocabulary: Vocabulary) -> bool:
@@ -153,6 +180,37 @@ def _verifies(answer: Mapping[str, Any], ids: list[int], vocabulary: Vocabulary)
         scored = prompt_logprobs(answer, ids, 1, vocabulary)
         return scored is not None and next_token(answer, len(ids), vocabulary) is not None
     return False
+
+
+async def _is_sglang(
+    ask: Ask, ids: list[int], vocabulary: Vocabulary, behind: Mapping[int, float]
+) -> bool:
+    """Whether it has SGLang's own path, and that gives what a judge asks for, by the same model.
+
+    The path names no model. Beside an adapter (`base:adapter`), or behind a router with several
+    models, another may answer there: then its log-probabilities are not those `behind` the ids.
+    """
+    named, start = sorted({0, len(ids), *behind}), len(ids) - 2
+    body = sglang.request_body(ids, start=start, top=1, named=named, owner="")
+    try:
+        with checked_answer("the server"):
+            answer = sglang.as_completion(await ask(sglang.PATH, body), ids, Sampling())
+            shown = first_logprobs(answer, vocabulary)
+            if not (set(named) <= shown.keys() and _verifies(answer, ids, vocabulary)):
+                return False
+            apart = median(abs(shown[i] - logprob) for i, logprob in behind.items())
+    except BatonError as error:  # closed to us, or another's: the server is used without it
+        log.info("%s is not used: %s", sglang.PATH, error)
+        return False
+    if not apart <= ROUNDING:
+        log.warning(
+            "%s is not used: its log-probabilities are %.2g nats from those of the named model, so "
+            "another model answers there",
+            sglang.PATH,
+            apart,
+        )
+        return False
+    return True
 
 
 async def _tried(

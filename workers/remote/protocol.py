@@ -4,9 +4,10 @@ Fields used here beyond OpenAI's own:
 
 - vLLM and SGLang take token ids as a prompt and return ids (`return_token_ids`); older vLLM spells
   them inside its log-probabilities (`return_tokens_as_token_ids`: "token_id:42"). Both stop at
-  `stop_token_ids` and give the reason (`stop_reason`, `matched_stop`).
-- vLLM returns `prompt_logprobs`; others echo the prompt with its log-probabilities. vLLM also
-  gives the log-probabilities of tokens named in advance (`logprob_token_ids`).
+  `stop_token_ids` and give the reason (`stop_reason`, `matched_stop`), but not before `min_tokens`.
+- vLLM returns `prompt_logprobs`; SGLang has a path of its own for them (`sglang`); others echo the
+  prompt with its log-probabilities. vLLM also gives the log-probabilities of tokens named in
+  advance (`logprob_token_ids`).
 - llama.cpp's server takes ids, returns them inside its log-probabilities alone, each with its
   bytes, shows as many of them as are asked for, and none of a prompt's. Its sampling has stages of
   its own, which `samplers` names.
@@ -29,7 +30,7 @@ from orchestrator.types import Classification, Constraint, Sampling, Usage
 from orchestrator.worker import Call
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ScoreOutput
-from workers.top_logprobs import choices, probability, stop_nll
+from workers.top_logprobs import choices, likeliest, probability, stop_nll
 
 TOP = (20, 5, 1)  # log-probabilities a position to ask for: vLLM's most, OpenAI's most, the least
 WIDE = 1000  # those of one position, where a server shows as many as are asked for
@@ -50,16 +51,19 @@ class ServerCapabilities:
     labels: it gives the log-probabilities of tokens that the request names.
     wide: log-probabilities it gives where a call makes one token, if more than `top`; else 0.
     numbered: its log-probabilities carry ids and bytes (llama.cpp); it returns ids nowhere else.
-    prompt_logprobs: the field that asks for those of the prompt, where it has them.
+    min_tokens: it lets no text end before so many tokens.
+    prompt_logprobs: the field that asks for those of the prompt, where it has them; "sglang": its
+        own path gives them (`workers.remote.sglang`), and of named tokens.
     """
 
     prompt: Literal["ids", "text", "chat"]
     ids: bool = False
     top: int = 0
     labels: bool = False
-    prompt_logprobs: Literal["prompt_logprobs", "echo"] | None = None
+    prompt_logprobs: Literal["prompt_logprobs", "echo", "sglang"] | None = None
     wide: int = 0
     numbered: bool = False
+    min_tokens: bool = False
 
     @property
     def salts(self) -> bool:
@@ -389,10 +393,12 @@ def score_output(
     sampling: Sampling,
     stop_token_ids: Collection[int],
     vocabulary: Vocabulary,
+    top: int = 0,
 ) -> ScoreOutput:
     """The scores of the `last` last ids of a prompt, with a choice at each and behind them.
 
-    `stop_token_ids` are the ids that would end the text there.
+    `stop_token_ids` are the ids that would end the text there; of the `top` likeliest at each
+    place those are given that the server shows.
 
     Raises:
         ValueError: the answer does not hold them.
@@ -411,6 +417,7 @@ def score_output(
             made.top[made.id],
         ],
         ending=stop_nll(made.top, stop_token_ids),
+        top=likeliest([*positions, made.top], top) if top else (),
     )
 
 

@@ -68,6 +68,10 @@ class ParserOptions:
         cuts any other stop string off without returning which it was. Those are searched for here.
         """
         closing = closing_marker(tokenizer, self.thinking)
+        if self.criteria.min_tokens:  # it would let none of these come; those that may, we find
+            ends = set(self.stop_token_ids) - ({tokenizer.close_id} if closing else set())
+            least = min(self.criteria.min_tokens, self.remaining_tokens)
+            return {"min_tokens": least, "stop_token_ids": sorted(ends)}
         if not capabilities.ids:
             return {"stop": [closing]} if closing else {}
         texts = [*self.criteria.until, *self.criteria.stop]
@@ -121,6 +125,7 @@ class ResponseParser:
             until,
             stops,
             begins_answer=options.begins_answer,
+            min_tokens=criteria.min_tokens,
             unfinished_bytes=unfinished_bytes,
         )
         self._retokenizer = Retokenizer(

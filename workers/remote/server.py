@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -20,7 +20,7 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from workers.remote import errors as failures
-from workers.remote import protocol
+from workers.remote import protocol, sglang
 from workers.remote.address import base
 from workers.retry import CircuitBreaker, CountedRetry
 
@@ -87,14 +87,43 @@ class Server:
 
     async def ask(self, path: str, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
         """The answer to a request that is not streamed."""
+        return await self._post(
+            self.name + path, body, session, lambda response: self._answer(self._json(response))
+        )
+
+    async def ask_sglang(self, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
+        """The answer of SGLang's own path, which stands beside `/v1`.
+
+        Raises:
+            Absent: whatever answers there is not SGLang.
+        """
+        return await self._post(self._sglang_url, body, session, self._sglang_answer)
+
+    async def try_sglang(self, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The same, tried once: the path may be closed on a server that works, so a failure there
+        says nothing of `/v1`, and the breaker does not count it."""
+        with self._translated():
+            return self._sglang_answer(await self._http.post(self._sglang_url, json=body))
+
+    @property
+    def _sglang_url(self) -> str:
+        return self.name.removesuffix("/v1") + sglang.PATH
+
+    async def _post(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        session: str,
+        read: Callable[[httpx.Response], dict[str, Any]],
+    ) -> dict[str, Any]:
         retries = self.tries()
         while True:
             try:
                 with self._errors():
                     response = await self._http.post(
-                        self.name + path, json=body, headers=protocol.session(session)
+                        url, json=body, headers=protocol.session(session)
                     )
-                    return self._answer(self._json(response))
+                    return read(response)
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
 
@@ -134,6 +163,13 @@ class Server:
             )
         return data
 
+    def _sglang_answer(self, response: httpx.Response) -> dict[str, Any]:
+        with suppress(ValueError):
+            data = self._json(response)
+            if isinstance(data, dict) and isinstance(data.get("meta_info"), dict):
+                return data
+        raise failures.Absent(f"{self.name}: expected SGLang's {sglang.PATH}, got something else")
+
     def _json(self, response: httpx.Response) -> Any:
         """The body of a response whose status is 200.
 
@@ -153,22 +189,27 @@ class Server:
         """Errors of the connection as `orchestrator.errors`, recorded by the breaker."""
         self.breaker.before_call()
         try:
-            yield
+            with self._translated():
+                yield
         except WorkerUnavailable:
             self.breaker.record_failure()
             raise
         except BatonError:
             self.breaker.record_success()  # it is reachable, and refuses
             raise
+        else:
+            self.breaker.record_success()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Errors of the connection as `orchestrator.errors`."""
+        try:
+            yield
         except (httpx.HTTPError, httpx.StreamError, SSEError) as error:
-            self.breaker.record_failure()
             what = str(error) or type(error).__name__
             raise WorkerUnavailable(f"{self.name}: {what}") from None
         except ValueError as error:  # no JSON
-            self.breaker.record_failure()
             raise WorkerUnavailable(
                 f"{self.name}: expected JSON, got something else ({type(error).__name__}); "
                 "check that the url is that of an OpenAI-compatible server"
             ) from None
-        else:
-            self.breaker.record_success()

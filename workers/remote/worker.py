@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from time import perf_counter
@@ -37,6 +37,7 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.types import (
+    GREEDY,
     Classification,
     Generation,
     LabelQuery,
@@ -47,7 +48,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Delta, check_method
 from workers.model.rng import reseeded
-from workers.remote import protocol
+from workers.remote import protocol, sglang
 from workers.remote.probe import probe
 from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
@@ -138,20 +139,25 @@ class RemoteWorker:
         prefix = self.prompts.transcript(call.transcript, call.owner)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
-        body = self._requests.body(capabilities.prompt, ids, call.transcript, query)
-        body |= protocol.request_fields(
-            self.model, Sampling(), capabilities, 1, top=capabilities.wide or protocol.TOP[0]
+        stop_token_ids = finish_token_ids(
+            self.tokenizer, self._stop_token_ids, call.transcript, judged
         )
-        body |= protocol.owner_fields(call.owner, capabilities)
         shared = bool(call.owner) and not capabilities.salts
-        if capabilities.labels:
-            body["logprob_token_ids"] = list(chosen)
-        if nll:
-            stop_token_ids = finish_token_ids(
-                self.tokenizer, self._stop_token_ids, call.transcript, judged
+        if capabilities.prompt_logprobs == "sglang":
+            start = len(prefix) - len(verified) - 1 if nll else None
+            answer = await self._ask_sglang(call, ids, start, named={*chosen, *stop_token_ids})
+        else:
+            body = self._requests.body(capabilities.prompt, ids, call.transcript, query)
+            body |= protocol.request_fields(
+                self.model, Sampling(), capabilities, 1, top=capabilities.wide or protocol.TOP[0]
             )
-            body |= self._prompt_logprobs(capabilities, capabilities.top if stop_token_ids else 1)
-        answer = await self.server.ask(capabilities.path, body, call.request)
+            body |= protocol.owner_fields(call.owner, capabilities)
+            if capabilities.labels:
+                body["logprob_token_ids"] = list(chosen)
+            if nll:
+                top = capabilities.top if stop_token_ids else 1
+                body |= self._prompt_logprobs(capabilities, top)
+            answer = await self.server.ask(capabilities.path, body, call.request)
         usage = protocol.usage(answer, len(ids), 1, shared=shared)
         if capabilities.prompt == "chat" and usage.prompt != len(ids):
             raise self._lacks("a chat template that includes the thought in a judge's prompt")
@@ -167,13 +173,17 @@ class RemoteWorker:
             values, ending = protocol.prompt_nll(answer, ids, part, stop_token_ids, self.vocabulary)
             return replace(classification, nll=values, ending=ending if stop_token_ids else None)
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
         """The negative log-likelihood of each of k tokens, and k + 1 choices of this model."""
         began = perf_counter()
         check_sampling(sampling)
         if call.constraint is not None:
             raise Unsupported("choices at the places of a text that is held to a grammar")
         tokens, capabilities = self.prompts.verified(segment), await self.capabilities()
+        if top > capabilities.top:
+            raise self._lacks(f"more than the {capabilities.top} likeliest tokens of a position")
         await self.prompts.prepare(call.transcript, self.context, call.owner)
         prefix = self.prompts.transcript(call.transcript, call.owner)
         if not prefix:
@@ -183,30 +193,52 @@ class RemoteWorker:
         stop_token_ids = finish_token_ids(
             self.tokenizer, self._stop_token_ids, call.transcript, segment
         )
-        top = 1 if sampling.is_greedy else capabilities.top
-        body: dict[str, Any] = {"prompt": ids}
-        body |= protocol.request_fields(
-            self.model,
-            reseeded(sampling, len(ids)),
-            capabilities,
-            1,
-            top=capabilities.top if stop_token_ids else top,
-        )
-        body |= self._prompt_logprobs(capabilities, top)
-        body |= protocol.owner_fields(call.owner, capabilities)
+        shown = max(1, top) if sampling.is_greedy else capabilities.top
         shared = bool(call.owner) and not capabilities.salts
-        if capabilities.labels and stop_token_ids:  # the end of the turn first
-            named = sorted(stop_token_ids, key=lambda i: (i != self._eos, i))
-            body["logprob_token_ids"] = named[: capabilities.top]
-        answer = await self.server.ask(capabilities.path, body, call.request)
+        if capabilities.prompt_logprobs == "sglang":
+            drawn = reseeded(sampling, len(ids))
+            answer = await self._ask_sglang(
+                call, ids, len(prefix) - 1, named=stop_token_ids, top=shown, sampling=drawn
+            )
+        else:
+            body: dict[str, Any] = {"prompt": ids}
+            body |= protocol.request_fields(
+                self.model,
+                reseeded(sampling, len(ids)),
+                capabilities,
+                1,
+                top=capabilities.top if stop_token_ids else shown,
+            )
+            body |= self._prompt_logprobs(capabilities, shown)
+            body |= protocol.owner_fields(call.owner, capabilities)
+            if capabilities.labels and stop_token_ids and not top:  # the end of the turn first
+                named = sorted(stop_token_ids, key=lambda i: (i != self._eos, i))
+                body["logprob_token_ids"] = named[: capabilities.top]
+            answer = await self.server.ask(capabilities.path, body, call.request)
         with checked_answer(self.server.name):
             output = protocol.score_output(
-                answer, ids, len(tokens), sampling, stop_token_ids, self.vocabulary
+                answer, ids, len(tokens), sampling, stop_token_ids, self.vocabulary, top
             )
             usage = protocol.usage(answer, len(ids), 1, shared=shared)
             return verification(
                 output, call, segment, self.prompts, self._stop_token_ids, usage, ms_since(began)
             )
+
+    async def _ask_sglang(
+        self,
+        call: Call,
+        ids: list[int],
+        start: int | None,
+        *,
+        named: Collection[int],
+        top: int = 1,
+        sampling: Sampling = GREEDY,
+    ) -> Mapping[str, Any]:
+        """What `sglang.request_body` asks for; the server reads the ids behind `start` alone."""
+        body = sglang.request_body(ids, start=start, top=top, named=named, owner=call.owner)
+        answer = await self.server.ask_sglang(body, call.request)
+        with checked_answer(self.server.name):
+            return sglang.as_completion(answer, ids, sampling)
 
     async def capabilities(self) -> ServerCapabilities:
         """What the server can do; probed at the first call and kept.
@@ -237,6 +269,8 @@ class RemoteWorker:
 
     async def _probe(self) -> ServerCapabilities:
         def ask(path: str, body: dict[str, Any]) -> Awaitable[Mapping[str, Any]]:
+            if path == sglang.PATH:
+                return self.server.try_sglang(body)
             return self.server.ask(path, {"model": self.model, **body})
 
         with checked_answer(self.server.name):
@@ -261,6 +295,8 @@ class RemoteWorker:
         await self.prompts.prepare(call.transcript, self.context, call.owner)
         ids = self.prompts.transcript(call.transcript, call.owner)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
+        if criteria.min_tokens and not capabilities.min_tokens:
+            raise self._lacks("a way to hold back the end of a text (min_tokens)")
         if criteria.ignore_eos:
             raise Unsupported("ignoring the end of turn (ignore_eos), which no server is asked for")
         options = ParserOptions.of(

@@ -88,8 +88,10 @@ class ReplicaWorker:
         answer: Classification = await self._answer("classify", call, query)
         return answer
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
-        answer: Verification = await self._answer("verify", call, bare(segment), sampling)
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
+        answer: Verification = await self._answer("verify", call, bare(segment), sampling, top)
         return answer
 
     async def statuses(self, timeout_s: float = 1.0) -> list[ReplicaStatus]:

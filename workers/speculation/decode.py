@@ -56,7 +56,9 @@ class Decoder:
         accepted = method.verify(plan, scores)  # rejection sampling along each tree
         for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True):
             if len(tree) > 1:
-                self.acceptance.count(len(tree) - 1, tree.depth, len(one.path) - 1)
+                one.depth = tree.depth
+                one.rejected = [tree.tokens[node] for node in tree.children(one.path[-1])]
+                self.acceptance.count(len(tree) - 1, one.depth, len(one.path) - 1)
             cache.commit(row.slot, one.path)  # rejected drafts lie beyond its length now
             row.ids.extend(one.tokens)
             row.remaining_tokens -= len(one.tokens)

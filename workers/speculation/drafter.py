@@ -117,7 +117,7 @@ class Drafter:
         return [one.cut(depth) for one, depth in zip(growing, depths, strict=True)]
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
-        """`row.ids` now ends with the accepted nodes and one more token: drop the others."""
+        """Cut the cache to the accepted nodes; `row.ids` now ends with them and one more token."""
         if row.slot in self._cached:
             before, run = self._cached[row.slot]
             kept = [before + node for node in path if before + node < run]

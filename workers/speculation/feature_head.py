@@ -168,7 +168,7 @@ class FeatureDrafter(Target):
         trees: Sequence[Tree],
         *,
         skip: Sequence[int] | None = None,
-        num_logits: int | None = None,
+        num_logits: int | Sequence[int] | None = None,
         **_: Any,
     ) -> ModelOutput:
         done = list(skip or [0] * len(slots))

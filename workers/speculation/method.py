@@ -24,7 +24,9 @@ from workers.speculation import rejection
 
 
 class Method:
-    """`draft`, `score`, `verify` and `commit` are one step; rows `join` and `leave` between steps.
+    """`draft`, `score`, `verify` and `commit` are one round; rows `join` and `leave` in between.
+
+    The target's cache is the decoder's to commit: `commit` is for what the method itself keeps.
 
     `lossless`: the output has the target's distribution (greedy: the same tokens, but for rounding
     where a pass over several tokens rounds otherwise than one over one).

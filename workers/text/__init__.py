@@ -11,6 +11,7 @@
 - `tool_calls`: how a family writes calls of tools, read from its chat template.
 - `checks`: what is checked of every call: sampling, labels, length.
 - `detokenizer`: ids to text as they are made: whole characters, delimiters, stop strings.
+- `origins`: where a generation's tokens came from, under speculative decoding.
 - `continuation`: one generation's text as its tokens come: where it ends, and why.
 - `grammar`: which tokens may come next where a text must match a grammar.
 - `retokenizer`: text to ids as it comes, for servers that return no ids.

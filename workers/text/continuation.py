@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import cast
 
-from orchestrator.types import Author, Finish, Segment, StopCriteria
+from orchestrator.types import Author, Finish, Provenance, Segment, StopCriteria
 from orchestrator.worker import Call, Delta
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve, check_length
 from workers.text.detokenizer import Detokenizer, Stop
+from workers.text.origins import Origins
 from workers.text.prompt import PromptRenderer
 
 
@@ -47,6 +48,8 @@ class Continuation:
         """The ids that end this text."""
         if criteria.ignore_eos:
             self.ends &= {self._close_id}
+        self.late_ends = self.ends - {self._close_id} if criteria.min_tokens > 0 else frozenset()
+        """Of these, those that may not come before `min_tokens` tokens."""
         stops: list[Stop] = [(stop, "stop") for stop in criteria.stop]
         self._detokenizer = Detokenizer(
             tokenizer.pieces,
@@ -54,6 +57,7 @@ class Continuation:
             StepEnd(criteria.until, begun(transcript, criteria.until)),
             stops + tokenizer.stops(thinking),
             begins_answer=transcript.begins_answer,
+            min_tokens=criteria.min_tokens,
             unfinished_bytes=prompts.unfinished(transcript),
         )
         reserved = answer_reserve(context) if thinking else 0
@@ -81,6 +85,11 @@ class Continuation:
     def delta(self, *, ended: bool) -> Delta | None:
         """The text that has become final since the last time, if anything."""
         return self._detokenizer.end() if ended else self._detokenizer.take()
+
+    def provenance(self, origins: Origins) -> Provenance:
+        """Where the tokens of the segment came from; `origins` of all that were pushed."""
+        text = self._detokenizer
+        return origins.provenance(text.lengths, text.cut_at, self._tokenizer.pieces)
 
     def segment(self, finish: Finish) -> Segment:
         """All of it."""

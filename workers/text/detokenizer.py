@@ -39,6 +39,7 @@ class Detokenizer:
         stops: strings that end it and are cut off, each with the reason to report.
         begins_answer: whether the text begins an answer: the white space before it is never shown,
             so no stop string is looked for there.
+        min_tokens: in the text of so many tokens no stop string begins but one that ends a thought.
         unfinished_bytes: bytes of a character that the text before this one left unfinished.
     """
 
@@ -50,9 +51,10 @@ class Detokenizer:
         stops: Sequence[Stop] = (),
         *,
         begins_answer: bool = False,
+        min_tokens: int = 0,
         unfinished_bytes: bytes = b"",
     ) -> None:
-        self._pieces, self._encode = pieces, encode
+        self._pieces, self._encode, self._min_tokens = pieces, encode, min_tokens
         self._until = until or StepEnd(())
         self._stops = tuple(stop for stop in stops if stop[0])
         self._longest = max((len(stop) for stop, _ in self._stops), default=0)
@@ -62,14 +64,21 @@ class Detokenizer:
         self._borders = [(0, 0)]  # (tokens, characters) where both are whole
         self._sent = 0  # tokens
         self._blank = begins_answer  # whether it is white space so far,
-        self._begin = 0  # and where that ends
+        self._begin = self._late = 0  # and where that ends; where the text of `min_tokens` ends
         self._ending = False  # a delimiter was seen, its token still lacks a byte
+        self.cut_at: int | None = None
+        """The first token, if any, that was encoded anew since a stop string cut its text."""
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
 
     @property
     def text(self) -> str:
         return "".join(self._texts)
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """The characters that each token adds to the text."""
+        return tuple(map(len, self._texts))
 
     def push(self, token: int, logprob: float, *, markup: bool = False) -> Finish | None:
         """Append a token, which adds no text where it is `markup`; returns why the text ends with
@@ -86,10 +95,12 @@ class Detokenizer:
         if self._blank:
             shown = new.lstrip()
             self._blank, self._begin = not shown, self._length - len(shown)
+        if len(self.tokens) <= self._min_tokens:
+            self._late = self._length
         matches = [
             (at + len(stop), at, finish)
             for stop, finish in self._stops
-            if (at := window.find(stop, max(0, self._begin - start))) >= 0
+            if (at := window.find(stop, max(0, self._first_of(finish) - start))) >= 0
         ]
         if matches:
             _, at, finish = min(matches)  # the one that is whole first
@@ -98,6 +109,10 @@ class Detokenizer:
         self._tail = window[max(0, len(window) - self._longest + 1) :]
         self._ending = self._ending or self._until.feed(new) is not None
         return "until" if self._ending and whole else None
+
+    def _first_of(self, finish: Finish) -> int:
+        """The first character at which such an end of the text may begin."""
+        return self._begin if finish == "think_end" else max(self._begin, self._late)
 
     def take(self) -> Delta | None:
         """What has become final since the last time, if anything."""
@@ -126,6 +141,7 @@ class Detokenizer:
         tokens, characters = next(b for b in reversed(self._borders) if b[1] <= at)
         text = "".join(self._texts[tokens:])[: at - characters]
         rest = self._encode(text) if text else ()
+        self.cut_at = tokens
         logprob = self.logprobs[min(tokens, len(self.logprobs) - 1)]
         self.tokens[tokens:] = rest
         self.logprobs[tokens:] = [logprob] * len(rest)
@@ -138,19 +154,22 @@ class Detokenizer:
 def token_texts(
     pieces: Sequence[bytes],
     tokens: Sequence[int],
-    choices: Sequence[int],
+    choices: Sequence[Sequence[int]],
     unfinished_bytes: bytes = b"",
-) -> tuple[list[str], list[str]]:
-    """What each of k tokens adds to a text, and what each of k + 1 choices adds in its place.
+) -> tuple[list[str], list[list[str]]]:
+    """What each of k tokens adds to a text, and each of the choices at k + 1 places instead.
 
     `unfinished_bytes` are the bytes of an unfinished character before them.
     """
     decoder = _decoder(unfinished_bytes)
-    added, instead = [], []
-    for place, choice in enumerate(choices):
-        state = decoder.getstate()
-        instead.append(decoder.decode(pieces[choice]))
-        decoder.setstate(state)
+    added: list[str] = []
+    instead: list[list[str]] = []
+    for place, here in enumerate(choices):
+        state, texts = decoder.getstate(), list[str]()
+        for choice in here:
+            texts.append(decoder.decode(pieces[choice]))
+            decoder.setstate(state)
+        instead.append(texts)
         if place < len(tokens):
             added.append(decoder.decode(pieces[tokens[place]]))
     return added, instead

@@ -40,7 +40,7 @@ model takes the thought for its answer, and has nothing to add."""
 _PLACEHOLDER = re.compile(r"BATON(\d{4,})SLOT")
 LONG = 1 << 14
 """Characters of a prompt that is tokenized in a thread: other calls do not wait for it."""
-_PROMPT_BYTES, _MARKUP_BYTES = 128 << 20, 4 << 20
+_PROMPT_BYTES, _MARKUP_BYTES = 32 << 20, 4 << 20
 """What is kept of prompts, and of the markup between contents."""
 _TOKEN_BYTES = 16
 """Of a prompt's id in an array, and of the text that it stands for, about."""
@@ -180,8 +180,7 @@ class PromptRenderer:
         calls = self.calls_of(transcript) if transcript.closed else None
         if calls is None:
             return frozenset(stop_token_ids)
-        markup = calls.before + calls.middle + calls.after + (calls.between or "")
-        return frozenset(stop_token_ids) - set(self.tokenizer.encode_markup(markup))
+        return frozenset(stop_token_ids) - set(self.tokenizer.encode_markup(calls.markup))
 
     def before_assistant(self, messages: Sequence[Message]) -> str:
         """The text that the template writes between a conversation and the reply's content."""
@@ -253,11 +252,22 @@ class PromptRenderer:
         return shown
 
     def _arguments(self, text: str, contents: list[str]) -> Any:
-        safe = self._safe(json.loads(text), contents)
-        return json.dumps(safe) if self.calls is not None and self.calls.text_arguments else safe
+        calls, given = self.calls, json.loads(text)
+        assert calls is not None
+        # JSON may escape half a surrogate pair, which no tokenizer takes.
+        given = json.loads(json.dumps(given, ensure_ascii=False).encode(errors="replace"))
+        if calls.each is not None:  # whose texts stand as they are
+            plain = {name: one for name, one in given.items() if isinstance(one, str)}
+            safe = self._safe({**given, **dict.fromkeys(plain, "")}, contents)
+            return safe | {
+                name: self._safe(one, contents, quoted=False) for name, one in plain.items()
+            }
+        safe = self._safe(given, contents)
+        return json.dumps(safe) if calls.text_arguments else safe
 
-    def _safe(self, value: Any, contents: list[str]) -> Any:
-        """A value without texts that spell markup: placeholders stand for them."""
+    def _safe(self, value: Any, contents: list[str], *, quoted: bool = True) -> Any:
+        """A value without texts that spell markup: placeholders stand for them. `quoted`: the
+        template writes texts as JSON."""
         if isinstance(value, dict):
             if self._is_unsafe("\n".join(value)):
                 raise InvalidRequest(
@@ -267,7 +277,7 @@ class PromptRenderer:
         if isinstance(value, list):
             return [self._safe(one, contents) for one in value]
         if isinstance(value, str) and self._is_unsafe(value):
-            contents.append(json.dumps(value, ensure_ascii=False)[1:-1])
+            contents.append(json.dumps(value, ensure_ascii=False)[1:-1] if quoted else value)
             return _slot(len(contents) - 1)
         return value
 

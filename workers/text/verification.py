@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from orchestrator.types import Author, Finish, Segment, Transcript, Usage, Verification
+from orchestrator.types import Author, Finish, LikelyToken, Segment, Transcript, Usage, Verification
 from orchestrator.worker import Call
 from workers.text.detokenizer import held_back, token_texts
 from workers.text.prompt import PromptRenderer
@@ -21,12 +21,14 @@ class ScoreOutput:
     """A pass over k ids: the negative log-likelihood of each, k + 1 choices with log-probabilities.
 
     `ending` is the negative log-likelihood of the ids, taken together, that end the text there.
+    `top`: where they were asked for, the likeliest ids at each place and their log-probabilities.
     """
 
     nll: list[float]
     choices: list[int]
     logprobs: list[float]
     ending: float
+    top: Sequence[Sequence[tuple[int, float]]] = ()
 
 
 def finish_token_ids(
@@ -66,15 +68,24 @@ def verification(
     options: list[Segment] = []
     unfinished_bytes = prompts.unfinished(call.transcript)
     tokens = prompts.segment(segment)
-    pieces, texts = token_texts(tokenizer.pieces, tokens, output.choices, unfinished_bytes)
-    for token, text, logprob in zip(output.choices, texts, output.logprobs, strict=True):
+    likely = output.top or [()] * len(output.choices)
+    known = range(len(tokenizer.pieces))  # a padded head shows ids that no tokenizer has
+    shown = [
+        [i for i in (choice, *(i for i, _ in row)) if i in known]
+        for choice, row in zip(output.choices, likely, strict=True)
+    ]
+    pieces, texts = token_texts(tokenizer.pieces, tokens, shown, unfinished_bytes)
+    named = [dict(zip(ids, row, strict=True)) for ids, row in zip(shown, texts, strict=True)]
+    for token, here, logprob in zip(output.choices, named, output.logprobs, strict=True):
+        text = here.get(token, "")
         option = Segment(author, text, (token,), (logprob,), tokenizer.hash)
         if token in stop_token_ids:
             closes = thinking and token == tokenizer.close_id
             finish: Finish = "think_end" if closes else "eos"
             option = Segment(author, "", tokenizer=tokenizer.hash, finish=finish)
-        elif held_back(text, stops) or any(stop in text for stop, _ in stops):
-            # It may begin the marker of several tokens that ends the phase: no text to commit.
+        elif token not in known or held_back(text, stops) or any(stop in text for stop, _ in stops):
+            # Unknown, or it may begin the marker of several tokens that ends the phase: no text to
+            # commit.
             option = Segment(author, "", tokenizer=tokenizer.hash, finish="doubt")
         options.append(option)
     return Verification(
@@ -86,4 +97,13 @@ def verification(
         tuple(options),
         output.ending if segment.finish in ENDED else None,
         tuple(output.logprobs),
+        tuple(
+            tuple(
+                LikelyToken(token, "" if ends else here[token], logprob, ends)
+                for token, logprob in row
+                if token in here
+                for ends in [token in stop_token_ids]
+            )
+            for row, here in zip(output.top, named, strict=bool(output.top))
+        ),
     )

@@ -9,3 +9,13 @@
 
 vLLM is no dependency of Baton: an environment has it or has not, and its own pins go before ours.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def is_lossy(speculation: Mapping[str, Any]) -> bool:
+    """Whether vLLM's speculation with these parameters changes the text."""
+    return speculation.get("rejection_sample_method") in ("synthetic", "fly")

@@ -25,6 +25,7 @@ from workers.engine.loading import load_tokenizer
 from workers.text.generation_config import sampling_defaults
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
+from workers.vllm import is_lossy
 from workers.vllm.counter import EngineCounter
 from workers.vllm.lifeline import announce
 from workers.vllm.requests import SHOWN
@@ -149,6 +150,7 @@ def load(
         vocabulary=config.model_config.get_vocab_size(),
         counter=counter,
         sampling=sampling,
+        lossy=is_lossy(method),
     )
 
 

@@ -62,7 +62,7 @@ from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
-from workers.top_logprobs import choices, entropy, probability, stop_nll
+from workers.top_logprobs import choices, entropy, likeliest, probability, stop_nll
 from workers.vllm.counter import EngineCounter
 from workers.vllm.requests import (
     SHOWN,
@@ -101,6 +101,7 @@ class VllmWorker:
         vocabulary: how many ids the model has: vLLM refuses others, which a tokenizer may name.
         counter: what the engine reports to.
         sampling: the checkpoint's own, for requests that say nothing of it.
+        lossy: whether its speculation changes the text.
     """
 
     def __init__(
@@ -114,9 +115,10 @@ class VllmWorker:
         vocabulary: int,
         counter: EngineCounter,
         sampling: Sampling = GREEDY,
+        lossy: bool = False,
     ) -> None:
         self.engine, self.tokenizer, self.context = engine, tokenizer, context
-        self.sampling = sampling
+        self.sampling, self.lossy = sampling, lossy
         self.prompts = PromptRenderer(tokenizer)
         ends = tokenizer.controls | frozenset(stop_token_ids)
         self._stop_token_ids = frozenset(token for token in ends if token < vocabulary)
@@ -149,7 +151,12 @@ class VllmWorker:
         first: float | None = None
         cost = _Cost(len(ids), call.owner)
         if text.max_tokens > 0:
-            limits = {"max_tokens": text.max_tokens, "stop_token_ids": sorted(text.ends)}
+            limits: dict[str, Any] = {"max_tokens": text.max_tokens}
+            if text.late_ends:  # the end of a thought, which may come, is found here
+                limits["stop_token_ids"] = sorted(text.late_ends)
+                limits["min_tokens"] = min(criteria.min_tokens, text.max_tokens)
+            else:
+                limits["stop_token_ids"] = sorted(text.ends)
             drawn = reseeded(sampling, len(ids))
             parameters = request_parameters(drawn, logprobs=shown, **limits, **self._held(call))
             async with aclosing(self._outputs(ids, parameters, WRITER, cost)) as outputs:
@@ -229,10 +236,14 @@ class VllmWorker:
             ending = await self._stop_nll(prefix, behind, stop_token_ids, cost)
         return replace(answer, nll=nll, ending=ending)
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(
+        self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
+    ) -> Verification:
         """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
         began = perf_counter()
         check_sampling(sampling)
+        if top > SHOWN:
+            raise Unsupported(f"more than the {SHOWN} likeliest tokens")
         if call.constraint is not None:
             raise Unsupported("choices at the places of a text that is held to a grammar")
         tokens = self.prompts.verified(segment)
@@ -246,21 +257,23 @@ class VllmWorker:
             self.tokenizer, self._stop_token_ids, call.transcript, segment
         )
         first = len(prefix) + given
-        scores = (
-            prompt_scores(first, 1 if sampling.is_greedy else SHOWN) if first < len(ids) else {}
-        )
+        shown = max(1, top) if sampling.is_greedy else SHOWN
+        scores = prompt_scores(first, shown) if first < len(ids) else {}
         drawn = reseeded(sampling, len(ids))
         parameters = request_parameters(drawn, max_tokens=1, logprobs=SHOWN, **scores)
         output = await self._answer(ids, parameters, JUDGE, cost)
         ((made, behind),) = made_tokens(output)
         positions = prompt_logprobs(output, ids, slice(first, len(ids)))
-        chosen = choices([shown for _, shown in positions], sampling, first)
-        logprobs = [shown[i] for i, (_, shown) in zip(chosen, positions, strict=True)]
+        known = [logprobs for _, logprobs in positions]
+        chosen = choices(known, sampling, first)
+        logprobs = [here[i] for i, here in zip(chosen, known, strict=True)]
+        likely = [[(token, 0.0)] for token in tokens[:given]] + likeliest([*known, behind], top)
         score = ScoreOutput(
             nll=[*[0.0] * given, *(-logprob for logprob, _ in positions)],
             choices=[*tokens[:given], *chosen, made],
             logprobs=[*[0.0] * given, *logprobs, behind[made]],
             ending=await self._stop_nll(ids, behind, stop_token_ids, cost),
+            top=likely if top else (),
         )
         return verification(
             score,
@@ -309,7 +322,7 @@ class VllmWorker:
                 "rows": rows,
                 "slots": max(rows, self._capacity.tokens // self.context),
                 "held_tokens": int(counter.cache_usage * self._capacity.tokens),
-                "lossy": 0,
+                "lossy": int(self.lossy),
             }
         )
 

@@ -5,7 +5,9 @@
 - `guesses`: a stranger who guesses at the prompts of somebody else.
 - `load`: prompts far too long, more requests than places, one key's flood, a long soak.
 - `faults`: processes killed and stopped under streams.
-- `redis_faults`: a Redis in bad states under streams.
+- `states`: bad states of what the service runs on, under streams.
+- `own_redis`: a redis-server of its own, and its bad states.
+- `own_machine`: disk, clock and memory of its own, and theirs.
 - `run`: the scenarios by name, one after the other, and their table.
 
 All of them are bounded in time and count, and repeatable by their seed.

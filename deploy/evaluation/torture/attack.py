@@ -1,13 +1,15 @@
-"""A service under attack, what was seen of it, and one question to it."""
+"""A service under attack, what was seen of it, and the object that every scenario is given."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import random
 import signal
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Protocol
@@ -18,7 +20,7 @@ HANG_S: Final = 60.0  # an answer that takes longer never comes
 HEALTH_S: Final = 1.0  # within which /health answers whatever happens
 CHAT: Final = "/v1/chat/completions"
 MODEL: Final = "large-only"
-MAY_LOSE_A_REPLICA: Final = {"faults", "redis"}  # then /health may wait for another
+MAY_LOSE_A_REPLICA: Final = {"faults", "memory"}  # then /health may wait for another
 QUESTION: Final = "12 + 34, then twice"
 
 
@@ -38,8 +40,18 @@ class Processes(Protocol):
         ...
 
 
-class StoreFaults(Protocol):
-    """A store of one's own that can be brought into bad states, by name, and out of them."""
+class BadStates(Protocol):
+    """Something of one's own that can be brought into bad states, by name, and out of them.
+
+    `refusals`: how requests may be refused meanwhile, by status. `begin` raises LookupError where
+    what the state would befall is not there now.
+    """
+
+    @property
+    def states(self) -> Sequence[str]: ...
+
+    @property
+    def refusals(self) -> Sequence[str]: ...
 
     def begin(self, state: str) -> None: ...
 
@@ -77,14 +89,15 @@ class ScenarioOutcome:
 class AttackedService:
     """The service under attack.
 
-    `other_key` is somebody else's. `processes` and `store` are None where they are not ours.
+    `other_key` is somebody else's. `processes` is None where they are not ours; `states` by the
+    name of the scenario that brings them about.
     """
 
     url: str
     key: str | None = None
     other_key: str | None = None
     processes: Processes | None = None
-    store: StoreFaults | None = None
+    states: Mapping[str, BadStates] = field(default_factory=dict)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -108,87 +121,117 @@ class Reply:
     seconds: float = 0.0
 
 
-async def ask(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    content: str = QUESTION,
-    key: str | None = None,
-    **more: Any,
-) -> Reply:
-    """A greedy answer, thought and all; `key` instead of the service's own."""
-    body = {"model": MODEL, "max_tokens": 200, "messages": [{"role": "user", "content": content}]}
-    began = time.monotonic()
-    try:
-        headers = target.headers if key is None else bearer(key)
-        reply = await http.post(CHAT, json=body | more, headers=headers)
-    except httpx.HTTPError as error:
-        return Reply("lost", type(error).__name__)
-    seconds = time.monotonic() - began
-    if reply.status_code != 200:
-        after = reply.headers.get("retry-after", "")
-        later = int(after) if after.isdecimal() else 0
-        return Reply(str(reply.status_code), reply.text, later, seconds=seconds)
-    try:
-        data = reply.json()
-        message, extra = data["choices"][0]["message"], data["baton"]
-        details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return Reply("no answer of Baton's", reply.text)
-    text = (message.get("reasoning_content") or "") + "|" + (message.get("content") or "")
-    cached = int(details.get("cached_tokens") or 0)
-    return Reply("200", text, 0, bool(extra.get("degraded")), cached, seconds)
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """One run of a scenario: what it attacks and by which client, how much, and what it saw.
+
+    Args:
+        number: requests, faults, states or seconds, whatever the scenario counts.
+        chance: all that is random in it.
+    """
+
+    target: AttackedService
+    http: httpx.AsyncClient
+    outcome: ScenarioOutcome
+    number: int
+    chance: random.Random
+
+    @staticmethod
+    def body(content: str = QUESTION, **more: Any) -> bytes:
+        """A question that is answered greedily."""
+        message = {"role": "user", "content": content}
+        body = {"model": MODEL, "max_tokens": 200, "messages": [message], **more}
+        return json.dumps(body).encode()
+
+    async def ask(self, content: str = QUESTION, key: str | None = None, **more: Any) -> Reply:
+        """An answer, thought and all; `key` instead of the service's own."""
+        return await self.send(self.body(content, **more), key)
+
+    async def send(self, body: bytes, key: str | None = None) -> Reply:
+        """What a body is answered."""
+        headers = self.target.headers if key is None else bearer(key)
+        headers["content-type"] = "application/json"
+        began = time.monotonic()
+        try:
+            reply = await self.http.post(CHAT, content=body, headers=headers)
+        except httpx.HTTPError as error:
+            return Reply("lost", type(error).__name__, seconds=time.monotonic() - began)
+        seconds = time.monotonic() - began
+        if reply.status_code != 200:
+            after = reply.headers.get("retry-after", "")
+            later = int(after) if after.isdecimal() else 0
+            return Reply(str(reply.status_code), reply.text, later, seconds=seconds)
+        try:
+            data = reply.json()
+            said, extra = data["choices"][0]["message"], data["baton"]
+            details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+            return Reply("no answer of Baton's", reply.text, seconds=seconds)
+        text = (said.get("reasoning_content") or "") + "|" + (said.get("content") or "")
+        cached = int(details.get("cached_tokens") or 0)
+        return Reply("200", text, 0, bool(extra.get("degraded")), cached, seconds)
+
+    async def leave(self, content: str, **more: Any) -> None:
+        """Ask for a stream and go away at its first bytes."""
+        headers = self.target.headers | {"content-type": "application/json"}
+        body = self.body(content, stream=True, **more)
+        with suppress(httpx.HTTPError):
+            async with self.http.stream("POST", CHAT, content=body, headers=headers) as reply:
+                async for _ in reply.aiter_bytes():
+                    break
+
+    async def until_ready(self) -> None:
+        """Wait until the service is ready, within `HANG_S`."""
+        until = time.monotonic() + HANG_S
+        while time.monotonic() < until:
+            with suppress(httpx.HTTPError):
+                if (await self.http.get("/ready")).status_code == 200:
+                    return
+            await asyncio.sleep(0.5)
+        self.outcome.broken.append(f"not ready within {HANG_S:g} s")
+
+    async def check_alive(self) -> None:
+        """A user is answered, now that it is over."""
+        await self.until_ready()
+        reply = await self.ask()
+        if reply.kind != "200":
+            what = f"afterwards a user gets {reply.kind}: {reply.text[:80]}"
+            self.outcome.broken.append(what)
+
+    @asynccontextmanager
+    async def watched_health(self) -> AsyncIterator[None]:
+        """Whether /health answers in time, and well, all the while."""
+        slowest, ill = 0.0, list[int]()
+
+        async def watch() -> None:
+            nonlocal slowest
+            for _ in count():
+                began = time.monotonic()
+                try:
+                    reply = await self.http.get("/health")
+                    ill.extend([reply.status_code] * (reply.status_code != 200))
+                except httpx.HTTPError:
+                    slowest = max(slowest, HANG_S)
+                slowest = max(slowest, time.monotonic() - began)
+                await asyncio.sleep(0.2)
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            await asyncio.wait({watching})
+        self.outcome.seen[f"slowest /health {slowest:.1f} s"] = 1
+        # A replica that was killed answers nothing until its successor does.
+        if self.outcome.scenario in MAY_LOSE_A_REPLICA:
+            return
+        if slowest > HEALTH_S:
+            self.outcome.broken.append(f"/health took {slowest:.1f} s")
+        if ill:
+            self.outcome.broken.append(f"/health answered {ill[0]}, {len(ill)} times not 200")
 
 
 def percentile(values: list[float], share: float) -> float:
     """The value below which a share of them lies; 0 where there are none."""
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
-
-
-@asynccontextmanager
-async def watched_health(http: httpx.AsyncClient, outcome: ScenarioOutcome) -> AsyncIterator[None]:
-    """Whether /health answers in time all the while."""
-    slowest = 0.0
-
-    async def watch() -> None:
-        nonlocal slowest
-        for _ in count():
-            began = time.monotonic()
-            try:
-                await http.get("/health")
-            except httpx.HTTPError:
-                slowest = max(slowest, HANG_S)
-            slowest = max(slowest, time.monotonic() - began)
-            await asyncio.sleep(0.2)
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    finally:
-        watching.cancel()
-        await asyncio.wait({watching})
-    outcome.seen[f"slowest /health {slowest:.1f} s"] = 1
-    # A replica that was killed answers nothing until its successor does.
-    if slowest > HEALTH_S and outcome.scenario not in MAY_LOSE_A_REPLICA:
-        outcome.broken.append(f"/health took {slowest:.1f} s")
-
-
-async def check_alive(
-    target: AttackedService, http: httpx.AsyncClient, outcome: ScenarioOutcome
-) -> None:
-    await until_ready(http, outcome)
-    reply = await ask(target, http)
-    if reply.kind != "200":
-        outcome.broken.append(f"afterwards a user gets {reply.kind}: {reply.text[:80]}")
-
-
-async def until_ready(http: httpx.AsyncClient, outcome: ScenarioOutcome) -> None:
-    until = time.monotonic() + HANG_S
-    while time.monotonic() < until:
-        try:
-            if (await http.get("/ready")).status_code == 200:
-                return
-        except httpx.HTTPError:
-            pass
-        await asyncio.sleep(0.5)
-    outcome.broken.append(f"not ready within {HANG_S:g} s")

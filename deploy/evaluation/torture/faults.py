@@ -8,27 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import random
 import signal
-from collections.abc import Awaitable, Callable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
 
-import httpx
-
-from deploy.evaluation.torture.attack import (
-    MODEL,
-    AttackedService,
-    Reply,
-    ScenarioOutcome,
-    ask,
-    until_ready,
-)
+from deploy.evaluation.torture.attack import MODEL, Attack, Reply
 
 MODELS: Final = (MODEL, "specreason")
+CUT: Final = ("lost", "503")  # how those end whose connection a proxy held
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +36,7 @@ class ProcessFault:
 
 
 KINDS: Final = ("SmallWorker", "LargeWorker", "Orchestrator", "ServeController", "ProxyActor")
+STEADY_KINDS: Final = (*KINDS, "Store", "redis-server")  # whose memory is looked at apart
 FAULTS: Final = tuple(
     ProcessFault(kind, stopped_s) for stopped_s in (None, 10.0, 60.0) for kind in KINDS
 )
@@ -59,25 +52,44 @@ class OwnProcesses:
         Raises:
             LookupError: there is none.
         """
-        for pid in sorted(_descendants()):
-            with suppress(OSError):
-                line = Path(f"/proc/{pid}/cmdline").read_bytes()
-                if line.startswith(b"ray::") and kind.encode() in line:
-                    os.kill(pid, sign)
-                    return partial(_signal_again, pid)
-        raise LookupError(kind)
+        pid = first_process(kind)
+        try:
+            os.kill(pid, sign)
+        except ProcessLookupError:
+            raise LookupError(kind) from None  # it ended since
+        return partial(_signal_again, pid)
 
     def levels(self) -> Mapping[str, float]:
-        """What all of them hold: memory in MiB, descriptors, threads."""
-        memory = descriptors = threads = 0.0
+        """What they hold: memory in MiB, of all and of each kind, descriptors, threads; and how
+        many files Ray's session has."""
+        levels = defaultdict[str, float](float)
         for pid in _descendants():
             with suppress(OSError):
                 status = Path(f"/proc/{pid}/status").read_text()
                 fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-                memory += float(fields.get("VmRSS", "0").split()[0]) / 1024
-                threads += int(fields["Threads"])
-                descriptors += len(os.listdir(f"/proc/{pid}/fd"))
-        return {"MiB": memory, "descriptors": descriptors, "threads": threads}
+                memory = float(fields.get("VmRSS", "0").split()[0]) / 1024
+                levels["MiB"] += memory
+                levels["threads"] += int(fields["Threads"])
+                levels["descriptors"] += len(os.listdir(f"/proc/{pid}/fd"))
+                line = Path(f"/proc/{pid}/cmdline").read_bytes()
+                if kind := next((one for one in STEADY_KINDS if one.encode() in line), None):
+                    levels[f"MiB of {kind}"] += memory
+        levels["files"] = sum(len(files) for _, _, files in os.walk(_session()))
+        return levels
+
+
+def first_process(kind: str) -> int:
+    """The oldest process of a kind among those that this one started.
+
+    Raises:
+        LookupError: there is none.
+    """
+    for pid in sorted(_descendants()):
+        with suppress(OSError):
+            line = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if line.startswith(b"ray::") and kind.encode() in line:
+                return pid
+    raise LookupError(kind)
 
 
 def _descendants() -> set[int]:
@@ -86,42 +98,38 @@ def _descendants() -> set[int]:
     return descendants(os.getpid())
 
 
+def _session() -> Path:
+    """The folder of the session of this process's Ray."""
+    import ray
+
+    context = ray.get_runtime_context()
+    return Path(str(context.get_temp_dir()), str(context.get_session_name()))
+
+
 def _signal_again(pid: int, sign: signal.Signals) -> None:
     with suppress(ProcessLookupError):  # it was taken for dead, and replaced
         os.kill(pid, sign)
 
 
-async def faults(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    number: int,
-    chance: random.Random,
-) -> None:
+async def faults(attack: Attack) -> None:
     """So many faults, one after the other, each under streams of two policies."""
-    assert target.processes is not None
-    said = {model: await ask(target, http, model=model) for model in MODELS}
+    said = {model: await attack.ask(model=model) for model in MODELS}
     # Kills and stops in turn, whatever the number: a few of them are of every kind.
-    order = sorted(FAULTS[: len(KINDS) * 2], key=lambda _: chance.random())
+    order = sorted(FAULTS[: len(KINDS) * 2], key=lambda _: attack.chance.random())
     order += FAULTS[len(KINDS) * 2 :]
-    for fault in (order[n % len(order)] for n in range(number)):
-        await _fault(target, http, outcome, fault, said)
-        await until_ready(http, outcome)
+    for fault in (order[n % len(order)] for n in range(attack.number)):
+        await _fault(attack, fault, said)
+        await attack.until_ready()
 
 
-async def _fault(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    fault: ProcessFault,
-    said: dict[str, Reply],
-) -> None:
-    assert target.processes is not None
-    running = streams(target, http, outcome, said, str(fault), fault.kind == "ProxyActor")
+async def _fault(attack: Attack, fault: ProcessFault, said: dict[str, Reply]) -> None:
+    processes, outcome = attack.target.processes, attack.outcome
+    assert processes is not None
+    running = streams(attack, said, str(fault), CUT if fault.kind == "ProxyActor" else ())
     await asyncio.sleep(0.2)
     sign = signal.SIGKILL if fault.stopped_s is None else signal.SIGSTOP
     try:
-        again = target.processes.signal(fault.kind, sign)
+        again = processes.signal(fault.kind, sign)
     except LookupError:
         outcome.seen[f"no {fault.kind}"] += 1
     else:
@@ -133,22 +141,20 @@ async def _fault(
 
 
 def streams(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    said: dict[str, Reply],
-    during: str,
-    may_be_cut: bool = False,
-) -> Awaitable[object]:
-    """Requests that run while something fails; each is to be answered as when nothing does."""
+    attack: Attack, said: dict[str, Reply], during: str, refusals: Sequence[str] = ()
+) -> asyncio.Future[list[None]]:
+    """Requests that run while something fails; each is to be answered as when nothing does, or
+    ends in one of the `refusals`."""
+
+    outcome = attack.outcome
 
     async def one(model: str) -> None:
-        reply = await ask(target, http, model=model)
+        reply = await attack.ask(model=model)
         outcome.count(reply)
         if reply.kind == "200":
             if reply.text != said[model].text and not reply.degraded:
                 outcome.broken.append(f"{during}: {model}: another answer that does not say why")
-        elif not may_be_cut or reply.kind not in ("lost", "503"):
+        elif reply.kind not in refusals:
             outcome.broken.append(f"{during}: {model}: {reply.kind} {reply.text[:80]}")
 
     return asyncio.gather(*(one(model) for model in MODELS * 2))

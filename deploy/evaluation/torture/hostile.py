@@ -9,9 +9,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-import httpx
-
-from deploy.evaluation.torture.attack import CHAT, HANG_S, MODEL, AttackedService, ScenarioOutcome
+from deploy.evaluation.torture.attack import CHAT, HANG_S, MODEL, Attack
 
 AT_ONCE: Final = 8
 
@@ -73,14 +71,10 @@ def hostile_request(chance: random.Random) -> bytes:
     return b"%s %s HTTP/1.1\r\n%s\r\n%s" % (method.encode(), path.encode(), head, sent)
 
 
-async def hostile(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    number: int,
-    chance: random.Random,
-) -> None:
-    requests = (hostile_request(chance) for _ in range(number))
+async def hostile(attack: Attack) -> None:
+    """So many of them, a few at once."""
+    target, outcome = attack.target, attack.outcome
+    requests = (hostile_request(attack.chance) for _ in range(attack.number))
 
     async def send() -> None:
         for request in requests:

@@ -6,77 +6,72 @@ How long answers take is judged here, so these want a machine with nothing else 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from collections.abc import Awaitable, Callable
 from typing import Final
 
-import httpx
-
-from deploy.evaluation.torture.attack import (
-    AttackedService,
-    Reply,
-    ScenarioOutcome,
-    ask,
-    percentile,
-)
+from deploy.evaluation.torture.attack import Attack, Reply, ScenarioOutcome, percentile
 
 SLOWER: Final = 2.0  # a user's p95 beside prompts that are refused, in times of that alone
 ADMITTED_SLOWER: Final = 3.0  # p95 of those admitted at four times the capacity
 GOODPUT: Final = 0.9  # of the most that was answered in a second
+LOUD, QUIET = 64, 16  # clients of two keys; either could take half of a service
+USERS: Final = 4  # who ask beside prompts that are refused
+BEFORE_S: Final = 10.0  # for which they ask before
+BURSTS, ENOUGH = 20, 100  # bursts of such prompts, unless users had so many answers before
 STEADY: Final = 0.05  # by which memory, descriptors and threads may differ
+LEAVING: Final = 0.1  # of the clients of a soak go away during their stream
 STEP_S: Final = 5.0  # at each concurrency, to find the capacity
 CONCURRENT: Final = (1, 2, 4, 8, 16, 32)
 
 
-async def large(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    number: int,
-    chance: random.Random,
-) -> None:
-    """Prompts of a megabyte beside a user: they are refused, the user is answered as before."""
-    alone = [await ask(target, http) for _ in range(5)]
-    said, times = alone[0], list[float]()
+async def large(attack: Attack) -> None:
+    """So many prompts of a megabyte at once, again and again, beside users: they are refused, and
+    the users are answered as before."""
+    outcome = attack.outcome
+    said = await attack.ask()
+    before = [reply.seconds for reply in await _closed_loop(attack, USERS, BEFORE_S)]
+    body = attack.body("12 + 34 is? " * 80_000)
+    times, over = list[float](), asyncio.Event()
 
     async def refused() -> None:
-        reply = await ask(target, http, content="12 + 34 is? " * 80_000)
+        reply = await attack.send(body)
         outcome.count(reply)
         if reply.kind not in ("400", "413", "429"):
             outcome.broken.append(f"{reply.kind} to a prompt of a megabyte: {reply.text[:80]}")
 
-    flood = asyncio.gather(*(refused() for _ in range(number)))
-    while not flood.done():
-        reply = await ask(target, http)
-        outcome.count(reply, "user")
-        times.append(reply.seconds)
-        if (reply.kind, reply.text) != (said.kind, said.text):
-            outcome.broken.append(f"a user got {reply.kind} {reply.text[:80]!r}")
-    await flood
-    before = percentile([one.seconds for one in alone], 0.95)
-    slower = percentile(times, 0.95) / before if before else 0.0
-    outcome.seen[f"user p95 {slower:.1f} times that alone"] = 1
-    if len(times) >= 20 and slower > SLOWER:
+    async def user() -> None:
+        while not over.is_set():
+            reply = await attack.ask()
+            outcome.count(reply, "user")
+            times.append(reply.seconds)
+            if (reply.kind, reply.text) != (said.kind, said.text):
+                outcome.broken.append(f"a user got {reply.kind} {reply.text[:80]!r}")
+
+    users = asyncio.gather(*(user() for _ in range(USERS)))
+    for _ in range(BURSTS):
+        await asyncio.gather(*(refused() for _ in range(attack.number)))
+        if len(times) >= ENOUGH:
+            break
+    over.set()
+    await users
+    usual, beside = percentile(before, 0.95), percentile(times, 0.95)
+    slower = beside / usual if usual else 0.0
+    outcome.seen[f"user p95 {usual:.2f} s alone, {beside:.2f} s beside"] = 1
+    if slower > SLOWER:
         outcome.broken.append(f"a user's p95 is {slower:.1f} times that alone")
 
 
-async def overload(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    number: int,
-    chance: random.Random,
-) -> None:
+async def overload(attack: Attack) -> None:
     """So many requests at once: each is answered rightly or told when to come again."""
-    said = await ask(target, http)
+    said = await attack.ask()
 
     async def one() -> None:
-        reply = await ask(target, http)
-        outcome.count(reply)
-        _check(outcome, reply, said)
+        reply = await attack.ask()
+        attack.outcome.count(reply)
+        _check(attack.outcome, reply, said)
 
-    await asyncio.gather(*(one() for _ in range(number)))
+    await asyncio.gather(*(one() for _ in range(attack.number)))
 
 
 def _check(outcome: ScenarioOutcome, reply: Reply, said: Reply) -> None:
@@ -87,18 +82,13 @@ def _check(outcome: ScenarioOutcome, reply: Reply, said: Reply) -> None:
         outcome.broken.append(f"{reply.kind} with Retry-After {reply.retry_after}")
 
 
-async def capacity(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    number: int,
-    chance: random.Random,
-) -> None:
+async def capacity(attack: Attack) -> None:
     """Four times the capacity for so many seconds: goodput and those admitted hold."""
-    said = await ask(target, http)
+    outcome, number = attack.outcome, attack.number
+    said = await attack.ask()
     most, usual = 0.0, 0.0
     for concurrent in CONCURRENT:
-        replies = await _closed_loop(target, http, concurrent, STEP_S)
+        replies = await _closed_loop(attack, concurrent, STEP_S)
         done = [reply.seconds for reply in replies if reply.kind == "200"]
         if len(done) / STEP_S > most:
             most, usual = len(done) / STEP_S, percentile(done, 0.95)
@@ -109,7 +99,7 @@ async def capacity(
     replies, asked = list[Reply](), set[asyncio.Task[None]]()
 
     async def one() -> None:
-        reply = await ask(target, http)
+        reply = await attack.ask()
         outcome.count(reply)
         replies.append(reply)
         _check(outcome, reply, said)
@@ -119,7 +109,7 @@ async def capacity(
         task = asyncio.create_task(one())
         asked.add(task)
         task.add_done_callback(asked.discard)
-        await asyncio.sleep(chance.expovariate(4 * most))
+        await asyncio.sleep(attack.chance.expovariate(4 * most))
     within = sum(reply.kind == "200" for reply in replies)
     await asyncio.gather(*asked)
     times = [reply.seconds for reply in replies if reply.kind == "200"]
@@ -132,8 +122,7 @@ async def capacity(
 
 
 async def _closed_loop(
-    target: AttackedService,
-    http: httpx.AsyncClient,
+    attack: Attack,
     concurrent: int,
     seconds: float,
     key: str | None = None,
@@ -144,7 +133,7 @@ async def _closed_loop(
 
     async def client() -> None:
         while time.monotonic() < until:
-            reply = await ask(target, http, key=key)
+            reply = await attack.ask(key=key)
             replies.append(reply)
             if seen is not None:
                 seen(reply)
@@ -152,23 +141,18 @@ async def _closed_loop(
                 await asyncio.sleep(0.1)
 
     await asyncio.gather(*(client() for _ in range(concurrent)))
-    return [reply for reply in replies if reply.seconds]
+    return replies
 
 
-async def flood(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    number: int,
-    chance: random.Random,
-) -> None:
-    """A key with 64 clients for so many seconds: another with two keeps at least its share."""
-    assert target.other_key is not None
-    quiet = target.other_key
-    alone = sum(reply.kind == "200" for reply in await _closed_loop(target, http, 2, number, quiet))
+async def flood(attack: Attack) -> None:
+    """A key with 64 clients for so many seconds: another with 16 keeps at least its share."""
+    outcome, number, quiet = attack.outcome, attack.number, attack.target.other_key
+    assert quiet is not None
+    replies = await _closed_loop(attack, QUIET, number, quiet)
+    alone = sum(reply.kind == "200" for reply in replies)
     loud, beside = await asyncio.gather(
-        _closed_loop(target, http, 64, number, seen=lambda reply: outcome.count(reply, "loud")),
-        _closed_loop(target, http, 2, number, quiet, lambda reply: outcome.count(reply, "quiet")),
+        _closed_loop(attack, LOUD, number, seen=lambda reply: outcome.count(reply, "loud")),
+        _closed_loop(attack, QUIET, number, quiet, lambda reply: outcome.count(reply, "quiet")),
     )
     got, others = (sum(one.kind == "200" for one in replies) for replies in (beside, loud))
     share = min(alone, (got + others) / 2)
@@ -179,22 +163,23 @@ async def flood(
         outcome.broken.append(f"the other key was refused {refused} times")
 
 
-async def soak(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    number: int,
-    chance: random.Random,
-) -> None:
+async def soak(attack: Attack) -> None:
     """Mixed traffic for so many seconds: what the processes hold stays as after a sixth of them."""
-    assert target.processes is not None
+    outcome, number, chance = attack.outcome, attack.number, attack.chance
+    processes = attack.target.processes
+    assert processes is not None
     models = ("large-only", "small-only", "specreason", "bild", "cascade", "best-of-k")
     began, level = time.monotonic(), dict[str, float]()
 
     async def client() -> None:
         while time.monotonic() < began + number:
             question = f"{chance.randrange(99)} + {chance.randrange(99)}, then twice"
-            reply = await ask(target, http, content=question, model=chance.choice(models))
+            model = chance.choice(models)
+            if chance.random() < LEAVING:
+                await attack.leave(question, model=model)
+                outcome.seen["left"] += 1
+                continue
+            reply = await attack.ask(question, model=model)
             outcome.count(reply)
             if reply.kind not in ("200", "429"):
                 outcome.broken.append(f"{reply.kind} {reply.text[:80]}")
@@ -202,13 +187,15 @@ async def soak(
 
     async def note() -> None:
         await asyncio.sleep(number / 6)
-        assert target.processes is not None
-        level.update(target.processes.levels())
+        level.update(processes.levels())
 
     todo: list[Awaitable[None]] = [client() for _ in range(4)]
     await asyncio.gather(note(), *todo)
     await asyncio.sleep(2)  # what ended is let go
-    for name, end in target.processes.levels().items():
-        outcome.seen[f"{name} {level[name]:.0f} to {end:.0f}"] = 1
-        if end > level[name] * (1 + STEADY):
-            outcome.broken.append(f"{name} grew from {level[name]:.0f} to {end:.0f}")
+    for name, end in processes.levels().items():
+        if (start := level.get(name)) is None:  # of a kind that was just being replaced
+            outcome.seen[f"{name} unknown to {end:.0f}"] = 1
+            continue
+        outcome.seen[f"{name} {start:.0f} to {end:.0f}"] = 1
+        if end > start * (1 + STEADY):
+            outcome.broken.append(f"{name} grew from {start:.0f} to {end:.0f}")

@@ -9,20 +9,14 @@ from typing import Final
 
 import httpx
 
-from deploy.evaluation.torture.attack import (
-    HANG_S,
-    AttackedService,
-    ScenarioOutcome,
-    check_alive,
-    watched_health,
-)
+from deploy.evaluation.torture.attack import HANG_S, Attack, AttackedService, ScenarioOutcome
 from deploy.evaluation.torture.faults import faults
 from deploy.evaluation.torture.guesses import guesses
 from deploy.evaluation.torture.hostile import hostile
 from deploy.evaluation.torture.load import capacity, flood, large, overload, soak
-from deploy.evaluation.torture.redis_faults import redis_faults
+from deploy.evaluation.torture.states import bad_states
 
-SCENARIOS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
+SCENARIOS: Final[Mapping[str, Callable[[Attack], Awaitable[None]]]] = {
     "hostile": hostile,
     "guesses": guesses,
     "large": large,
@@ -30,7 +24,7 @@ SCENARIOS: Final[Mapping[str, Callable[..., Awaitable[None]]]] = {
     "capacity": capacity,
     "flood": flood,
     "faults": faults,
-    "redis": redis_faults,
+    **dict.fromkeys(("redis", "disk", "clock", "memory"), bad_states),
     "soak": soak,
 }
 
@@ -45,9 +39,10 @@ async def torture(
         async with httpx.AsyncClient(
             base_url=target.url, timeout=2 * HANG_S, limits=limits, trust_env=False
         ) as http:
-            async with watched_health(http, outcome):
-                await SCENARIOS[name](target, http, outcome, number, random.Random(seed))
-            await check_alive(target, http, outcome)
+            attack = Attack(target, http, outcome, number, random.Random(seed))
+            async with attack.watched_health():
+                await SCENARIOS[name](attack)
+            await attack.check_alive()
         outcome.seconds = time.monotonic() - began
         yield outcome
 

@@ -60,7 +60,7 @@ addEventListener("keydown", (event) => {
   if (event.key === "/") {
     event.preventDefault();
     main.querySelector("textarea")?.focus();
-  } else if (["j", "k", "r"].includes(event.key) && !event.defaultPrevented) {
+  } else if (["j", "k", "r", "t"].includes(event.key) && !event.defaultPrevented) {
     const list = main.querySelector(".steps");
     if (!list) return;
     event.preventDefault();

@@ -16,12 +16,12 @@ export function parameterForm(schema, given = {}) {
   return { element, values };
 }
 
-/** The schema of what is not null. */
-const kind = (about) => about.anyOf?.find((one) => one.type !== "null") ?? about;
+/** The schema of what is not null; of several kinds, the first. */
+const kind = (about) => (about.anyOf ?? about.oneOf)?.find((one) => one.type !== "null") ?? about;
 
 function control(name, about, value) {
   const one = kind(about);
-  if (one.enum) return h("select", { name, value }, one.enum.map((item) => h("option", { value: item, selected: item === value }, item)));
+  if (one.enum?.includes(value)) return h("select", { name, value }, one.enum.map((item) => h("option", { value: item, selected: item === value }, item)));
   if (one.type === "boolean") return h("input", { type: "checkbox", name, checked: Boolean(value) });
   if (one.type === "integer" || one.type === "number") {
     return h("input", { type: "number", name, value: value ?? "", placeholder: about.anyOf ? "none" : "", min: one.minimum, max: one.maximum, step: one.type === "integer" ? 1 : "any" });
@@ -31,7 +31,7 @@ function control(name, about, value) {
 
 function read(name, about, input) {
   const one = kind(about);
-  if (one.enum) return input.value;
+  if (input.localName === "select") return input.value;
   if (one.type === "boolean") return input.checked;
   if (one.type === "integer" || one.type === "number") {
     if (input.value === "" && input.validity.valid) return about.anyOf ? null : undefined;

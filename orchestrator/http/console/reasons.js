@@ -4,7 +4,7 @@ import { number, plural } from "./dom.js";
 
 const JUDGED = new Set(["specreason", "cascade", "lookahead", "never-slower", "best-of-k", "plan"]);
 const UNSCORED = {
-  bild: "rolled back: the large model finds its first token unlikely",
+  bild: "the large model found its first token unlikely",
   triggers: "the small model was too sure of it, or it repeated what stands before it",
   plan: "the small model was not sure how to go on",
 };

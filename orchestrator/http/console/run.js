@@ -2,7 +2,7 @@
 //
 // A row is what the page shows as one step: the accepted text between two blank lines. It has spans,
 // each by one author, since a policy may hand over in mid-step, and the drafts that were rejected
-// before it.
+// before it. Where the steps say how their tokens came about, a row has its tokens, too.
 
 import { events as streamed, get } from "./api.js";
 
@@ -17,9 +17,12 @@ export class Run {
     this.running = [];
     this.ms = 0; // on the service's clock
     this.metrics = null;
+    this.acceptance = {}; // of drafted tokens by position, by worker
     this.finish = null;
     this.forced = false;
     this.error = null;
+    this.place = { row: 0, span: 0, at: 0 }; // in the accepted text: steps have told of what precedes it
+    this.unplaced = []; // tokens of accepted steps whose text no row has yet
     this.version = 0; // grows with every change
     this.waiting = []; // rejected drafts that no row has yet
   }
@@ -72,6 +75,7 @@ export class Run {
     if (finish) {
       this.finish = finish;
       this.metrics = baton.metrics;
+      this.acceptance = baton.acceptance ?? {};
       this.forced = baton.forced;
       this.ms = baton.metrics.ms.total;
     } else if (baton?.events) {
@@ -96,7 +100,7 @@ export class Run {
     let last = this.rows.at(-1);
     if (fresh || !last || last.closed || last.phase !== phase) {
       if (last) last.closed = true;
-      last = { phase, spans: [], drafts: [], calls: [], score: null, at_ms: null, ms: 0, tokens: 0, closed: false, version: 0, unread: "", marks: { "```": 0, "$$": 0, "\\[": 0, "\\]": 0 } };
+      last = { phase, spans: [], pieces: [], drafts: [], calls: [], score: null, at_ms: null, ms: 0, tokens: 0, closed: false, version: 0, unread: "", marks: { "```": 0, "$$": 0, "\\[": 0, "\\]": 0 } };
       this.rows.push(last);
     }
     if (this.waiting.length) {
@@ -120,6 +124,7 @@ export class Run {
       row.unread += part;
       if (endsBlank(part) && balanced(row)) row.closed = true;
     }
+    this.placeTokens();
   }
 
   step(step) {
@@ -127,6 +132,8 @@ export class Run {
       this.waiting.push(step);
       return;
     }
+    this.unplaced.push(...tokensOf(step));
+    this.placeTokens();
     const row = this.rows.at(-1);
     if (!row) return;
     row.version += 1;
@@ -134,6 +141,43 @@ export class Run {
     row.at_ms = step.at_ms ?? null;
     row.calls.push(...(step.calls ?? []));
     if (step.score !== null && step.score !== undefined) row.score = step.score;
+  }
+
+  /** Give the tokens of accepted steps to the rows whose text they make. Of a token that lies across
+   * two spans each has a piece, the second marked `continues`; one that adds no text has a piece, too. */
+  placeTokens() {
+    const { place, unplaced } = this;
+    while (unplaced.length) {
+      this.advance();
+      const [token] = unplaced;
+      const row = this.rows[place.row];
+      const span = row?.spans[place.span];
+      if (!span) return;
+      const part = token.text.slice(0, span.text.length - place.at);
+      if (token.text && !part) return; // held back: it may begin a stop string
+      const text = token.text.trimStart();
+      if (!span.text.startsWith(part, place.at) && text !== token.text) {
+        unplaced[0] = { ...token, text }; // white space before an answer with stop strings is not shown
+        continue;
+      }
+      if (token.origin) row.pieces.push({ ...token, text: part });
+      row.version += 1;
+      place.at += part.length;
+      if (part === token.text) unplaced.shift();
+      else unplaced[0] = { ...token, text: token.text.slice(part.length), drafts: [], continues: true };
+    }
+  }
+
+  /** Move `place` from the end of a span to the next one that is there: more may be added to the last. */
+  advance() {
+    const { place, rows } = this;
+    for (;;) {
+      const spans = rows[place.row]?.spans ?? [];
+      if (place.at < (spans[place.span]?.text.length ?? 0)) return;
+      if (place.span + 1 < spans.length) Object.assign(place, { span: place.span + 1, at: 0 });
+      else if (place.row + 1 < rows.length) Object.assign(place, { row: place.row + 1, span: 0, at: 0 });
+      else return;
+    }
   }
 
   get thought() { return this.rows.filter((row) => row.phase === "thought"); }
@@ -195,6 +239,7 @@ export class Run {
 
   conclude(record) {
     this.metrics = record.metrics ?? null;
+    this.acceptance = record.acceptance ?? {};
     this.finish = record.finish_reason ?? null;
     this.forced = Boolean(record.forced);
     this.ms = record.metrics?.ms?.total || Math.max(0, ...this.script.map((item) => item.due));
@@ -231,6 +276,19 @@ export class Run {
       }
     }
   }
+}
+
+/** A step's tokens with their origins and what was drafted in their places; all of its text as one
+ * where they are not known. */
+function tokensOf({ text, provenance }) {
+  if (!provenance) return text ? [{ text }] : [];
+  const drafted = new Map(provenance.rejected);
+  const characters = [...text]; // lengths count code points
+  let end = 0;
+  return provenance.lengths.map((length, index) => {
+    end += length;
+    return { text: characters.slice(end - length, end).join(""), origin: provenance.origins[index], drafts: drafted.get(index) ?? [] };
+  });
 }
 
 /** A text cut behind its blank lines. */

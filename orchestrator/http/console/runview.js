@@ -3,10 +3,11 @@
 import { url } from "./api.js";
 import { copy, duration, h, number, percent, plural, saveFile, say } from "./dom.js";
 import { Lanes } from "./lanes.js";
-import { NAMES, ending } from "./reasons.js";
+import { NAMES, ending, rowReason } from "./reasons.js";
 import { blocks, plain } from "./richtext.js";
 import { Run } from "./run.js";
-import { Steps, badge } from "./steps.js";
+import { Steps, badge, writtenBy } from "./steps.js";
+import { tokenView } from "./tokens.js";
 
 const REFRESH_MS = 80; // a stream of 200 tokens a second is drawn a dozen times a second
 
@@ -18,12 +19,13 @@ export class RunView {
     this.totals = h("section", { class: "totals", "aria-label": "Totals" });
     this.lanes = new Lanes();
     this.steps = new Steps();
+    this.authors = h("p", { class: "authors", hidden: true });
     this.empty = h("p", { class: "pending", role: "status" });
     this.answer = h("section", { class: "answer", "aria-label": "Answer", hidden: true });
     this.trouble = h("p", { class: "trouble", role: "alert", hidden: true });
     this.buttons = h("div", { class: "row actions" });
     this.element = h("article", { class: compact ? "run compact" : "run" },
-      this.head, this.totals, this.lanes.element, this.empty, this.steps.element, this.answer, this.trouble, compact ? null : this.buttons);
+      this.head, this.totals, this.lanes.element, this.empty, this.authors, this.steps.element, this.answer, this.trouble, compact ? null : this.buttons);
   }
 
   /** Draws soon: at most a dozen times a second. */
@@ -54,6 +56,7 @@ export class RunView {
     this.lanes.show(run);
     const noThought = run.thought.length === 0 && run.status !== "waiting" && run.answer.length > 0;
     this.steps.show(run, noThought ? run.answer : run.thought);
+    this.drawAuthors(noThought ? run.answer : run.thought);
     this.empty.hidden = !live || run.rows.length > 0;
     this.empty.textContent = run.status === "waiting" ? "Both models read the question …" : waitingFor(run);
     this.drawAnswer(noThought);
@@ -67,6 +70,19 @@ export class RunView {
     }
   }
 
+  /** What the letters beside the steps stand for, of those that there are. */
+  drawAuthors(rows) {
+    const found = new Set(rows.filter((row) => row.spans.length).map(writtenBy));
+    this.authors.hidden = found.size === 0;
+    const kinds = Object.keys(LEGEND).filter((kind) => found.has(kind));
+    if (this.kinds === String(kinds)) return;
+    this.kinds = String(kinds);
+    this.authors.replaceChildren(...kinds.map((kind) => {
+      const [authors, anew, words] = LEGEND[kind];
+      return h("span", {}, badge(authors, anew), words);
+    }));
+  }
+
   drawAnswer(noThought) {
     const { run } = this;
     const text = noThought ? "" : run.answerText;
@@ -74,9 +90,12 @@ export class RunView {
     if (!text) return;
     const authors = [...new Set(run.answer.flatMap((row) => row.spans.map((span) => span.author)))];
     const done = !["waiting", "running"].includes(run.status);
+    const reason = done ? rowReason(run, run.answer.at(-1)) : "";
     this.answer.replaceChildren(
       h("h3", {}, badge(authors), "Answer"),
-      h("div", { class: done ? "text" : "text plain", dir: "auto" }, done ? blocks(text) : plain(text)));
+      h("div", { class: done ? "text" : "text plain", dir: "auto" }, done ? blocks(text) : plain(text)),
+      ...(reason ? [h("p", { class: "reason" }, reason)] : []),
+      ...(done ? tokenView(run.answer.flatMap((row) => row.pieces)) : []));
   }
 
   actions(live) {
@@ -116,6 +135,14 @@ export class RunView {
   }
 }
 
+const LEGEND = {
+  small: [["small"], false, "written by the small model"],
+  large: [["large"], false, "by the large model"],
+  rewritten: [["large"], true, "drafted by the small model, rejected, and written anew by the large one"],
+  both: [["small", "large"], false, "by both, in turn"],
+  policy: [["policy"], false, "put in by the policy"],
+};
+
 function waitingFor(run) {
   const [one] = run.running;
   if (!one) return "…";
@@ -154,9 +181,10 @@ function totals(run) {
   const figures = [
     figure(duration(run.ms), "time", run.status === "finished" && run.policyName !== "large-only" ? against(run, estimate) : null),
     figure(percent(sum.small / sum.accepted), "by the small model", `${number(sum.small)} of ${plural(sum.accepted, "accepted token")}`),
-    figure(percent(rate), "of judged drafts kept", sum.kept ? `${number(sum.kept)} of ${number(judged)}` : rate === null ? "none was judged" : "accepted over judged drafts"),
+    figure(percent(rate), "of judged drafts kept", rate === null ? "none was judged" : sum.kept || rate === 0 ? `${number(sum.kept)} of ${number(judged)}` : "accepted over judged drafts"),
     discarded === null ? null : figure(number(discarded), "tokens thrown away", `of ${number(run.metrics.small_tokens + run.metrics.large_tokens)} generated`),
     run.metrics ? figure(number(run.metrics.large_passes), "passes of the large model", `${number(run.metrics.judge_calls)} of its calls were judgements`) : null,
+    tokenDrafts(run),
     money(run, sum),
   ];
   return [share(sum), h("dl", { class: "figures" }, figures)];
@@ -165,7 +193,16 @@ function totals(run) {
 function against(run, estimate) {
   if (!estimate) return "too few tokens by large to estimate large-only";
   const ratio = estimate.ms / run.ms;
-  return `estimate for large-only: ${duration(estimate.ms)} (${number(ratio, 2)}×)`;
+  return `estimate for large-only: ${duration(estimate.ms).replace(" ", "\u00a0")} (${number(ratio, 2)}× as fast)`;
+}
+
+/** How many places of the large model's token drafts it accepted, and how far into a draft. */
+function tokenDrafts({ acceptance }) {
+  const { drafted_at: drafted, accepted_at: accepted } = acceptance.large ?? {};
+  if (!drafted?.length) return null;
+  const sum = (counts) => counts.reduce((all, count) => all + count, 0);
+  const places = drafted.slice(0, 4).map((count, index) => percent(accepted[index] / count));
+  return figure(percent(sum(accepted) / sum(drafted)), "of tokens guessed ahead accepted", `within the large model; by place in the guess: ${places.join(", ")}${drafted.length > 4 ? ", …" : ""}`);
 }
 
 /** What the generated tokens cost at the prices that the reader set; nothing where there are none. */

@@ -5,9 +5,11 @@
 import { duration, h, number, plural, svg } from "./dom.js";
 import { LETTERS, NAMES, draftReason, rowReason, threshold } from "./reasons.js";
 import { blocks, inline, plain } from "./richtext.js";
+import { tokenView } from "./tokens.js";
 
 const MARGIN = "800px";
 const GROUP = 20; // rows
+const FOLDED = { r: "rejected", t: "tokens" }; // by key
 
 export class Steps {
   constructor() {
@@ -66,13 +68,13 @@ export class Steps {
     const author = authors.length > 1 ? "both" : authors[0] ?? "small";
     const body = h("div", { class: "text plain", dir: "auto" }, spans(row));
     const reason = row.closed ? rowReason(run, row) : "";
-    const rewritten = author === "large" && row.drafts.length > 0;
     const element = h("li", { class: `step ${author}`, tabindex: "-1", "data-step": index },
-      h("div", { class: "who" }, badge(authors, rewritten)),
+      h("div", { class: "who" }, badge(authors, rewritten(row))),
       h("div", { class: "what" },
         row.drafts.map((draft) => rejected(run, draft)),
         body,
-        reason ? h("p", { class: "reason" }, reason) : null),
+        reason ? h("p", { class: "reason" }, reason) : null,
+        row.closed ? tokenView(row.pieces) : null),
       h("div", { class: "meta" },
         row.score === null ? null : meter(row.score, threshold(run)),
         h("span", { class: "cost" }, row.closed ? [plural(row.tokens, "token"), row.ms ? ` · ${duration(row.ms)}` : ""].join("") : h("span", { class: "writing" }, "writing"))));
@@ -84,7 +86,7 @@ export class Steps {
     if (event.altKey || event.ctrlKey || event.metaKey) return;
     const move = { j: 1, k: -1 }[event.key];
     if (move) this.move(move);
-    else if (event.key === "r") this.toggle();
+    else if (event.key in FOLDED) this.toggle(FOLDED[event.key]);
     else return;
     event.preventDefault();
   }
@@ -96,9 +98,9 @@ export class Steps {
     next?.element.scrollIntoView({ block: "nearest" });
   }
 
-  /** Unfold all rejected drafts, or fold them. */
-  toggle() {
-    const all = [...this.element.querySelectorAll("details.rejected")];
+  /** Unfold all rejected drafts or tokens, or fold them. */
+  toggle(kind) {
+    const all = [...this.element.querySelectorAll(`details.${kind}`)];
     const open = !all.every((one) => one.open);
     for (const one of all) one.open = open;
   }
@@ -112,6 +114,7 @@ function enrich({ row, body }) {
   if (authors.size === 1) body.replaceChildren(...blocks(row.spans.map((span) => span.text).join("")));
   else {
     body.classList.add("spans"); // who wrote which part matters more than how blocks are set
+    if (row.spans.some((span) => span.text.includes("```"))) body.classList.add("fenced");
     row.spans.forEach((_, index) => body.children[index].replaceChildren(...inline(text(row, index))));
   }
 }
@@ -130,12 +133,22 @@ function spans(row) {
 /** A span's text, without the blank line that ends the step. */
 const text = (row, index) => (index === row.spans.length - 1 ? row.spans[index].text.trimEnd() : row.spans[index].text);
 
-export function badge(authors, rewritten = false) {
-  const letters = rewritten ? ["S", "L"] : authors.map((author) => LETTERS[author]);
-  const names = rewritten ? "drafted by the small model, rewritten by the large model" : `by the ${authors.map((author) => NAMES[author]).join(" and the ")}`;
-  const kind = rewritten ? "rewritten" : authors.length > 1 ? "both" : authors[0] ?? "small";
+/** Whether the large model wrote a step anew whose draft it had rejected. */
+const rewritten = (row) => row.drafts.length > 0 && row.spans.length > 0 && row.spans.every((span) => span.author === "large");
+
+/** Who wrote a row: an author, "both", or "rewritten". */
+export function writtenBy(row) {
+  const [first] = row.spans;
+  if (row.spans.some((span) => span.author !== first.author)) return "both";
+  return rewritten(row) ? "rewritten" : first.author;
+}
+
+export function badge(authors, anew = false) {
+  const letters = Object.keys(LETTERS).filter((author) => authors.includes(author)).map((author) => LETTERS[author]);
+  const names = anew ? "drafted by the small model, rewritten by the large model" : `by the ${authors.map((author) => NAMES[author]).join(" and the ")}`;
+  const kind = anew ? "rewritten" : authors.length > 1 ? "both" : authors[0] ?? "small";
   return h("span", { class: `badge ${kind}`, role: "img", "aria-label": names, title: names },
-    rewritten ? [h("s", {}, "S"), "L"] : letters.join(""));
+    anew ? [h("s", {}, "S"), "L"] : letters.join(""));
 }
 
 /** A score from 0 to 9 on a bar, with a mark where the threshold is. */

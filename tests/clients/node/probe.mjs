@@ -20,7 +20,7 @@ export const TOOL_SCHEMA = {
   additionalProperties: false,
 };
 export const TOOL_QUESTION = "Multiply 37 by 46 with the tool.";
-const TIMEOUT_MS = 60000;
+const TIMEOUT_MS = 1000 * (process.env.BATON_TIMEOUT_S ?? 60);
 
 function check(true_, message) {
   if (!true_) throw new Error(message);
@@ -48,7 +48,9 @@ const CHECKS = {
 
 // Try each capability that a script names, and print how it went.
 export async function run(script) {
+  const wanted = process.env.BATON_CHECKS?.split(",") ?? Object.keys(CHECKS);
   for (const [capability, judge] of Object.entries(CHECKS)) {
+    if (!wanted.includes(capability)) continue;
     const attempt = script[capability];
     let why = "";
     try {

@@ -46,7 +46,7 @@ FORM = {
     "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True},
 }
 TOOL_QUESTION = "Multiply 37 by 46 with the tool."
-TIMEOUT_S = 60
+TIMEOUT_S = int(os.environ.get("BATON_TIMEOUT_S", "60"))
 _SAID = re.compile(
     r"""Error code: 400 - ([^{\n]+?)(?:['"]\)|$)"""  # how openai-python quotes an answer
     r"""|['"]message['"]: (['"])(.+?)\2, ['"]type['"]""",
@@ -96,7 +96,8 @@ CHECKS: dict[str, Callable[[Any], None]] = {
 def run(script: Mapping[str, Any]) -> None:
     """Try each capability that a script defines, by its globals, and print how it went."""
     signal.signal(signal.SIGALRM, _too_long)
-    for name in CHECKS:
+    wanted = os.environ.get("BATON_CHECKS", ",".join(CHECKS)).split(",")
+    for name in [name for name in CHECKS if name in wanted]:
         attempt: Callable[[], Any] | str = script[name]
         if isinstance(attempt, str):
             _print(name, False, attempt)

@@ -58,7 +58,7 @@ MISTAKES: list[Mistake] = [
      "          engine: builtin\n          engine_args: {}\n          gpu: 0.72",
      "workers.large.engine_args: goes with engine: vllm"),
     ("gpu.yaml", "gpu.yaml", "threshold: 7", "treshold: 7",
-     "policy.params.specreason.treshold: unknown key"),
+     "policy.params.specreason.treshold: unknown field"),
     ("gpu.yaml", "gpu.yaml", "host: 127.0.0.1", "host: 0.0.0.0",
      "http_options.host: 0.0.0.0 is open to the network"),
     ("gpu.yaml", "gpu.yaml", "keep_alive_timeout_s: 65", "request_timeout_s: 60",

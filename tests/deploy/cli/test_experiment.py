@@ -98,7 +98,7 @@ def test_what_goes_wrong_is_told_in_a_line(
     for text, told in (
         ("name: [", "thresholds.yaml"),
         ("- 1", "a mapping"),
-        ("name: x", "arms: missing"),
+        ("name: x", "arms: is missing"),
     ):
         file = tmp_path / "thresholds.yaml"
         file.write_text(text)

@@ -54,7 +54,10 @@ def test_a_gate_is_learned_and_taken(
     # It is learned for this pair: the file stays one file, and another pair's is not touched.
     written["policies"]["specreason"] = {"params": {"threshold": 8}}
     out.write_text(json.dumps(written))
+    calls = tmp_path / "pair.calls.jsonl"
+    kept = calls.read_bytes()
     assert baton("learn", "gate", str(runs), "--out", str(out))[0] == 0
+    assert calls.read_bytes() == kept  # every branch was answered from it
     assert read(out).params("specreason") == {"threshold": 8}
     out.write_text(json.dumps({**written, "pair": {"small": "a", "large": "b"}}))
     status, _, error = baton("learn", "gate", str(runs), "--out", str(out))
@@ -69,6 +72,13 @@ def test_the_embedded_pair_brings_its_gate() -> None:
 
 
 def test_a_folder_without_recordings_is_refused(baton: Any, tmp_path: Path) -> None:
+    status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
+    assert status == 1
+    assert "expected recordings, found none" in error
+
+
+def test_a_file_beside_the_recordings_is_none_of_them(baton: Any, tmp_path: Path) -> None:
+    (tmp_path / "o.calls.jsonl").write_text("{}\n")
     status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
     assert status == 1
     assert "expected recordings, found none" in error

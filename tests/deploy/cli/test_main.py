@@ -141,7 +141,7 @@ DEAD = "http://127.0.0.1:9"
         (("trace", "show", "abc", "--url", DEAD), 1, DEAD),
         (("trace", "show", __file__), 1, "line 1: cannot be read"),
         (("trace", "replay", __file__), 1, "line 1: cannot be read"),
-        (("trace", "replay", OLD, "--policy", "specreason:treshold=8"), 2, "treshold: unknown key"),
+        (("trace", "replay", OLD, "--policy", "specreason:treshold=8"), 2, "treshold: unknown"),
         (("trace", "replay", OLD, "--policy", "nope"), 2, "no policy 'nope'"),
         (("policy", "list", "--url", DEAD), 1, DEAD),
         (("policy", "publish", "specreason:threshold", "--url", DEAD), 2, "threshold"),

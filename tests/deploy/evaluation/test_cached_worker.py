@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from deploy.evaluation.cached_worker import CachedWorker
+from deploy.evaluation.cached_worker import CachedWorker, cached_pair
 from deploy.evaluation.recording import RecordedRequest, Recording
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, TextDelta
@@ -102,6 +102,22 @@ async def test_only_what_a_changed_decision_leads_to_is_asked() -> None:
         recorded_call.call.transcript.text for recorded_call in workers["small"].calls[before:]
     ]
     assert asked == ["First, 2+2=4.\n\nFour is even.\n\n"]  # the third step, after another second
+
+
+async def test_both_models_are_made_before_the_first_call_that_needs_one() -> None:
+    made: list[str] = []
+
+    def load(name: str) -> Scripted:
+        made.append(name)
+        return pair()[name]
+
+    workers = cached_pair(load)
+    assert made == []
+    call = Call("r", Transcript(ASKED))
+    for name in ("large", "small", "large"):
+        stream = workers[name].generate(call, StopCriteria(9), Sampling())  # type: ignore[index]
+        assert isinstance([item async for item in stream][-1], Generation)
+        assert made == ["small", "large"]
 
 
 async def test_chance_is_not_remembered_without_a_seed() -> None:

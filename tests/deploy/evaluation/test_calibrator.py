@@ -64,6 +64,16 @@ async def test_a_threshold_that_meets_a_share(workers: Any) -> None:
     assert row["agreement_low"] < best.agreement <= row["agreement_high"] + 1e-9
 
 
+async def test_a_policy_that_throws_every_draft_away_is_spared_nothing(workers: Any) -> None:
+    with closing(Grader()) as grader:
+        calibrating = calibrator(workers, grader)
+        await calibrating.ends()
+        rewritten = Candidate("all", "specreason", {"threshold": 10, "answer_by": "large"})
+        point = await calibrating.point(rewritten, 10)
+    assert point.large_share == pytest.approx(1, abs=0.05)
+    assert point.agreement > 0.9
+
+
 async def test_the_scoring_that_tells_more_is_chosen(workers: Any) -> None:
     """The embedded pair was never taught the full prompt: its digits tell less than likelihoods."""
     with closing(Grader()) as grader:

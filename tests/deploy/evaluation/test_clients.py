@@ -2,10 +2,61 @@
 
 from __future__ import annotations
 
-from deploy.evaluation.clients import PrefixCacheOwner
+import httpx
+import pytest
+
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.clients import (
+    HttpClient,
+    LocalClient,
+    PrefixCacheOwner,
+    ask,
+    error_of,
+)
+from deploy.service.config import DEFAULT_FILE, LimitsSpec, load
+from orchestrator.errors import ConfigError, WorkerUnavailable
+from tests.deploy.conftest import free_port
 from workers.engine.worker import LocalWorker
+from workers.scripted import Scripted
 
 
 def test_a_model_in_this_process_lets_its_prefix_cache_be_emptied() -> None:
     """By the method's name, which nothing else checks."""
     assert issubclass(LocalWorker, PrefixCacheOwner)
+
+
+async def test_the_deadline_of_a_service_does_not_end_answers_of_an_evaluation() -> None:
+    large = Scripted(story=("2+2 is 4.", "It is four."), delay=0.02)
+    limits = LimitsSpec(deadline_s=0.001)
+    args = load(DEFAULT_FILE).args.model_copy(update={"limits": limits})
+    client = LocalClient(args, {"large": large})
+    answer = await ask(client, "2+2?", Candidate.parse("large-only"))
+    assert answer.text == "It is four."
+
+
+def test_a_refused_key_says_which_variable_it_came_from() -> None:
+    request = httpx.Request("POST", "http://127.0.0.1:8000/v1/chat/completions")
+    body = {"error": {"message": "no API key", "param": None, "code": None}}
+    for given, said in (({}, "$BATON_API_KEY"), ({"key": "$OTHER"}, "$OTHER")):
+        error = error_of(httpx.Response(401, json=body, request=request), **given)
+        assert str(error).startswith("http://127.0.0.1:8000/: no API key; ")
+        assert str(error).endswith(f"takes its key from {said}")
+    assert "takes" not in str(error_of(httpx.Response(403, json=body, request=request)))
+
+
+@pytest.mark.parametrize(
+    ("url", "kind", "message"),
+    [
+        ("127.0.0.1:8000", ConfigError, "expected an address as http://HOST:PORT"),
+        ("http://127.0.0.1:PORT", WorkerUnavailable, "is the service running there"),
+    ],
+)
+async def test_a_service_that_cannot_be_reached(
+    url: str, kind: type[Exception], message: str
+) -> None:
+    client = HttpClient(url.replace("PORT", str(free_port())))
+    try:
+        with pytest.raises(kind, match=message):
+            await ask(client, "2+2?", Candidate.parse("large-only"))
+    finally:
+        await client.aclose()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -102,8 +103,28 @@ def test_calls_in_turn_add_up() -> None:
         costs(),
     )
     assert (found.small, found.large, found.classify) == (56.5, 246.0, 58.0)
-    assert found.ms == 43 + 43.5 + 33 + 25 + 203
-    assert found.overlap == 13  # the small model read the prompt meanwhile
+    assert found.ms == 13 + 43.5 + 33 + 25 + 203
+    assert found.overlap == 43  # the large model read the prompt while the small one drafted
+
+
+def test_the_first_action_begins_when_its_worker_has_read_the_prompt() -> None:
+    reads = generate("large", 20, 0, 0, criteria=0), generate("small", 20, 0, 0, criteria=0)
+    short = generate("small", 21, 20, 1)  # 1 + 2 + 0.5: over at 16.5, before the prompt is read
+    judge = Classify("large", TRACE, (), "", ("0",))
+    judged = ActionCompleted(judge, Classification(("0",), (1.0,), 0.0, Usage(40, 30, 0, 1)), 1.0)
+    assert predict(recording(*reads, short, judged), costs()).ms == 43 + 33
+    assert predict(recording(*reads, judged), costs()).ms == 43 + 33
+    started = ActionCompleted(Start(judge), Job(0), 0.0)
+    first = ActionCompleted(First((Job(0),)), (Job(0), judged.answer), 1.0)
+    assert predict(recording(*reads, started, first), costs()).ms == 43 + 33
+    plain = [replace(one, answer=replace(one.answer, thinks=False)) for one in reads]
+    found = predict(recording(*plain, generate("small", 21, 20, 5)), costs())
+    assert found.ms == 43 + 43.5  # whether there is a thought is known when both have read it
+    capped = recording(*reads, generate("small", 21, 20, 5))
+    for name in ("max_cost", "max_large_tokens"):
+        request = replace(capped.request, parameters={name: 1})
+        assert predict(replace(capped, request=request), costs()).ms == 43 + 43.5
+    assert predict(capped, costs()).ms == 13 + 43.5
 
 
 def jobs() -> tuple[ActionCompleted, ...]:

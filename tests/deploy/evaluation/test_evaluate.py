@@ -115,3 +115,44 @@ async def test_many_at_once() -> None:
     outcomes = await run(PROBLEMS, lineup(["a"], [None]), ask, same, concurrency=4)
     assert most == 4
     assert [len(turn) for turn in outcomes] == [2] * 6
+
+
+async def test_many_at_once_are_kept_in_order_as_soon_as_they_can_be() -> None:
+    gates = {problem.question: asyncio.Event() for problem in PROBLEMS}
+    kept: list[int] = []
+
+    async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
+        await gates[question].wait()
+        return EvaluatedAnswer(f"{question} {candidate.label}")
+
+    async def until(n: int) -> None:
+        async with asyncio.timeout(5):
+            while len(kept) < n:
+                await asyncio.sleep(0.001)
+
+    done: list[Turn] = [[EvaluationResult(True, 1.0, EvaluatedAnswer("?"))] * 2]
+    task = asyncio.create_task(
+        run(
+            PROBLEMS,
+            lineup(["a"], [None]),
+            ask,
+            same,
+            concurrency=8,
+            done=done,
+            keep=lambda index, _: kept.append(index),
+        )
+    )
+    for gate in (gates["1"], gates["3"], gates["4"]):
+        gate.set()
+    await until(1)
+    await asyncio.sleep(0.02)
+    assert kept == [1]  # 3 and 4 wait for 2, which would else be taken for done
+    gates["2"].set()
+    await until(4)
+    gates["5"].set()
+    turns = await task
+    assert kept == [1, 2, 3, 4, 5]
+    assert turns[0] == done[0]
+    assert [[one.answer.text for one in turn] for turn in turns[1:]] == [
+        [f"{n} large-only", f"{n} a"] for n in range(1, 6)
+    ]

@@ -9,6 +9,8 @@ from deploy.evaluation.gym import FORMAT, GymQuestion
 from deploy.evaluation.problems import load_problems
 from orchestrator.errors import ConfigError
 
+KINDS = ("leg_counting", "simple_equations")
+
 
 def test_a_seed_draws_the_same_problems_and_another_draws_others() -> None:
     some = load_problems("gym:leg_counting:7", 4, 0)
@@ -21,6 +23,14 @@ def test_a_seed_draws_the_same_problems_and_another_draws_others() -> None:
         one.question for one in load_problems("gym:leg_counting", 4, 8)
     }
     assert all(one.question.endswith(FORMAT) for one in some)
+
+
+def test_several_kinds_take_turns_and_share_the_limit() -> None:
+    some = load_problems("gym:leg_counting,simple_equations:7", 5, 0)
+    legs, equations = (load_problems(f"gym:{kind}:7", 3, 0) for kind in KINDS)
+    assert some == [legs[0], equations[0], legs[1], equations[1], legs[2]]
+    with pytest.raises(ConfigError, match="no problems 'nothing'"):
+        load_problems("gym:leg_counting,nothing", 5, 0)
 
 
 @pytest.mark.parametrize("kind", ["gsm_symbolic", "leg_counting", "simple_equations"])

@@ -80,6 +80,16 @@ def test_predicted_rows(tmp_path: Path) -> None:
     json.dumps(data)
 
 
+def test_requests_that_waited_for_others_have_no_measured_speedup(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+    head, *rows = (folder / "rows.jsonl").read_text().splitlines()
+    head = json.dumps({**json.loads(head), "concurrency": 48})
+    (folder / "rows.jsonl").write_text("\n".join([head, *rows]))
+    data = predicted(folder, COSTS)
+    assert [row["measured_speedup"] for row in data["rows"]] == [None, None]
+    assert "2.00x" not in report(data)
+
+
 BATCHED = COSTS.model_copy(
     update={
         "small": COSTS.small.model_copy(update={"token_ms": {1: 1.0, 9: 2.0}}),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question
 from deploy.evaluation.evaluation_log import EvaluationLog
-from deploy.evaluation.real_pair import Tally, coin_accuracy, judge_tokens, main, page, tally
+from deploy.evaluation.real_pair import Tally, above_coin, judge_tokens, main, page, tally
 from orchestrator.errors import ConfigError
 from orchestrator.types import Step
 from policies.specreason import SpecReason
@@ -20,11 +21,13 @@ SHARES = {"large-only": (0, 8), "small-only": (8, 0), "coin:large_probability=0.
 RIGHT = {"large-only": 4, "small-only": 1, "coin:large_probability=0.5": 2, "specreason": 4}
 
 
-async def write(folder: Path, policies: tuple[str, ...] = POLICIES, ms: float = 100) -> None:
+async def write(
+    folder: Path, policies: tuple[str, ...] = POLICIES, ms: float = 100, kind: str = ""
+) -> None:
     recording, _ = await record(SpecReason(threshold=7), scores=(9, 3))
     log = EvaluationLog(
         folder / "rows.jsonl",
-        {"problems": f"gym:{folder.name}:1", "seed": 0, "concurrency": 1, "max_tokens": 9,
+        {"problems": f"gym:{kind or folder.name}:1", "seed": 0, "concurrency": 1, "max_tokens": 9,
          "speculation": "vanilla", "transport": "in-process"},
         [Candidate.parse(policy) for policy in policies],
         recordings=True,
@@ -55,22 +58,63 @@ def cells(text: str, policy: str) -> list[str]:
 
 
 async def test_every_column_is_what_the_rows_say(tmp_path: Path) -> None:
-    for name in ("gsm", "legs", "latency"):
+    for name in ("gsm", "legs"):
         await write(tmp_path / name)
-    await write(tmp_path / "speculation", ("large-only",), ms=50)
+    await write(tmp_path / "latency", POLICIES[:3], kind="gsm")
+    # On another day, when the machine was slower: each policy is held against its own run.
+    await write(tmp_path / "latency-more", ("large-only", "specreason"), ms=200, kind="gsm")
+    await write(tmp_path / "speculation", ("large-only",), ms=50, kind="gsm")
     text = page(tmp_path, ["r1-1.5b-32b"])
     found = cells(text, "specreason")
-    assert found[1].startswith("100.0 [")
-    assert found[2].startswith("+0.0 [")
-    assert found[3] == "25%"
-    assert found[4] == "+62.5"  # a coin at 25 % lies between 25 % and 50 % right: at 37.5
-    assert int(found[5]) == judge_tokens(next((tmp_path / "gsm").glob("00000-specreason-*")))
-    assert int(found[5]) > 0
-    assert found[6:8] == ["2.00x", "1.00x"]
-    assert found[8].endswith("x")
-    assert cells(text, "large-only, vanilla")[6:8] == ["2.00x", "1.00x"]
-    assert "8 problems that every row answered, of `gym:gsm:1`, `gym:legs:1`" in text
+    assert found[1] == "8"
+    assert found[2].startswith("100.0 [")
+    assert found[3].startswith("+0.0 [")
+    assert found[4].startswith("+75.0 [")
+    assert found[5] == "25%"
+    assert found[6].startswith("+62.5 [")  # a coin of 25 % is right at 37.5 %
+    assert int(found[7]) == judge_tokens(next((tmp_path / "gsm").glob("00000-specreason-*")))
+    assert int(found[7]) > 0
+    assert found[8:10] == ["2.00x [2.00, 2.00]", "0.50x [0.50, 0.50]"]
+    assert found[10].endswith("x")
+    assert cells(text, "large-only, vanilla")[8:10] == ["2.00x [2.00, 2.00]", "1.00x"]
+    assert "8 problems, of `gym:gsm:1`, `gym:legs:1`" in text
+    assert "Times are of 4 of the problems (`gym:gsm:1`)" in text
     assert "Not measured yet" not in text
+
+
+async def test_a_policy_is_added_in_a_folder_of_its_own(tmp_path: Path) -> None:
+    await write(tmp_path / "gsm", POLICIES[:3])
+    await write(tmp_path / "gsm-more", ("large-only", *POLICIES[3:]), kind="gsm")
+    parted = page(tmp_path, ["r1-1.5b-32b"])
+    await write(tmp_path / "whole" / "gsm")
+    assert parted == page(tmp_path / "whole", ["r1-1.5b-32b"])
+    await write(tmp_path / "gsm-again", POLICIES[3:], kind="gsm")
+    with pytest.raises(ConfigError, match=r"specreason answered problem 0 of gym:gsm:1 in another"):
+        page(tmp_path, [])
+
+
+async def test_evaluations_that_were_not_made_alike_stand_on_no_page_together(
+    tmp_path: Path,
+) -> None:
+    await write(tmp_path / "gsm")
+    await write(tmp_path / "legs")
+    rows = tmp_path / "legs" / "rows.jsonl"
+    rows.write_text(rows.read_text().replace('"max_tokens": 9', '"max_tokens": 8', 1))
+    with pytest.raises(ConfigError, match=r"legs: its max_tokens is 8, that of .*gsm is 9"):
+        page(tmp_path, [])
+
+
+async def test_a_coin_is_taken_on_the_problems_that_a_policy_answered(tmp_path: Path) -> None:
+    tallies = [
+        Tally("small-only", {("a", 0): False, ("a", 1): True}, kept={
+            ("a", 0): Counter(small=8), ("a", 1): Counter(small=8)}),
+        Tally("coin:large_probability=0.5", {("a", 0): True, ("a", 1): True}, kept={
+            ("a", 0): Counter(small=2, large=6), ("a", 1): Counter(small=8)}),
+        Tally("large-only", {("a", 0): True, ("a", 1): True}, kept={
+            ("a", 0): Counter(large=8), ("a", 1): Counter(large=8)}),
+    ]  # fmt: skip
+    one = Tally("x", {("a", 0): True}, kept={("a", 0): Counter(small=5, large=3)})
+    assert above_coin(one, tallies) == [pytest.approx(0.5)]  # half way between 0 and 6 of 8
 
 
 async def test_what_is_not_measured_is_named(tmp_path: Path) -> None:
@@ -79,7 +123,7 @@ async def test_what_is_not_measured_is_named(tmp_path: Path) -> None:
     await write(tmp_path / "gsm")
     text = page(tmp_path, ["r1-1.5b-32b"])
     assert "Not measured yet: latency, speculation." in text
-    assert cells(text, "specreason")[6] == "not measured"
+    assert cells(text, "specreason")[8] == "not measured"
     assert main([str(tmp_path), str(tmp_path / "page.md")]) == 0
     assert (tmp_path / "page.md").read_text().startswith("# A real pair")
     assert main([str(tmp_path / "nowhere"), str(tmp_path / "page.md")]) == 1
@@ -90,9 +134,16 @@ async def test_what_is_not_measured_is_named(tmp_path: Path) -> None:
 
 async def test_a_coin_at_any_share(tmp_path: Path) -> None:
     await write(tmp_path / "gsm")
-    tallies = tally({"gsm": tmp_path / "gsm"})
+    tallies = tally([tmp_path / "gsm"])
     for share, accuracy in ((0, 0.25), (0.25, 0.375), (0.5, 0.5), (0.75, 0.75), (1, 1)):
-        assert coin_accuracy(share, tallies) == pytest.approx(accuracy)
+        perfect = Tally("perfect", right=dict.fromkeys(tallies[0].right, True))
+        kept = Counter(large=round(100 * share), small=round(100 * (1 - share)))
+        perfect.kept.update(dict.fromkeys(perfect.right, kept))
+        differences = above_coin(perfect, tallies)
+        assert sum(differences) / len(differences) == pytest.approx(1 - accuracy)
+    twin = Tally("coin:large_probability=0.01", right=dict(tallies[1].right))
+    twin.kept.update(tallies[1].kept)  # it drew no large token, as the small model alone
+    assert len(above_coin(twin, [*tallies, twin])) == len(twin.right)
     specreason = [one for one in tallies if one.label == "specreason"]
-    assert coin_accuracy(0.3, specreason) is None
+    assert above_coin(specreason[0], specreason) == []
     assert Tally("x:y=1").policy == "x"

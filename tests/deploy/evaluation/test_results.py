@@ -58,22 +58,59 @@ def claim(**data: Any) -> PaperClaim:
 
 
 @pytest.mark.parametrize(
-    ("data", "value", "holds"),
+    ("data", "value", "verdict"),
     [
-        ({"measure": "speedup", "from": 2.0}, 2.0, True),
-        ({"measure": "speedup", "from": 2.1}, 2.0, False),
-        ({"measure": "speedup", "loss": 1, "from": 1.2}, 1.25, True),  # another variant
-        ({"measure": "speedup", "loss": 0, "from": 1.2}, 2.0, False),  # eight do not show it
-        ({"measure": "speedup", "loss": 30, "from": 1.2}, 2.0, True),
-        ({"measure": "latency_cut", "from": 25.9}, 50.0, True),
-        ({"measure": "over_large", "from": -2.1, "to": 1.0}, -25.0, False),
-        ({"measure": "over_small", "from": 6.2}, 25.0, True),
-        ({"measure": "latency_cut", "speculation": "token-level", "from": 8.8}, None, None),
+        ({"measure": "speedup", "from": 2.0}, 2.0, "holds"),
+        ({"measure": "speedup", "from": 2.1}, 2.0, "fails"),
+        ({"measure": "speedup", "loss": 0, "from": 1.2}, 2.0, "open"),  # eight do not show it
+        ({"measure": "speedup", "loss": 50, "from": 1.2}, 1.25, "holds"),  # another variant
+        ({"measure": "speedup", "loss": 90, "from": 1.2}, 2.0, "holds"),
+        ({"measure": "speedup", "loss": 90, "from": 2.1}, 2.0, "fails"),
+        ({"measure": "latency_cut", "from": 25.9}, 50.0, "holds"),
+        ({"measure": "over_large", "from": -2.1, "to": 1.0}, -25.0, "open"),  # eight do not tell
+        ({"measure": "over_large", "from": 20.0}, -25.0, "fails"),
+        ({"measure": "over_small", "from": 6.2}, 25.0, "open"),
+        ({"measure": "over_small", "from": -60}, 25.0, "holds"),
+        (
+            {"measure": "latency_cut", "speculation": "token-level", "from": 8.8},
+            None,
+            "not measured",
+        ),
     ],
 )
-def test_verdicts(data: dict[str, Any], value: float | None, holds: bool | None) -> None:
+def test_verdicts(data: dict[str, Any], value: float | None, verdict: str) -> None:
     found = judge_claim("specreason", claim(**data), measured())
-    assert (found.value, found.holds) == (value, holds)
+    assert (found.found and found.found.value, found.verdict) == (value, verdict)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "loss", "verdict"),
+    [
+        (-0.8, 0.5, 0, "holds"),
+        (-1.2, 0.5, 0, "open"),
+        (-3.0, -1.1, 0, "fails"),
+        (-2.0, -1.1, 2, "holds"),
+        (-4.0, -1.1, 2, "open"),
+        (-4.0, -2.1, 2, "fails"),
+    ],
+)
+def test_a_loss_is_judged_by_its_interval(
+    low: float, high: float, loss: float, verdict: str
+) -> None:
+    table = measured()
+    for row in table:
+        row.update(difference_low=low / 100, difference_high=high / 100)
+    wanted = claim(measure="speedup", loss=loss, **{"from": 1.2})
+    assert judge_claim("specreason", wanted, table).verdict == verdict
+
+
+def test_the_interval_is_in_the_claims_unit() -> None:
+    cut = judge_claim("specreason", claim(measure="latency_cut", **{"from": 1}), measured())
+    assert cut.measured == "50.00 % [50.00, 50.00]"
+    gain = judge_claim("specreason", claim(measure="over_small", **{"from": 1}), measured())
+    assert gain.found is not None
+    assert gain.found.low < 1 < gain.found.value < gain.found.high
+    assert gain.measured.startswith("+25.00 points [-")
 
 
 def test_a_claim_is_measured_under_its_own_conditions() -> None:
@@ -82,7 +119,8 @@ def test_a_claim_is_measured_under_its_own_conditions() -> None:
     found = judge_claim("specreason", wanted, other)
     assert found.row is not None
     assert found.row["speculation"] == "chain"
-    assert judge_claim("specreason", claim(measure="speedup", **{"from": 1}), other).holds is None
+    plain = claim(measure="speedup", **{"from": 1})
+    assert judge_claim("specreason", plain, other).verdict == "not measured"
     assert judge_claim("bild", wanted, other).measured == "not measured"
     lossy = measured("reflective (lossy)")  # no claim is about it
     assert judge_claim("specreason", wanted, lossy).measured == "not measured"
@@ -107,7 +145,7 @@ def test_the_page_names_every_policy_and_every_broken_claim() -> None:
             paper="A paper",
             claims=(
                 claim(measure="speedup", **{"from": 1.4}),
-                claim(measure="over_large", **{"from": 0.4}),
+                claim(measure="over_large", **{"from": 20}),
             ),
             why="The pair is small.",
         )
@@ -123,7 +161,7 @@ def test_the_page_names_every_policy_and_every_broken_claim() -> None:
         "results.png",
     )
     assert "![Accuracy against latency and against large-model tokens](results.png)" in text
-    assert "| so | 2.00x | `specreason`, vanilla, in-process, n=8, -25.0" in text
+    assert "| so | 2.00x [2.00, 2.00] | `specreason`, vanilla, in-process, n=8, -25.0" in text
     assert "holds |" in text
     assert "-25.00 points" in text
     assert "**does not hold**" in text

@@ -2,26 +2,40 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import json
+import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import redis
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from deploy.cli.torture import LONG, SHORT, _is_loopback
-from deploy.evaluation.torture import attack, load, redis_faults
+from deploy.evaluation.torture import attack as attack_module
 from deploy.evaluation.torture import faults as faults_module
-from deploy.evaluation.torture.attack import AttackedService, Reply, ScenarioOutcome, percentile
-from deploy.evaluation.torture.faults import FAULTS, KINDS, ProcessFault
+from deploy.evaluation.torture import load, own_machine, states
+from deploy.evaluation.torture.attack import (
+    Attack,
+    AttackedService,
+    Reply,
+    ScenarioOutcome,
+    percentile,
+)
+from deploy.evaluation.torture.faults import FAULTS, KINDS, OwnProcesses, ProcessFault
 from deploy.evaluation.torture.hostile import hostile_request
-from deploy.evaluation.torture.redis_faults import STATES, own_redis
+from deploy.evaluation.torture.own_machine import OwnClock, OwnMemory
+from deploy.evaluation.torture.own_redis import STATES, own_redis
 from deploy.evaluation.torture.run import SCENARIOS, table, torture
-from orchestrator.errors import ContextLengthExceeded
+from orchestrator.errors import ContextLengthExceeded, WorkerError
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.limits import ServiceLimits
 from tests.deploy.cli.test_main import baton  # noqa: F401 a fixture
@@ -35,8 +49,11 @@ FEW = {"hostile": 60, "large": 2, "overload": 24}
 @pytest.fixture(autouse=True)
 def _any_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """No test is about how fast this machine is."""
-    monkeypatch.setattr(attack, "HEALTH_S", 60.0)
+    monkeypatch.setattr(attack_module, "HEALTH_S", 60.0)
     monkeypatch.setattr(load, "SLOWER", 1e9)
+    monkeypatch.setattr(load, "BEFORE_S", 0.2)
+    monkeypatch.setattr(load, "BURSTS", 1)
+    monkeypatch.setattr(load, "QUIET", 2)
 
 
 async def attacked(url: str, **scenarios: int) -> dict[str, ScenarioOutcome]:
@@ -75,7 +92,7 @@ def answers(**given: Any) -> Callable[..., Any]:
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         chat = scope["path"] == "/v1/chat/completions"
-        made = given["chat"]() if chat and "chat" in given else JSONResponse({"status": "ok"})
+        made = given["chat"]() if chat and "chat" in given else JSONResponse({"degraded": False})
         await made(scope, receive, send)
 
     return app
@@ -117,7 +134,10 @@ def test_attacks_are_repeatable_and_of_every_kind() -> None:
         ((), "one of them"),
         (("http://127.0.0.1:1", "--own"), "one of them"),
         (("http://10.0.0.7:8000",), "not on this machine"),
-        (("http://127.0.0.1:1", "--scenarios", "faults"), "faults, redis, soak want --own"),
+        (
+            ("http://127.0.0.1:1", "--scenarios", "faults"),
+            "faults, redis, memory, disk, clock, soak want --own",
+        ),
         (("http://127.0.0.1:1", "--scenarios", "flood"), "$BATON_OTHER_API_KEY"),
         (("http://127.0.0.1:1", "--scenarios", "hostile=0"), "above 0"),
         (("http://127.0.0.1:1", "--scenarios", "hostile=-3"), "above 0"),
@@ -262,11 +282,31 @@ def test_a_redis_of_ones_own_in_every_bad_state() -> None:
         redis.Redis.from_url(server.url).ping()
 
 
-async def test_a_service_without_its_store_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redis_faults, "STATE_S", 0.1)
+def test_a_redis_that_does_not_start_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[subprocess.Popen[bytes]] = []
+
+    class Noted(subprocess.Popen[bytes]):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            begun.append(self)
+
+    monkeypatch.setattr(subprocess, "Popen", Noted)
+    monkeypatch.setattr("deploy.evaluation.torture.own_redis.START_S", 0.0)
+    with pytest.raises(WorkerError, match="did not start"), own_redis():
+        pass
+    (process,) = begun
+    ended = process.poll() is not None
+    process.kill()
+    assert ended
+
+
+async def test_a_service_in_a_bad_state_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "STATE_S", 0.1)
     begun: list[str] = []
 
     class Nothing:
+        states, refusals = ("odd", "worse"), ("503",)
+
         def begin(self, state: str) -> None:
             begun.append(state)
 
@@ -274,11 +314,298 @@ async def test_a_service_without_its_store_is_waited_for(monkeypatch: pytest.Mon
             begun.append(f"no longer {state}")
 
     with serving(service()) as url:
-        target = AttackedService(url, store=Nothing())
-        (found,) = [one async for one in torture(target, {"redis": 1})]
+        target = AttackedService(url, states={"clock": Nothing()})
+        (found,) = [one async for one in torture(target, {"clock": 3})]
     assert found.broken == []
-    assert begun == ["hung", "no longer hung"]
-    assert found.requests == 8
+    assert begun[:4] == ["odd", "no longer odd", "worse", "no longer worse"]
+    assert (found.requests, found.seen["clock odd"]) == (36, 2)
+    numbers = iter(range(10_000))
+    with behind_the_proxy(answers(chat=lambda: _answer(f"{next(numbers)}"))) as url:
+        target = AttackedService(url, states={"clock": Nothing()})
+        (found,) = [one async for one in torture(target, {"clock": 1})]
+    assert any("after clock odd: large-only: another" in one for one in found.broken)
+
+
+def attacking(
+    answer: Callable[[httpx.Request], httpx.Response], scenario: str, number: int, **target: Any
+) -> Attack:
+    """An attack on a function."""
+    http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://service")
+    service = AttackedService("http://service", **target)
+    return Attack(service, http, ScenarioOutcome(scenario), number, random.Random(0))
+
+
+def rightly(request: httpx.Request) -> httpx.Response:
+    return httpx.Response(200, json={"degraded": False, **ANSWER})
+
+
+@pytest.mark.parametrize("lost", [True, False])
+async def test_a_stranger_who_is_refused_proves_nothing(lost: bool) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content)
+        if body.get("user") != "stranger" or "What is" not in body["messages"][0]["content"]:
+            return rightly(request)
+        if lost:
+            raise httpx.ReadError("gone")
+        return httpx.Response(429, json={})
+
+    attack = attacking(answer, "guesses", 40)
+    await SCENARIOS["guesses"](attack)
+    assert len(attack.outcome.broken) == 40
+    assert attack.outcome.broken[0].startswith(f"the stranger got {'lost' if lost else '429'}")
+    assert attack.outcome.seen["right by time 0 of 0"] == 1
+
+
+async def test_so_few_guesses_are_made_more_until_they_could_tell() -> None:
+    attack = attacking(rightly, "guesses", 1)
+    await SCENARIOS["guesses"](attack)
+    assert attack.outcome.requests == 40
+
+
+async def test_connections_that_the_quiet_key_loses_count_as_refused() -> None:
+    asked = 0
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        await asyncio.sleep(0.01)
+        if request.headers["authorization"] == "Bearer quiet":
+            asked += 1
+            if asked % 2:
+                raise httpx.ReadError("gone")
+        return rightly(request)
+
+    attack = attacking(answer, "flood", 1, key="loud", other_key="quiet")
+    await SCENARIOS["flood"](attack)
+    lost = attack.outcome.seen["quiet lost"]
+    assert lost > 0
+    assert f"the other key was refused {lost} times" in attack.outcome.broken
+
+
+async def test_a_lost_connection_took_its_time() -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        raise httpx.ReadTimeout("too long")
+
+    reply = await attacking(answer, "overload", 1).ask()
+    assert (reply.kind, reply.text) == ("lost", "ReadTimeout")
+    assert reply.seconds > 0
+
+
+async def test_what_was_not_there_at_a_sixth_of_a_soak_is_told() -> None:
+    class Late(Fates):
+        def levels(self) -> dict[str, float]:
+            self.grown += 1
+            return {"MiB": 100} if self.grown == 1 else {"MiB": 100, "MiB of LargeWorker": 50}
+
+    attack = attacking(rightly, "soak", 1, processes=Late())
+    await SCENARIOS["soak"](attack)
+    assert attack.outcome.broken == []
+    assert attack.outcome.seen["MiB of LargeWorker unknown to 50"] == 1
+
+
+class Absent:
+    """A state of what is not there, so many times; or that cannot be brought about."""
+
+    states, refusals = ("LargeWorker",), ("503",)
+
+    def __init__(self, times: int, error: type[Exception] = LookupError) -> None:
+        self.times, self.error, self.ended = times, error, 0
+
+    def begin(self, state: str) -> None:
+        self.times -= 1
+        if self.times >= 0:
+            raise self.error(state)
+
+    def end(self, state: str) -> None:
+        self.ended += 1
+
+
+async def test_a_kind_that_is_being_replaced_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(states, "STATE_S", 0.01)
+    later = Absent(1)
+    attack = attacking(rightly, "memory", 1, states={"memory": later})
+    await SCENARIOS["memory"](attack)
+    assert attack.outcome.broken == []
+    assert (attack.outcome.seen["memory LargeWorker"], later.ended) == (1, 1)
+    monkeypatch.setattr(states, "HANG_S", 0.1)
+    never = Absent(99)
+    attack = attacking(rightly, "memory", 1, states={"memory": never})
+    await SCENARIOS["memory"](attack)
+    assert attack.outcome.broken == ["memory LargeWorker: there was no LargeWorker for 0.1 s"]
+    assert never.ended == 0
+
+
+async def test_a_state_is_over_and_no_stream_goes_on_when_a_run_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = 0
+
+    async def answer(request: httpx.Request) -> httpx.Response:
+        nonlocal asked
+        asked += 1
+        if asked > len(faults_module.MODELS):
+            await asyncio.sleep(3600)
+        return rightly(request)
+
+    what = Absent(0)
+    attack = attacking(answer, "memory", 1, states={"memory": what})
+    run = asyncio.ensure_future(SCENARIOS["memory"](attack))
+    while not attack.outcome.seen:
+        await asyncio.sleep(0.01)
+    run.cancel()
+    await asyncio.wait({run})
+    await asyncio.sleep(0.01)
+    assert what.ended == 1
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_ready_is_asked_again_until_the_store_is_followed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(states, "STATE_S", 0.01)
+    gone = httpx.ReadError("gone")
+    said: list[Any] = [{}, gone, "<html>", [], {}, {"degraded": True}, {"degraded": False}]
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.url.path != "/ready":
+            return rightly(request)
+        now = said.pop(0) if len(said) > 1 else said[0]  # the first is until_ready's
+        if now is gone:
+            raise gone
+        return httpx.Response(200, content=now if isinstance(now, str) else json.dumps(now))
+
+    attack = attacking(answer, "redis", 1, states={"redis": Absent(0)})
+    await SCENARIOS["redis"](attack)
+    assert attack.outcome.broken == []
+    assert len(said) == 1
+    monkeypatch.setattr(states, "HANG_S", 0.1)
+    said[:] = [{"degraded": True}]
+    attack = attacking(answer, "redis", 1, states={"redis": Absent(0)})
+    await SCENARIOS["redis"](attack)
+    assert attack.outcome.broken == ["after redis LargeWorker: without its store for 0.1 s"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "excused"),
+    [("faults", True), ("memory", True), ("redis", False), ("disk", False), ("clock", False)],
+)
+async def test_health_is_excused_only_where_replicas_are_lost(
+    monkeypatch: pytest.MonkeyPatch, scenario: str, excused: bool
+) -> None:
+    monkeypatch.setattr(attack_module, "HEALTH_S", 0.0)
+    attack = attacking(rightly, scenario, 1)
+    async with attack.watched_health():
+        await asyncio.sleep(0.01)
+    assert any("/health took" in one for one in attack.outcome.broken) is not excused
+
+
+async def test_health_that_says_it_is_ill_is_seen() -> None:
+    asked = asyncio.Event()
+
+    def ill(request: httpx.Request) -> httpx.Response:
+        asked.set()
+        return httpx.Response(503)
+
+    attack = attacking(ill, "flood", 1)
+    async with asyncio.timeout(20), attack.watched_health():
+        await asked.wait()
+        await asyncio.sleep(0.1)  # its answer is on its way
+    assert any("/health answered 503" in one for one in attack.outcome.broken)
+
+
+PRINT = "import time; print(time.time(), time.monotonic(), flush=True); input()\n"
+
+
+def test_a_clock_moves_and_time_goes_on(tmp_path: Path) -> None:
+    try:
+        clock = OwnClock(tmp_path)
+    except WorkerError as error:
+        pytest.skip(str(error))
+    child = subprocess.Popen(
+        [sys.executable, "-c", PRINT * 3],
+        env={**os.environ, **clock.environment},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    said: list[tuple[float, ...]] = []
+    for move in (lambda: None, lambda: clock.begin("a day behind"), lambda: clock.end("")):
+        move()
+        if said:
+            child.stdin.write("\n")
+            child.stdin.flush()
+        said.append(tuple(map(float, child.stdout.readline().split())))
+    child.communicate("\n")
+    (at, since), (behind, later), (again, last) = said
+    assert behind - at == pytest.approx(-86400, abs=30)
+    assert again - at == pytest.approx(0, abs=30)
+    assert since <= later <= last < since + 30
+
+
+def test_a_process_without_memory_is_refused_more_until_it_may_have_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    taking = "for _ in range(2):\n try: bytearray(1 << 28); print('had', flush=True)\n"
+    taking += " except MemoryError: print('none', flush=True)\n input()\n"
+    child = subprocess.Popen(
+        [sys.executable, "-c", "print('up', flush=True); input()\n" + taking],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    monkeypatch.setattr(own_machine, "first_process", lambda kind: child.pid)
+    child.stdout.readline()
+    memory, said = OwnMemory(), []
+    for change in (memory.begin, memory.end):
+        change("LargeWorker")
+        child.stdin.write("\n")
+        child.stdin.flush()
+        said.append(child.stdout.readline())
+    child.communicate("\n")
+    assert said == ["none\n", "had\n"]
+
+
+def test_a_process_that_ended_meanwhile_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    child.wait()
+    monkeypatch.setattr(own_machine, "first_process", lambda kind: child.pid)
+    with pytest.raises(LookupError, match="LargeWorker"):
+        OwnMemory().begin("LargeWorker")
+    monkeypatch.setattr(faults_module, "first_process", lambda kind: child.pid)
+    with pytest.raises(LookupError, match="LargeWorker"):
+        OwnProcesses().signal("LargeWorker", signal.SIGKILL)
+
+
+FILL = """
+import os, sys, tempfile
+from pathlib import Path
+from deploy.evaluation.torture import own_machine
+own_machine.DISK_BYTES = 1 << 20
+folder = Path(sys.argv[1])
+disk = own_machine.OwnDisk(folder)
+disk.begin("full")
+try:
+    (folder / "one").write_bytes(b"x" * 9999)
+except OSError as error:
+    print(error.errno)
+disk.end("full")
+(folder / "two").write_bytes(b"x" * 9999)
+print(sorted(os.listdir(folder)))
+disk.close()
+folder.rmdir()
+"""
+
+
+def test_a_disk_is_full_for_its_service_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", FILL, str(tmp_path)]
+    done = subprocess.run(command, text=True, capture_output=True)
+    if "run it as root" in done.stderr:
+        pytest.skip("this user may not mount a file system")
+    assert (done.stdout, done.returncode) == (f"{errno.ENOSPC}\n['one', 'two']\n", 0), done.stderr
+    assert not tmp_path.exists()
 
 
 def test_replies_are_counted_in_one_way_and_percentiles_are_of_what_there_is() -> None:
@@ -289,6 +616,25 @@ def test_replies_are_counted_in_one_way_and_percentiles_are_of_what_there_is() -
     assert dict(outcome.seen) == {"200": 1, "user 200 degraded": 1}
     assert percentile([], 0.95) == 0
     assert percentile([3.0, 1.0, 2.0], 0.95) == 3.0
+
+
+def test_the_table_of_what_ended_outlives_what_follows(
+    baton: Any,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def fails(attack: Attack) -> None:
+        raise WorkerError("redis-server did not start")
+
+    monkeypatch.setitem(SCENARIOS, "large", fails)  # type: ignore[arg-type]
+    out = tmp_path / "out.json"
+    options = ("--scenarios", "overload=2,large", "--json", str(out))
+    with serving(service()) as url:
+        ran = baton("torture", url, *options)
+    assert ran.status == 1
+    assert "redis-server did not start" in ran.err
+    assert "| overload | 2 |" in ran.out
+    assert [row["scenario"] for row in json.loads(out.read_text())["rows"]] == ["overload"]
 
 
 def test_the_command_says_whether_a_service_held(baton: Any, tmp_path: Path) -> None:  # noqa: F811

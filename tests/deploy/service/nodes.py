@@ -79,6 +79,10 @@ class Nodes:
         """Another node."""
         return int(self._tell(add=labels))
 
+    def add_apart(self, network: Path, **labels: str) -> int:
+        """Another node, in a network namespace."""
+        return int(self._tell(add_apart=[str(network), labels]))
+
     def kill(self, number: int) -> None:
         assert self._tell(kill=number) > 1
 

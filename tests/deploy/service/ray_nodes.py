@@ -4,6 +4,7 @@ A process of its own, because Ray reads its environment (HAProxy or not, tokens,
 is imported. One JSON command a line comes in, one answer goes out:
 
     {"add": {LABELS}}    another node with these labels, and its number
+    {"add_apart": [FILE, LABELS]}    the same in the network namespace of that file
     {"find": PID}        the number of the node where a process runs
     {"kill": NUMBER}     every process of that node at once, as when a machine is lost
 
@@ -12,6 +13,7 @@ The end of the input ends everything that was started.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -22,6 +24,7 @@ from typing import Any
 from deploy.service.cluster import descendants
 
 OBJECTS_BYTES = 80 << 20
+NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 def main(temp_dir: str, dashboard_port: int) -> None:
@@ -38,6 +41,21 @@ def main(temp_dir: str, dashboard_port: int) -> None:
         nodes.append(cluster.add_node(**resources, **more))
         return len(nodes) - 1
 
+    def add_apart(where: tuple[str, dict[str, str]]) -> int:
+        """What a thread starts is in the network namespace that the thread is in."""
+        network, labels = where
+        with open("/proc/thread-self/ns/net") as home:
+            enter(network)
+            try:
+                return add(labels)
+            finally:
+                enter(f"/proc/self/fd/{home.fileno()}")
+
+    def enter(network: str) -> None:
+        with open(network) as file:
+            if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), NEW_NETWORK):
+                raise OSError(ctypes.get_errno(), "setns", network)
+
     def processes(number: int) -> set[int]:
         raylet = nodes[number].all_processes["raylet"][0].process.pid
         return {raylet, *descendants(raylet)}
@@ -52,6 +70,7 @@ def main(temp_dir: str, dashboard_port: int) -> None:
                 os.kill(pid, signal.SIGKILL)
         return len(pids)
 
+    commands = {"add": add, "add_apart": add_apart, "find": find, "kill": kill}
     try:
         add(
             {"pool": "head"},
@@ -69,7 +88,7 @@ def main(temp_dir: str, dashboard_port: int) -> None:
         print(json.dumps(cluster.address), file=answers)
         for line in sys.stdin:
             for command, argument in json.loads(line).items():
-                result = {"add": add, "find": find, "kill": kill}[command](argument)
+                result = commands[command](argument)
                 print(json.dumps(result), file=answers)
     finally:
         pids = descendants(os.getpid())

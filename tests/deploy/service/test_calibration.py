@@ -99,5 +99,5 @@ def test_files_that_are_none(tmp_path: Path, text: str | None, said: str) -> Non
 
 def test_a_parameter_that_does_not_fit_is_named(tmp_path: Path) -> None:
     file = calibrated(tmp_path, {}, treshold=1)
-    with pytest.raises(ConfigError, match="calibration: specreason: treshold: unknown key"):
+    with pytest.raises(ConfigError, match="calibration: specreason: treshold: unknown field"):
         load(write(tmp_path, {f"{ARGS}.policy": {"calibration": str(file)}}))

@@ -18,6 +18,7 @@ from deploy.service.config import (
     LOSSY,
     Args,
     Auth,
+    MethodSpec,
     Replicas,
     Workers,
     WorkerSpec,
@@ -29,6 +30,7 @@ from policies import POLICIES
 from policies.judge import Judging
 from workers.embedded.checkpoints import MODELS
 from workers.speculation import METHODS
+from workers.vllm import is_lossy
 
 GOOD: dict[str, Any] = yaml.safe_load(DEFAULT_FILE.read_text())
 
@@ -86,6 +88,12 @@ def test_what_a_request_may_ask_of_the_large_worker(tmp_path: Path) -> None:
     assert workers.methods() == labels
 
 
+@pytest.mark.parametrize(("sampler", "lossy"), [("standard", False), ("synthetic", True)])
+def test_speculation_of_vllm_that_changes_the_text_is_lossy(sampler: str, lossy: bool) -> None:
+    method = MethodSpec(method="ngram", params={"rejection_sample_method": sampler})
+    assert method.lossy is is_lossy(method.params) is lossy
+
+
 def test_the_port_can_be_replaced() -> None:
     assert load(DEFAULT_FILE, port=9000).url == "http://127.0.0.1:9000"
 
@@ -93,7 +101,7 @@ def test_the_port_can_be_replaced() -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({f"{ARGS}.workers.large.rowz": 1}, "args.workers.large.rowz: unknown key"),
+        ({f"{ARGS}.workers.large.rowz": 1}, "args.workers.large.rowz: unknown field"),
         ({f"{ARGS}.workers.large.rows": 0}, "args.workers.large.rows: "),
         (
             {f"{ARGS}.workers.large.replicas": {"min": 3, "max": 2}},
@@ -102,7 +110,7 @@ def test_the_port_can_be_replaced() -> None:
         ({f"{ARGS}.workers.large.replicas": 0}, "workers.large.replicas.min: "),
         ({f"{ARGS}.workers.large.replicas": True}, "workers.large.replicas: "),
         ({f"{ARGS}.workers.large.gpu": 1.5}, "workers.large.gpu: "),
-        ({f"{ARGS}.orchestrator": {"replica": 2}}, "orchestrator.replica: unknown key"),
+        ({f"{ARGS}.orchestrator": {"replica": 2}}, "orchestrator.replica: unknown field"),
         ({f"{ARGS}.workers.large.device": "tpu"}, "args.workers.large.device: "),
         ({f"{ARGS}.workers.large.model": None}, "args.workers.large: model is missing"),
         ({f"{ARGS}.workers.small.url": "http://x"}, "workers.small: device: is the server's own"),
@@ -115,11 +123,11 @@ def test_the_port_can_be_replaced() -> None:
             {f"{ARGS}.workers.small": {"url": "http://x", "model": "m", "patience_s": 9}},
             "workers.small: patience_s: is the server's own",
         ),
-        ({f"{ARGS}.workers.small.speculation.methods": "x"}, "speculation.methods: unknown key"),
+        ({f"{ARGS}.workers.small.speculation.methods": "x"}, "speculation.methods: unknown field"),
         ({f"{ARGS}.workers.large.speculation.also": [{}]}, "also.0.method: "),
         (
             {f"{ARGS}.workers.large.speculation.also": [{"method": "lookup", "gamma": 2}]},
-            "speculation.also.0.gamma: unknown key",
+            "speculation.also.0.gamma: unknown field",
         ),
         (
             {f"{ARGS}.workers.large.speculation.also": [{"method": "vanilla"}]},
@@ -132,12 +140,12 @@ def test_the_port_can_be_replaced() -> None:
         ({f"{ARGS}.store": "disk"}, "store: must be `memory`"),
         ({f"{ARGS}.store": "redis://h:port"}, "store: not a Redis url"),
         ({f"{ARGS}.store": "redis://h?nonsense=1"}, "store: not a Redis url"),
-        ({f"{ARGS}.store": {"url": "redis://h", "ttl": 1}}, "store.ttl: unknown key"),
+        ({f"{ARGS}.store": {"url": "redis://h", "ttl": 1}}, "store.ttl: unknown field"),
         ({f"{ARGS}.store": {"url": "redis://h", "prefix": "a b"}}, "store.prefix: "),
         ({f"{ARGS}.store": {"url": "redis://h", "trace_ttl_s": 0}}, "store.trace_ttl_s: "),
         ({f"{ARGS}.store": {"password_env": "X"}}, "store: password_env: goes with redis://"),
-        ({f"{ARGS}.policy.default": "best"}, "args.policy: no policy 'best'"),
-        ({f"{ARGS}.policy.params": {"best": {}}}, "args.policy: no policy 'best'"),
+        ({f"{ARGS}.policy.default": "best"}, "no policy 'best'; did you mean best-of-k?"),
+        ({f"{ARGS}.policy.params": {"best": {}}}, "no policy 'best'; did you mean best-of-k?"),
         ({f"{ARGS}.policy.params": {"specreason": {"threshold": 99}}}, "specreason.threshold: "),
         ({f"{ARGS}.policy.params": {"specreason": {"thresh": 9}}}, "specreason.thresh: unknown"),
         ({f"{ARGS}.policy.params": {"specreason": {"threshold": "7"}}}, "specreason.threshold: "),
@@ -146,16 +154,23 @@ def test_the_port_can_be_replaced() -> None:
             {f"{ARGS}.policy.params": {"specreason": {"threshold": date(2026, 1, 1)}}},
             "specreason.threshold: ",
         ),
-        ({f"{ARGS}.limits.deadline": 1}, "args.limits.deadline: unknown key"),
+        ({f"{ARGS}.limits.deadline": 1}, "limits.deadline: unknown field; did you mean deadline_s"),
+        ({f"{ARGS}.limits.wait_s": "long"}, "limits.wait_s: must be a number, not 'long'"),
+        ({"workers": {}}, "workers: unknown field; it goes under applications[0].args"),
+        (
+            {f"{ARGS}.workers.small.model": "embedded:smal"},
+            "workers.small: model: there is no embedded model 'embedded:smal'; there are",
+        ),
         ({f"{ARGS}.limits.prompt_tokens": 0}, "limits.prompt_tokens"),
-        ({f"{ARGS}.auth": {"api_key": "x"}}, "args.auth.api_key: unknown key"),
+        ({f"{ARGS}.auth": {"api_key": "x"}}, "args.auth.api_key: unknown field; did you mean api_"),
+        ({f"{ARGS}.auth": "s3cret"}, "args.auth: must be"),
         ({f"{ARGS}.auth": {"admin_key_env": "X"}}, "args.auth: name api_keys_env"),
-        ({"applications.0.route_prefx": "/"}, "applications.0.route_prefx: unknown key"),
-        ({"http_options.prt": 1}, "http_options.prt: unknown key"),
+        ({"applications.0.route_prefx": "/"}, "applications.0.route_prefx: unknown field"),
+        ({"http_options.prt": 1}, "http_options.prt: unknown field"),
         ({"applications": []}, "applications: exactly one"),
         (
             {"applications.0.deployments": [{"name": "LargeWorker", "max_ongoing_request": 5}]},
-            "applications.0.deployments.0.max_ongoing_request: unknown key",
+            "applications.0.deployments.0.max_ongoing_request: unknown field",
         ),
     ],
 )
@@ -167,6 +182,7 @@ def test_what_is_wrong_is_named(tmp_path: Path, change: dict[str, Any], said: st
     assert message.startswith(f"{file}: ")
     assert said in message
     assert "\n" not in message
+    assert "s3cret" not in message
 
 
 @pytest.mark.parametrize("text", ["- a", "a: [", "\x00", "just words"])

@@ -17,7 +17,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from deploy.service import http_protocol, proxy
+from deploy.service import http_protocol, proxy, recent_refusals
 from deploy.service.http_protocol import BoundedProtocol
 from deploy.service.proxy import (
     ALLOWED,
@@ -27,7 +27,8 @@ from deploy.service.proxy import (
     ProxyMiddleware,
     middlewares,
 )
-from orchestrator.http.errors import HttpError
+from deploy.service.recent_refusals import RecentRefusals
+from orchestrator.http.errors import NO_PLACE, HttpError, RequestRefused, http_error, no_place
 
 CHAT = "/v1/chat/completions"
 
@@ -272,3 +273,87 @@ def test_ray_is_told_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def _connection(url: str) -> socket.socket:
     host, port = url.removeprefix("http://").split(":")
     return socket.create_connection((host, int(port)), timeout=5)
+
+
+def test_a_body_that_did_not_reach_the_replica_is_sent_again() -> None:
+    late = JSONResponse({"error": {"code": "request_timeout"}}, 408)
+    app = Serve(late)
+    with serving(app) as url:
+        reply = httpx.post(f"{url}{CHAT}", content=b"x" * 10)
+        assert (reply.status_code, reply.json(), app.calls) == (200, {"bytes": 10}, 2)
+        app.answers = [late, late]
+        assert httpx.post(f"{url}{CHAT}", content=b"x").json()["error"]["code"] == "replica_lost"
+        app.answers = [late]  # it is the client that was late with a body that is not kept
+        assert httpx.post(f"{url}{CHAT}", content=b"x" * (3 << 20)).status_code == 408
+
+
+def test_what_a_key_was_just_told_it_is_told_again_at_no_cost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(recent_refusals, "REPEATED_S", 3.0)
+
+    def full(_: Scope, __: Receive, ___: Send) -> Any:
+        return http_error(no_place(3)).response()(_, __, ___)
+
+    app = Serve(full, full)
+    with serving(app) as url:
+
+        def ask(key: str, path: str = CHAT) -> httpx.Response:
+            return httpx.post(url + path, json={}, headers={"authorization": f"Bearer {key}"})
+
+        first, again = ask("loud"), ask("loud")
+        assert (first.status_code, again.status_code, app.calls) == (429, 429, 1)
+        assert again.json() == first.json()
+        assert again.headers["retry-after"] == "3"
+        assert ask("quiet").status_code == 429  # a key of its own: it is asked about
+        assert app.calls == 2
+        assert ask("loud", "/v1/feedback").status_code == 200
+        assert httpx.get(f"{url}/health").status_code == 200
+        time.sleep(recent_refusals.REPEATED_S)
+        assert ask("loud").status_code == 200
+
+
+PLAIN = [{"type": "http.request", "body": b"{}", "more_body": False}]
+
+
+def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
+    now = [0.0]
+    refusals = RecentRefusals(lambda: now[0])
+
+    def scope(key: int) -> dict[str, Any]:
+        header = (b"authorization", b"Bearer %d" % key)
+        return {"method": "POST", "path": CHAT, "headers": [header]}
+
+    refusals.note(scope(0), PLAIN, 200, Headers(dict([NO_PLACE])))
+    refusals.note(scope(0), PLAIN, 429, Headers({"retry-after": "1"}))  # of another kind
+    refusals.check(scope(0), PLAIN)
+    for key in range(recent_refusals.KEYS + 1):
+        refusals.note(scope(key), PLAIN, 429, Headers({"retry-after": "1", **dict([NO_PLACE])}))
+    refusals.check(scope(0), PLAIN)  # the oldest of too many
+    with pytest.raises(RequestRefused, match="too many requests"):
+        refusals.check(scope(1), PLAIN)
+    now[0] = recent_refusals.REPEATED_S
+    refusals.check(scope(1), PLAIN)
+
+
+@pytest.mark.parametrize("own", [{"priority": -1}, {"n": 1}])
+def test_who_says_when_it_is_their_turn_is_asked_about(own: dict[str, Any]) -> None:
+    refusals = RecentRefusals(lambda: 0.0)
+    scope = {"method": "POST", "path": CHAT, "headers": []}
+    refused = Headers({"retry-after": "1", **dict([NO_PLACE])})
+    words = {"messages": [{"role": "user", "content": 'the words "n" and "priority"'}]}
+    refusals.note(scope, body(words | own), 429, refused)
+    refusals.check(scope, body(words))  # what it was told holds for no other
+    refusals.note(scope, body(words), 429, refused)
+    refusals.check(scope, body(words | own))
+    with pytest.raises(RequestRefused):
+        refusals.check(scope, body(words))
+
+
+def body(parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    text = json.dumps(parameters).encode()
+    half = len(text) // 2
+    return [
+        {"type": "http.request", "body": text[:half], "more_body": True},
+        {"type": "http.request", "body": text[half:], "more_body": False},
+    ]

@@ -33,7 +33,7 @@ def own(endless_file: Path) -> Iterator[Served]:
 
 
 async def told(url: str, **more: Any) -> str:
-    async with httpx.AsyncClient(timeout=60) as http:
+    async with httpx.AsyncClient(timeout=300) as http:
         return (await http.post(f"{url}/v1/chat/completions", json=ASKED | more)).text
 
 
@@ -78,7 +78,7 @@ async def test_ctrl_c_ends_streams_by_an_error_and_a_dead_node_by_status_1(
     with running(endless_file) as service:
         stream = asyncio.create_task(told(service.url, max_tokens=3000))
         await writing(service, 1)
-        out, err = await asyncio.to_thread(service.interrupt)
+        out, err = await asyncio.to_thread(service.interrupt, seconds=120)
         assert (service.process.returncode, err) == (0, "")
         assert "1 answers were cut short" in out
         assert "shutting_down" in (await stream).splitlines()[-2]
@@ -123,7 +123,7 @@ def test_a_node_is_well_while_its_processes_run() -> None:
     child = os.fork()
     if not child:
         os._exit(0)
-    time.sleep(0.05)
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked how
     with pytest.raises(NodeDied, match="start it again"):
         RunningService("http://localhost", "baton", {os.getpid(), child}).check()
     os.waitpid(child, 0)

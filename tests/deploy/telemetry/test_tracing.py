@@ -129,7 +129,7 @@ def test_on_the_console(capsys: pytest.CaptureFixture[str]) -> None:
         ({"exporter": "jaeger"}, "exporter: "),
         ({"exporter": "console", "endpoint": "http://x"}, "endpoint: goes with exporter otlp"),
         ({"endpoint": "http://x", "sample": 2}, "sample: "),
-        ({"endpoint": "http://x", "ratio": 1}, "ratio: unknown key"),
+        ({"endpoint": "http://x", "ratio": 1}, "ratio: unknown field"),
     ],
 )
 def test_what_is_wrong_is_named(given: dict[str, Any], message: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import httpx
 import pytest
 
 from orchestrator.errors import InvalidRequest, WorkerError
-from orchestrator.experiments import experimenter
+from orchestrator.experiments import experimenter, readouts
 from orchestrator.experiments.documents import Experiment, initial_state
 from orchestrator.experiments.experimenter import AssignmentFacts
 from orchestrator.experiments.runs import Run
@@ -160,7 +161,7 @@ def test_an_arm_is_decoded_by_its_method_and_says_so() -> None:
             **wanted,
             "ghost": "lookup",
         }
-        for forced in ({}, {"x-baton-arm": "trial/copied"}, {"x-baton-arm": "trial/trusting"}):
+        for forced in ({}, *({"x-baton-arm": f"trial/{arm}"} for arm in wanted)):
             for _ in range(12):
                 one = ask(url, **forced)
                 assert one["speculation"] == {"large": said[one["arm"]]}
@@ -283,6 +284,32 @@ def test_a_guardrail_stops_an_arm_by_itself_and_says_why() -> None:
         assert 'baton_experiment_arms_stopped_total{experiment="trial"} 1.0' in (
             HTTP.get(f"{url}/metrics").text
         )
+
+
+def test_what_a_report_has_read_is_decided_upon_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rails = [{"metric": "error", "at_most": 0.05}]
+    with serving(service(small=_Broken())) as url:
+        start(url, guardrails=rails)
+        until(lambda: "small" not in show(url)["state"]["stopped"], 5)
+        monkeypatch.setattr(experimenter, "UPDATE_S", 1.0)
+        time.sleep(0.2)  # from here on updates are a second apart
+        for _ in range(60):
+            post(url)
+        for _ in range(20):  # reads the events before the update that follows
+            show(url, "trial/report")
+        until(lambda: "small" in show(url)["state"]["stopped"], 20)
+
+
+def test_a_readout_that_fails_ends_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(*args: Any) -> float:
+        raise ArithmeticError("no readout")
+
+    monkeypatch.setattr(readouts, "next_due", broken)
+    with serving(service()) as url:
+        start(url, ramp={"steps": [0.01, 1.0], "hold_s": 0.0, "units": 0})
+        until(lambda: show(url)["coverage"] == 1.0, 10)
 
 
 def _quick(url: str) -> int:

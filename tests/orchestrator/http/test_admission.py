@@ -41,6 +41,19 @@ async def test_a_flood_leaves_another_key_its_share() -> None:
     assert admission.live == 0
 
 
+async def test_who_has_less_than_its_share_waits_longer_than_who_has_more() -> None:
+    admission = Admission(4, wait_s=0.05)
+    answered, refused = await flood(admission, {"loud": 8, "quiet": 2}, took_s=0.12)
+    assert answered == {"loud": 4, "quiet": 2}
+    assert refused == {"loud": 4}
+
+
+async def test_who_has_less_than_its_share_waits_not_for_ever() -> None:
+    admission = Admission(2, wait_s=0.01)
+    answered, refused = await flood(admission, {"loud": 2, "quiet": 1}, took_s=0.5)
+    assert (answered, refused) == ({"loud": 2}, {"quiet": 1})
+
+
 async def test_all_places_go_to_one_who_is_alone() -> None:
     admission = Admission(4, wait_s=5)
     running = asyncio.create_task(flood(admission, {"alone": 8}))

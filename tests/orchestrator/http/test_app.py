@@ -83,7 +83,10 @@ def test_a_request_may_name_the_large_workers_method() -> None:
             assert {call.speculation for call in heard} == {asked}
             kept = HTTP.get(f"{url}/v1/traces/{extra['trace_id']}").json()
             assert kept["overrides"] == ([] if asked is None else ["speculation"])
-        for wrong, said in (("chain", "offers vanilla, reflective"), (3, "valid string")):
+        for wrong, said in (
+            ("chain", "offers vanilla, reflective"),
+            (3, "must be a string, not 3"),
+        ):
             with pytest.raises(openai.BadRequestError, match=said) as caught:
                 api.chat.completions.create(
                     model="baton", messages=ASKED, extra_body={"speculation": wrong}
@@ -344,6 +347,17 @@ def test_ignore_eos_reaches_a_single_model() -> None:
     with serving(service(large=large)) as url:
         assert post(url, {"model": "large-only", "ignore_eos": True}).status_code == 200
     assert all(call.args[0].ignore_eos for call in large.calls)
+
+
+def test_min_tokens_reaches_a_single_model_and_holds_for_thought_and_answer() -> None:
+    large = scripted()
+    with serving(service(large=large)) as url:
+        body = {"model": "large-only", "min_tokens": 50, "max_tokens": 60}
+        reply = post(url, body)
+    assert reply.status_code == 200
+    thought, answer = (call.args[0] for call in large.calls)
+    assert thought.min_tokens == 50
+    assert 0 < answer.min_tokens < 50  # the thought counts, and its end
 
 
 def test_hints_pass_and_change_nothing(url: str) -> None:

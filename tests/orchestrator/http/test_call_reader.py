@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from orchestrator.http.call_reader import CallPiece, CallReader
-from orchestrator.types import CallFormat
+from orchestrator.types import ArgumentFormat, CallFormat
 
 HERMES = CallFormat(
     '<tool_call>\n{"name": "',
@@ -19,6 +19,65 @@ HERMES = CallFormat(
 )
 LLAMA = CallFormat('{"name": "', '", "parameters": ', "}")
 MISTRAL = CallFormat("[TOOL_CALLS]", "[ARGS]", "", "[TOOL_CALLS]")
+LISTED = CallFormat(
+    '[TOOL_CALLS] [{"name": "',
+    '", "arguments": ',
+    ', "id": "\0"}]',
+    ', "id": "\0"}, {"name": "',
+)
+TAGS = CallFormat(
+    "<tool_call>\n<function=",
+    ">\n",
+    "</function>\n</tool_call>",
+    "</function>\n</tool_call>\n<tool_call>\n<function=",
+    each=ArgumentFormat("<parameter=", ">\n", "\n</parameter>\n"),
+)
+KEYS = CallFormat(
+    "<tool_call>",
+    "\n",
+    "</tool_call>",
+    each=ArgumentFormat("<arg_key>", "</arg_key>\n<arg_value>", "</arg_value>\n"),
+)
+BLOCK = "```python\n" + "print('a sum')\n" * 20 + "```"
+TAGGED = """<tool_call>
+<function=add>
+<parameter=a>
+1
+</parameter>
+<parameter=text>
+  if a < "b":
+    </p>
+</parameter>
+</function>
+</tool_call>"""
+SCHEMAS: dict[str, Any] = {
+    "add": {
+        "properties": {
+            "a": {"type": "integer"},
+            "text": {"type": "string"},
+            "flag": {"type": ["boolean", "null"]},
+            "either": {"type": ["string", "number"]},
+            "one": {"enum": ["1", 2]},
+            "free": {},
+            "odd": True,
+            "perhaps": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "number_or": {"oneOf": [{"type": "null"}, {"$ref": "#/$defs/sizes/0"}]},
+            "named": {"$ref": "#/$defs/kind"},
+            "const": {"const": "1"},
+            "some": {"anyOf": [{"const": "1"}, {"type": "integer"}]},
+            "all": {"allOf": [{"$ref": "#/$defs/kind"}, {"maxLength": 3}]},
+            "round": {"$ref": "#/$defs/round"},
+            "nowhere": {"$ref": "#/$defs/nothing"},
+            "elsewhere": {"$ref": "https://x/y"},
+        },
+        "$defs": {
+            "sizes": [{"type": "integer"}],
+            "kind": {"type": "string"},
+            "round": {"anyOf": [{"$ref": "#/$defs/round"}, {"type": "string"}]},
+        },
+    },
+    "look_up": None,
+}
 NAMES = {"add", "look_up"}
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
 CODE = '{"text": "a \\"quoted\\" } brace, <tool_call> and ``` \\\\"}'
@@ -61,6 +120,21 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         "",
         [("add", {"a": 1}), ("add", {})],
     ),
+    (
+        "doubled braces",
+        HERMES,
+        '{{"name": "add", "arguments": {"a": 1}}} Done.',
+        "Done.",
+        [("add", {"a": 1})],
+    ),
+    (
+        "doubled braces in the tag, of which one is not closed",
+        HERMES,
+        '<tool_call>\n{{"name": "add", "arguments": {"a": 1}}\n</tool_call>',
+        "",
+        [("add", {"a": 1})],
+    ),
+    ("doubled braces that are no call", HERMES, "{{ name }} is {{x}}.", "{{ name }} is {{x}}.", []),
     ("an object", HERMES, '{"name": "add", "arguments": {}}', "", [("add", {})]),
     ("parameters", LLAMA, '{"name": "add", "parameters": {"a": [1]}}', "", [("add", {"a": [1]})]),
     (
@@ -106,6 +180,123 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         '```json\n{"name": "add", "parameters": {"type": "object"}}\n```',
         [],
     ),
+    (
+        "arguments in tags",
+        TAGS,
+        f"So:\n{TAGGED}",
+        "So:",
+        [("add", {"a": 1, "text": '  if a < "b":\n    </p>'})],
+    ),
+    (
+        "two calls in tags, one without arguments",
+        TAGS,
+        f"{TAGGED}\n<tool_call>\n<function=look_up>\n</function>\n</tool_call> Done.",
+        "Done.",
+        [("add", {"a": 1, "text": '  if a < "b":\n    </p>'}), ("look_up", {})],
+    ),
+    (
+        "other white space in tags",
+        TAGS,
+        "<tool_call>\n<function=add>\n<parameter=a>7</parameter><parameter=b>\n[1]</parameter>\n\n"
+        "</function></tool_call>",
+        "",
+        [("add", {"a": 7, "b": [1]})],
+    ),
+    (
+        "a long block of code before arguments in tags",
+        TAGS,
+        f"{BLOCK}\n{TAGGED}",
+        BLOCK,
+        [("add", {"a": 1, "text": '  if a < "b":\n    </p>'})],
+    ),
+    (
+        "a line break left out between a name and its value",
+        TAGS,
+        "<tool_call>\n<function=add>\n<parameter=text>a>\nb</parameter>\n</function>\n</tool_call>",
+        "",
+        [("add", {"text": "a>\nb"})],
+    ),
+    (
+        "a value that begins with a line break",
+        TAGS,
+        "<tool_call>\n<function=add>\n<parameter=text>\n\na\n</parameter>\n</function>\n</tool_call>",
+        "",
+        [("add", {"text": "\na"})],
+    ),
+    (
+        "white space left out between the tags of a name and its value",
+        KEYS,
+        "<tool_call>add\n<arg_key>a</arg_key><arg_value>1</arg_value><arg_key>text</arg_key>\n"
+        "<arg_value></arg_key>\n<arg_value></arg_value></tool_call>",
+        "",
+        [("add", {"a": 1, "text": "</arg_key>\n<arg_value>"})],
+    ),
+    (
+        "a call in tags that ends without its closing tag",
+        TAGS,
+        TAGGED.removesuffix("</function>\n</tool_call>"),
+        "",
+        [("add", {"a": 1, "text": '  if a < "b":\n    </p>'})],
+    ),
+    ("a call in tags that ends behind its name", TAGS, TAGGED[:27], "", [("add", {})]),
+    (
+        "a call in tags that ends where an argument may begin",
+        TAGS,
+        TAGGED[: TAGGED.rindex("<parameter=") + 5],
+        "",
+        [("add", {"a": 1})],
+    ),
+    (
+        "a mention of the tag, before a call",
+        HERMES,
+        f"I write <tool_call> before it.\n{ADD}",
+        "I write <tool_call> before it.",
+        [("add", {"a": 1, "b": 2})],
+    ),
+    (
+        "a long text between a tag and a brace",
+        HERMES,
+        "<tool_call> " + "word " * 40 + '{"name": "add", "arguments": {}}',
+        "<tool_call> " + "word " * 40 + '{"name": "add", "arguments": {}}',
+        [],
+    ),
+    (
+        "half a surrogate pair in a loose call",
+        HERMES,
+        '```\n{"name": "add", "arguments": {"a": "\\ud800"}}\n```',
+        "",
+        [("add", {"a": "\ud800"})],
+    ),
+    (
+        "a number too large in a loose call",
+        HERMES,
+        '{"name": "add", "arguments": {"a": 1e999}}',
+        '{"name": "add", "arguments": {"a": 1e999}}',
+        [],
+    ),
+    (
+        "an object whose name is a list",
+        HERMES,
+        '{"name": ["add"], "arguments": {}}',
+        '{"name": ["add"], "arguments": {}}',
+        [],
+    ),
+    (
+        "a call with an id",
+        LISTED,
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "a1b2c3d4e"}, '
+        '{"name": "look_up", "arguments": {}, "id": "b1b2c3d4e"}]',
+        "",
+        [("add", {"a": 1}), ("look_up", {})],
+    ),
+    (
+        "a call whose id was left out",
+        LISTED,
+        '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 1}}, '
+        '{"name": "look_up", "arguments": {}}] So.',
+        "So.",
+        [("add", {"a": 1}), ("look_up", {})],
+    ),
     ("plain text", HERMES, "a < b, <tool or <tool_cal", "a < b, <tool or <tool_cal", []),
     ("a number", HERMES, "{1, 2}", "{1, 2}", []),
     ("an unfinished block", HERMES, "```json\n{", "```json\n{", []),
@@ -136,9 +327,31 @@ def test_calls_and_text_are_told_apart(case: Any, seed: int | None) -> None:
     elif seed is not None:
         cuts = sorted(rng.sample(range(1, len(answer)), min(5, len(answer) - 1)))
         pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
-    shown, found = read(CallReader(form, NAMES, "call_"), pieces)
+    shown, found = read(CallReader(form, NAMES, "call_", schemas=SCHEMAS), pieces)
     assert shown.strip() == text.strip()
     assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+    assert all(arguments.encode() for _, arguments in found)
+
+
+PARTS = [
+    "<tool_call>", "\n", "<function=", "add", ">", "<parameter=", "a", ">\n", "1", "</parameter>\n",
+    "</function>", "</tool_call>", "```", "{", "}", '"', "{{", '"name": "add"', '"arguments": {}',
+    " ", "x", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]", ADD, TAGGED,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [HERMES, LLAMA, MISTRAL, LISTED, TAGS, KEYS])
+def test_how_it_is_cut_changes_nothing(form: CallFormat) -> None:
+    rng = random.Random(1)
+    for _ in range(200):
+        answer = "".join(rng.choices(PARTS, k=rng.randint(2, 25)))
+        cuts = sorted(rng.choices(range(len(answer)), k=4))
+        pieces = [answer[a:b] for a, b in zip([0, *cuts], [*cuts, len(answer)], strict=True)]
+        whole, parts, letters = (
+            read(CallReader(form, NAMES, "call_", schemas=SCHEMAS), given)
+            for given in ([answer], pieces, list(answer))
+        )
+        assert whole == parts == letters, answer
 
 
 def test_arguments_come_as_they_are_written_and_may_be_cut_off() -> None:
@@ -151,6 +364,75 @@ def test_arguments_come_as_they_are_written_and_may_be_cut_off() -> None:
     assert reader.feed("12") == [CallPiece(0, "call_0", None, "12")]
     assert reader.end() == []
     assert reader.calls[0].arguments == '{"a": 12'
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a", "12", 12),
+        ("a", "twelve", "twelve"),  # what a model writes against its schema is passed on
+        ("text", "12", "12"),
+        ("text", "", ""),
+        ("text", '"quoted"', '"quoted"'),
+        ("flag", "true", True),
+        ("flag", "null", None),
+        ("flag", "True", "True"),
+        ("either", "12", 12),
+        ("either", "true", "true"),
+        ("one", "1", "1"),
+        ("one", "2", 2),
+        ("free", '{"a": [1, "é"]}', {"a": [1, "é"]}),
+        ("free", "{a", "{a"),
+        ("odd", "5", 5),
+        ("unknown", "5", 5),
+        ("perhaps", "12345", "12345"),
+        ("perhaps", "null", None),
+        ("perhaps", '"quoted"', '"quoted"'),
+        ("number_or", "5", 5),
+        ("number_or", "null", None),
+        ("named", "12", "12"),
+        ("named", "null", "null"),
+        ("const", "1", "1"),
+        ("some", "1", "1"),
+        ("some", "2", 2),
+        ("all", "12", "12"),
+        ("round", "12", "12"),
+        ("nowhere", "12", 12),
+        ("elsewhere", "12", 12),
+        ("free", '["\\ud800"]', ["\ud800"]),
+        ("free", "NaN", "NaN"),
+        ("a", "-Infinity", "-Infinity"),
+        ("free", "[1e999]", "[1e999]"),
+    ],
+)
+def test_the_value_in_a_tag_is_what_its_schema_has_it(name: str, text: str, expected: Any) -> None:
+    answer = TAGGED.replace("=a>", f"={name}>").replace("\n1\n", f"\n{text}\n")
+    _, ((_, arguments),) = read(CallReader(TAGS, NAMES, "c", schemas=SCHEMAS), [answer])
+    assert arguments.encode()
+    assert json.loads(arguments, parse_constant=pytest.fail)[name] == expected or name == "text"
+    assert type(json.loads(arguments)[name]) is type(expected)
+
+
+def test_an_argument_in_tags_that_is_cut_off_is_none_and_leaves_its_call_open() -> None:
+    whole = ['"a": 1', '"text": "  if a < \\"b\\":\\n    </p>"']
+    for size in range(len(TAGGED)):
+        reader = CallReader(TAGS, NAMES, "call_", schemas=SCHEMAS)
+        text, calls = read(reader, list(TAGGED[:size]))
+        if not calls:
+            continue
+        begun, done = (TAGGED[:size].count(tag) for tag in ("<parameter=", "</parameter>"))
+        told = ", ".join(whole[:done])
+        expected = f"{{{told}}}" if begun == done else f"{{{told}" if told else ""
+        assert (text, calls) == ("", [("add", expected)])
+
+
+@pytest.mark.parametrize(
+    "schemas",
+    [{}, {"add": {"properties": 5}}, {"add": {"properties": {"a": {"type": [1, {}], "enum": 3}}}}],
+)
+def test_schemas_that_are_none_do_no_harm(schemas: Any) -> None:
+    _, ((_, arguments),) = read(CallReader(TAGS, NAMES, "c", schemas=schemas), [TAGGED])
+    assert json.loads(arguments)["a"] == 1
 
 
 def test_text_is_not_held_back_longer_than_it_must() -> None:

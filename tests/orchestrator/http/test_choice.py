@@ -135,12 +135,17 @@ def test_text_completions(url: str) -> None:
         chunks = list(api.completions.create(**body, n=2, seed=4, stream=True))
     assert [choice.index for choice in reply.choices] == [0, 1]
     for choice, one in zip(reply.choices, alone, strict=True):
-        assert (choice.text, choice.logprobs) == (one.choices[0].text, one.choices[0].logprobs)
+        mine, other = choice.logprobs, one.choices[0].logprobs
+        assert (choice.text, mine.tokens) == (one.choices[0].text, other.tokens)
+        # Passes of another shape compute other last digits.
+        assert mine.token_logprobs == pytest.approx(other.token_logprobs, abs=1e-4)
+        for top, wanted in zip(mine.top_logprobs, other.top_logprobs, strict=True):
+            assert top == pytest.approx(wanted, abs=1e-4)
     assert reply.usage is not None
     assert reply.usage.completion_tokens == sum(one.usage.completion_tokens for one in alone)  # type: ignore[union-attr]
     for choice in reply.choices:
-        mine = (chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index)
-        assert "".join(one.text for one in mine) == choice.text
+        parts = (chunk.choices[0] for chunk in chunks if chunk.choices[0].index == choice.index)
+        assert "".join(part.text for part in parts) == choice.text
 
 
 def test_responses_have_one() -> None:

@@ -15,7 +15,7 @@ from deploy.service.config import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.errors import Unsupported
 from orchestrator.http.limits import ServiceLimits
-from orchestrator.types import Message, Sampling, Segment, Transcript, Verification
+from orchestrator.types import Message, Segment, Transcript, Verification
 from orchestrator.worker import Call
 from tests.orchestrator.serving import HTTP, STORY, client, service, serving
 from workers.engine.worker import LocalWorker
@@ -157,19 +157,19 @@ class CannotScore(Scripted):
 
 
 class ScoresSlowly(Scripted):
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(self, call: Call, segment: Segment, *given: Any) -> Verification:
         if segment.text:
             await asyncio.sleep(30)
-        return await super().verify(call, segment, sampling)
+        return await super().verify(call, segment, *given)
 
 
 @pytest.mark.parametrize("body", [{"logprobs": 1}, {"logprobs": 1, "echo": True}])
-def test_a_worker_that_cannot_score_refuses_before_it_generates(body: dict[str, Any]) -> None:
+def test_a_worker_that_cannot_score_refuses_before_anything_is_shown(body: dict[str, Any]) -> None:
     large = CannotScore(story=STORY)
     with serving(service(large=large)) as url:
         error = refused(url, prompt="hi", **body)
         assert error["code"] == "unsupported_parameter"
-        assert all(call.args[0].max_tokens == 0 for call in large.calls)
+        assert large.live == 0
         assert counted(url, "stop") == 0
 
 
@@ -189,9 +189,40 @@ def test_echo_and_log_probabilities_each_alone(url: str, large: LocalWorker) -> 
     ids = list(large.tokenizer.encode(TEXT))
     assert complete(url, prompt=ids, echo=True, max_tokens=2).choices[0].text.startswith(TEXT)
     told = complete(url, logprobs=0, max_tokens=4).choices[0]
+    for token, value, top in zip(
+        told.logprobs.tokens,
+        told.logprobs.token_logprobs,
+        told.logprobs.top_logprobs,
+        strict=True,
+    ):
+        assert top == {token: value}
     assert "".join(told.logprobs.tokens) == told.text
     assert len(told.logprobs.token_logprobs) == 4
     assert None not in told.logprobs.token_logprobs
+
+
+def test_as_many_of_the_likeliest_as_are_asked_for(url: str) -> None:
+    one, five = (
+        complete(url, logprobs=count, echo=True, temperature=1.5, seed=2, max_tokens=12).choices[0]
+        for count in (1, 5)
+    )
+    assert one.logprobs.tokens == five.logprobs.tokens
+    for token, value, few, many in list(
+        zip(
+            five.logprobs.tokens,
+            five.logprobs.token_logprobs,
+            one.logprobs.top_logprobs,
+            five.logprobs.top_logprobs,
+            strict=True,
+        )
+    )[1:]:
+        assert 1 <= len(few) <= 2
+        assert 5 <= len(many) <= 6
+        assert many[token] == value
+        assert list(many.values())[:5] == sorted(many.values(), reverse=True)[:5]
+        # The two passes that computed them need not have had one shape, so the last digits differ.
+        assert few == pytest.approx({token: many[token] for token in few}, abs=1e-4)
+        assert sum(map(exp, many.values())) <= 1 + 1e-6
 
 
 def test_markup_that_no_text_shows_has_rows_and_shifts_nothing(
@@ -215,6 +246,20 @@ def test_load_tools_get_as_many_tokens_as_they_want(url: str) -> None:
     assert (reply.usage.completion_tokens, reply.choices[0].finish_reason) == (80, "length")
 
 
+def test_a_text_does_not_end_before_min_tokens(url: str, large: LocalWorker) -> None:
+    ids = list(large.prompts.transcript(Transcript((Message("user", "What is 37+12?"),))))
+    plain = complete(url, prompt=ids, max_tokens=200)
+    assert plain.choices[0].finish_reason == "stop"
+    size = plain.usage.completion_tokens
+    longer = complete(url, prompt=ids, max_tokens=200, extra_body={"min_tokens": size + 12})
+    assert longer.usage.completion_tokens >= size + 12
+    assert longer.choices[0].text.startswith(plain.choices[0].text)
+    first = plain.choices[0].text.split()[0]
+    late = complete(url, prompt=ids, max_tokens=200, stop=first, extra_body={"min_tokens": size})
+    assert late.usage.completion_tokens >= size
+    assert first in late.choices[0].text
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -232,7 +277,8 @@ def test_load_tools_get_as_many_tokens_as_they_want(url: str) -> None:
         ({"n": 17}, "n"),
         ({"best_of": 2}, "best_of"),
         ({"suffix": "end"}, "suffix"),
-        ({"logprobs": 5}, "logprobs"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": 1, "top_logprobs": 1}, "top_logprobs"),
         ({"logprobs": 1, "stream": True}, "logprobs"),

@@ -12,11 +12,20 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, expect
 
 from orchestrator.errors import WorkerUnavailable
+from orchestrator.experiments import experimenter, readouts
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
 from tests.orchestrator.http.browser import BUSY_MS, CHROMIUM, chromium, page_of
-from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
+from tests.orchestrator.serving import (
+    HTTP,
+    Speculating,
+    post,
+    scripted,
+    service,
+    serving,
+    until,
+)
 from workers.scripted import Scripted
 
 pytestmark = pytest.mark.skipif(
@@ -88,6 +97,8 @@ def test_a_first_visit_sees_an_answer_and_who_wrote_it_and_why(browser: Browser,
         expect(steps.nth(0).locator(".katex").first).to_be_attached()
         expect(steps.nth(2).locator("pre code")).to_contain_text("print(n ** 2)")
         expect(page.locator(".answer .katex")).to_be_visible()
+        expect(page.locator(".answer")).not_to_contain_text("null")
+        expect(page.locator(".authors")).to_contain_text("written by the small model")
         expect(page.locator(".figures")).to_contain_text("3 of 4")
         assert "small model works" in (page.locator(".lanes").get_attribute("aria-label") or "")
         page.keyboard.press("r")  # unfolds the rejected draft
@@ -260,6 +271,121 @@ def cancel(page: Page) -> None:
     expect(page.locator("dialog")).to_have_count(0)
 
 
+@pytest.mark.parametrize(("scheme", "saved"), [("light", False), ("dark", True)])
+def test_each_token_says_whether_it_was_drafted(browser: Browser, scheme: Any, saved: bool) -> None:
+    story = ("We add 2 and \U0001f600 to it.\n\nThe sum is 4, and that is all.", ANSWER)
+    with (
+        serving(service(scripted(), Speculating(story=story)), grace_s=2) as url,
+        page_of(browser, url, color_scheme=scheme) as page,
+    ):
+        ask(page, policy="large-only")
+        ended(page)
+        if saved:  # the same from the record
+            until(lambda: HTTP.get(f"{url}/v1/traces").json()["data"])
+            row = HTTP.get(f"{url}/v1/traces").json()["data"][0]
+            page.goto(f"{url}/ui#/trace/{row['id']}")
+            expect(page.get_by_role("button", name="Replay")).to_be_visible()
+        expect(page.locator(".figures")).to_contain_text("by place in the guess: 100 %, 100 %, 0 %")
+        tokens = page.locator(".steps details.tokens")
+        expect(tokens).to_have_count(2)
+        expect(tokens.first.locator("summary")).to_contain_text("5 of 7 were drafted and accepted")
+        page.keyboard.press("t")
+        words = tokens.first.locator(".words")
+        expect(words).to_have_text("We add draft 2 and \U0001f600 to it.↵↵")
+        expect(words.locator("ins.recovered")).to_have_text(["2 "])
+        expect(words.locator("del")).to_have_text(["draft "])
+        expect(words.locator(".bonus")).to_have_text(["to "])
+        expect(tokens.nth(1).locator(".words")).to_contain_text("The draft sum is")
+        page.locator(".answer details.tokens summary").focus()
+        page.keyboard.press("Enter")  # a summary is reached by Tab
+        expect(page.locator(".answer .words")).to_contain_text("The answer draft is")
+        found = Axe().run(page).response["violations"]
+        assert [one["id"] for one in found if one["impact"] in ("serious", "critical")] == []
+        page.keyboard.press("t")
+        expect(tokens.first.locator(".words")).not_to_be_visible()
+
+
+TOKEN_VIEWS = """async (events) => {
+    const { Run } = await import("./ui/run.js");
+    const { tokenView } = await import("./ui/tokens.js");
+    const run = new Run("", "m");
+    for (const event of events) run.event({ author: "large", phase: "answer", ...event });
+    run.end("finished");
+    const views = [];
+    for (const row of run.rows) {
+        const [view] = tokenView(row.pieces);
+        if (!view) { views.push(null); continue; }
+        view.open = true;
+        await new Promise((done) => view.addEventListener("toggle", done));
+        const texts = (of) => [...view.querySelectorAll(of)].map((one) => one.textContent);
+        views.push([texts("summary")[0].slice(8, 14), texts(".words .token"), texts(".words del")]);
+    }
+    return views;
+}"""
+
+
+def step(text: str, origins: str, lengths: list[int], **rejected: list[str]) -> dict[str, Any]:
+    places = [[int(place[1:]), drafts] for place, drafts in rejected.items()]
+    provenance = {"origins": origins, "lengths": lengths, "rejected": places}
+    return {"type": "step", "text": text, "accepted": True, "ms": 1, "provenance": provenance}
+
+
+def shown(text: str, **more: Any) -> dict[str, Any]:
+    return {"type": "text", "text": text, "tokens": 1, **more}
+
+
+EMOJI = "a\U0001f600\n\n"
+ACROSS = "It ends.\n\nAnd"
+TOKENS_SHOWN: dict[str, tuple[list[dict[str, Any]], list[Any]]] = {
+    "of a character": (
+        [shown(EMOJI), step(EMOJI, "araa", [1, 0, 1, 2], _1=["draft"])],
+        [["3 of 4", ["a", "·", "\U0001f600", "↵↵"], ["draft"]]],
+    ),
+    "across two rows": (
+        [shown(ACROSS), step(ACROSS, "arb", [7, 5, 1], _1=["draft"])],
+        [["1 of 2", ["It ends", ".↵↵"], ["draft"]], ["0 of 1", ["An", "d"], []]],
+    ),
+    "across two spans": (
+        [shown("It "), shown("is", author="small"), step("It is", "ar", [1, 4], _1=["draft"])],
+        [["1 of 2", ["I", "t ", "is"], ["draft"]]],
+    ),
+    "held back": (
+        [
+            shown("One. "),
+            step("One. #", "aa", [5, 1]),
+            shown("# two\n\nThree"),
+            step(" two\n\nThree", "ara", [4, 2, 5], _1=["draft"]),
+        ],
+        [["3 of 4", ["One. ", "#", " two", "↵↵"], ["draft"]], ["1 of 1", ["Three"], []]],
+    ),
+    "held back from the first on": (
+        [step("#", "r", [1], _0=["draft"]), shown("# One."), step(" One.", "a", [5])],
+        [["1 of 2", ["#", " One."], ["draft"]]],
+    ),
+    "white space that is not shown": (
+        [shown("It is"), step("\n\n\n It is", "ara", [2, 4, 3], _1=["draft"])],
+        [["2 of 3", ["·", "It", " is"], ["draft"]]],
+    ),
+    "more for the last row": (
+        [shown("One."), step("One.", "a", [4]), shown(" Two."), step(" Two.", "r", [5])],
+        [["1 of 2", ["One.", " Two."], []]],
+    ),
+    "not known": (
+        [shown("One. Two"), step("One. Two", "a??", [5, 0, 3])],
+        [["1 of 3", ["One. ", "Two"], []]],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TOKENS_SHOWN)
+def test_each_token_is_counted_once_where_its_text_is(
+    browser: Browser, url: str, name: str
+) -> None:
+    events, views = TOKENS_SHOWN[name]
+    with page_of(browser, url) as page:
+        assert page.evaluate(TOKEN_VIEWS, events) == views
+
+
 def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
     with serving(keyed()) as url, page_of(browser, f"{url}/ui#/policies") as page:
         give(page, "an API key", "sk-wrong")
@@ -350,9 +476,15 @@ def test_a_key_that_was_not_given_is_asked_for_again_by_a_button_alone(browser: 
         expect(page.locator("dialog")).to_have_count(0)
 
 
-def test_an_experiments_readout(browser: Browser) -> None:
+@pytest.mark.parametrize("kind", ["ab", "bandit"])
+def test_an_experiments_readout(
+    browser: Browser, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(experimenter, "UPDATE_S", 0.05)
+    monkeypatch.setattr(readouts, "APART_S", 0.1)
     experiment = {
         "name": "thresholds",
+        "kind": kind,
         "unit": "request",
         "min_units": 5,
         "arms": [
@@ -361,17 +493,36 @@ def test_an_experiments_readout(browser: Browser) -> None:
         ],
         "goal": {"metric": "large_tokens"},
         "guardrails": [{"metric": "error", "at_most": 0.5}],
+        "ramp": {"steps": [1.0], "hold_s": 60},
     }
     with serving(made()) as url:
         assert HTTP.post(f"{url}/v1/experiments", json=experiment).status_code == 201
         for _ in range(24):
             assert post(url).status_code == 200
+        report = f"{url}/v1/experiments/thresholds/report"
+
+        def known() -> bool:
+            past = HTTP.get(report).json()["readouts"]
+            return bool(past) and past[-1]["intervals"].get("lenient", [None])[-1] is not None
+
+        until(known, 20)
         with page_of(browser, f"{url}/ui#/experiments") as page:
             expect(page.locator(".card")).to_contain_text("running")
             expect(page.locator(".arm")).to_have_count(2)
             expect(page.locator("tr.goal")).to_contain_text("lenient")
-            expect(page.locator(".card")).to_contain_text("error at most 0.5")
+            rail = "error at most 0.5 (so far strict 0, lenient 0)"
+            expect(page.locator(".card")).to_contain_text(rail)
+            expect(page.locator(".card")).to_contain_text("ramp: step 1 of 1 (100 %)")
+            # Of the time before the page was opened, too.
+            band = page.locator(".overtime .band").first
+            expect(band.locator("polygon")).to_be_attached()
+            assert "lenient: from" in (band.get_attribute("aria-label") or "")
+            weights = page.locator(".band.weights")
+            expect(weights).to_have_count(int(kind == "bandit"))
+            if kind == "bandit":
+                assert "strict 50 %, lenient 50 %" in (weights.get_attribute("aria-label") or "")
             audit(page)
+            fits_narrow(page)
 
 
 def test_health_says_well_or_ill_and_where(browser: Browser) -> None:
@@ -408,10 +559,18 @@ def test_every_tab_is_accessible_and_fits_a_phone(browser: Browser, url: str, sc
             elif tab == "health":
                 expect(page.locator(".card").first).to_be_visible()
             audit(page)
-            page.set_viewport_size({"width": 360, "height": 740})
-            wide = page.evaluate("document.scrollingElement.scrollWidth - innerWidth")
-            assert wide <= 0, tab
+            fits_narrow(page)
             page.set_viewport_size({"width": 1200, "height": 900})
+
+
+def fits_narrow(page: Page) -> None:
+    """At 360 pixels nothing lies beyond the page's edge, nor a card's text beyond the card's."""
+    page.set_viewport_size({"width": 360, "height": 740})
+    assert page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
+    beyond = """[...document.querySelectorAll(".card, .run")].filter(
+        (card) => card.checkVisibility() && card.scrollWidth > card.clientWidth + 1
+    ).map((card) => card.className)"""
+    assert page.evaluate(beyond) == []
 
 
 def audit(page: Page) -> None:

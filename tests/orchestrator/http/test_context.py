@@ -9,6 +9,7 @@ from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.schemas import parse_request
 from orchestrator.types import Limits
+from orchestrator.worker import key_of
 
 
 def test_what_a_client_names_is_a_unit_of_its_key() -> None:
@@ -37,6 +38,9 @@ def test_an_owner_is_a_key_and_a_user_under_it() -> None:
     assert len(owners) == 9
     assert owner("0a1b2c3d", "ann") == owner("0a1b2c3d", "ann")
     assert owner(None) == ""
+    assert key_of(owner("0a1b2c3d", "ann")) == key_of(owner("0a1b2c3d", "bob"))
+    assert key_of(owner(None, "ann")) == key_of(owner(None)) == ""
+    assert len({key_of(owner(key, "ann")) for key in (None, "0a1b2c3d", "11112222")}) == 3
     assert not any("ann" in one or "0a1b2c3d" in one for one in owners)
 
 

@@ -136,6 +136,21 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
     ({"model": "route", "ignore_eos": True}, "ignore_eos", "unsupported_parameter"),
     ({"min_tokens": 5}, "min_tokens", "unsupported_parameter"),
+    ({"model": "route", "min_tokens": 5}, "min_tokens", "unsupported_parameter"),
+    ({"model": "large-only", "min_tokens": -1}, "min_tokens", "invalid_value"),
+    ({"model": "large-only", "min_tokens": 1.5}, "min_tokens", "invalid_type"),
+    ({"model": "large-only", "min_tokens": True}, "min_tokens", "invalid_type"),
+    ({"model": "large-only", "min_tokens": 2**40}, "min_tokens", "invalid_value"),
+    ({"model": "large-only", "min_tokens": 9, "max_tokens": 8}, "min_tokens", "invalid_value"),
+    (
+        {
+            "model": "large-only",
+            "min_tokens": 1,
+            "response_format": {"type": "json_object"},
+        },
+        "min_tokens",
+        "invalid_value",
+    ),
     (turns("robot"), "messages[0].role", "invalid_value"),
     (turns("function", "user"), "messages[0].role", "unsupported_parameter"),
     (turns("tool", "user"), "messages[0].tool_call_id", "invalid_value"),
@@ -255,7 +270,9 @@ def test_pages_of_other_origins_administer_with_an_admin_key_alone(admins: Keys)
             is_use = method == "GET" or path == "/v1/completions"
             assert (status == 200) == (is_use or bool(admins))
         reply = HTTP.get(f"{url}/health", headers={"origin": page})
-        assert "x-should-retry" in reply.headers["access-control-expose-headers"]
+        exposed = reply.headers["access-control-expose-headers"]
+        assert "x-should-retry" in exposed
+        assert "x-ratelimit-remaining-requests" in exposed
 
 
 @pytest.mark.parametrize("name", sorted(UNSUPPORTED))
@@ -287,6 +304,15 @@ def test_unsupported_unless_it_asks_for_nothing(url: str, name: str) -> None:
 def test_malformed_json(url: str, body: bytes) -> None:
     reply = HTTP.post(f"{url}/v1/chat/completions", content=body, headers=JSON)
     assert error(reply, 400)["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [(b" ", "the body is empty"), (b'{"a": "\xff"}', "not UTF-8 text at byte 7")],
+)
+def test_what_is_wrong_with_a_body_is_said(url: str, body: bytes, message: str) -> None:
+    reply = HTTP.post(f"{url}/v1/chat/completions", content=body, headers=JSON)
+    assert message in error(reply, 400)["message"]
 
 
 def test_nesting_and_crowds(url: str) -> None:
@@ -339,11 +365,16 @@ def test_a_body_that_does_not_come() -> None:
 
 
 def test_routes_that_are_not(url: str) -> None:
-    assert error(HTTP.get(f"{url}/nowhere"), 404)["code"] == "not_found"
+    nowhere = error(HTTP.get(f"{url}/nowhere"), 404)
+    assert (nowhere["code"], "/docs" in nowhere["message"]) == ("not_found", True)
     assert error(HTTP.get(f"{url}/v1/models/"), 404)
     assert error(HTTP.get(f"{url}/redoc"), 404)
     reply = HTTP.get(f"{url}/v1/chat/completions")
-    assert error(reply, 405)["code"] == "method_not_allowed"
+    refused = error(reply, 405)
+    assert (refused["code"], refused["message"]) == (
+        "method_not_allowed",
+        "GET is not allowed here; use POST",
+    )
     assert reply.headers["allow"] == "POST"
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import exp
 from typing import Any
 
 import openai
@@ -20,7 +21,6 @@ from orchestrator.loop.events import Metrics, RequestCompleted
 from orchestrator.types import (
     Limits,
     Message,
-    Sampling,
     Segment,
     Segments,
     Transcript,
@@ -105,6 +105,56 @@ def test_they_are_what_the_worker_says(url: str, pair: dict[str, LocalWorker]) -
     assert values[-1 - len(mine) : -1] == pytest.approx(mine, abs=1e-4)
 
 
+def test_as_many_of_the_likeliest_as_are_asked_for(url: str) -> None:
+    one = ask(url, top_logprobs=1, temperature=2, seed=1, max_tokens=40).logprobs.content
+    many = ask(url, top_logprobs=20, temperature=2, seed=1, max_tokens=40).logprobs.content
+    for few, row in zip(one, many, strict=True):
+        values = [best.logprob for best in row.top_logprobs]
+        assert len(values) == 20
+        assert values == sorted(values, reverse=True)
+        assert row.top_logprobs[0].token == few.top_logprobs[0].token
+        assert values[0] == pytest.approx(few.top_logprobs[0].logprob, abs=1e-4)
+        own = [best.logprob for best in row.top_logprobs if best.token == row.token]
+        assert own == [row.logprob] or row.logprob <= values[-1]
+        assert sum(exp(value) for value in values) <= 1 + 1e-6
+
+
+def test_a_token_that_may_begin_a_marker_has_its_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where an answer ends by a text, as models without a token for it do."""
+    worker = load_worker(ARGS.workers.large)
+    monkeypatch.setattr(worker.tokenizer, "stops", lambda thinking: [("49 is no end", "eos")])
+    with serving(service(large=worker)) as url:
+        rows = ask(url, top_logprobs=2).logprobs.content
+    worker.close()
+    named = [row for row in rows if row.token in ("4", "49")]
+    assert named
+    for row in named:
+        assert row.top_logprobs[0].token == row.token
+    assert not any("token_id" in best.token for row in rows for best in row.top_logprobs[:1])
+
+
+def test_what_scores_cost_is_counted() -> None:
+    def told(body: dict[str, Any]) -> Any:
+        with serving(service(large=scripted())) as url:
+            reply = post(url, {"model": "large-only", **body}).json()
+            lines = HTTP.get(f"{url}/metrics").text.splitlines()
+            trace = HTTP.get(f"{url}/v1/traces/{reply['baton']['trace_id']}").json()
+            counted = {
+                line.split()[0]: float(line.split()[1]) for line in lines if "# " not in line
+            }
+            return reply["baton"]["metrics"], counted, trace
+
+    plain, counted, _ = told({})
+    assert plain["judge_calls"] == counted["baton_judge_calls_total"] == 0
+    scored, counted, trace = told({"logprobs": True})
+    assert scored["judge_calls"] == counted["baton_judge_calls_total"] == 2  # whether it can; it
+    assert counted["baton_prefill_tokens_total"] == scored["prefill_tokens"]
+    assert scored["prefill_tokens"] > plain["prefill_tokens"]
+    assert scored["large_passes"] == plain["large_passes"] + 2
+    assert [call["kind"] for call in trace["calls"]].count("verify") == 2
+    assert scored["ms"]["total"] >= scored["ms"]["classify"] > 0
+
+
 def test_without_top_logprobs_there_are_none(url: str) -> None:
     assert {len(row.top_logprobs) for row in ask(url).logprobs.content} == {0}
     assert ask(url, logprobs=False).logprobs is None
@@ -123,7 +173,13 @@ def test_stream(url: str) -> None:
     for choice in final.choices:
         assert choice.message.content == whole.message.content
         assert choice.logprobs is not None
-        assert choice.logprobs.content == whole.logprobs.content
+        for mine, other in zip(choice.logprobs.content, whole.logprobs.content, strict=True):
+            assert (mine.token, mine.bytes) == (other.token, other.bytes)
+            # Passes of another shape compute other last digits.
+            assert mine.logprob == pytest.approx(other.logprob, abs=1e-4)
+            assert [top.token for top in mine.top_logprobs] == [
+                top.token for top in other.top_logprobs
+            ]
 
 
 def test_a_text_that_goes_on_has_the_tokens_that_are_new(url: str) -> None:
@@ -166,14 +222,15 @@ class CannotScore(Scripted):
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("lacking", ["small", "large"])
-def test_a_worker_that_cannot_score_refuses_before_it_generates(lacking: str, stream: bool) -> None:
+def test_a_worker_that_cannot_score_refuses_before_anything_is_shown(
+    lacking: str, stream: bool
+) -> None:
     workers = {"small": scripted(), "large": scripted(), lacking: CannotScore(story=STORY)}
     with serving(service(workers["small"], workers["large"])) as url:
         reply = post(url, {"logprobs": True, "stream": stream})
         assert (reply.status_code, reply.json()["error"]["param"]) == (400, "logprobs")
         assert f"the {lacking} worker" in reply.json()["error"]["message"]
-        for worker in workers.values():
-            assert all(heard.operation == "verify" for heard in worker.calls)
+        assert all(worker.live == 0 for worker in workers.values())
 
 
 async def test_what_a_worker_wrote_before_it_died_is_scored_by_its_text() -> None:
@@ -191,10 +248,10 @@ async def test_what_a_worker_wrote_before_it_died_is_scored_by_its_text() -> Non
 class HasNoRoom(Scripted):
     """It cannot score a text that fills its context."""
 
-    async def verify(self, call: Call, segment: Segment, sampling: Sampling) -> Verification:
+    async def verify(self, call: Call, segment: Segment, *given: Any) -> Verification:
         if segment.text:
             raise ContextLengthExceeded("full", param="messages")
-        return await super().verify(call, segment, sampling)
+        return await super().verify(call, segment, *given)
 
 
 def test_an_answer_that_fills_the_context_is_given_without_scores() -> None:
@@ -219,7 +276,7 @@ def test_an_answer_that_fills_the_context_is_given_without_scores() -> None:
             "logprobs",
         ),
         ({"top_logprobs": 1}, "top_logprobs"),
-        ({"logprobs": True, "top_logprobs": 2}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
         ({"logprobs": 1}, "logprobs"),
@@ -234,5 +291,5 @@ def test_refused_by_name(url: str, body: dict[str, Any], param: str) -> None:
 def test_the_official_client_says_why(url: str) -> None:
     with client(url) as api, pytest.raises(openai.BadRequestError, match="top_logprobs"):
         api.chat.completions.create(
-            model="large-only", messages=QUESTION, logprobs=True, top_logprobs=20
+            model="large-only", messages=QUESTION, logprobs=True, top_logprobs=21
         )

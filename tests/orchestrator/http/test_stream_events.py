@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.orchestrator.serving import STORY, client, post, scripted, service, serving
+from tests.orchestrator.serving import (
+    HTTP,
+    STORY,
+    Speculating,
+    client,
+    post,
+    scripted,
+    service,
+    serving,
+    until,
+)
 
 EVENTS = {"stream": True, "stream_options": {"include_events": True}}
 
@@ -43,6 +53,42 @@ def test_events_tell_each_call_text_and_step_once_and_in_order() -> None:
             assert all(number < earlier for number in event["calls"])
     thought = "".join(e["text"] for e in told if e["type"] == "text" and e["phase"] == "thought")
     assert thought == STORY[0]
+
+
+def test_where_tokens_came_from_is_told_in_events_and_traces_and_counted_in_answers() -> None:
+    large = Speculating(story=STORY, scores=[2])
+    with serving(service(scripted(), large)) as url:
+        got = chunks(url)
+        final = got[-1]["baton"]
+        kept = f"{url}/v1/traces/{final['trace_id']}"
+        until(lambda: HTTP.get(kept).status_code == 200)
+        trace = HTTP.get(kept).json()
+    told = [event for chunk in got if not chunk["choices"] for event in chunk["baton"]["events"]]
+    steps = [event for event in told if event["type"] == "step"]
+    known = [step for step in trace["steps"] if "provenance" in step]
+    assert {step["author"] for step in known} == {"large"}  # the small one drafts no tokens
+    assert [s["provenance"] for s in known] == [s["provenance"] for s in steps if "provenance" in s]
+    assert known[0]["text"] == "First, 2+2 is 4.\n\n"
+    assert known[0]["provenance"] == {
+        "origins": "aara",
+        "lengths": [7, 4, 3, 4],
+        "rejected": [[2, ["draft "]]],
+        "drafted_at": [2, 2, 1],
+        "accepted_at": [2, 2, 0],
+    }
+    # An answer counts: the thought's steps and the answer, in as many rounds.
+    rounds = sum(step["provenance"]["drafted_at"][0] for step in known)
+    assert final["acceptance"] == trace["acceptance"]
+    assert final["acceptance"]["large"]["drafted_at"][:2] == [rounds, rounds]
+    assert final["acceptance"].keys() == {"large"}
+    assert not any("provenance" in step for step in final["steps"])
+
+
+def test_without_drafts_nothing_is_said_of_tokens() -> None:
+    with serving(service()) as url:
+        got = chunks(url)
+    assert "provenance" not in json.dumps(got)
+    assert got[-1]["baton"]["acceptance"] == {}
 
 
 def test_without_the_option_a_stream_is_as_openai_has_it() -> None:

@@ -252,7 +252,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
             },
             "messages[1].tool_calls[0].function.arguments",
         )
-        for text in ("[1]", '{"a":' * 900 + "1" + "}" * 900)
+        for text in ("[1]", '{"a": NaN}', '{"a":' * 900 + "1" + "}" * 900)
     ),
 ]
 

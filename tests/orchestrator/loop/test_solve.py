@@ -40,8 +40,10 @@ from orchestrator.loop.events import (
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
 from orchestrator.types import Limits, Message, Sampling, Segment, StopCriteria, Transcript
+from policies.lookahead import Lookahead
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
+from policies.speculative_thinking import SpeculativeThinking
 from policies.steps import write_out
 from workers.scripted import Say, Scripted, words
 
@@ -310,24 +312,113 @@ async def test_waiting_for_one_workers_prompt_is_not_the_others_time() -> None:
     class SlowReader(Scripted):
         async def generate(self, call: Any, criteria: StopCriteria, *args: Any, **kw: Any) -> Any:
             if criteria.max_tokens == 0:
-                await asyncio.sleep(0.1)
+                await asyncio.sleep(0.5)
             async for item in super().generate(call, criteria, *args, **kw):
                 yield item
 
     workers = pair()
     workers["large"] = SlowReader(story=LARGE)
     _, ended = await run(SpecReason(), workers)
-    assert ended.metrics.ms["small"] < 80
+    assert ended.metrics.ms["small"] < 400
 
 
 # --- failures ------------------------------------------------------------------------------------
 
 
-async def test_a_prompt_beyond_a_context_is_refused_before_anything_is_written() -> None:
+class HeldReader(Scripted):
+    """A worker that reads the prompt when it is let to; the calls that came before."""
+
+    def __init__(self, *args: Any, **kw: Any) -> None:
+        super().__init__(*args, **kw)
+        self.let, self.early = asyncio.Event(), 0
+
+    async def generate(self, call: Any, criteria: StopCriteria, *args: Any, **kw: Any) -> Any:
+        if criteria.max_tokens == 0:
+            await self.let.wait()
+        self.early += not self.let.is_set()
+        async for item in super().generate(call, criteria, *args, **kw):
+            yield item
+
+    async def classify(self, *args: Any, **kw: Any) -> Any:
+        self.early += not self.let.is_set()
+        return await super().classify(*args, **kw)
+
+
+async def follow(events: Any, seen: asyncio.Queue[Event]) -> None:
+    async with aclosing(events):
+        async for event in events:
+            seen.put_nowait(event)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("policy", [SpecReason(), Lookahead(), SpeculativeThinking()])
+async def test_the_small_model_drafts_while_the_large_one_reads_the_prompt(policy: Policy) -> None:
+    workers = pair()
+    workers["large"] = large = HeldReader(story=LARGE, scores=[9])
+    seen: asyncio.Queue[Event] = asyncio.Queue()
+    task = asyncio.create_task(follow(start(policy, workers), seen))
+    await until(lambda: workers["small"].calls)
+    assert seen.empty()  # nothing is shown that the large model's prompt may yet refuse
+    large.let.set()
+    await task
+    events = [seen.get_nowait() for _ in range(seen.qsize())]
+    assert [event.action.worker for event in events[:2]] == ["large", "small"]
+    assert large.early == 0  # nor is it called before it has read
+    assert isinstance(events[-1], RequestCompleted)
+
+
+async def test_a_prompt_that_one_worker_refuses_late_ends_the_request_unshown() -> None:
+    workers = {"small": Scripted(story=SMALL, delay=10)}  # nor does it wait for the first action
+    workers["large"] = large = HeldReader(story=LARGE, context=2)
+    seen: asyncio.Queue[Event] = asyncio.Queue()
+    task = asyncio.create_task(follow(start(SpeculativeThinking(), workers), seen))
+    await until(lambda: workers["small"].live)
+    large.let.set()
+    with pytest.raises(ContextLengthExceeded):
+        await asyncio.wait_for(task, 5)
+    assert seen.empty()
+    assert workers["small"].live == large.live == 0
+
+
+async def test_workers_that_are_all_down_are_asked_once() -> None:
+    asked = 0
+
+    class Down(Scripted):
+        async def generate(self, *args: Any, **kw: Any) -> Any:
+            nonlocal asked
+            asked += 1
+            raise GONE
+            yield
+
+    with pytest.raises(WorkerUnavailable):
+        await run(SpecReason(), {"small": Down(), "large": Down()})
+    assert asked == 2
+
+
+async def test_a_request_that_is_left_while_a_prompt_is_read_leaves_nothing_behind() -> None:
+    workers = pair()
+    workers["large"] = large = HeldReader(story=LARGE)
+    events = start(SpecReason(), workers)
+    task = asyncio.create_task(anext(events))
+    await until(lambda: workers["small"].calls)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await events.aclose()
+    assert workers["small"].live == large.live == 0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_a_prompt_beyond_a_context_is_refused_before_anything_is_shown() -> None:
     workers = pair(context=3)
     with pytest.raises(ContextLengthExceeded):
         await run(SpecReason(), workers)
-    assert not workers["small"].calls
+    assert workers["small"].live == workers["large"].live == 0
 
 
 async def test_a_trace_that_outgrows_the_context_ends_by_length() -> None:

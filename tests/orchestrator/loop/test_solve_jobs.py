@@ -158,8 +158,9 @@ async def test_cancelling_the_reader_leaves_nothing_running(small: float) -> Non
             pass
 
     reader = asyncio.create_task(read())
-    await asyncio.sleep(0.02)
-    assert workers["large"].live == 1
+    async with asyncio.timeout(5):
+        while workers["large"].live < 1:
+            await asyncio.sleep(0.005)
     reader.cancel()
     with pytest.raises(asyncio.CancelledError):
         await reader

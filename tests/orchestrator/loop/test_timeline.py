@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.solve import solve
@@ -52,6 +54,54 @@ async def test_a_step_names_the_calls_that_drafted_and_judged_it() -> None:
     assert timeline.calls[2].tokens == 4  # First, 2+2 is 4. with the blank line behind it
     assert [("large", "write")] in running
     assert running[-1] == []
+
+
+async def test_a_draft_beside_a_prefill_stands_where_it_was() -> None:
+    class SlowReader(Scripted):
+        async def generate(self, call, criteria, *args, **kw):
+            if criteria.max_tokens == 0:
+                await asyncio.sleep(0.3)
+            async for item in super().generate(call, criteria, *args, **kw):
+                yield item
+
+    small, large = Scripted(story=STORY), SlowReader(story=STORY, scores=[9, 2])
+    for policy in (SpecReason(), POLICIES["lookahead"]()):
+        timeline, _ = await timeline_of(policy, small, large)
+        drafts = [call for call in timeline.calls if call.kind == "draft"]
+        judges = [call for call in timeline.calls if call.kind == "judge"]
+        assert drafts[0].at_ms < 250
+        assert all(call.at_ms >= 299 for call in judges)  # they waited for their own prefill
+
+
+async def test_a_text_is_taken_as_it_comes_while_the_other_model_still_reads() -> None:
+    """A worker drops a call that nobody reads for a while."""
+
+    class SlowReader(Scripted):
+        async def generate(self, call, criteria, *args, **kw):
+            await asyncio.sleep(0.3)
+            async for item in super().generate(call, criteria, *args, **kw):
+                yield item
+
+    taken = []
+
+    class Watched(Scripted):
+        async def generate(self, call, criteria, *args, **kw):
+            async for item in super().generate(call, criteria, *args, **kw):
+                yield item
+                taken.append(loop.time())
+
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    small, large = Watched(story=STORY, delay=0.01), SlowReader(story=STORY)
+    await timeline_of(POLICIES["speculative-thinking"](), small, large)
+    assert len([at for at in taken if at - began < 0.29]) >= 4
+
+
+async def test_a_prefill_that_ends_beside_the_first_write_does_not_end_it() -> None:
+    _, running = await timeline_of(
+        POLICIES["small-only"](), Scripted(story=STORY), Scripted(story=STORY)
+    )
+    assert running[0] == running[1] == [("small", "write")]  # told of the prefill, then of a text
 
 
 async def test_the_times_of_calls_lie_within_the_request_and_in_order() -> None:

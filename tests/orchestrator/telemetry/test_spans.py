@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import aclosing, suppress
+from itertools import count
 from typing import Any
 
 import pytest
@@ -138,6 +139,18 @@ async def test_times_lie_inside_each_other() -> None:
             outer = spans[span.parent.span_id]
             assert outer.start_time - slack <= span.start_time  # type: ignore[operator]
             assert span.end_time <= outer.end_time + slack  # type: ignore[operator]
+
+
+async def test_a_clock_that_is_moved_moves_no_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    day, now = 86_400 * 10**9, count(10**18, -86_400 * 10**9)
+    monkeypatch.setattr("orchestrator.telemetry.spans.time_ns", lambda: next(now))
+    memory = Memory()
+    await run(memory)
+    calls = [span for span in memory.ended if span.name != REQUEST]
+    began = [span.start_time or 0 for span in calls]
+    assert len(calls) > 4
+    assert max(began) - min(began) < day // 2
+    assert all(0 <= (span.end_time or 0) - (span.start_time or 0) < day // 2 for span in calls)
 
 
 async def test_jobs_are_calls_from_their_start() -> None:

@@ -34,17 +34,37 @@ from workers.text.detokenizer import Detokenizer
 
 
 async def test_more_calls_than_rows_wait_and_then_are_refused(worker: LocalWorker) -> None:
-    slow(worker, 0.02)
-    running = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(10))) for i in range(2)]
-    await asyncio.sleep(0.05)
-    waiting = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(2))) for i in range(2)]
-    await asyncio.sleep(0.01)
+    slow(worker, 0.05)
+    running = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(60))) for i in range(2)]
+    async with asyncio.timeout(10):
+        while worker.stats()["live_rows"] < 2:
+            await asyncio.sleep(0.01)
+        waiting = [asyncio.create_task(run(worker, ask(str(i)), StopCriteria(2))) for i in range(2)]
+        while worker.stats()["queued"] < 2:
+            await asyncio.sleep(0.01)
     assert worker.stats()["live_rows"] == 2
-    assert worker.stats()["queued"] == 2
     with pytest.raises(Overloaded):
         await run(worker, ask("one too many"), StopCriteria(2))
     answers = await asyncio.gather(*running, *waiting)
     assert all(len(answer.segment.tokens) > 0 for answer in answers)
+
+
+async def test_rows_that_become_free_go_to_the_key_that_has_the_fewest(worker: LocalWorker) -> None:
+    slow(worker, 0.02)
+    worker.engine.queue = 20
+    ended: list[str] = []
+
+    async def one(owner: str) -> None:
+        await run(worker, replace(ask(str(len(ended))), owner=owner), StopCriteria(6))
+        ended.append(owner)
+
+    # Eight of one key under names of its own, and two of another that come last.
+    loud = [asyncio.create_task(one(f"loud.{user}")) for user in range(8)]
+    await asyncio.sleep(0.05)
+    quiet = [asyncio.create_task(one("quiet.x")) for _ in range(2)]
+    await asyncio.gather(*loud, *quiet)
+    assert max(place for place, owner in enumerate(ended) if owner == "quiet.x") <= 5
+    assert len(ended) == 10
 
 
 async def test_a_burst_into_free_rows_is_no_overload(worker: LocalWorker) -> None:
@@ -96,7 +116,7 @@ async def test_a_prompt_longer_than_a_chunk(
     for slot in range(3):
         worker.engine.cache.reset(slot)
     target = worker.engine.decoder.target
-    monkeypatch.setattr(target, "prefill_chunk", partial(target.prefill_chunk, chunk=16))
+    monkeypatch.setattr(target, "next_chunk", partial(target.next_chunk, most=16))
     pieces = await run(worker, call, StopCriteria(6))
     assert pieces.segment.tokens == whole.segment.tokens
     assert pieces.usage.passes > whole.usage.passes
@@ -231,15 +251,15 @@ async def test_a_method_that_fails_fails_its_own_rows_only(checkpoint: Path) -> 
         worker.close()
 
 
+def drafting(method: str, **more: Any) -> LocalWorker:
+    """The embedded large model, with its weak draft model as `method` wants it."""
+    speculation = {"method": method, "draft": "embedded:draft"}
+    return load("embedded:large", rows=2, max_len=512, threads=1, speculation=speculation, **more)
+
+
 @pytest.mark.parametrize("method", ["chain", "recursive-s"])
 async def test_what_a_method_drafted_and_the_model_accepted_is_counted(method: str) -> None:
-    large = load(
-        "embedded:large",
-        rows=2,
-        max_len=512,
-        threads=1,
-        speculation={"method": method, "draft": "embedded:draft"},
-    )
+    large = drafting(method)
     try:
         for question in ("What is 12 + 34?", "What is 7 * 8?"):
             call = Call("r", Transcript((Message("user", question),)), "large")
@@ -254,5 +274,55 @@ async def test_what_a_method_drafted_and_the_model_accepted_is_counted(method: s
         assert sum(accepted_at) == stats["accepted_tokens"]
         assert accepted_at == sorted(accepted_at, reverse=True)
         assert all(a <= d <= stats["rounds"] for a, d in zip(accepted_at, drafted_at, strict=True))
+    finally:
+        large.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("method", ["chain", "recursive-s"])
+async def test_each_token_says_whether_it_was_drafted(method: str, temperature: float) -> None:
+    large = drafting(method, also=[{"method": "vanilla"}])
+    rounds: list[tuple[int, list[int], list[int]]] = []  # depth, tokens, rejected drafts
+    verify = large.engine.decoder.method.verify
+
+    def noting(plan: Any, scores: Any) -> Any:
+        accepted = verify(plan, scores)
+        for tree, one in zip(plan.trees, accepted, strict=True):
+            parent = one.path[-1]
+            here = [t for t, p in zip(tree.tokens, tree.parents, strict=True) if p == parent]
+            rounds.append((tree.depth, one.tokens, here))
+        return accepted
+
+    large.engine.decoder.method.verify = noting  # type: ignore[method-assign]
+    try:
+        call = Call("r", Transcript((Message("user", "What is 12 + 34?"),)), "large")
+        sampling = Sampling(temperature, seed=3)
+        answer = await run(large, call, StopCriteria(60), sampling)
+        made, tokens = answer.provenance, answer.segment.tokens
+        assert made is not None
+        letters, rejected = ["-"], {}
+        for depth, emitted, drafts in rounds:
+            letters += "a" * (len(emitted) - 1)
+            if drafts:
+                rejected[len(letters)] = drafts
+            letters += "r" if drafts else "b" if depth else "-"
+        assert made.origins == "".join(letters)[: len(tokens)]
+        assert {"a", "r"} <= set(made.origins)
+        pieces = [piece.decode("utf-8", "replace") for piece in large.tokenizer.pieces]
+        assert dict(made.rejected) == {
+            place: tuple(pieces[token] for token in drafts)
+            for place, drafts in rejected.items()
+            if place < len(tokens)
+        }
+        assert all(tokens[p] not in drafts for p, drafts in rejected.items() if p < len(tokens))
+        ends = [sum(made.lengths[: n + 1]) for n in range(len(tokens))]
+        assert [answer.segment.text[:end] for end in ends] == [
+            large.tokenizer.decode(tokens[: n + 1]) for n in range(len(tokens))
+        ]
+        stats = large.stats()
+        for counts, name in ((made.drafted_at, "drafted"), (made.accepted_at, "accepted")):
+            assert [stats[f"{name}_at_{n}"] for n in range(1, len(counts) + 1)] == list(counts)
+        plain = await run(large, replace(call, speculation="vanilla"), StopCriteria(20), sampling)
+        assert plain.provenance is None
     finally:
         large.close()

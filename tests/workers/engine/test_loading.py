@@ -22,6 +22,7 @@ from orchestrator.types import (
 from tests.workers.conftest import CONTROLS, TEMPLATE, make_model, make_tokenizer, save
 from tests.workers.engine.local import ask, run
 from tests.workers.model.families import network
+from workers.engine import loading
 from workers.engine.loading import load, load_model, load_tokenizer
 from workers.model.packed import PackedLinear, parameter_count
 from workers.speculation.drafter import DrafterMethod
@@ -213,6 +214,17 @@ async def test_a_worker_and_its_draft_in_8_bits(checkpoint: Path, draft_checkpoi
         if isinstance(one, PackedLinear)
     }
     assert kinds == {"int8"}
+
+
+@pytest.mark.parametrize("instructions", [True, False])
+def test_how_weights_are_packed(instructions: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "computes_in_bfloat16", lambda: instructions)
+    monkeypatch.setattr(loading, "can_pack", lambda: True)
+    packings = {dtype: loading.packing_of("cpu", dtype) for dtype in (None, "float16", "int8")}
+    assert packings == {None: None, "float16": "half", "int8": "int8"}
+    bfloat16 = loading.packing_of("cpu", "bfloat16")
+    assert bfloat16 == ("bfloat16" if instructions else "half")
+    assert loading.packing_of("cuda", "bfloat16") is None
 
 
 def test_a_packed_model_is_as_large_as_it_was(checkpoint: Path) -> None:

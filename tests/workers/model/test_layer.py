@@ -73,3 +73,29 @@ def test_heads_that_share_keys_attend_as_if_each_had_its_own(
     mask[0, 0, 1, 2:] = mask[1, 0, 0, 3] = -torch.inf
     apart = [one.repeat_interleave(3, dim=1) for one in (keys, values)]
     torch.testing.assert_close(attend(queries, keys, values, mask), attend(queries, *apart, mask))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cached", [5, 700])
+def test_one_token_attends_alike_however_its_heads_are_laid_out(
+    dtype: torch.dtype, cached: int
+) -> None:
+    torch.manual_seed(1)
+    queries = torch.randn(2, 6, 1, 8).to(dtype)
+    keys, values = torch.randn(2, 2, 2, cached, 8).to(dtype)
+    each = [one.double().repeat_interleave(3, dim=1) for one in (keys, values)]
+    wanted = functional.scaled_dot_product_attention(queries.double(), *each)
+    found = attend(queries, keys, values, None)
+    tolerance = 1e-5 if dtype == torch.float32 else 0.01
+    torch.testing.assert_close(found.double(), wanted, rtol=tolerance, atol=tolerance)
+    lengths = cached, cached - 2
+    mask = torch.zeros(2, 1, 1, cached, dtype=dtype)
+    mask[1, ..., cached - 2 :] = -torch.inf
+    apart = [
+        [row[None, :, :length] for row, length in zip(one, lengths, strict=True)]
+        for one in (keys, values)
+    ]
+    torch.testing.assert_close(
+        attend(queries, *apart, mask), attend(queries, keys, values, mask),
+        rtol=tolerance, atol=tolerance,
+    )  # fmt: skip

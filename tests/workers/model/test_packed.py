@@ -11,11 +11,29 @@ from torch import nn
 
 from tests.workers.conftest import make_model
 from workers.model.linear import FusedLinear
-from workers.model.packed import PackedLinear, Packing, pack, parameter_count
+from workers.model.packed import (
+    PackedLinear,
+    Packing,
+    computes_in_bfloat16,
+    pack,
+    parameter_count,
+)
 from workers.model.target import Target
 from workers.model.tree import Tree
 
-PACKINGS = pytest.mark.parametrize("packing", ["half", "int8"])
+BFLOAT16 = pytest.mark.skipif(
+    not computes_in_bfloat16(), reason="this CPU has no instructions for bfloat16"
+)
+PACKINGS = pytest.mark.parametrize(
+    "packing", [pytest.param("bfloat16", marks=BFLOAT16), "half", "int8"]
+)
+# What half of the last of 8 bits makes of a sum, and of its parts: inputs, weights and output.
+ERRORS = {"bfloat16": 0.008, "half": 2e-6, "int8": 0.02}
+
+
+def given(packing: Packing, x: torch.Tensor) -> torch.Tensor:
+    """The input in the type that the packing takes."""
+    return x.bfloat16() if packing == "bfloat16" else x
 
 
 def layer(inputs: int = 96, outputs: int = 40, *, bias: bool = True) -> nn.Linear:
@@ -32,25 +50,27 @@ def test_products_are_those_of_the_layer(packing: Packing, tokens: int, bias: bo
     linear = layer(bias=bias)
     x = torch.randn(tokens, 96) * torch.logspace(-4, 4, tokens)[:, None]
     x[:, 3] *= 20  # an outlier, as real models have them
-    wanted = linear(x)
+    x = given(packing, x)
+    wanted = linear(x.float())
     found = PackedLinear(linear, packing)(x)
-    assert found.dtype == torch.float32
+    assert found.dtype == x.dtype
     error = (found - wanted).norm(dim=-1) / wanted.norm(dim=-1)
-    assert float(error.max()) < {"half": 2e-6, "int8": 0.02}[packing]
+    assert float(error.max()) < ERRORS[packing]
 
 
 @PACKINGS
 def test_a_tokens_output_depends_on_no_neighbour(packing: Packing) -> None:
     """Also where the neighbour is a million times as large: texts stay equal at any width."""
-    packed, x = PackedLinear(layer(), packing), torch.randn(9, 96)
+    packed, x = PackedLinear(layer(), packing), given(packing, torch.randn(9, 96))
     x[4] *= 1e6
+    rounding = 0.008 if packing == "bfloat16" else 1e-5
     together = packed(x)
     for i in range(9):
         alone = packed(x[i : i + 1])
         if packing == "int8":  # sums of whole numbers are exact in any order
             assert torch.equal(alone[0], together[i])
         torch.testing.assert_close(
-            alone[0], together[i], rtol=1e-5, atol=1e-5 * float(x[i].abs().max())
+            alone[0], together[i], rtol=rounding, atol=rounding * float(x[i].abs().max())
         )
 
 
@@ -58,8 +78,9 @@ def test_a_tokens_output_depends_on_no_neighbour(packing: Packing) -> None:
 def test_zeros_give_the_bias_and_nans_stay(packing: Packing) -> None:
     linear = layer()
     packed = PackedLinear(linear, packing)
-    assert torch.equal(packed(torch.zeros(2, 96))[1], linear.bias)
-    spoilt = torch.randn(2, 96)
+    bias = given(packing, linear.bias)
+    assert torch.equal(packed(given(packing, torch.zeros(2, 96)))[1], bias)
+    spoilt = given(packing, torch.randn(2, 96))
     spoilt[0, 5] = torch.nan
     found = packed(spoilt)
     assert found[0].isnan().all()
@@ -69,7 +90,8 @@ def test_zeros_give_the_bias_and_nans_stay(packing: Packing) -> None:
 @PACKINGS
 def test_fused_layers_are_their_parts(packing: Packing) -> None:
     parts = [PackedLinear(layer(outputs=size), packing) for size in (8, 24)]
-    fused, x, stream = FusedLinear(*parts), torch.randn(3, 96), torch.randn(3, 32)
+    x, stream = given(packing, torch.randn(3, 96)), given(packing, torch.randn(3, 32))
+    fused = FusedLinear(*parts)
     assert torch.equal(fused(x), torch.cat([part(x) for part in parts], -1))
     assert torch.equal(fused.add_to(stream, x), fused(x) + stream)
 
@@ -83,7 +105,7 @@ def test_a_packed_model_says_what_it_said(packing: Packing, family: str) -> None
     pack(model, packing)
     assert parameter_count(model) == size
     targets = [Target(model, slots=2, max_len=64) for _ in range(2)]
-    assert {target.dtype for target in targets} == {torch.float32}
+    assert {target.dtype for target in targets} == {given(packing, torch.zeros(1)).dtype}
     ids = [5, 9, 2, 7, 11, 3]
     with torch.inference_mode():
         wanted = known.extend(0, ids, num_logits=6).logits
@@ -92,7 +114,7 @@ def test_a_packed_model_says_what_it_said(packing: Packing, family: str) -> None
         rest = targets[1].forward([1], [Tree.chain(ids[3:])]).logits
         stock = model(torch.tensor([ids])).logits
     spread = float(wanted.std())
-    limit = {"half": 1e-4, "int8": 0.1}[packing] * spread
-    torch.testing.assert_close(whole, wanted, rtol=0, atol=limit)
+    limit = {"bfloat16": 0.1, "half": 1e-4, "int8": 0.1}[packing] * spread
+    torch.testing.assert_close(whole.float(), wanted, rtol=0, atol=limit)
     torch.testing.assert_close(rest, whole[:, 3:], rtol=0, atol=limit)
     torch.testing.assert_close(stock.float(), wanted, rtol=0, atol=0.1 * spread)

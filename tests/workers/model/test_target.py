@@ -9,7 +9,7 @@ import torch
 
 from tests.workers.model.families import CASES, WINDOW, network, stock_logits
 from workers.model.families import FAMILIES
-from workers.model.target import Target
+from workers.model.target import PromptChunk, Target
 from workers.model.tree import Tree
 
 FIRST = [5, 9, 33, 2, 71, 8, 60, 61, 5, 17, 90, 44, 3]
@@ -37,6 +37,14 @@ def test_every_family_is_compared_over_its_windows() -> None:
     assert max(len(path_to(TREE, node)) for node in range(len(TREE))) > WINDOW
 
 
+@pytest.fixture(params=["together", "apart"])
+def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of one pass are read as one tensor, or each where it lies, as long ones are."""
+    if request.param == "apart":
+        monkeypatch.setattr("workers.model.cache.APART", 0)
+
+
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("case", CASES)
 def test_chains(case: str) -> None:
     """A prompt at once and in chunks, behind a cached part, token by token, in ragged rows."""
@@ -47,10 +55,7 @@ def test_chains(case: str) -> None:
         assert_close(target.extend(0, FIRST, num_logits=len(FIRST)).logits[0], known)
         for chunk in (2, 3, 7):
             target.cache.evict(1)
-            while (
-                output := target.prefill_chunk(1, FIRST[:-1], num_logits=2, chunk=chunk)
-            ) is None:
-                pass
+            output = target.prefill(1, FIRST[:-1], num_logits=2, most=chunk)
             assert_close(output.logits[0], known[-3:-1])
         one = target.forward([1], [Tree(FIRST[-1:], [-1])]).logits[0]
         assert_close(one, known[-1:])
@@ -61,8 +66,15 @@ def test_chains(case: str) -> None:
         ragged = target.forward([0, 1], [Tree.chain(SECOND), Tree(FIRST[-1:], [-1])]).logits
         assert_close(ragged[0], other)
         assert_close(ragged[1, :1], known[-1:])
+        for slot in range(3):
+            target.cache.evict(slot)
+        chunks = PromptChunk(2, FIRST, 3, final=True), PromptChunk(0, SECOND, 1, final=True)
+        first, second = target.extend_all(chunks)
+        assert_close(first.logits[0], known[-3:])
+        assert_close(second.logits[0], other[-1:])
 
 
+@pytest.mark.usefixtures("reading")
 @pytest.mark.parametrize("case", CASES)
 def test_trees(case: str) -> None:
     """Every node of a tree sees its path, alone and beside shorter rows, and so do later passes

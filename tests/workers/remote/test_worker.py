@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 import torch
+from starlette.responses import HTMLResponse, JSONResponse
+from starlette.routing import Route
 
 from orchestrator.errors import (
     ContextLengthExceeded,
@@ -43,6 +45,7 @@ from workers.remote.protocol import Chunk, ServerCapabilities, Token
 from workers.remote.response_parser import ParserOptions, ResponseParser
 from workers.remote.server import Server
 from workers.remote.worker import RemoteWorker
+from workers.retry import CircuitBreaker
 from workers.text.prompt import PromptRenderer
 from workers.top_logprobs import entropy, stop_nll
 from workers.training.problems import draw
@@ -90,9 +93,12 @@ def vllm(pair: dict[Any, LocalWorker]) -> Iterator[dict[Any, RemoteWorker]]:
         yield workers
 
 
-VLLM = ServerCapabilities("ids", ids=True, top=20, labels=True, prompt_logprobs="prompt_logprobs")
-OLD_VLLM = ServerBehavior(token_ids=False, labels=False)
-SGLANG = ServerBehavior(named_ids=False, labels=False, prompt_logprobs=False)
+VLLM = ServerCapabilities(
+    "ids", ids=True, top=20, labels=True, prompt_logprobs="prompt_logprobs", min_tokens=True
+)
+OLD_VLLM = ServerBehavior(token_ids=False, labels=False, min_tokens=False)
+ROUTED = ServerBehavior(named_ids=False, labels=False, prompt_logprobs=False)
+SGLANG = replace(ROUTED, generates=True)
 PLAIN = ServerBehavior(
     prompt_ids=False, max_logprobs=0, strict=True, stops_at_controls=True, tells_context=False
 )
@@ -100,12 +106,13 @@ MUTE = ServerBehavior(max_logprobs=0, token_ids=False, strict=True, stops_at_con
 CHAT = ServerBehavior(completions=False, labels=False)
 WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
     "vllm": (ServerBehavior(), VLLM),
-    "old-vllm": (OLD_VLLM, replace(VLLM, labels=False)),
+    "old-vllm": (OLD_VLLM, replace(VLLM, labels=False, min_tokens=False)),
     "few": (ServerBehavior(max_logprobs=5), replace(VLLM, top=5)),
-    "sglang": (SGLANG, replace(VLLM, labels=False, prompt_logprobs="echo")),
+    "sglang": (SGLANG, replace(VLLM, prompt_logprobs="sglang")),
+    "routed-sglang": (ROUTED, replace(VLLM, labels=False, prompt_logprobs="echo")),
     "plain": (PLAIN, ServerCapabilities("text")),
     "mute": (MUTE, ServerCapabilities("ids")),
-    "chat": (CHAT, ServerCapabilities("chat", ids=True, top=20)),
+    "chat": (CHAT, ServerCapabilities("chat", ids=True, top=20, min_tokens=True)),
     "plain-chat": (
         replace(CHAT, token_ids=False, max_logprobs=0, stops_at_controls=True),
         ServerCapabilities("chat"),
@@ -591,3 +598,143 @@ def test_an_answer_that_its_server_did_not_hold_is_refused() -> None:
     protocol.check_held(Constraint("regex", "\\p{L}+"), "aa", "a server")  # it is no Python's
     with pytest.raises(WorkerError, match="a server did not hold"):
         protocol.check_held(Constraint("json_schema", "{}"), "Sure!", "a server")
+
+
+@pytest.mark.asyncio
+async def test_no_text_ends_before_min_tokens(
+    way: tuple[dict[Any, RemoteWorker], ServerCapabilities], pair: dict[Any, LocalWorker]
+) -> None:
+    """The end of a thought may come, the end of the turn may not."""
+    workers, able = way
+    thought = Transcript((Message("user", QUESTIONS[0]),))
+    answer = Transcript((Message("user", QUESTIONS[0]),), closed=True)
+    for transcript, ends in ((thought, "think_end"), (answer, "eos")):
+        plain = await write(pair["large"], transcript, StopCriteria(80))
+        size = len(plain.segment.tokens)
+        assert plain.segment.finish == ends
+        late = StopCriteria(80, min_tokens=size + 9)
+        if not able.min_tokens:
+            with pytest.raises(Unsupported, match="min_tokens"):
+                await write(workers["large"], transcript, late)
+            continue
+        ours = await write(pair["large"], transcript, late)
+        theirs = await write(workers["large"], transcript, late)
+        assert theirs.segment.tokens == ours.segment.tokens
+        assert theirs.segment.finish == ours.segment.finish
+        longer = len(ours.segment.tokens) - size
+        assert longer == 0 if ends == "think_end" else longer >= 9
+
+
+@pytest.mark.asyncio
+async def test_no_more_of_the_likeliest_than_the_server_shows(
+    way: tuple[dict[Any, RemoteWorker], ServerCapabilities], pair: dict[Any, LocalWorker]
+) -> None:
+    workers, able = way
+    text = Segment("large", "12 + 34 is 46.")
+    if not able.top or not able.prompt_logprobs:
+        return
+    with pytest.raises(Unsupported, match=f"the {able.top} likeliest"):
+        await workers["large"].verify(call(ask(QUESTIONS[0])), text, GREEDY, able.top + 1)
+    theirs = await workers["large"].verify(call(ask(QUESTIONS[0])), text, GREEDY, able.top)
+    ours = await pair["large"].verify(call(ask(QUESTIONS[0])), text, GREEDY, able.top)
+    for mine, other in zip(ours.top, theirs.top, strict=True):
+        assert [one.token for one in other][:3] == [one.token for one in mine][:3]
+        assert len(other) == len(mine) == able.top
+
+
+async def test_sglang_reads_a_judged_step_alone(pair: dict[Any, LocalWorker]) -> None:
+    """Of what stands before the step nothing is read again, also where the step is cached too."""
+    servers = Servers(pair, SGLANG)
+    with servers as workers:
+        large, app = workers["large"], servers.apps["large"]
+        transcript = ask(QUESTIONS[0])
+        for _ in range(3):
+            step = (
+                await write(pair["small"], transcript, StopCriteria(200, until=("\n\n",)))
+            ).segment
+            transcript = transcript.extend(step)
+        before = Transcript(transcript.messages, thought=transcript.thought.first(2))
+        prefix = len(large.prompts.transcript(before))
+        for _ in range(2):
+            verified = await large.verify(replace(call(before), owner="me"), step, GREEDY)
+            judged = await large.classify(call(transcript), replace(SCORE, nll=True))
+        assert verified.usage.cached >= prefix - 1
+        path, body = app.requests[-2]
+        assert (path, body["logprob_start_len"], body["extra_key"]) == (
+            "/generate",
+            prefix - 1,
+            "me",
+        )
+        assert judged.usage.cached >= prefix - 1
+        ours = await pair["large"].classify(call(transcript), replace(SCORE, nll=True))
+        assert judged.nll == pytest.approx(ours.nll, abs=1e-3)
+        assert judged.probabilities == pytest.approx(ours.probabilities, abs=2e-3)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"generated_text": "4"},
+        {"meta_info": {}},
+        {"meta_info": {"output_token_logprobs": [["x", 3]]}},
+        {
+            "meta_info": {
+                "output_token_logprobs": [[-0.1, 3, None]],
+                "input_token_logprobs": [[None, 7], [-1, 7]],
+            }
+        },
+        "a page",
+    ],
+    ids=["tgi", "empty", "words", "other-ids", "html"],
+)
+async def test_another_servers_generate_is_not_taken_for_sglangs(
+    pair: dict[Any, LocalWorker], answer: Any
+) -> None:
+    async def generate(_: Any) -> Any:
+        return HTMLResponse(answer) if isinstance(answer, str) else JSONResponse(answer)
+
+    app = VllmLike(pair["small"], ROUTED)
+    app.app.router.routes.insert(0, Route("/generate", generate, methods=["POST"]))
+    with serving(app.app) as url:
+        server = Server(url)
+        worker = RemoteWorker(server, MODEL, pair["small"].tokenizer)
+        assert (await worker.capabilities()).prompt_logprobs == "echo"
+        await server.aclose()
+
+
+@pytest.mark.parametrize("status", [302, 401, 403, 429, 500, 503])
+async def test_a_gateway_that_closes_generate_costs_one_request(
+    pair: dict[Any, LocalWorker], status: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked: list[int] = []
+
+    async def generate(_: Any) -> Any:
+        asked.append(status)
+        return JSONResponse({}, status, {"retry-after": "0"})
+
+    app = VllmLike(pair["small"], ROUTED)
+    app.app.router.routes.insert(0, Route("/generate", generate, methods=["POST"]))
+    caplog.set_level("INFO", "workers.remote.probe")
+    with serving(app.app) as url:
+        server = Server(url, breaker=CircuitBreaker("it", failure_threshold=1))
+        worker = RemoteWorker(server, MODEL, pair["small"].tokenizer)
+        for _ in range(2):
+            assert (await worker.capabilities()).prompt_logprobs == "echo"
+        await worker.verify(call(ask(QUESTIONS[0])), Segment("large", "12 + 34 is 46."), GREEDY)
+        await server.aclose()
+    assert asked == [status]
+    assert [one.message for one in caplog.records if str(status) in one.message]
+
+
+async def test_generate_by_another_model_is_not_used(
+    pair: dict[Any, LocalWorker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It names no model: beside an adapter, or behind a router, another one answers there."""
+    small, large = (VllmLike(pair[name], SGLANG) for name in PAIR)
+    small.app.router.routes.insert(0, Route("/generate", large.generate, methods=["POST"]))
+    with serving(small.app) as url:
+        server = Server(url)
+        worker = RemoteWorker(server, MODEL, pair["small"].tokenizer)
+        assert (await worker.capabilities()).prompt_logprobs == "echo"
+        await server.aclose()
+    assert "another model answers there" in caplog.text

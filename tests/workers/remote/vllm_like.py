@@ -2,8 +2,9 @@
 
 Requests and answers have vLLM's fields, shapes and refusals: prompts as ids or text,
 `return_token_ids`, `return_tokens_as_token_ids`, `logprobs`, `logprob_token_ids`,
-`prompt_logprobs`, `stop`, `stop_token_ids`, `echo`, `continue_final_message`, streams that end in
-a chunk of usage and `[DONE]`. `ServerBehavior` switches features off, for servers that lack them.
+`prompt_logprobs`, `stop`, `stop_token_ids`, `min_tokens`, `echo`, `continue_final_message`, streams
+that end in a chunk of usage and `[DONE]`; and SGLang's own `/generate`. `ServerBehavior` switches
+features off, for servers that lack them.
 """
 
 from __future__ import annotations
@@ -43,6 +44,8 @@ class ServerBehavior:
     max_logprobs: int = 20
     labels: bool = True  # knows logprob_token_ids
     prompt_logprobs: bool = True
+    min_tokens: bool = True
+    generates: bool = False  # has SGLang's own path, beside OpenAI's
     echo_logprobs: bool = True
     continues: bool = True  # continue_final_message
     tells_context: bool = True
@@ -54,6 +57,10 @@ class ServerBehavior:
 OPENAIS = {
     "model", "prompt", "messages", "max_tokens", "temperature", "top_p", "stop", "stream", "seed",
     "logprobs", "top_logprobs", "echo", "stream_options",
+}  # fmt: skip
+SGLANGS = {
+    "input_ids", "sampling_params", "return_logprob", "logprob_start_len", "top_logprobs_num",
+    "token_ids_logprob", "extra_key",
 }  # fmt: skip
 
 
@@ -97,6 +104,7 @@ class VllmLike:
                 Route("/v1/models", self.models),
                 Route("/v1/completions", self.complete, methods=["POST"]),
                 Route("/v1/chat/completions", self.chat, methods=["POST"]),
+                Route("/generate", self.generate, methods=["POST"]),
             ],
             exception_handlers={Refusal: self.refuse},
         )
@@ -134,6 +142,53 @@ class VllmLike:
         )
         return await self.respond(body, ids, chat=True)
 
+    async def generate(self, request: Request) -> Response:
+        """SGLang's own path: log-probabilities of the prompt from a position on."""
+        if not self.behavior.generates:
+            raise Refusal(404, "Not Found")
+        self.check_key(request)
+        body: dict[str, Any] = await request.json()
+        self.requests.append((request.url.path, body))
+        unknown = sorted(body.keys() - SGLANGS)
+        assert not unknown
+        assert body["return_logprob"]
+        settings, ids = body["sampling_params"], body["input_ids"]
+        assert settings["max_new_tokens"] == 1
+        assert settings["temperature"] == 0
+        start = body["logprob_start_len"]
+        first = len(ids) - 1 if start == -1 else start
+        # What stands before `first` may come from the cache, and nothing after it.
+        handle = RequestHandle(self.worker.engine.lease_s)
+        asked = LogProbsRequest(handle, ids, num_logits=len(ids) - first)
+        rows = await self.worker.engine.answer(asked)
+        made = int(rows[-1].argmax())
+        scored = [] if start == -1 else list(zip(rows[:-1], ids[first + 1 :], strict=True))
+
+        def shown(of: Any) -> dict[str, Any]:
+            return {
+                "top": [[float(of[i]), int(i), None] for i in of.topk(body["top_logprobs_num"])[1]],
+                "token_ids": [[float(of[i]), i, None] for i in body.get("token_ids_logprob", ())],
+            }
+
+        meta: dict[str, Any] = {
+            "id": "x",
+            "finish_reason": {"type": "length", "length": 1},
+            "prompt_tokens": len(ids),
+            "completion_tokens": 1,
+            "cached_tokens": asked.cached,
+            "input_token_logprobs": [],
+            "output_token_logprobs": [[float(rows[-1][made]), made, None]],
+        }
+        if start != -1:
+            own = [[float(row[i]), i, None] for row, i in scored]
+            meta["input_token_logprobs"] = [[None, ids[first], None], *own]
+        for kind, field in (("top", "top_logprobs_num"), ("token_ids", "token_ids_logprob")):
+            if body.get(field):
+                behind = [shown(row)[kind] for row, _ in scored]
+                meta[f"input_{kind}_logprobs"] = [None, *behind] if start != -1 else []
+                meta[f"output_{kind}_logprobs"] = [shown(rows[-1])[kind]]
+        return JSONResponse({"text": "", "output_ids": [made], "meta_info": meta})
+
     async def body(self, request: Request) -> dict[str, Any]:
         self.check_key(request)
         body: dict[str, Any] = await request.json()
@@ -148,6 +203,8 @@ class VllmLike:
             if (asked := body.get(name) or 0) is not True and asked > behavior.max_logprobs:
                 text = f"Requested sample logprobs of {asked}, which is greater than max allowed"
                 raise Refusal(400, text, name)
+        if behavior.min_tokens and body.get("min_tokens", 0) > (body.get("max_tokens") or 16):
+            raise Refusal(400, "min_tokens must be less than or equal to max_tokens", "min_tokens")
         if body.get("stream") and body.get("prompt_logprobs"):
             raise Refusal(400, "`prompt_logprobs` are not available when `stream=True`.")
         if body.get("stream_options") and not body.get("stream"):
@@ -220,11 +277,15 @@ class VllmLike:
             max(0, body.get("top_k", 0)),
             body.get("seed"),
         )
-        hf, made, cached = self.hf, Made([]), None
+        hf, made, cached, behavior = self.hf, Made([]), None, self.behavior
         stops = body.get("stop") or []
         while made.finish is None:
             request = LogProbsRequest(RequestHandle(self.worker.engine.lease_s), prompt + made.ids)
             logprobs = (await self.worker.engine.answer(request))[-1]
+            if behavior.min_tokens and len(made.ids) < body.get("min_tokens", 0):
+                ends = [hf.eos_token_id, *(body.get("stop_token_ids") or ())]
+                logprobs = logprobs.clone()
+                logprobs[ends] = -torch.inf
             cached = request.cached if cached is None else cached
             made.ids.append(choose(logprobs, sampling, len(prompt) + len(made.ids)))
             self.end(made, body, [stops] if isinstance(stops, str) else stops, hf)

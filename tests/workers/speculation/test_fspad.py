@@ -36,10 +36,7 @@ def decoder(folder: Path, variant: Variant = "fspad", family: str = "llama") -> 
 def begin(loop: Decoder, slot: int, prompt: list[int], temperature: float = 0.0) -> Row:
     row = Row(slot, list(prompt), Sampling(temperature), slot)
     loop.target.cache.allocate(slot, row.ids, len(row.ids) - 1)
-    result = None
-    while result is None:
-        result = loop.target.prefill_chunk(slot, row.ids, chunk=5)
-    loop.join(row, result)
+    loop.join(row, loop.target.prefill(slot, row.ids, most=5))
     return row
 
 

@@ -1,4 +1,5 @@
-"""Under a grammar the law of what comes out is the masked target's, whatever is drafted.
+"""Under a grammar, and before `min_tokens` tokens, the law of what comes out is the masked
+target's, whatever is drafted.
 
 In three parts: the mask reaches every draft node that can be accepted and no other; a method that
 verifies such a tree keeps the masked law exactly, whatever stands at the others; and the loop
@@ -27,7 +28,7 @@ from tests.workers.speculation.test_lossless import (  # noqa: F401 (a fixture a
     method,
     rational_rho,
 )
-from workers.model.masking import mask, mask_chain
+from workers.model.masking import MinTokens, mask, mask_chain
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation import METHODS, build
@@ -89,6 +90,42 @@ def test_the_law_is_the_masked_target_law_exactly(proof: Any, seed: int) -> None
     assert all(allowed[whole[:i]][token] for whole in law for i, token in enumerate(whole)), (
         "a forbidden token came out"
     )
+
+
+@pytest.mark.parametrize("count", [1, 2, 9])
+@pytest.mark.parametrize("proof", PROOFS, ids=IDS)
+def test_no_text_ends_before_min_tokens_and_its_law_is_the_targets_without_ends(
+    proof: Any, count: int
+) -> None:
+    name, options, reference, vocabulary, depth = proof
+    rng = random.Random(count)
+    target = random_laws(rng, vocabulary, depth + 1)
+    draft = random_laws(rng, vocabulary, depth + 1)
+    end = vocabulary - 1
+    for law in target.values():  # ends are likely, and something else is always possible
+        law[:] = [*([Fraction(1, 2 * end)] * end), Fraction(1, 2)]
+    allowed: dict[Prefix, list[bool]] = {}
+    for prefix in target:
+        matcher = MinTokens(count, [end], vocabulary)
+        for token in prefix:
+            matcher.accept(token)
+        allowed[prefix] = matcher.allowed().tolist()
+    cut = masked(target, allowed)
+    law = emitted(cut, draft, reference, method(name, **options).verify_tree, depth)
+    assert dict(law) == dict(joint(cut, depth + 1))
+    assert not any(end in whole[:count] for whole in law)
+    assert count > depth or any(end in whole for whole in law)
+
+
+def test_what_was_rolled_back_counts_no_more() -> None:
+    matcher = MinTokens(2, [0, 99], VOCABULARY)  # ids beyond the model's are no tokens
+    assert matcher.allowed().tolist() == [i > 0 for i in range(VOCABULARY)]
+    assert not matcher.accept(0)
+    assert matcher.accept(5)
+    assert matcher.accept(5)
+    assert matcher.allowed().all()
+    matcher.rollback(1)
+    assert not matcher.allowed()[0]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -174,6 +211,35 @@ def written(loop: Decoder, prompt: list[int], sampling: Sampling, count: int) ->
 def fits(tokens: list[int]) -> bool:
     reader = Alternating()
     return all(reader.accept(token) for token in tokens)
+
+
+@pytest.mark.parametrize("name", DRAFTED)
+def test_every_method_writes_min_tokens(name: str) -> None:
+    loop, prompt, end, count = decoder(name), [1, 2, 3], 7, 9
+    plain = decoder("vanilla")
+
+    def tokens(of: Decoder, sampling: Sampling, least: int) -> list[int]:
+        matcher = MinTokens(least, range(end), VOCABULARY)  # more than half of all are ends
+        row = Row(0, list(prompt), sampling, sampling.seed or 0, 24, matcher=matcher)
+        of.target.cache.allocate(0, row.ids, 0)
+        of.join(row, of.target.prefill(0, row.ids))
+        while row.remaining_tokens > 0:
+            of.step(of.rows)
+        of.leave(row)
+        of.target.cache.reset(0)
+        return row.ids[len(prompt) :]
+
+    greedy = tokens(loop, Sampling(), count)
+    assert min(greedy[:count]) >= end
+    if loop.lossless:
+        assert greedy == tokens(plain, Sampling(), count)
+        assert tokens(loop, Sampling(), 0) == tokens(plain, Sampling(), 0)
+    ended = 0
+    for seed in range(6):
+        drawn = tokens(loop, Sampling(1.5, seed=seed), count)
+        assert min(drawn[:count]) >= end
+        ended += min(drawn[count:]) < end
+    assert ended
 
 
 def test_every_method_is_tried() -> None:

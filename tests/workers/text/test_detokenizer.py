@@ -6,7 +6,7 @@ import pytest
 
 from orchestrator.types import Finish
 from workers.text.boundaries import StepEnd
-from workers.text.detokenizer import Detokenizer, token_texts, unfinished
+from workers.text.detokenizer import Detokenizer, Stop, token_texts, unfinished
 
 BYTES = [bytes([b]) for b in range(256)]
 
@@ -99,18 +99,32 @@ def test_white_space_before_an_answer_holds_no_stop_string() -> None:
     assert Detokenizer(BYTES, encode, None, [("\n", "stop")]).push(10, -1.0) == "stop"
 
 
+def test_no_stop_string_begins_before_min_tokens_but_the_end_of_a_thought() -> None:
+    def ends(data: bytes, min_tokens: int) -> tuple[list[str | None], str]:
+        stops: list[Stop] = [("ab", "stop"), ("//", "think_end")]
+        writer = Detokenizer(BYTES, encode, None, stops, min_tokens=min_tokens)
+        found = [writer.push(byte, -1.0) for byte in data]
+        writer.end()
+        return found, writer.text
+
+    assert ends(b"ab", 0) == ([None, "stop"], "")
+    assert ends(b"abab", 2) == ([None] * 3 + ["stop"], "ab")
+    assert ends(b"abab", 1) == ([None] * 3 + ["stop"], "ab")  # the first began before
+    assert ends(b"abab", 3) == ([None] * 4, "abab")
+    assert ends(b"a//", 3) == ([None, None, "think_end"], "a")
+
+
 @pytest.mark.parametrize("text", ["aé€😀b", "plain", "", "\N{ZERO WIDTH JOINER}😀😀"])
 def test_a_text_can_be_cut_at_any_token_and_go_on_anywhere(text: str) -> None:
     data = text.encode()
-    added, instead = token_texts(BYTES, data, [*data, ord("!")])
+    added, instead = token_texts(BYTES, data, [[i] for i in (*data, ord("!"))])
     assert "".join(added) == text
     for at in range(len(data) + 1):
         kept, unfinished_bytes = "".join(added[:at]), unfinished(data[:at])
         assert kept.encode() + unfinished_bytes == data[:at]
         # The same choice completes what the cut left open, or shows that it never was.
-        assert token_texts(BYTES, b"", [*data, ord("!")][at : at + 1], unfinished_bytes)[1] == [
-            instead[at]
-        ]
+        choice = [*data, ord("!")][at]
+        assert token_texts(BYTES, b"", [[choice]], unfinished_bytes)[1] == [instead[at]]
         following = Detokenizer(BYTES, encode, unfinished_bytes=unfinished_bytes)
         for byte in data[at:]:
             following.push(byte, -1.0)
@@ -120,9 +134,16 @@ def test_a_text_can_be_cut_at_any_token_and_go_on_anywhere(text: str) -> None:
 
 def test_a_choice_that_leaves_a_character_unfinished_for_good() -> None:
     euro = "€".encode()
-    added, instead = token_texts(BYTES, euro, [ord("a"), euro[0], ord("b"), ord("c")])
+    added, instead = token_texts(
+        BYTES, euro, [[ord("a"), ord("z")], [euro[0]], [ord("b"), euro[1], ord("d")], [ord("c")]]
+    )
     assert added == ["", "", "€"]
-    assert instead == ["a", "�", "�b", "c"]  # a second first byte begins a character anew
+    assert instead == [
+        ["a", "z"],
+        ["�"],
+        ["�b", "₂", "�d"],
+        ["c"],
+    ]  # a second first byte begins a character anew
     assert (euro[:2] + b"b").decode("utf-8", "replace") == "�b"
 
 

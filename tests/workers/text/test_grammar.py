@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.grammar import check, lark, tool_rules
-from orchestrator.types import CallFormat, Constraint, Message, Segment, Transcript
+from orchestrator.grammar import check, lark, tool_rules, value_form
+from orchestrator.types import ArgumentFormat, CallFormat, Constraint, Message, Segment, Transcript
 from workers.text.grammar import GrammarCompiler, Matcher
 from workers.text.prompt import PromptRenderer
 
@@ -147,12 +147,46 @@ TOOLS: list[dict[str, Any]] = [
      "required": ["a"], "additionalProperties": False}, "strict": False, "place": "p"},
     {"name": "other", "parameters": {"type": "object"}, "strict": False, "place": "q"},
 ]  # fmt: skip
+LISTED = CallFormat(
+    '[CALLS] [{"name": "', '", "arguments": ', ', "id": "\0"}]', ', "id": "\0"}, {"name": "'
+)
+IN_TAGS = CallFormat(
+    "<call>\n<function=",
+    ">\n",
+    "</function>\n</call>",
+    "</function>\n</call>\n<call>\n<function=",
+    each=ArgumentFormat("<parameter=", ">\n", "\n</parameter>\n"),
+)
+SEARCH: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "kind": {"enum": ["near", "<far>"]},
+        "most": {"$ref": "#/$defs/size"},
+        "by": {"type": "array", "items": {"type": "integer"}},
+    },
+    "required": ["text"],
+    "additionalProperties": False,
+    "$defs": {"size": {"type": "integer"}},
+}
+
+
+def tagged(**arguments: str) -> str:
+    each = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in arguments.items())
+    return f"<call>\n<function=search>\n{each}</function>\n</call>"
+
+
 ONE = '<call>\n{"name": "add", "arguments": {"a": 1}}\n</call>'
 TWO = ONE + '\n<call>\n{"name": "other", "arguments": {"x": [1]}}\n</call>'
 
 
 def rules(**settings: Any) -> Constraint:
     return tool_rules(TOOLS, **{"required": False, "parallel": True, "answer": None, **settings})
+
+
+def searching(*, required: bool = False) -> Constraint:
+    tool = {"name": "search", "parameters": SEARCH, "strict": True, "place": "p"}
+    return tool_rules([tool], required=required, parallel=True, answer=None)
 
 
 @pytest.mark.parametrize(
@@ -174,6 +208,47 @@ def rules(**settings: Any) -> Constraint:
             ['{"a', '{"name": "sub'],
         ),
         (BARE, rules(required=True), ['{"name": "other", "parameters": {}}'], ["Well"]),
+        (
+            LISTED,
+            rules(),
+            [
+                'So. [CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "a2C4e6g8i"}]',
+                '[CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "123456789"}, '
+                '{"name": "other", "arguments": {}, "id": "987654321"}]',
+            ],
+            ['[CALLS] [{"name": "add", "arguments": {"a": 1}, "id": "a2C4e6g8i0"}]'],
+        ),
+        (
+            IN_TAGS,
+            searching(required=True),
+            [
+                tagged(text='a </p> "b"\nc'),
+                tagged(text="a", kind="<far>", by="[1, 2]"),
+                tagged(text="a") + "\n" + tagged(text="b"),
+            ],
+            [
+                tagged(),
+                tagged(text="a", other="b"),
+                tagged(text="a", kind="other"),
+                tagged(text="a", by="[x]"),
+                "Well.",
+            ],
+        ),
+        (
+            IN_TAGS,
+            searching(),
+            [tagged(text="a"), "Well. " + tagged(text="a"), "<call", "Well."],
+            [tagged(text="a") + "x", "<call>x"],
+        ),
+        (
+            IN_TAGS,
+            rules(required=True, parallel=False),
+            [
+                "<call>\n<function=other>\n</function>\n</call>",
+                "<call>\n<function=other>\n<parameter=x>\n1\n</parameter>\n</function>\n</call>",
+            ],
+            [tagged(text="a")],
+        ),
     ],
 )
 def test_calls_are_held_to_their_form(
@@ -206,6 +281,129 @@ def test_control_tokens_of_a_call_are_tokens(prompts: PromptRenderer) -> None:
         tokenizer.encode_markup("<think><|im_start|>")
     )
     del prompts.__dict__["calls"]
+
+
+def tagged_matcher(prompts: PromptRenderer, parameters: dict[str, Any]) -> Matcher:
+    tool = {"name": "search", "parameters": parameters, "strict": True, "place": "p"}
+    constraint = tool_rules([tool], required=True, parallel=True, answer=None)
+    prompts.__dict__["calls"] = IN_TAGS
+    tokenizer = prompts.tokenizer
+    grammars = GrammarCompiler(prompts, tokenizer.controls, len(tokenizer.pieces))
+    transcript = Transcript((Message("tools", "[]"), *QUESTION), closed=True)
+    matcher = grammars.matcher(constraint, transcript)
+    del prompts.__dict__["calls"]
+    return matcher
+
+
+@pytest.mark.parametrize(
+    ("name", "schema"),
+    [("a", {"enum": ["<|im_end|>"]}), ("a", {"const": "x<|im_end|>"}), ("<|im_end|>", {})],
+)
+def test_a_schema_cannot_ask_for_a_control_token(
+    prompts: PromptRenderer, name: str, schema: dict[str, Any]
+) -> None:
+    value = schema.get("enum", [schema.get("const", "x")])[0]
+    given, tokenizer = tagged(**{name: value}), prompts.tokenizer
+    parameters = {"type": "object", "properties": {name: schema}, "required": [name]}
+    assert tokenizer.encode(given) != tokenizer.encode_markup(given)
+    assert follows(tagged_matcher(prompts, parameters), tokenizer.encode(given))
+    assert not follows(tagged_matcher(prompts, parameters), tokenizer.encode_markup(given))
+
+
+NODE: dict[str, Any] = {
+    "type": "object",
+    "properties": {"children": {"type": "array", "items": {"$ref": "#"}}},
+    "required": ["children"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "good", "bad"),
+    [
+        (
+            {"properties": {"a/b": {"type": "integer"}, "b": {"$ref": "#/properties/a~1b"}}},
+            [{"b": "7"}],
+            [{"b": "x"}],
+        ),
+        (
+            {"properties": {"b": {"type": "array", "items": {"$ref": "#/properties/size"}},
+                            "size": {"type": "integer"}}},
+            [{"b": "[1, 2]"}],
+            [{"b": "[true]"}],
+        ),
+        (
+            {"$id": "https://x/y", "$defs": {"a": {"$ref": "#/definitions/b"}},
+             "definitions": {"b": {"type": "boolean"}}, "properties": {"b": {"$ref": "#/$defs/a"}}},
+            [{"b": "true"}],
+            [{"b": "1"}],
+        ),
+        (NODE, [{"children": '[{"children": []}]'}], [{"children": "[1]"}]),
+        ({"properties": {"b": {"enum": []}}}, [{"b": "x"}], []),
+        ({"properties": {"b": {"type": "integer", "enum": []}}}, [{"b": "x"}], []),
+        ({"properties": {"b": {"$ref": "#/properties/b"}}}, [{"b": "x"}], []),
+        (
+            {"$defs": {"kind": {"enum": ["near", "far"]}},
+             "properties": {"b": {"anyOf": [{"$ref": "#/$defs/kind"}, {"type": "null"}]}}},
+            [{"b": "near"}, {"b": "null"}],
+            [{"b": "other"}, {"b": '"near"'}],
+        ),
+        (
+            {"properties": {"b": {"anyOf": [{"type": "string"}, {"type": "null"}]}}},
+            [{"b": "12"}, {"b": "null"}],
+            [],
+        ),
+        (
+            {"properties": {"b": {"oneOf": [{"type": "integer"}, {"type": "null"}]}}},
+            [{"b": "12"}, {"b": "null"}],
+            [{"b": "x"}],
+        ),
+        (
+            {"properties": {"b": {"const": [1, {"a": "é"}]}}},
+            [{"b": '[1, {"a": "é"}]'}],
+            [{"b": "1"}],
+        ),
+    ],
+)  # fmt: skip
+def test_a_value_in_tags_is_held_to_the_schema_of_its_property(
+    prompts: PromptRenderer, parameters: dict[str, Any], good: Any, bad: Any
+) -> None:
+    parameters = {"type": "object", "additionalProperties": False, **parameters}
+    for arguments in good:
+        ids = prompts.tokenizer.encode(tagged(**arguments))
+        assert follows(tagged_matcher(prompts, parameters), ids), arguments
+    for arguments in bad:
+        ids = prompts.tokenizer.encode(tagged(**arguments))
+        assert not follows(tagged_matcher(prompts, parameters), ids), arguments
+
+
+def test_what_values_are_held_to_takes_no_more_room_than_a_grammar_may() -> None:
+    names = [f"a{i}" for i in range(400)]
+    parameters = {
+        "type": "object",
+        "$defs": {"large": {"enum": [f"{i:06}" for i in range(2000)]}},
+        "properties": {name: {"$ref": "#/$defs/large"} for name in names},
+    }
+    tool = {"name": "search", "parameters": parameters, "strict": False, "place": "p"}
+    constraint = tool_rules([tool], required=True, parallel=True, answer=None)
+    assert len(lark(constraint, IN_TAGS)) < 400_000
+
+
+def test_a_value_carries_those_definitions_alone_that_it_names() -> None:
+    sizes = {f"d{i}": {"type": "integer", "maximum": i} for i in range(300)}
+    sizes["d0"] = {"type": "array", "items": {"$ref": "#/$defs/d1"}}
+    named = {f"p{i}": {"$ref": f"#/$defs/d{i}"} for i in range(300)}
+    parameters = {"type": "object", "$defs": sizes, "properties": named}
+    tool = {"name": "search", "parameters": parameters, "strict": True, "place": "p"}
+    grammar = lark(tool_rules([tool], required=True, parallel=True, answer=None), IN_TAGS)
+    assert len(grammar) < 100_000
+    assert grammar.count("%json") == 300
+
+
+def test_a_schema_of_very_many_branches_says_nothing() -> None:
+    few, many = ({"anyOf": [{"type": "integer"}] * count} for count in (100, 10_000))
+    assert value_form(few, few).types == {"integer"}
+    assert value_form(many, many).types == set()
 
 
 def test_a_schema_that_nothing_can_be_held_to_stands_for_any_object_unless_strict() -> None:

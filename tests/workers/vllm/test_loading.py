@@ -83,6 +83,7 @@ async def test_speculation_changes_no_greedy_text_and_is_counted(
                 texts.append((items[-1].segment.text, items[-1].segment.finish))
             assert texts[0] == texts[1]
         stats = worker.stats()
+        assert stats["lossy"] == 0
         assert 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
         assert stats["emitted_tokens"] > stats["rounds"] > 0
         at = [n for n in range(1, 17) if f"drafted_at_{n}" in stats]

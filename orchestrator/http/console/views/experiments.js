@@ -5,14 +5,13 @@ import { h, moment, number, percent, plural, svg } from "../dom.js";
 import { plain } from "../richtext.js";
 
 const POLL_MS = 5000;
-const KEPT = 240; // readouts in the plot over time
+const WIDEST = 1.5; // of the latest interval's width, beyond it, in the plot over time
 const VERDICTS = { better: "finished", worse: "failed", breaks_bounds: "failed", sample_ratio_mismatch: "failed" };
 
 export class ExperimentsView {
   constructor() {
     this.trouble = h("p", { class: "bad", role: "alert" });
     this.list = h("div", {});
-    this.seen = new Map(); // readouts by experiment and run, since the page was opened
     this.element = h("div", { class: "experiments" }, this.trouble, this.list);
   }
 
@@ -51,17 +50,13 @@ export class ExperimentsView {
       report ? h("p", { class: `verdict ${tone}` }, report.sentence) : h("p", { class: "hint" }, "No readout yet."),
       arms(run, report),
       report ? this.readout(run, report, goal) : null,
-      guardrails(experiment, report));
+      guardrails(run, report));
   }
 
   readout(run, report, goal) {
     const primary = report.comparisons.filter((one) => one.metric === goal);
-    const key = `${run.id}/${run.run}`;
-    const series = this.seen.get(key) ?? [];
-    const at = Date.now() / 1000;
-    series.push({ at, by: Object.fromEntries(primary.map((one) => [one.arm, one.always_valid])) });
-    if (series.length > KEPT) series.shift();
-    this.seen.set(key, series);
+    const now = { at: run.state.ended ?? Date.now() / 1000, weights: report.weights, intervals: Object.fromEntries(primary.map(({ arm, always_valid: { estimate, low, high } }) => [arm, [estimate, low, high]])) };
+    const series = [...(report.readouts ?? []), now];
     return h("div", {},
       h("h3", {}, "Differences from the control, with intervals that hold at any number of looks"),
       h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Differences" }, h("table", { class: "list" },
@@ -71,7 +66,10 @@ export class ExperimentsView {
           h("td", { class: "figure" }, signed(one.always_valid.estimate)),
           h("td", { class: "figure" }, one.always_valid.low === null ? "too early" : `${signed(one.always_valid.low)} to ${signed(one.always_valid.high)}`),
           h("td", {}, whisker(one.always_valid))))))),
-      series.length > 1 ? h("figure", { class: "overtime" }, h("figcaption", {}, `${goal}: the interval since this page was opened`), ...primary.map((one) => overTime(series, one.arm))) : null);
+      h("figure", { class: "overtime" },
+        h("figcaption", {}, `${goal}: difference from the control, as it was read at each time`),
+        primary.map((one) => overTime(series, one.arm)),
+        report.kind === "bandit" ? [h("figcaption", {}, "Weights of the arms"), weightsOverTime(series)] : null));
   }
 }
 
@@ -94,14 +92,20 @@ function arms(run, report) {
   }));
 }
 
-function guardrails(experiment, report) {
+function guardrails({ experiment, state }, report) {
   const bounds = (report?.bounds ?? []).map((one) => [`${one.arm}: ${one.metric} at most ${one.by} worse than ${one.than}`, one.broken ? "broken" : one.surely ? "kept" : "not sure yet"]);
-  const rules = (experiment.guardrails ?? []).map((one) => [rule(one), "watched"]);
-  const ramp = experiment.ramp ? [[`ramp: ${experiment.ramp.steps.map((step) => percent(step)).join(" → ")}`, "automatic"]] : [];
+  const rules = (experiment.guardrails ?? []).map((one) => [`${rule(one)}${soFar(one, report)}`, "watched"]);
+  const ramp = experiment.ramp ? [[rampWords(experiment.ramp, state), state.step < experiment.ramp.steps.length - 1 ? "going up" : "at its top"]] : [];
   const all = [...bounds, ...rules, ...ramp];
   if (!all.length) return null;
   return h("div", {}, h("h3", {}, "Bounds and guardrails"), h("ul", { class: "plain" }, all.map(([what, state]) =>
     h("li", {}, h("span", { class: `state ${{ broken: "failed", kept: "finished" }[state] ?? "waiting"}` }, state), " ", what))));
+}
+
+/** Where a ramp is, and from when on it may take its next step. */
+function rampWords({ steps, hold_s: hold }, { step, step_since: since }) {
+  const now = `step ${Math.min(step, steps.length - 1) + 1} of ${steps.length} (${steps.map((share) => percent(share)).join(" → ")}) since ${moment(since)}`;
+  return `ramp: ${now}${step < steps.length - 1 ? `, the next not before ${moment(since + hold)}` : ""}`;
 }
 
 function rule({ metric, quantile, at_most, at_least, worse_than_control_by }) {
@@ -110,6 +114,14 @@ function rule({ metric, quantile, at_most, at_least, worse_than_control_by }) {
   return at_least !== null ? `${what} at least ${at_least}` : `${what} worse than the control by at most ${worse_than_control_by}`;
 }
 
+/** What the arms come to so far; of a quantile, or against the control, the readout has none. */
+function soFar({ metric, quantile, worse_than_control_by: relative }, report) {
+  if (quantile || relative !== null) return "";
+  const seen = Object.entries(report?.arms ?? {}).filter(([, metrics]) => metrics[metric]);
+  return seen.length ? ` (so far ${seen.map(([arm, metrics]) => `${arm} ${figure(metrics[metric].mean)}`).join(", ")})` : "";
+}
+
+const figure = (value) => Number(value.toPrecision(3)).toLocaleString("en");
 const signed = (value) => (value === null ? "–" : `${value > 0 ? "+" : value < 0 ? "−" : ""}${Number(Math.abs(value).toPrecision(3)).toLocaleString("en")}`);
 
 /** An interval against zero, each on its own scale. */
@@ -126,19 +138,42 @@ function whisker({ estimate, low, high }) {
 
 /** An arm's interval over time. */
 function overTime(series, arm) {
-  const points = series.map((one) => ({ at: one.at, ...one.by[arm] })).filter((one) => Number.isFinite(one.low) && Number.isFinite(one.high));
-  if (points.length < 2) return null;
+  const points = series.filter((one) => one.intervals[arm]?.every(Number.isFinite))
+    .map(({ at, intervals: { [arm]: [estimate, low, high] } }) => ({ at, estimate, low, high }));
+  if (points.length < 2) return h("p", { class: "hint" }, `${arm}: too early for an interval.`);
   const [from, to] = [points[0].at, points.at(-1).at];
-  const low = Math.min(0, ...points.map((one) => one.low));
-  const high = Math.max(0, ...points.map((one) => one.high));
+  // The first intervals are far wider than the last: the scale is that of the last, with room.
+  const latest = points.at(-1);
+  const room = WIDEST * Math.max(latest.high - latest.low, Math.abs(latest.estimate));
+  const low = Math.max(Math.min(0, ...points.map((one) => one.low)), Math.min(0, latest.low) - room);
+  const high = Math.min(Math.max(0, ...points.map((one) => one.high)), Math.max(0, latest.high) + room);
   const x = (at) => 60 + ((at - from) / Math.max(1, to - from)) * 530;
-  const y = (value) => 8 + ((high - value) / Math.max(1e-12, high - low)) * 104;
+  const y = (value) => 8 + ((high - Math.min(high, Math.max(low, value))) / Math.max(1e-12, high - low)) * 104;
   const line = (pick) => points.map((one) => `${x(one.at).toFixed(1)},${y(pick(one)).toFixed(1)}`);
   return svg("svg", { class: "band", viewBox: "0 0 600 132", role: "img", "aria-label": `${arm}: from ${signed(points.at(-1).low)} to ${signed(points.at(-1).high)} now` },
     svg("polygon", { points: [...line((one) => one.high), ...line((one) => one.low).reverse()].join(" ") }),
     svg("polyline", { points: line((one) => one.estimate).join(" ") }),
     svg("line", { x1: 60, x2: 590, y1: y(0), y2: y(0), class: "zero" }),
     svg("text", { x: 54, y: y(0) + 4, "text-anchor": "end" }, "0"),
+    [high, low].filter((edge) => Math.abs(y(edge) - y(0)) > 14).map((edge) => svg("text", { x: 54, y: y(edge) + (edge > 0 ? 8 : 0), "text-anchor": "end" }, signed(edge))),
     svg("text", { x: 60, y: 128 }, `${arm}, ${moment(from)}`),
+    svg("text", { x: 590, y: 128, "text-anchor": "end" }, moment(to)));
+}
+
+/** The arms' weights over time, one upon the other. */
+function weightsOverTime(series) {
+  const names = Object.keys(series.at(-1).weights);
+  const [from, to] = [series[0].at, series.at(-1).at];
+  const x = (at) => 60 + ((at - from) / Math.max(1, to - from)) * 530;
+  const y = (share) => 112 - share * 104;
+  const below = (one, upTo) => names.slice(0, upTo).reduce((sum, name) => sum + (one.weights[name] ?? 0), 0);
+  const edge = (upTo) => series.map((one) => `${x(one.at).toFixed(1)},${y(below(one, upTo)).toFixed(1)}`);
+  const now = names.map((name) => `${name} ${percent(series.at(-1).weights[name])}`).join(", ");
+  return svg("svg", { class: "band weights", viewBox: "0 0 600 132", role: "img", "aria-label": `Weights now: ${now}` },
+    names.map((name, index) => [
+      svg("polygon", { points: [...edge(index + 1), ...edge(index).reverse()].join(" ") }),
+      svg("text", { x: 584, y: (y(below(series.at(-1), index)) + y(below(series.at(-1), index + 1))) / 2 + 4, "text-anchor": "end", class: "label" }, name)]),
+    ["0", "1"].map((share) => svg("text", { x: 54, y: y(Number(share)) + 4, "text-anchor": "end" }, percent(Number(share)))),
+    svg("text", { x: 60, y: 128 }, moment(from)),
     svg("text", { x: 590, y: 128, "text-anchor": "end" }, moment(to)));
 }

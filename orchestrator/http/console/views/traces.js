@@ -21,7 +21,7 @@ export class TracesView {
       min_ms: input("min_ms", { type: "number", min: 0, step: 100 }),
       min_large_tokens: input("min_large_tokens", { type: "number", min: 0, step: 10 }),
     };
-    const names = { policy: "policy", status: "ended", version: "version", arm: "arm", min_ms: "slower than, ms", min_large_tokens: "large tokens, at least" };
+    const names = { policy: "policy", status: "ended", version: "version", arm: "arm", min_ms: "time from, ms", min_large_tokens: "by large, from" };
     this.body = h("tbody", {});
     this.note = h("p", { class: "note", role: "status" });
     const file = h("input", { type: "file", accept: ".json,application/json", class: "sr", id: "file", onchange: () => { this.open(file.files[0]); file.value = ""; } });

@@ -1,39 +1,30 @@
-"""A Redis in bad states under streams: answers stay whole, and the service finds it again."""
+"""A redis-server of one's own in bad states."""
 
 from __future__ import annotations
 
-import asyncio
-import random
 import signal
 import socket
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import Final
 
-import httpx
 import redis
 
-from deploy.evaluation.torture.attack import (
-    HANG_S,
-    AttackedService,
-    ScenarioOutcome,
-    ask,
-    until_ready,
-)
-from deploy.evaluation.torture.faults import MODELS, streams
 from orchestrator.errors import WorkerError
 
 STATES: Final = ("hung", "gone", "restarted", "wiped", "read-only", "full")
-STATE_S: Final = 5.0  # that a state lasts
 START_S: Final = 10.0
 
 
 class OwnRedis:
     """A redis-server of one's own, whose data outlive a restart."""
+
+    states: Sequence[str] = STATES
+    refusals: Sequence[str] = ()
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -61,6 +52,7 @@ class OwnRedis:
                 return
             except redis.RedisError:
                 time.sleep(0.05)
+        self._end()  # it may still be loading, and nobody else knows of it
         raise WorkerError(f"redis-server did not start within {START_S:g} s")
 
     def begin(self, state: str) -> None:
@@ -103,49 +95,15 @@ class OwnRedis:
 
 
 @contextmanager
-def own_redis() -> Iterator[OwnRedis]:
-    """A redis-server for as long as the block.
+def own_redis(within: Path | None = None) -> Iterator[OwnRedis]:
+    """A redis-server for as long as the block, its data in a folder `within` that one.
 
     Raises:
         WorkerError: there is no redis-server, or it does not start.
     """
-    with TemporaryDirectory(prefix="baton-redis-") as folder:
+    with TemporaryDirectory(prefix="redis-", dir=within) as folder:
         server = OwnRedis(Path(folder))
         try:
             yield server
         finally:
             server.close()
-
-
-async def redis_faults(
-    target: AttackedService,
-    http: httpx.AsyncClient,
-    outcome: ScenarioOutcome,
-    number: int,
-    chance: random.Random,
-) -> None:
-    """So many bad states, one after the other."""
-    assert target.store is not None
-    said = {model: await ask(target, http, model=model) for model in MODELS}
-    for state in (STATES[n % len(STATES)] for n in range(number)):
-        outcome.seen[f"Redis {state}"] += 1
-        running = streams(target, http, outcome, said, f"Redis {state}")
-        await asyncio.to_thread(target.store.begin, state)
-        await asyncio.sleep(STATE_S)
-        later = streams(target, http, outcome, said, f"Redis {state}, later")
-        await asyncio.gather(running, later)
-        await asyncio.to_thread(target.store.end, state)
-        await until_ready(http, outcome)
-        if not await _follows_again(http):
-            outcome.broken.append(f"after Redis {state}: /ready says degraded for {HANG_S:g} s")
-
-
-async def _follows_again(http: httpx.AsyncClient) -> bool:
-    """Whether the service has its store again, within `HANG_S` seconds."""
-    until = time.monotonic() + HANG_S
-    while time.monotonic() < until:
-        said: dict[str, Any] = (await http.get("/ready")).json()
-        if said.get("status") != "degraded":
-            return True
-        await asyncio.sleep(0.5)
-    return False

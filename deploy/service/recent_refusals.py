@@ -1,0 +1,70 @@
+"""Keys that were just told that there is no place: the next that they ask is told the same.
+
+Whoever refuses a request has read it, and Serve has carried it there and back. Under a flood that
+takes what answers are made of, so for a short time the proxy repeats what a key was told. Others'
+requests pass, and so do those that say how many places they want (`n`) or when it is their turn
+(`priority`). A key waits for its place in the orchestrators, so nothing stands idle for it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Scope
+
+from orchestrator.http.errors import NO_PLACE, no_place
+
+REPEATED_S: Final = 0.25  # for which a refusal is repeated
+KEYS: Final = 1024  # that are remembered
+_ASKING: Final = ("/completions", "/responses")  # paths of requests that take places
+_OF_ITS_OWN: Final = (b'"n"', b'"priority"')  # parameters for which another's refusal says nothing
+
+
+class RecentRefusals:
+    """What keys were told in the last `REPEATED_S` seconds of `clock`, by digest."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._salt = clock, secrets.token_bytes(16)
+        self._told: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
+
+    def note(self, scope: Scope, body: Sequence[Message], status: int, answered: Headers) -> None:
+        """What a request was answered; only a refusal for want of a place is remembered."""
+        if status != 429 or answered.get(NO_PLACE[0]) != NO_PLACE[1] or not _asks(scope, body):
+            return
+        key = self._key(scope)
+        self._told.pop(key, None)
+        self._told[key] = self._clock() + REPEATED_S, answered.get("retry-after", "1")
+        if len(self._told) > KEYS:
+            self._told.popitem(last=False)
+
+    def check(self, scope: Scope, body: Sequence[Message]) -> None:
+        """Whether a request may pass.
+
+        Raises:
+            RequestRefused: 429, its key was just told so.
+        """
+        if not self._told or not _asks(scope, body):
+            return
+        key = self._key(scope)
+        until, after = self._told.get(key, (0.0, ""))
+        if self._clock() < until:
+            raise no_place(int(after))
+        self._told.pop(key, None)
+
+    def _key(self, scope: Scope) -> bytes:
+        header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        return hashlib.blake2b(header, key=self._salt, digest_size=16).digest()
+
+
+def _asks(scope: Scope, body: Sequence[Message]) -> bool:
+    """Whether a request asks for a place like any other of its key."""
+    if scope["method"] != "POST" or not scope["path"].endswith(_ASKING) or body[-1]["more_body"]:
+        return False
+    text = b"".join(message.get("body", b"") for message in body)
+    return not any(name in text for name in _OF_ITS_OWN)  # in a string its quotes are escaped

@@ -1,0 +1,55 @@
+"""Past readouts of a run, for a plot over time: kept in a stream of their own as the run goes on.
+
+The older a run, the longer it is between two, so a run of any length has some hundreds, and what
+was claimed at any time can still be seen. Every replica asks when the next one is due; where two
+find that at once, there are two.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+from orchestrator.experiments.report import ExperimentReport
+from orchestrator.experiments.runs import Run
+from orchestrator.state.store import Store
+
+KEPT: Final = 2000
+"""Readouts of one run; months of them."""
+SHOWN: Final = 240
+APART_S: Final = 5.0
+"""The least time between two, in seconds."""
+SHARE: Final = 1 / 120
+"""The least time between two, as a share of the run's age."""
+
+
+async def next_due(store: Store, run: Run, at: float) -> float:
+    """When the next readout is due, in seconds since 1970; `at` is now."""
+    newest = await store.newest(_stream(run), 1)
+    if not newest:
+        return at
+    last: float = min(at, json.loads(newest[0].event)["at"])  # a clock may have been ahead
+    return last + max(APART_S, SHARE * (last - run.state.started))
+
+
+async def keep(store: Store, run: Run, report: ExperimentReport, at: float) -> None:
+    """Keep what a readout says of the goal's metric, and the weights that the arms have."""
+    made = report.json()
+    intervals = {
+        one["arm"]: [one["always_valid"][name] for name in ("estimate", "low", "high")]
+        for one in made["comparisons"]
+        if one["metric"] == made["metric"]
+    }
+    readout = {"at": round(at, 3), "intervals": intervals, "weights": made["weights"]}
+    await store.append(_stream(run), [json.dumps(readout).encode()], keep=KEPT)
+
+
+async def read(store: Store, run: Run) -> list[dict[str, Any]]:
+    """At most `SHOWN` of the kept readouts, spread over all of them, oldest first."""
+    entries = (await store.newest(_stream(run), KEPT))[::-1]
+    step = max(1, -(-len(entries) // SHOWN))
+    return [json.loads(entry.event) for entry in entries[::-1][::step][::-1]]
+
+
+def _stream(run: Run) -> str:
+    return f"readouts/{run.name}/{run.number}"

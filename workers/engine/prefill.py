@@ -1,0 +1,36 @@
+"""Which prompts are prefilled together.
+
+One pass reads the weights once, however many prompts it takes: the next chunks of several, padded
+to one length. So the prompts of N judges, which have about one length, cost one reading of the
+weights; and the live rows take their turn between two passes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+READING = 32  # padded tokens that cost about as much as one more reading, on CPUs; GPUs bear more
+
+
+def fitting(sizes: Sequence[tuple[int, int]], most: int, capacity: int) -> list[int]:
+    """Of prompts the places of those that share a pass: the first, and what fits beside it.
+
+    A prompt joins where its padding, and that of the others beside it, costs no more than a pass
+    of its own would.
+
+    Args:
+        sizes: of each prompt the tokens of its next chunk, and those cached before.
+        most: tokens of a pass, padding included, unless the first alone has more.
+        capacity: cache entries of a slot, which the padding takes too.
+    """
+    chosen: list[int] = []
+    padded = longest = deepest = 0
+    for place, (chunk, cached) in enumerate(sizes):
+        n, before = max(longest, chunk), max(deepest, cached)
+        tokens = (len(chosen) + 1) * n
+        fits = tokens <= most and tokens - padded - chunk <= READING and before + n <= capacity
+        if chosen and not fits:
+            continue
+        chosen.append(place)
+        padded, longest, deepest = tokens, n, before
+    return chosen

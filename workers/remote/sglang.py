@@ -1,0 +1,96 @@
+"""SGLang's own `/generate`: log-probabilities of a step without reading the whole prompt again.
+
+It stands beside OpenAI's paths, at the root of the server. From `logprob_start_len` on it gives
+the log-probability of each id of the prompt, the likeliest ids there and those that the request
+names; what stands before that position is taken from the cache. (SGLang's completions can only
+echo the whole prompt.) Format: docs.sglang.io, "Sampling Parameters" and "Native APIs".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from orchestrator.types import Sampling
+from workers.top_logprobs import choices
+
+PATH = "/generate"
+
+
+def request_body(
+    ids: Sequence[int], *, start: int | None, top: int, named: Collection[int], owner: str
+) -> dict[str, Any]:
+    """A request for the one token behind a prompt and log-probabilities at temperature 1.
+
+    Args:
+        ids: the prompt.
+        start: of its ids behind this position too; None: of none.
+        top: of how many of the likeliest ids at each position.
+        named: of these ids as well.
+        owner: whose cached prefixes it may share.
+    """
+    body: dict[str, Any] = {
+        "input_ids": list(ids),
+        # Drawn here: at a temperature SGLang would give its log-probabilities, too.
+        "sampling_params": {"temperature": 0, "max_new_tokens": 1, "skip_special_tokens": False},
+        "return_logprob": True,
+        "logprob_start_len": -1 if start is None else start,
+        "top_logprobs_num": top,
+    }
+    if named:
+        body["token_ids_logprob"] = list(named)
+    if owner:
+        body["extra_key"] = owner
+    return body
+
+
+def as_completion(
+    answer: Mapping[str, Any], ids: Sequence[int], sampling: Sampling
+) -> dict[str, Any]:
+    """The answer as vLLM would give it at `/completions`, its one token drawn by `sampling`.
+
+    `prompt_logprobs` are None up to the position from which they were asked for.
+
+    Raises:
+        LookupError, TypeError, ValueError: it is not as documented.
+    """
+    meta = answer["meta_info"]
+    behind = _position(meta["output_token_logprobs"][0], meta, "output", 0)
+    (made,) = choices([behind], sampling, len(ids))
+    rows = meta.get("input_token_logprobs") or []
+    shown: list[Any] = [None] * (len(ids) - len(rows) + 1)
+    for index, row in enumerate(rows[1:], start=1):  # the first has nothing asked for before it
+        if row[1] != ids[len(shown)]:
+            raise ValueError(f"log-probabilities of id {row[1]}, not of the prompt's")
+        position = _position(row, meta, "input", index)
+        shown.append({str(i): {"logprob": logprob} for i, logprob in position.items()})
+    logprobs = {
+        "tokens": [f"token_id:{made}"],
+        "token_logprobs": [behind[made]],
+        "top_logprobs": [{f"token_id:{i}": logprob for i, logprob in behind.items()}],
+    }
+    choice = {
+        "text": "",
+        "token_ids": [made],
+        "logprobs": logprobs,
+        "prompt_logprobs": shown if rows else None,
+    }
+    usage = {
+        "prompt_tokens": meta.get("prompt_tokens"),
+        "completion_tokens": meta.get("completion_tokens"),
+        "prompt_tokens_details": {"cached_tokens": meta.get("cached_tokens")},
+    }
+    return {"choices": [choice], "usage": usage}
+
+
+def _position(
+    own: Sequence[Any], meta: Mapping[str, Any], part: str, index: int
+) -> dict[int, float]:
+    """Log-probabilities by id of one position: its own, the likeliest, and those named."""
+    found = {int(own[1]): float(own[0])}
+    for kind in ("top", "token_ids"):
+        rows = meta.get(f"{part}_{kind}_logprobs") or []
+        for logprob, token, *_ in (rows[index] or []) if index < len(rows) else []:
+            if logprob is not None:
+                found[int(token)] = float(logprob)
+    return found
