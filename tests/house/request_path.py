@@ -116,7 +116,7 @@ def traced(root: Path) -> dict[str, dict[str, int]]:
     )
     app = defined(root, "create_app")(service)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error"))
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         while not server.started:

@@ -79,7 +79,7 @@ def serving(made: Service, grace_s: int = 1) -> Iterator[str]:
         timeout_graceful_shutdown=grace_s,
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         until(lambda: server.started, seconds=60)
@@ -87,6 +87,7 @@ def serving(made: Service, grace_s: int = 1) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
+    assert not thread.is_alive(), "the server did not stop"
 
 
 def client(url: str, key: str = "none", **settings: Any) -> OpenAI:

@@ -79,7 +79,7 @@ def serving(app: Any) -> Iterator[str]:
         ProxyMiddleware(app), port=0, log_level="critical", lifespan="off", http=BoundedProtocol
     )
     server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
+    thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     try:
         while not server.started:
@@ -88,6 +88,7 @@ def serving(app: Any) -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join(10)
+    assert not thread.is_alive(), "the server did not stop"
 
 
 @pytest.fixture(autouse=True)

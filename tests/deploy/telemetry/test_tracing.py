@@ -56,7 +56,7 @@ def collector() -> Iterator[Collector]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Receiver)
     found = Collector(f"http://127.0.0.1:{server.server_port}/v1/traces")
-    thread = threading.Thread(target=server.serve_forever)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
         yield found

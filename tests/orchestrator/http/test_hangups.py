@@ -150,7 +150,7 @@ def test_a_server_that_stops_says_so(stream: bool) -> None:
             replies.append(post(url, {"model": "large-only", "stream": stream}, timeout=20))
 
     with serving(made, grace_s=0) as url:
-        asker = threading.Thread(target=ask, args=(url,))
+        asker = threading.Thread(target=ask, args=(url,), daemon=True)
         asker.start()
         until(lambda: busy(made, "writing"))
     asker.join()
@@ -163,7 +163,7 @@ def test_a_service_that_drains_finishes_what_it_has_and_takes_no_more() -> None:
     made, replies = service(large=scripted(delay=0.5)), list[httpx.Response]()
     with serving(made) as url:
         body = {"model": "large-only", "stream": True}
-        asker = threading.Thread(target=lambda: replies.append(post(url, body)))
+        asker = threading.Thread(target=lambda: replies.append(post(url, body)), daemon=True)
         asker.start()
         until(lambda: busy(made, "writing"))
         assert HTTP.get(f"{url}/ready").status_code == 200
@@ -184,7 +184,7 @@ def test_answers_that_are_cut_say_so_and_are_on_record(stream: bool) -> None:
     made.limits = ServiceLimits(headers_s=0.05)
     with serving(made) as url:
         body = {"model": "large-only", "stream": stream}
-        asker = threading.Thread(target=lambda: replies.append(post(url, body)))
+        asker = threading.Thread(target=lambda: replies.append(post(url, body)), daemon=True)
         asker.start()
         until(lambda: busy(made, "writing"))
         time.sleep(0.2)  # a stream has begun
