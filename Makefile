@@ -154,22 +154,23 @@ bench-vllm: $(VLLM_STAMP) ## a call by our own engine, by vLLM in the worker, by
 	  --markdown $(ENGINES)/calls.md
 
 # Chosen before anything was measured: word problems, arithmetic and algebra of reasoning-gym, one seed
-# for tuning (thresholds), another for figures. Coins span the shares of large tokens; the policies'
-# parameters stand in the deployment file. Rows are kept: an interrupted run goes on where it stopped.
+# for tuning (thresholds), another for figures, and questions as strangers write them. Coins span the
+# shares of large tokens; the policies' parameters stand in the deployment file. Rows are kept: an
+# interrupted run goes on where it stopped.
 REAL := build/results-real
 REAL_KEPT := docs/real-pair.tar.xz
 # Kinds of which the large model solves more than the small one on the seed for tuning.
 REAL_KINDS := gsm_symbolic chain_sum simple_equations
 REAL_SEED := 20261201
 REAL_TUNING := 20261202
-REAL_PROBLEMS ?= 70
+REAL_SETS := builtin:strangers $(REAL_KINDS:%=gym:%:$(REAL_SEED))
+REAL_PROBLEMS ?= 50
 REAL_TIMED ?= 40
 REAL_TOKENS ?= 400
 REAL_METHOD ?= chain
 REAL_POLICIES ?= small-only,large-only,specreason,bild,speculative-thinking:begin=60:every_delimiter=true,coin:large_probability=0.3
 # Added later, each beside large-only again; rollback=0 keeps the large model's own text (greedy).
 REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
-REAL_FEWER ?= 24
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
 REAL_ALL := gym:$(subst $() ,$(COMMA),$(REAL_KINDS)):$(REAL_SEED)
 REAL_COSTS := r1-1.5b-32b-h100 qwen3-8b-32b-h100
@@ -178,11 +179,11 @@ REAL_BATCHED = $(subst pair.yaml,pair_batched.yaml,$(REAL_EVAL))
 
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
 	@test -d $(REAL) || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build; }
-	@for kind in $(REAL_KINDS); do \
-	  $(REAL_BATCHED) --problems gym:$$kind:$(REAL_SEED) --limit $(REAL_PROBLEMS) --concurrency 48 \
-	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$kind || exit 1; \
-	  $(REAL_BATCHED) --problems gym:$$kind:$(REAL_SEED) --limit $(REAL_FEWER) --concurrency 48 \
-	    --policies "$(REAL_OTHERS)" --recordings $(REAL)/$$kind-others || exit 1; \
+	@for set in $(REAL_SETS); do name=$${set#*:}; name=$${name%%:*}; \
+	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
+	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
+	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
+	    --policies "$(REAL_OTHERS)" --recordings $(REAL)/$$name-others || exit 1; \
 	done
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency
@@ -212,13 +213,16 @@ decoding: $(STAMP) ## time token-level methods, write docs/decoding (half an hou
 	  methods="$$methods,fspad:variant=eagle2:head=$(HEADS)/eagle2-$$seed:$$shape"; done; done; \
 	$(DECODE) --prompts 100 --rounds 1 --draft none --methods "$${methods#,}" --markdown $(DECODED)/heads.md; }
 
-REAL_DECODE := $(BIN)/baton bench-decode --model build/real-pair/large --draft build/real-pair/small --temperature 0 \
-  --prompts 4 --rounds 1
+REAL_DECODE := $(BIN)/baton bench-decode --model build/real-pair/large --draft build/real-pair/small \
+  --problems gym:gsm_symbolic:$(REAL_TUNING) --prompts 4 --rounds 1
+REAL_METHODS := chain:gamma=4,chain:gamma=7,lookup,spectr:count=4:gamma=4,recursive-s:width=4:gamma=4,reflective:gamma=4:alpha=0.1
 
-decoding-real: $(STAMP) real-pair ## time token-level methods on pretrained models, write docs/decoding/real-pair-*.md (half an hour)
-	@$(REAL_DECODE) --dtype bfloat16 --methods chain:gamma=3,chain:gamma=7,hf-generate,hf-assisted \
+decoding-real: $(STAMP) real-pair ## time token-level methods on pretrained models, write docs/decoding/real-pair-*.md (an hour)
+	@$(REAL_DECODE) --dtype bfloat16 --temperature 0 --methods $(REAL_METHODS),hf-generate,hf-assisted \
 	  --rows $(REAL)/decode-bfloat16.jsonl --markdown $(DECODED)/real-pair-bfloat16.md
-	@$(REAL_DECODE) --dtype int8 --methods chain:gamma=2,chain:gamma=4,hf-generate,hf-assisted \
+	@$(REAL_DECODE) --dtype bfloat16 --temperature 1 --methods $(REAL_METHODS),hf-assisted:drafts=8 \
+	  --rows $(REAL)/decode-sampled.jsonl --markdown $(DECODED)/real-pair-sampled.md
+	@$(REAL_DECODE) --dtype int8 --temperature 0 --methods chain:gamma=2,chain:gamma=4,hf-generate,hf-assisted \
 	  --rows $(REAL)/decode-int8.jsonl --markdown $(DECODED)/real-pair-int8.md
 	@$(BIN)/baton bench-weights --model build/real-pair/large --dtypes bfloat16,int8 --limit 120
 

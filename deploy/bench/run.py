@@ -44,6 +44,7 @@ class Settings:
     length: int
     budget: int
     seed: int
+    problems: str
 
 
 def bench(
@@ -67,7 +68,12 @@ def bench(
         threads = 1
     if threads is not None:
         torch.set_num_threads(threads)
-    problems = load_problems("builtin:dev", settings.prompts, settings.seed)
+    problems = load_problems(settings.problems, settings.prompts, settings.seed)
+    if len(problems) < settings.prompts:
+        raise InvalidRequest(
+            f"--prompts {settings.prompts}: {settings.problems} has {len(problems)} problems: "
+            "give less"
+        )
     prompts = rendered(loaded, problems, settings)
 
     def is_right(prompt: int, output: list[int]) -> bool:
@@ -117,6 +123,7 @@ def bench(
         "device": settings.device,
         "dtype": loaded.dtype,
         "threads": torch.get_num_threads(),
+        "problems": settings.problems,
         "prompts": settings.prompts,
         "rounds": settings.rounds,
         "max_new": settings.max_new,

@@ -127,8 +127,8 @@ def notes(data: Data) -> list[str]:
     setting = f"{about['dtype']}, {about['threads']} threads, {about['device']}"
     lines = [
         f"{about['model']} ({setting}), draft {about['draft'] or 'none'}; {about['prompts']} "
-        f"prompts, {about['rounds']} rounds, at most {about['max_new']} new tokens. Reading the "
-        "prompt is part of every time.",
+        f"prompts of {about['problems']}, {about['rounds']} rounds, at most {about['max_new']} new "
+        "tokens. Reading the prompt is part of every time.",
         "Ratios are of tokens a second, medians over the rounds, with bootstrap intervals over the "
         "prompts; tokens a round are those of one target pass, its bonus token included; as "
         "vanilla: prompts whose every token is plain decoding's, and where texts part the widest "

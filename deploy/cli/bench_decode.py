@@ -30,7 +30,10 @@ def bench_decode(
     draft: Annotated[
         str, typer.Option(help="The draft model; embedded:draft is a weak one; none: without.")
     ] = "embedded:small",
-    prompts: Annotated[int, typer.Option(min=2, help="How many development problems.")] = 12,
+    problems: Annotated[
+        str, typer.Option(help="Whose questions are decoded, as --problems of baton eval.")
+    ] = "builtin:dev",
+    prompts: Annotated[int, typer.Option(min=2, help="How many of them.")] = 12,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every method on a prompt.")] = 3,
     max_new: Annotated[
         int, typer.Option("--max-new", "--new-tokens", min=2, help="Most tokens of an answer.")
@@ -91,7 +94,7 @@ def bench_decode(
     set_verbosity_error()
     settings = Settings(
         model, None if draft == "none" else draft, device, dtype, threads, prompts, rounds, max_new,
-        warmths, widths, length, budget, seed,
+        warmths, widths, length, budget, seed, problems,
     )  # fmt: skip
     if plot is not None:
         from deploy.evaluation.plots import figure_of

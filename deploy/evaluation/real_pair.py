@@ -151,9 +151,31 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         "points above the accuracy that coins have at the same share of large tokens, between the "
         "two nearest ones, with its interval; a policy that is not above 0 does not beat chance.",
         *_left_out(present, tallies),
+        *_by_set(tallies),
         *(prediction.report(data, "##") for data in predictions),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _by_set(tallies: Sequence[Tally]) -> list[str]:
+    """What each policy got right of each set of problems, where there are several."""
+    sets = sorted({problems for one in tallies for problems, _ in one.right})
+    if len(sets) < 2:
+        return []
+    rows = []
+    for one in tallies:
+        row = {"policy": one.label}
+        for problems in sets:
+            if here := [key for key in one.right if key[0] == problems]:
+                right = sum(one.right[key] for key in here)
+                row[problems] = f"{right} of {len(here)}, {one.share_of(here):.0%}"
+        rows.append(row)
+    columns = [_column("policy", "policy"), *(_column(one, f"`{one}`") for one in sets)]
+    return [
+        "## Each set of problems",
+        "Right answers, and the large model's part of the tokens that stayed.",
+        markdown(rows, columns),
+    ]
 
 
 def _timed(latency: Mapping[str, Tally]) -> str:
@@ -307,11 +329,11 @@ def _columns(predictions: Sequence[dict[str, Any]]) -> list[Column]:
         "speculated": "wall time, large-only speculating = 1",
     }
     heads |= {data["costs"]["name"]: f"predicted: {data['costs']['name']}" for data in predictions}
+    return [_column(key, head) for key, head in heads.items()]
 
-    def column(key: str) -> Column:
-        return heads[key], lambda row: str(row.get(key, ""))
 
-    return [column(key) for key in heads]
+def _column(key: str, head: str) -> Column:
+    return head, lambda row: str(row.get(key, ""))
 
 
 def _left_out(present: Mapping[str, Path], tallies: Sequence[Tally]) -> list[str]:

@@ -169,8 +169,8 @@ def open_target(
             raise ConfigError(
                 f"the draft model {name} has another vocabulary than {model}: give another"
             )
-        # What it drafts is verified: where the target's weights take fewer bits, 8 do for a draft.
-        packed = packing_of(device, dtype) in ("half", "int8")
+        # What it drafts is verified, so that 8 bits do where the target's own weights are packed.
+        packed = packing_of(device, dtype) is not None and can_pack()
         return load_model(folder, device=device, dtype=INT8 if packed else dtype)
 
     name = INT8 if dtype == INT8 else str(chosen).removeprefix("torch.")

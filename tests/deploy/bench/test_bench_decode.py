@@ -94,6 +94,7 @@ def test_a_run_that_was_broken_off_goes_on(
     kept, out = tmp_path / "rows" / "decode.jsonl", tmp_path / "decode.json"
     args = (
         "--model", str(tiny / "large"), "--draft", "none", "--methods", "lookup", "--prompts", "2",
+        "--problems", "builtin:strangers",
         "--rounds", "2", "--max-new", "6", "--temperature", "0", "--rows", str(kept),
         "--json", str(out),
     )  # fmt: skip
@@ -146,6 +147,8 @@ def test_what_is_missing_is_told(
         (("--streams", "0"), "--streams 0: want numbers"),
         (("--streams", "5"), "--prompts 12: want a multiple of each of --streams 5"),
         (("--prompts", "1"), "--prompts"),
+        (("--problems", "nowhere.jsonl"), "nowhere.jsonl: No such file"),
+        (("--problems", "builtin:strangers", "--prompts", "200"), "has 120 problems: give less"),
         (("--model", "/nowhere"), "/nowhere is no model folder"),
         (("--max-new", "5000"), "--max-new 5000: prompts have up to"),
     ],

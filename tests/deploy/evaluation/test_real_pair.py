@@ -78,6 +78,8 @@ async def test_every_column_is_what_the_rows_say(tmp_path: Path) -> None:
     assert found[10].endswith("x")
     assert cells(text, "large-only, vanilla")[8:10] == ["2.00x [2.00, 2.00]", "1.00x"]
     assert "8 problems, of `gym:gsm:1`, `gym:legs:1`" in text
+    assert "| policy | `gym:gsm:1` | `gym:legs:1` |" in text
+    assert "| specreason | 4 of 4, 25% | 4 of 4, 25% |" in text
     assert "Times are of 4 of the problems (`gym:gsm:1`)" in text
     assert "Not measured yet" not in text
 

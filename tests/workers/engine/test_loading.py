@@ -197,23 +197,26 @@ async def test_a_lossy_method_on_request_shows_in_the_stats(
     worker.close()
 
 
-async def test_a_worker_and_its_draft_in_8_bits(checkpoint: Path, draft_checkpoint: Path) -> None:
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+async def test_the_draft_of_a_packed_target_is_in_8_bits(
+    dtype: str, checkpoint: Path, draft_checkpoint: Path
+) -> None:
     chain = {"method": "chain", "draft": str(draft_checkpoint), "gamma": 3}
     tokens = []
     for speculation in ({"method": "vanilla"}, chain):
-        worker = load(checkpoint, dtype="int8", speculation=speculation, rows=2, max_len=200)
+        worker = load(checkpoint, dtype=dtype, speculation=speculation, rows=2, max_len=200)
         tokens.append((await run(worker, ask(), StopCriteria(12))).segment.tokens)
         method = worker.engine.decoder.method
         worker.close()
-    assert tokens[0] == tokens[1]
+    if dtype == "int8":  # its sums are exact; in bfloat16 a wider pass may break a tie otherwise
+        assert tokens[0] == tokens[1]
     assert isinstance(method, DrafterMethod)
-    kinds = {
-        one.packing
-        for target in (method.target, method.drafter.model)
-        for one in target.model.modules()
-        if isinstance(one, PackedLinear)
-    }
-    assert kinds == {"int8"}
+    target, draft = (
+        {one.packing for one in model.model.modules() if isinstance(one, PackedLinear)}
+        for model in (method.target, method.drafter.model)
+    )
+    assert target == {loading.packing_of("cpu", dtype)}
+    assert draft == {"int8"}
 
 
 @pytest.mark.parametrize("instructions", [True, False])
