@@ -93,10 +93,12 @@ class TimedRetry:
     """Retries of one call, until `timeout_s` seconds were waited without progress.
 
     Only what was waited counts (`waited`): a process that was stopped meanwhile has not waited.
+    `ended` names the servers that died while they had the call.
     """
 
     def __init__(self, timeout_s: float, breaker: CircuitBreaker) -> None:
         self._timeout_s, self._breaker = timeout_s, breaker
+        self.ended = set[str]()
         self.retries, self._waited_s = 0, 0.0
 
     def reset(self) -> None:

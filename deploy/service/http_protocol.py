@@ -1,6 +1,7 @@
 """Connections whose requests begin in time and with headers of bounded size.
 
-uvicorn's parser takes headers of any size, for as long as a client cares to send them.
+uvicorn's parser takes headers of any size, for as long as a client cares to send them, before a
+body and behind it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,14 @@ HEAD_S: Final = 20.0  # for a request's headers, from the first byte or from the
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which refuses a head that is too large (431) or too slow (408)."""
+    """uvicorn's protocol, which refuses a head that is too large (431) or too slow (408).
+
+    Trailers are read past, as a server may (RFC 9110, 6.5.1): uvicorn would add them to the headers
+    that were checked before. A connection on which more comes of them than of a head is closed.
+    """
 
     _head_bytes = 0
+    """Of a head; where none is awaited, what came since the last piece of a body."""
     _deadline: asyncio.TimerHandle | None = None
     """Set while a head is awaited or arriving."""
 
@@ -32,10 +38,13 @@ class BoundedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._deadline is not None:
-            self._head_bytes += len(data)
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._deadline is not None and self._head_bytes > MAX_HEAD_BYTES:
+        if self._head_bytes <= MAX_HEAD_BYTES:
+            return
+        if self._deadline is None:
+            self.transport.close()
+        else:
             text = f"the headers have more than {MAX_HEAD_BYTES} bytes"
             self._refuse(HttpError(431, text, code="headers_too_large"))
 
@@ -44,9 +53,18 @@ class BoundedProtocol(HttpToolsProtocol):
         if self._deadline is None:  # not the first request of the connection
             self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._deadline is not None:
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         self._head_arrived()
+        self._head_bytes = 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
+        super().on_body(body)
 
     def _await_head(self) -> None:
         self._head_bytes = 0

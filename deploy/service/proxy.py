@@ -50,6 +50,8 @@ OF_SERVE: Final = {404, 408, 429, 500, 503}  # in plain text these are Serve's o
 BUFFER_BYTES: Final = 1 << 20  # of a body; a longer one is passed on as it comes, and made once
 BODY_S: Final = 30.0  # for that much of a body to arrive
 MAX_HEAD_BYTES: Final = 64 << 10  # of a request's headers
+TO_SERVE: Final = {b"x-request-timeout-seconds", b"x-request-disconnect-disabled"}
+"""Headers by which Serve lets a client change how it treats the request: not a client's to say."""
 ORIGINS: Final = 256  # allowed origins that are remembered
 ALLOWED: Final = "access-control-allow-origin"
 LOST: Final = HttpError(
@@ -148,7 +150,8 @@ class _Attempt:
     ) -> None:
         self._given = body
         # Serve puts headers of its own into a request.
-        self._scope, self._body = {**scope, "headers": list(scope["headers"])}, list(body)
+        headers = [header for header in scope["headers"] if header[0] not in TO_SERVE]
+        self._scope, self._body = {**scope, "headers": headers}, list(body)
         self._receive, self._send = receive, send
         self._origins, self._refusals = origins, refusals
         self._whole = not body[-1]["more_body"]

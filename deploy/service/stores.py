@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from contextvars import Context
 from typing import Any, Final
 
+from grpc import RpcError
 from ray import serve
 from ray.exceptions import RayError
 from ray.serve import Application
@@ -48,8 +49,13 @@ class ServedStore:
                 answer = await Context().run(self._handle.ask.remote, verb, arguments, more)
         except TimeoutError:
             raise StoreUnavailable(f"the Store did not answer within {TIMEOUT_S:g} s") from None
-        except (RayError, RayServeException) as error:
+        except (RayError, RayServeException, RpcError, OSError, RuntimeError) as error:
             raise StoreUnavailable(f"the Store is gone: {type(error).__name__}") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise StoreUnavailable("the Store went away") from None  # it stopped, not the caller
         if isinstance(answer, BatonError):
             raise answer
         return answer

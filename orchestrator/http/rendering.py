@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import groupby
 from typing import Any, Final
 
@@ -27,6 +27,10 @@ OUTCOMES: Final = "outcomes"
 """The store's stream of outcomes."""
 REWARDS: Final = "rewards"
 """That of rewards, apart: many judgements of one answer push no outcome out of the list."""
+BRIEF: Final = 2000
+"""Characters of a text of which the beginning is enough."""
+LAST: Final = 8
+"""Messages that say what a conversation had come to."""
 
 Json = dict[str, Any]
 
@@ -234,7 +238,13 @@ def record(
     status: str,
     error: Json | None = None,
 ) -> Json:
-    """Everything about a request; `status` is finished, failed or cancelled."""
+    """Everything about a request; `status` is finished, failed or cancelled.
+
+    Of a request that came to nothing the beginnings of its last messages are kept: what is refused
+    takes no room from what is answered.
+    """
+    nothing = status == "failed" and not response.steps
+    messages = context.messages[-LAST:] if nothing else context.messages
     return {
         **baton(context, response),
         "id": context.trace_id,
@@ -251,8 +261,8 @@ def record(
         "user": context.body.user,
         "metadata": context.body.metadata,
         "key": context.key,
-        "messages": [_message(message) for message in context.messages],
-        "question": context.question,
+        "messages": [_message(message, brief=nothing) for message in messages],
+        "question": _brief(context.question),
         "steps": [step_json(response, index) for index in range(len(response.steps))],
         "calls": [call_json(call) for call in response.timeline.calls],
         "reasoning_content": response.thought,
@@ -278,10 +288,22 @@ def call_json(call: CallSpan) -> Json:
     return {name: value for name, value in asdict(call).items() if value is not None}
 
 
-def _message(message: Message) -> Json:
+def _message(message: Message, *, brief: bool) -> Json:
     """A message, with those of its other fields that say something."""
+    if brief:
+        message = replace(
+            message,
+            content=_brief(message.content),
+            reasoning=_brief(message.reasoning),
+            tokens=message.tokens and message.tokens[:BRIEF],
+            calls=(),
+        )
     rest = {name: value for name, value in asdict(message).items() if value or name == "content"}
     return {"role": message.role, **rest}
+
+
+def _brief(text: str) -> str:
+    return text if len(text) <= BRIEF else f"{text[:BRIEF]}\u2026"
 
 
 def outcome(context: RequestContext, response: ResponseAccumulator, status: str) -> Json:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from orchestrator.errors import StoreError
+from orchestrator.errors import StoreError, describe
 from orchestrator.state.store import Store, check
 
 log = logging.getLogger(__name__)
@@ -154,10 +154,11 @@ class Outbox:
             self._added.clear()
             try:
                 await self.flush()
-            except StoreError as error:
+            except Exception as error:  # whatever it is: without this task nothing is written
                 if self.error is None:
-                    log.warning("outcomes and traces wait for the store: %s", error)
-                self.error = str(error)
+                    log.warning("outcomes and traces wait for the store: %s", describe(error))
+                known = isinstance(error, StoreError)
+                self.error = str(error) if known else type(error).__name__
                 self._added.set()
                 await asyncio.sleep(RETRY_S)
             else:

@@ -7,10 +7,11 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from contextvars import Context
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from grpc import RpcError
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from orchestrator.errors import BatonError, Overloaded, WorkerError, WorkerUnavailable, describe
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 SILENCE_TIMEOUT_S = 10.0  # a call without an item for so long, heartbeats included, is lost
 TICK_S = 0.5  # in which silence is counted
 PROBE_TIMEOUT_S = 2.0  # for a call that the open breaker lets through
+MAX_ENDED = 3  # replicas that may die at one call
+AT_ONCE_S = 0.1  # a replica that was dead before the call came fails it sooner
 
 
 class ReplicaWorker:
@@ -81,8 +84,7 @@ class ReplicaWorker:
                         if isinstance(item, Generation):
                             return
             except _ReplicaLost as lost:
-                self._on_lost()
-                await retry.backoff(lost)
+                await self._back_off(retry, lost)
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
         answer: Classification = await self._answer("classify", call, query)
@@ -164,8 +166,21 @@ class ReplicaWorker:
                         self._prefixes.delivered(call)
                         return answer
             except _ReplicaLost as lost:
-                self._on_lost()
-                await retry.backoff(lost)
+                await self._back_off(retry, lost)
+
+    async def _back_off(self, retry: TimedRetry, lost: _ReplicaLost) -> None:
+        """Pause before a call that was lost is made again.
+
+        Raises:
+            WorkerUnavailable: the time is up, or so many replicas died at this call that it may be
+                what they died of.
+        """
+        self._on_lost()
+        if lost.died is not None:
+            retry.ended.add(lost.died)
+        if len(retry.ended) >= MAX_ENDED:
+            raise WorkerUnavailable(f"{len(retry.ended)} replicas died at this call") from None
+        await retry.backoff(lost)
 
     async def _ask(self, retry: TimedRetry, request: str, *args: Any) -> Any:
         """What one replica answers.
@@ -292,7 +307,14 @@ class _Pool(NamedTuple):
 
 
 class _ReplicaLost(Exception):
-    """A call that was lost with its replica; never leaves this module."""
+    """A call that was lost with its replica; never leaves this module.
+
+    `died`: the replica that died while it had the call.
+    """
+
+    def __init__(self, reason: str, died: str | None = None) -> None:
+        super().__init__(reason)
+        self.died = died
 
 
 @contextmanager
@@ -312,6 +334,9 @@ def _lost(operation: str, silence: _Silence) -> Iterator[None]:
         cause = type(error.cause).__name__
         log.error("%s on a replica failed: %s", operation, cause)
         raise WorkerError(f"{operation} failed on the replica: {cause}") from None
+    except ActorDiedError as error:
+        died = error.actor_id if silence.elapsed_s >= AT_ONCE_S else None
+        raise _ReplicaLost(f"a replica was lost: {type(error).__name__}", died) from None
     except (RayError, RayServeException, RpcError, OSError, RuntimeError) as error:
         raise _ReplicaLost(f"a replica was lost: {type(error).__name__}") from None
     except asyncio.CancelledError:
@@ -355,6 +380,12 @@ class _Silence:
         self._looking: asyncio.Task[None] | None = None
         self._tick_s = min(TICK_S, SILENCE_TIMEOUT_S / 4)
         self._timer = asyncio.get_running_loop().call_later(self._tick_s, self._tick)
+        self._began = perf_counter()
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the call was sent."""
+        return perf_counter() - self._began
 
     def begins(self) -> None:
         self._waits, self._silence_s = True, 0.0

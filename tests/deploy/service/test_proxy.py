@@ -7,7 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -241,6 +241,36 @@ def test_headers_are_bounded() -> None:
                 assert told.startswith(b"HTTP/1.1 431")
         assert httpx.get(f"{url}/health").status_code == 200
     assert app.calls == 1
+
+
+def test_trailers_are_read_past() -> None:
+    app = Serve()
+    head = b"POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"
+    with serving(app) as url:
+        with _connection(url) as raw:
+            for end in (b"", b"x: \xff\r\ny: " + b"z" * 1000 + b"\r\n"):
+                raw.sendall(head + end + b"\r\n")
+                assert raw.recv(4096).startswith(b"HTTP/1.1 200")
+        assert app.headers[0] == app.headers[1]
+        with _connection(url) as raw, suppress(ConnectionError):
+            raw.sendall(head)
+            time.sleep(0.1)
+            for _ in range(40):
+                raw.sendall(b"x: " + b"y" * MAX_HEAD_BYTES + b"\r\n")
+            while raw.recv(4096):  # the answer, and then nothing
+                pass
+    assert max(app.headers) == app.headers[0]
+
+
+def test_a_client_does_not_tell_serve_how_to_treat_it() -> None:
+    app = Serve()
+    with serving(app) as url:
+        for headers in (
+            {},
+            {"X-Request-Timeout-Seconds": "0", "x-request-disconnect-disabled": "?1"},
+        ):
+            assert httpx.post(f"{url}{CHAT}", headers=headers).status_code == 200
+    assert app.headers[0] == app.headers[1]
 
 
 def test_headers_and_bodies_arrive_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

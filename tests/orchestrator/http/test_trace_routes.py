@@ -40,6 +40,19 @@ def test_the_newest_comes_first_with_its_question(url: str) -> None:
     assert HTTP.get(f"{url}/v1/traces/{rows[0]['id']}").json()["status"] == "failed"
 
 
+def test_what_came_to_nothing_takes_little_room() -> None:
+    turns = [{"role": "user", "content": f"{n} " + "x" * 100_000} for n in range(5)]
+    with serving(service(large=scripted(failures={0: WorkerUnavailable("gone")}))) as url:
+        assert post(url, {"model": "small-only", "messages": turns}).status_code == 200
+        assert post(url, {"model": "large-only", "messages": turns * 2}).status_code == 503
+        until(lambda: len(listed(url)) == 2)
+        failed, finished = (HTTP.get(f"{url}/v1/traces/{row['id']}").json() for row in listed(url))
+    assert [one["content"] for one in finished["messages"]] == [one["content"] for one in turns]
+    assert finished["question"] == turns[-1]["content"][:2000] + "…"
+    assert [int(one["content"][0]) for one in failed["messages"]] == [2, 3, 4, 0, 1, 2, 3, 4]
+    assert all(len(one["content"]) == 2001 for one in failed["messages"])
+
+
 def test_filters(url: str) -> None:
     assert [row["policy"] for row in listed(url, policy="small-only")] == ["small-only"]
     assert [row["policy"] for row in listed(url, status="failed")] == ["large-only"]

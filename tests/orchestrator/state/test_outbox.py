@@ -21,10 +21,11 @@ class Moody(MemoryStore):
     def __init__(self) -> None:
         super().__init__()
         self.away, self.broken = False, ""
+        self.failure: Exception = StoreUnavailable("away")
 
     async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
         if self.away or stream == self.broken:
-            raise StoreUnavailable("away")
+            raise self.failure
         await super().append(stream, events, keep=keep)
 
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
@@ -68,9 +69,10 @@ async def test_events_and_values_arrive() -> None:
     await subject.outbox.stop()
 
 
-async def test_a_store_that_is_away_for_a_while_costs_nothing() -> None:
+@pytest.mark.parametrize("failure", [StoreUnavailable("away"), RuntimeError("a router's")])
+async def test_a_store_that_is_away_for_a_while_costs_nothing(failure: Exception) -> None:
     subject = Subject()
-    subject.store.away = True
+    subject.store.away, subject.store.failure = True, failure
     await subject.outbox.start()
     for n in range(20):
         subject.outbox.event("s", {"n": n})

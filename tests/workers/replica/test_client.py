@@ -131,6 +131,31 @@ async def test_retries_end() -> None:
         )
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_call_that_ends_replicas_ends_few(
+    stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deaths(*names: str | None) -> list[Any]:
+        died = []
+        for name in names:
+            died.append((0, dead()))
+            died[-1][1].actor_id = name
+        return died
+
+    monkeypatch.setattr(client, "AT_ONCE_S", 0.0)
+    handle = Handle(story(), deaths=deaths("a", "a", "b", None, "c", "d"))
+    worker = ReplicaWorker(handle)
+    with pytest.raises(WorkerUnavailable, match="3 replicas died at this call"):
+        await collect(worker, CRITERIA, stream=stream)
+    assert len(handle.sessions) == 5
+    handle.deaths = []  # the pool is well
+    assert (await collect(worker, CRITERIA, stream=stream))[1].segment.text
+
+    monkeypatch.setattr(client, "AT_ONCE_S", 5.0)  # they were dead before it came
+    handle.deaths = deaths("a", "b", "c", "d")
+    assert (await collect(worker, CRITERIA, stream=stream))[1].segment.text
+
+
 async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "PROBE_TIMEOUT_S", 0.1)
     now = 0.0
