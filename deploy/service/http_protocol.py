@@ -18,7 +18,8 @@ HEAD_S: Final = 20.0  # for a request's headers, from the first byte or from the
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which refuses a head that is too large (431) or too slow (408).
+    """uvicorn's protocol, which refuses a head that is too large (431), too slow (408) or none
+    (400).
 
     Trailers are read past, as a server may (RFC 9110, 6.5.1): uvicorn would add them to the headers
     that were checked before. A connection on which more comes of them than of a head is closed.
@@ -47,6 +48,10 @@ class BoundedProtocol(HttpToolsProtocol):
         else:
             text = f"the headers have more than {MAX_HEAD_BYTES} bytes"
             self._refuse(HttpError(431, text, code="headers_too_large"))
+
+    def send_400_response(self, msg: str) -> None:
+        """What uvicorn's parser cannot read is refused as everything else is."""
+        self._refuse(HttpError(400, "expected an HTTP/1.1 request", code="invalid_http"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()

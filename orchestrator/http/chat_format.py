@@ -24,7 +24,6 @@ from orchestrator.http.rendering import (
     chunk,
     completion,
     deltas,
-    finish_reason,
     running_usage,
     sse,
     usage,
@@ -133,7 +132,7 @@ class ChatFormat(AnswerFormat):
         ]
         if self._logprobs is not None:
             rest.append(chunk(self.context, {}, logprobs=self._logprobs))
-        finish = finish_reason(self.response, called=bool(self._answer.calls))
+        finish = self.response.finish_reason
         last = chunk(self.context, {}, finish)
         if self._body.wants_running_usage:
             last["usage"] = usage(self.response)

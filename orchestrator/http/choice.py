@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
 
 from orchestrator.experiments.shadows import ShadowRequest
+from orchestrator.http.call_reader import read_answer
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import OUTCOMES, Json, dump, outcome, record, trace_name
@@ -65,6 +66,7 @@ class Choice:
                         async with within_deadline():
                             await self.format.before(service.workers)
                     if isinstance(event, RequestCompleted):
+                        response.called = bool(read_answer(context, response)[1])
                         async with within_deadline():
                             await self.format.after(service.workers)
                     yield event

@@ -15,7 +15,6 @@ from orchestrator.http.rendering import (
     TEXT_COMPLETION,
     Json,
     baton,
-    finish_reason,
     running_usage,
     sse,
     total_usage,
@@ -68,7 +67,7 @@ class CompletionFormat(AnswerFormat):
         elif body.echo:
             text = str(body.prompt) + text
         return {
-            **self._choice(text, finish_reason(self.response), logprobs),
+            **self._choice(text, self.response.finish_reason, logprobs),
             "usage": usage(self.response),
             "baton": baton(self.context, self.response),
         }
@@ -83,7 +82,7 @@ class CompletionFormat(AnswerFormat):
         return sse(self._chunk(text, None, running_usage(self.response)))
 
     def finish(self) -> bytes:
-        last = self._chunk("", finish_reason(self.response), usage(self.response))
+        last = self._chunk("", self.response.finish_reason, usage(self.response))
         return sse({**last, "baton": baton(self.context, self.response)})
 
     def end(self, responses: Sequence[ResponseAccumulator]) -> bytes:

@@ -33,7 +33,7 @@ def _object(about: str, *optional: str, **properties: Any) -> Json:
     return {**kind, "required": wanted}
 
 
-def _completion(about: str, kind: Json, **choice: Json) -> Json:
+def _completion(about: str, kind: Json, finish: Json, **choice: Json) -> Json:
     """A completion, whose choices have these properties beside their place and finish."""
     return _object(
         about,
@@ -47,7 +47,7 @@ def _completion(about: str, kind: Json, **choice: Json) -> Json:
                 "baton",
                 index=_COUNT,
                 **choice,
-                finish_reason=_FINISH,
+                finish_reason=finish,
                 baton=_ref("Baton"),
             )
         ),
@@ -67,7 +67,6 @@ def _ref(name: str) -> Json:
 _TEXT: Final = {"type": "string"}
 _COUNT: Final = {"type": "integer", "minimum": 0}
 _EVENTS: Final = {"description": "events; the data of each is JSON, or [DONE] at the end"}
-_FINISH: Final = {"enum": ["stop", "length"]}
 _ANSWERS: Final[dict[str, Json]] = {
     "Error": _object(
         "Every error, as OpenAI has it.",
@@ -126,20 +125,32 @@ _ANSWERS: Final[dict[str, Json]] = {
     "ChatCompletion": _completion(
         "OpenAI's chat completion; a stream has chat.completion.chunk objects and ends in [DONE].",
         _TEXT,
+        {"enum": ["stop", "length", "tool_calls"]},
         message=_object(
             "the answer, and the accepted thought in the field that the deployment names",
             "reasoning_content",
             "reasoning",
+            "tool_calls",
             role={"const": "assistant"},
-            content=_TEXT,
+            content={"type": ["string", "null"], "description": "null beside calls alone"},
             reasoning_content=_TEXT,
             reasoning=_TEXT,
+            refusal={"type": "null"},
+            tool_calls=_list(
+                _object(
+                    "a call of a tool",
+                    id=_TEXT,
+                    type={"const": "function"},
+                    function=_object("its arguments are JSON", name=_TEXT, arguments=_TEXT),
+                )
+            ),
         ),
         logprobs={"type": ["object", "null"]},
     ),
     "TextCompletion": _completion(
         "OpenAI's text completion.",
         {"const": "text_completion"},
+        {"enum": ["stop", "length"]},
         text=_TEXT,
         logprobs={"type": ["object", "null"]},
     ),
@@ -175,6 +186,7 @@ _ERRORS: Final = {
     408: "the body did not arrive in time",
     409: "somebody else changed it in the same moment: read it again",
     413: "the body is too large",
+    421: "without API keys a service on loopback answers to the names of this machine alone",
     429: "all places are taken; Retry-After says when to try again",
     500: "failed",
     503: "not available now; Retry-After says when to try again",
@@ -226,6 +238,8 @@ def describe(app: FastAPI, service: Service) -> Json:
             answers.pop("422", None)  # a wrong parameter is 400 here
             for status in _errors(path, method.upper(), operation):
                 answers.setdefault(str(status), _error(status))
+            if service.loopback:
+                answers["421"] = _error(421)
     kinds = [(body, "validation") for body in _bodies.values()]
     _, made = models_json_schema(kinds, ref_template=_REF + "{model}")  # type: ignore[arg-type]
     schemas: dict[str, Json] = {**_ANSWERS, **made["$defs"]}

@@ -141,7 +141,7 @@ def completion(
         "index": context.index,
         "message": message,
         "logprobs": logprobs,
-        "finish_reason": finish_reason(response, called=bool(calls)),
+        "finish_reason": response.finish_reason,
     }
     return {
         **_head(context, "chat.completion"),
@@ -149,14 +149,6 @@ def completion(
         "usage": usage(response),
         "baton": baton(context, response),
     }
-
-
-def finish_reason(response: ResponseAccumulator, *, called: bool = False) -> str | None:
-    """Why the answer ended, in OpenAI's words; `called`: it calls tools."""
-    if response.completed is None:
-        return None
-    finish = response.completed.transcript.finish
-    return "tool_calls" if called and finish == "stop" else finish
 
 
 def usage(response: ResponseAccumulator) -> Json | None:
@@ -267,7 +259,7 @@ def record(
         "calls": [call_json(call) for call in response.timeline.calls],
         "reasoning_content": response.thought,
         "answer": response.answer,
-        "finish_reason": finish_reason(response) if status == "finished" else None,
+        "finish_reason": response.finish_reason if status == "finished" else None,
         "usage": usage(response) if status == "finished" else None,
         "status": status,
         "error": error,
@@ -326,7 +318,7 @@ def outcome(context: RequestContext, response: ResponseAccumulator, status: str)
         "experiment": context.experiment,
         "arm": context.arm,
         "status": status,
-        "finish_reason": finish_reason(response) if status == "finished" else None,
+        "finish_reason": response.finish_reason if status == "finished" else None,
         "ms": response.ms,
         "first_step_ms": response.first_step_ms,
         "small_tokens": metrics.small_tokens,

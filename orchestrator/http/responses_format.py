@@ -15,7 +15,7 @@ from typing import Any, Literal
 from orchestrator.http.call_reader import AnswerReader, CallPiece, Piece
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
-from orchestrator.http.rendering import RESPONSE, Json, Stripped, baton, dump, finish_reason, usage
+from orchestrator.http.rendering import RESPONSE, Json, Stripped, baton, dump, usage
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, TextDelta
@@ -157,7 +157,7 @@ class ResponsesFormat(AnswerFormat):
         return b"event: " + kind.encode() + b"\ndata: " + dump(data) + b"\n\n"
 
     def _finished(self) -> Json:
-        status = "incomplete" if finish_reason(self.response) == "length" else "completed"
+        status = "incomplete" if self.response.finish_reason == "length" else "completed"
         return {
             **self._response(status, self._items),
             "completed_at": int(time.time()) if status == "completed" else None,
@@ -168,7 +168,7 @@ class ResponsesFormat(AnswerFormat):
     def _status(self, phase: Phase) -> str:
         """Of an item. A thought that an answer follows is complete with what was accepted of it,
         and an answer that ended by itself is, also where a cap had cut the thought."""
-        if self.response.completed is None or finish_reason(self.response) != "length":
+        if self.response.completed is None or self.response.finish_reason != "length":
             return "completed"
         transcript = self.response.completed.transcript
         if phase == "thought":

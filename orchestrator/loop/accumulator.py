@@ -77,6 +77,7 @@ class ResponseAccumulator:
         self.continues = False  # whether the answer goes on with text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.calls: CallFormat | None = None  # how the models write calls of tools
+        self.called = False  # whether the answer calls any
         self.acceptance: dict[WorkerName, tuple[tuple[int, ...], tuple[int, ...]]] = {}
         """Of each worker that drafted tokens: in how many rounds a draft reached each position, and
         in how many it was accepted there."""
@@ -189,6 +190,14 @@ class ResponseAccumulator:
     def prompt(self) -> Usage:
         """What the prompt alone was: its tokens by the large worker's count, where it has one."""
         return self._prompts.get("large") or self._prompts.get("small") or Usage()
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the answer ended, in OpenAI's words; None while it has not."""
+        if self.completed is None:
+            return None
+        finish = self.completed.transcript.finish
+        return "tool_calls" if self.called and finish == "stop" else finish
 
     def outcome(self, error: BaseException | None = None) -> str:
         """How the request ended: `stop`, `length`, or what kind of error ended it."""

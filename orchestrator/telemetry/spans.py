@@ -78,7 +78,7 @@ class Spans:
                 metrics, transcript = response.metrics, response.completed.transcript
                 span.set_attributes(
                     {
-                        "gen_ai.response.finish_reasons": [transcript.finish],
+                        "gen_ai.response.finish_reasons": [response.finish_reason or ""],
                         "gen_ai.usage.input_tokens": response.prompt.prompt,
                         "gen_ai.usage.cache_read.input_tokens": response.prompt.cached,
                         "gen_ai.usage.output_tokens": spent(transcript),

@@ -135,8 +135,10 @@ async def _fault(attack: Attack, fault: ProcessFault, said: dict[str, Reply]) ->
     else:
         outcome.seen[str(fault)] += 1
         if fault.stopped_s is not None:
-            await asyncio.sleep(fault.stopped_s)
-            again(signal.SIGCONT)
+            try:
+                await asyncio.sleep(fault.stopped_s)
+            finally:
+                again(signal.SIGCONT)
     await running
 
 

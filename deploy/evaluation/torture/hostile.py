@@ -114,10 +114,8 @@ async def _raw(url: str, request: bytes, headers: Mapping[str, str]) -> tuple[in
 
 
 def _is_error(body: bytes) -> bool:
-    """Whether a body holds an error in OpenAI's form; a server's own parser refuses in text."""
+    """Whether a body holds an error in OpenAI's form."""
     start, end = body.find(b"{"), body.rfind(b"}")
-    if body.startswith(b"Invalid HTTP request"):
-        return True
     try:
         error = json.loads(body[start : end + 1])["error"]
         return bool({"message", "type", "param", "code"} <= error.keys())

@@ -243,6 +243,18 @@ def test_headers_are_bounded() -> None:
     assert app.calls == 1
 
 
+def test_what_is_no_request_is_refused_in_the_same_form() -> None:
+    app = Serve()
+    with serving(app) as url:
+        for sent in (b"nonsense\r\n\r\n", b"GET / HTTP/1.1\r\nno colon\r\n\r\n"):
+            with _connection(url) as raw:
+                raw.sendall(sent)
+                head, _, body = b"".join(iter(lambda: raw.recv(4096), b"")).partition(b"\r\n\r\n")
+                assert head.startswith(b"HTTP/1.1 400")
+                assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert app.calls == 0
+
+
 def test_trailers_are_read_past() -> None:
     app = Serve()
     head = b"POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n0\r\n"

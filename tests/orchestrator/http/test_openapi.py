@@ -12,6 +12,7 @@ from starlette.routing import Route
 
 from orchestrator.http.app import create_app
 from policies import POLICIES
+from tests.orchestrator.http.test_tools import ADD, worker
 from tests.orchestrator.serving import HTTP, asking, post, service, serving
 
 UNTYPED = {"/v1/traces/{trace_id}", "/health"}
@@ -153,6 +154,23 @@ def test_answers_are_as_described(url: str, document: Any) -> None:
     schema = document["components"]["schemas"]["Error"]
     assert mistakes(document, schema, post(url, {"n": 0}).json()) == []
     assert mistakes(document, schema, {"detail": "?"})
+
+
+def test_an_answer_that_calls_tools_is_as_described(document: Any) -> None:
+    made = service(worker(), worker(), loopback=True)
+    with serving(made) as url:
+        reply = post(url, {"model": "large-only", "tools": [ADD]})
+        (choice,) = reply.json()["choices"]
+        assert choice["finish_reason"] == "tool_calls"
+        record = HTTP.get(f"{url}/v1/traces/{reply.json()['baton']['trace_id']}").json()
+        assert record["finish_reason"] == "tool_calls"
+        refused = HTTP.get(f"{url}/v1/models", headers={"host": "elsewhere"})
+        here = HTTP.get(f"{url}/openapi.json").json()
+    schemas = document["components"]["schemas"]
+    assert mistakes(document, schemas["ChatCompletion"], reply.json()) == []
+    assert refused.status_code == 421
+    assert "421" in here["paths"]["/v1/models"]["get"]["responses"]
+    assert "421" not in document["paths"]["/v1/models"]["get"]["responses"]
 
 
 def test_policies_are_described_as_they_are_here(document: Any) -> None:
