@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from functools import cached_property
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -31,6 +31,9 @@ from orchestrator.http.tools import (
     ToolUse,
 )
 from orchestrator.types import Constraint, Message
+
+
+LOGPROBS: Final = "message.output_text.logprobs"
 
 
 class Reasoning(BaseModel):
@@ -89,7 +92,7 @@ def _choice(given: object) -> object:
 class ResponsesRequest(GenerationRequest):
     """A response; what it says is as in a chat completion, but for the names."""
 
-    hints: ClassVar[frozenset[str]] = (HINTS - {"verbosity"}) | {"include", "max_tool_calls"}
+    hints: ClassVar[frozenset[str]] = (HINTS - {"verbosity"}) | {"max_tool_calls"}
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
         "previous_response_id": (),
         "conversation": (),
@@ -114,6 +117,10 @@ class ResponsesRequest(GenerationRequest):
     max_output_tokens: Annotated[int, Field(ge=1)] | None = Field(
         default=None, description="cap on thought and answer together"
     )
+    include: list[str] | None = Field(
+        default=None,
+        description="of what is not there nothing is added; log-probabilities are refused",
+    )
     reasoning: Reasoning = Reasoning()
     text: TextSettings = TextSettings()
     tools: Annotated[list[ResponsesTool], Field(max_length=MAX_TOOLS)] = Field(
@@ -136,6 +143,10 @@ class ResponsesRequest(GenerationRequest):
             raise contradiction("input", "the last message must be the user's")
         if last.role != "tool" and not last.content.strip():
             raise contradiction("input", "the question is empty")
+        if LOGPROBS in (self.include or ()):
+            raise contradiction(
+                "include", f"{LOGPROBS} is not supported here; chat completions have logprobs"
+            )
         form = self.text.format
         if (form.type == "json_schema") != (form.schema_ is not None):
             raise contradiction(

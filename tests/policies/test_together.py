@@ -163,6 +163,17 @@ async def test_a_cap_that_the_answer_fits_in_changes_nothing(
         assert spent(ended.transcript) <= need - missing
 
 
+async def test_of_fifteen_answers_none_changes_by_a_cap_ten_tokens_above_it(workers: Any) -> None:
+    policy, changed = made("large-only"), []
+    for problem in draw("heldout", 4, 15):
+        _, whole = await run(policy, workers, problem.question)
+        cap = spent(whole.transcript) + 10
+        _, ended = await run(policy, workers, problem.question, max_tokens=cap)
+        if ended.transcript != whole.transcript:
+            changed.append(problem.question)
+    assert changed == []
+
+
 @pytest.mark.parametrize("name", POLICIES)
 async def test_a_cap_of_any_size_cuts_every_policy(workers: Any, name: str) -> None:
     question, seeded = PROBLEMS[0].question, Sampling(seed=5)  # some policies draw drafts

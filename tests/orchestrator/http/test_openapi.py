@@ -112,6 +112,11 @@ BODIES: list[tuple[str, dict[str, Any], bool]] = [
     ("responses", {"model": "baton", "input": "hi", "reasoning": {"effort": "low"}}, True),
     ("responses", {"model": "baton", "input": [{"role": "user", "content": "hi"}]}, True),
     ("responses", {"model": "baton", "input": "hi", "tools": [{"type": "function"}]}, False),
+    (
+        "responses",
+        {"model": "baton", "input": "hi", "include": ["reasoning.encrypted_content"]},
+        True,
+    ),
     ("feedback", {"trace_id": "a", "reward": 1}, True),
     ("feedback", {"trace_id": "a", "reward": 2}, False),
     ("policies", {"policy": "specreason", "params": {"threshold": 1}}, True),

@@ -226,6 +226,7 @@ FUNCTION = {"type": "function", "name": "add", "parameters": {}}
         ({"input": [{"role": "assistant", "content": "hi"}]}, "input"),
         ({"input": [{"type": "function_call_output", "output": "5"}]}, "input"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        ({"include": ["message.output_text.logprobs"]}, "include"),
     ],
     ids=lambda value: str(value)[:40],
 )
