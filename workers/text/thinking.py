@@ -10,6 +10,7 @@ their thought, as OpenAI's clients send them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -108,6 +109,14 @@ FORMATS = (
         mark="<|think|>",
     ),
     ThinkingFormat(
+        ("inkling",),
+        "<|content_thinking|>",
+        "<|end_message|>",
+        "<|message_model|><|content_text|>",
+        direct="<|content_text|>",
+        mark="<|content_thinking|>",
+    ),
+    ThinkingFormat(
         ("kimi_k3",),
         "<|open|>think<|sep|>",
         "<|close|>think<|sep|>",
@@ -132,6 +141,8 @@ FORMATS = (
     ),
     ThinkingFormat(("apertus",), "<|inner_prefix|>", "<|inner_suffix|>"),
     ThinkingFormat(("mistral",), "[THINK]", "[/THINK]"),
+    ThinkingFormat(("plamo3",), "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
+    ThinkingFormat(("k2_horizon",), "<ifm|think>", "</ifm|think>"),
     ThinkingFormat(("seed_oss", "seedoss"), "<seed:think>", "</seed:think>"),
     ThinkingFormat(
         ("minimax_m3",),
@@ -160,7 +171,7 @@ FORMATS = (
         ("hunyuan_a13b",), "<think>\n", "\n</think>", "\n<answer>\n", "\n</answer>", mark="<answer>"
     ),
     ThinkingFormat(
-        ("granite_thinking",), "<think>", "</think>", "<response>", "</response>",
+        ("granite_thinking", "granite_thinking_parser"), "<think>", "</think>", "<response>", "</response>",
         mark="<response></response>",
     ),
     ThinkingFormat(
@@ -168,7 +179,8 @@ FORMATS = (
             "deepseek_r1", "qwen3", "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47",
             "kimi_k2", "minimax_m1", "minimax_m2", "nemotron_v3", "olmo3", "ernie45", "step3",
             "step3p5", "holo2", "mimo", "intern_s1", "hunyuan", "exaone4", "longcat", "ling3",
-            "smollm3", "phi4_reasoning",
+            "smollm3", "phi4_reasoning", "deepseek_v41", "poolside_v1", "minicpmv",
+            "minimax_m2_append_think",
         ),
         "<think>",
         "</think>",
@@ -178,6 +190,8 @@ FORMATS = (
 
 BY_NAME = {name: one for one in FORMATS for name in one.names}
 _KEYS = ("open", "close", "answer", "end")
+_SUFFIXED = re.compile(r"<think(:[^\s>]+)>")
+"""As Hunyuan 4 names its tokens, by a suffix of each checkpoint's own."""
 
 
 def parse_thinking(setting: str | Mapping[str, Any]) -> ThinkingFormat | str:
@@ -230,6 +244,11 @@ def find_format(template: ChatTemplate | None, added: Collection[str]) -> Thinki
             return one
         if opening in said and one.opens(prompt):
             return one
+    for token in added:
+        named = _SUFFIXED.fullmatch(token)
+        if named is not None and (closing := f"</think{named[1]}>") in added:
+            switch = {"reasoning_effort": ("high", "no_think")}
+            return ThinkingFormat(("hy_v4",), token, closing, switch=switch)
     return None
 
 

@@ -166,6 +166,39 @@ def test_the_vocabulary_decides_where_the_template_only_ends_thoughts() -> None:
     assert find_format(None, CONTROLS[:3]) is None
 
 
+def test_tokens_with_a_suffix_of_the_checkpoints_own() -> None:
+    template = ChatTemplate("{{ messages[0].content }}", {})
+    found = find_format(template, ("<think:6124c78e>", "</think:6124c78e>", "<tool_call:6124c78e>"))
+    assert found is not None
+    assert (found.name, found.open, found.close) == (
+        "hy_v4", "<think:6124c78e>", "</think:6124c78e>",
+    )  # fmt: skip
+    assert found.off["reasoning_effort"] == "no_think"
+    assert find_format(template, ("<think:a>", "</think:b>")) is None
+
+
+def test_typed_blocks() -> None:
+    """Inkling: the template begins a message, the model says of what type it is."""
+    prompts = PromptRenderer(
+        tokenizer_of(
+            TURNS + "{% if false %}<|content_thinking|><|end_message|>{% endif %}<|message_model|>",
+            ("<|message_model|>", "<|content_thinking|>", "<|content_text|>", "<|end_message|>"),
+        )
+    )
+
+    def written(transcript: Transcript) -> str:
+        text = prompts.tokenizer.decode(prompts.transcript(transcript))
+        return text.partition("2+2?<|im_end|>\n")[2]
+
+    assert written(QUESTION) == "<|message_model|><|content_thinking|>"
+    closed = replace(QUESTION, thought=THOUGHT, closed=True)
+    assert written(closed) == (
+        "<|message_model|><|content_thinking|>It is 4.\n\n<|end_message|>"
+        "<|message_model|><|content_text|>"
+    )
+    assert written(QUESTION.without_thought()) == "<|message_model|><|content_text|>"
+
+
 def test_a_template_that_refuses_our_question_is_read_all_the_same() -> None:
     template = ChatTemplate("{{ raise_exception('no') }}<think></think>", {})
     assert find_format(template, ()) is BY_NAME["qwen3"]
