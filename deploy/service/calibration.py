@@ -116,25 +116,31 @@ def same_checkpoint(one: str, other: str) -> bool:
 
 def notes(args: Args) -> list[str]:
     """A line for a pair that runs on thresholds which were not measured on it; else none."""
-    workers, chosen = args.workers, args.policy.calibration
+    workers, chosen, known = args.workers, args.policy.calibration, set[str]()
     if chosen is not None:
-        measured, pair = read(chosen).pair, pair_of(workers)
-        if all(same_checkpoint(pair[name], measured.get(name, "")) for name in pair):
-            return []
-        return [
-            f"policy.calibration: {chosen} belongs to {_named(measured)}, not to {_named(pair)}: "
-            "its thresholds decide by the scores of other models; run baton calibrate for this pair"
-        ]
+        calibration, pair = read(chosen), pair_of(workers)
+        measured, known = calibration.pair, set(calibration.policies)
+        if not all(same_checkpoint(pair[name], measured.get(name, "")) for name in pair):
+            return [
+                f"policy.calibration: {chosen} belongs to {_named(measured)}, not to "
+                f"{_named(pair)}: its thresholds decide by the scores of other models; run baton "
+                "calibrate for this pair"
+            ]
     if all((spec.model or "").startswith(EMBEDDED) for spec in workers.by_name().values()):
         return []  # the defaults are theirs
     guessed = [
         name
         for name, policy in POLICIES.items()
-        if policy.calibrated is not None and policy is not Coin  # chance needs no scores
+        if policy.calibrated is not None
+        and policy is not Coin  # chance needs no scores
+        and name not in known
     ]
+    if not guessed:
+        return []
+    where = "--out FILE and name it as policy.calibration" if chosen is None else f"--out {chosen}"
     return [
         f"thresholds were never measured on this pair: {', '.join(guessed)}; run baton calibrate "
-        "--out FILE and name it as policy.calibration"
+        f"{where}"
     ]
 
 

@@ -71,6 +71,17 @@ def test_a_pair_that_was_never_calibrated(tmp_path: Path) -> None:
     assert f"never measured on this pair: {', '.join(named)};" in line
 
 
+def test_policies_that_the_calibration_leaves_out(tmp_path: Path) -> None:
+    pair = pair_of(load(write(tmp_path, STRANGERS)).args.workers)
+    file = calibrated(tmp_path, pair)
+    change = STRANGERS | {f"{ARGS}.policy": {"calibration": str(file)}}
+    (line,) = notes(load(write(tmp_path, change)).args)
+    told = line.partition(": ")[2].partition(";")[0].split(", ")
+    assert {"entropy-gate", "bild"} < set(told)
+    assert not {"specreason", "coin"} & set(told)
+    assert line.endswith(f"--out {file}")
+
+
 def test_checkpoints_are_compared_by_weights_where_they_can_be() -> None:
     assert same_checkpoint("/a/small@12", "build/small@12")
     assert not same_checkpoint("/a/small@12", "/a/small@13")
