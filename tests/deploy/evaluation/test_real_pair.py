@@ -18,7 +18,8 @@ from tests.deploy.evaluation.recorded_runs import record
 
 POLICIES = ("large-only", "small-only", "coin:large_probability=0.5", "specreason")
 SHARES = {"large-only": (0, 8), "small-only": (8, 0), "coin:large_probability=0.5": (4, 4)}
-RIGHT = {"large-only": 4, "small-only": 1, "coin:large_probability=0.5": 2, "specreason": 4}
+RIGHT = {"large-only": 4, "small-only": 1, "coin:large_probability=0.5": 2, "specreason": 4,
+         "bild:rollback=0": 4, "bild:rollback=1.5": 3}  # fmt: skip
 
 
 async def write(
@@ -93,6 +94,15 @@ async def test_a_policy_is_added_in_a_folder_of_its_own(tmp_path: Path) -> None:
     await write(tmp_path / "gsm-again", POLICIES[3:], kind="gsm")
     with pytest.raises(ConfigError, match=r"specreason answered problem 0 of gym:gsm:1 in another"):
         page(tmp_path, [])
+
+
+async def test_a_policy_that_loses_nothing_is_set_against_no_coin(tmp_path: Path) -> None:
+    exact, lossy = "bild:rollback=0", "bild:rollback=1.5"
+    await write(tmp_path / "gsm", (*POLICIES[:3], exact, lossy))
+    text = page(tmp_path, [])
+    assert cells(text, exact)[6] == ""
+    assert cells(text, lossy)[6] != ""
+    assert text.count("by construction") == 1
 
 
 async def test_evaluations_that_were_not_made_alike_stand_on_no_page_together(
