@@ -75,10 +75,19 @@ TOOLS = (
         r"Performance summary saved",
     ),
     Tool(
-        "inference-perf",
-        ["inference-perf"],
-        ["inference-perf", "--help"],
-        r"usage",
+        "inference-perf 0.7.0",
+        ["inference-perf==0.7.0"],
+        ["inference-perf", "--api.type", "completion", "--api.streaming", "true",
+         "--server.type", "vllm", "--server.model_name", "large-only",
+         "--server.base_url", "{url}", "--server.ignore_eos", "true",
+         "--tokenizer.pretrained_model_name_or_path", "{tokenizer}", "--data.type", "random",
+         *(f"--data.{side}_distribution.{name}={value}"
+           for side, most in (("input", 16), ("output", 16))
+           for name, value in (("min", 8), ("max", most), ("mean", 12), ("std_dev", 2),
+                               ("total_count", 4))),
+         "--load.type", "constant", "--load.stages", '[{"rate": 1, "duration": 4}]',
+         "--load.num_workers", "1", "--storage.local_storage.path", "{tasks}/inference-perf"],
+        r"Successes[^0-9]+0[^0-9]+4\b",
         python="3.12",
     ),
     Tool(
