@@ -224,6 +224,7 @@ decoding-real: $(STAMP) real-pair ## time token-level methods on pretrained mode
 	  --rows $(REAL)/decode-sampled.jsonl --markdown $(DECODED)/real-pair-sampled.md
 	@$(REAL_DECODE) --dtype int8 --temperature 0 --methods chain:gamma=2,chain:gamma=4,hf-generate,hf-assisted \
 	  --rows $(REAL)/decode-int8.jsonl --markdown $(DECODED)/real-pair-int8.md
+	@$(BIN)/python -m tests.real.llama_cpp_speed --markdown $(DECODED)/real-pair-llama-cpp.md
 	@$(BIN)/baton bench-weights --model build/real-pair/large --dtypes bfloat16,int8 --limit 120
 
 screenshots: $(STAMP) chromium ## pictures of the console in every state, in build/console (2 minutes)
