@@ -32,7 +32,6 @@ from orchestrator.http.tools import (
 )
 from orchestrator.types import Constraint, Message
 
-
 LOGPROBS: Final = "message.output_text.logprobs"
 
 

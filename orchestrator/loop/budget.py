@@ -2,9 +2,10 @@
 
 Two caps: the request's `max_tokens` bounds thought and answer together, the policy's `budget` the
 accepted thought (where there is none, it bounds nothing). A cap that the undisturbed answer fits in
-changes nothing, but where it cuts a draft that would have been rejected whole: the ends that a model writes itself count a token each, as with OpenAI, and no
-token is kept back for the answer. Where `max_tokens` cuts the thought all the same, the last of it
-is given up for a short answer (`reserve`), and the request ends by "length". At the `budget` the
+changes nothing, unless it cuts a draft that would have been rejected whole: the ends that a model
+writes itself count a token each, as with OpenAI, and no token is kept back for the answer. Where
+`max_tokens` cuts the thought all the same, the last of it is given up for a short answer
+(`reserve`), and the request ends by "length". At the `budget` the
 thought is closed, the answer is written, and it ends as answers do (SpecReason 5.1 counts accuracy
 under a token budget so). Drafts and judge calls are never charged here: they are counted in
 `metrics`.

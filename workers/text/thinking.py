@@ -171,7 +171,11 @@ FORMATS = (
         ("hunyuan_a13b",), "<think>\n", "\n</think>", "\n<answer>\n", "\n</answer>", mark="<answer>"
     ),
     ThinkingFormat(
-        ("granite_thinking", "granite_thinking_parser"), "<think>", "</think>", "<response>", "</response>",
+        ("granite_thinking", "granite_thinking_parser"),
+        "<think>",
+        "</think>",
+        "<response>",
+        "</response>",
         mark="<response></response>",
     ),
     ThinkingFormat(
