@@ -9,7 +9,7 @@ COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -86,6 +86,9 @@ experiments-calibration: $(STAMP) ## how often experiments claim what is not so,
 
 constrained: $(STAMP) ## 1,000 answers of the embedded pair held to schemas, by method and policy (10 minutes)
 	@$(BIN)/python -m tests.real.constrained
+
+tool-tasks: $(STAMP) real-pair ## 50 small tasks that take a tool, of pretrained models (an hour; resumable)
+	@$(BIN)/python -m tests.real.tool_tasks $(if $(POLICIES),--policies $(POLICIES))
 
 constrained-real: $(STAMP) real-pair ## 100 of pretrained models (20 minutes)
 	@$(BIN)/python -m tests.real.constrained --pair real --answers 100 --max-tokens 120
