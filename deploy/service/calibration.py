@@ -37,7 +37,7 @@ class Calibration(BaseModel):
     """What of the file a service reads.
 
     pair: by worker, its checkpoint (see `fingerprint`).
-    policies: by name; those for which no value met the target are left out.
+    policies, unmet: by name; for the latter no value met the target.
     """
 
     model_config = ConfigDict(extra="ignore", frozen=True)
@@ -45,6 +45,7 @@ class Calibration(BaseModel):
     baton_calibration: int = Field(ge=1, le=1)
     pair: dict[str, str]
     policies: dict[str, CalibratedPolicy]
+    unmet: dict[str, Any] = {}
 
     def params(self, policy: str) -> dict[str, Any]:
         """The policy's calibrated parameters; none where it was not calibrated."""
@@ -119,7 +120,7 @@ def notes(args: Args) -> list[str]:
     workers, chosen, known = args.workers, args.policy.calibration, set[str]()
     if chosen is not None:
         calibration, pair = read(chosen), pair_of(workers)
-        measured, known = calibration.pair, set(calibration.policies)
+        measured, known = calibration.pair, {*calibration.policies, *calibration.unmet}
         if not all(same_checkpoint(pair[name], measured.get(name, "")) for name in pair):
             return [
                 f"policy.calibration: {chosen} belongs to {_named(measured)}, not to "
@@ -128,11 +129,14 @@ def notes(args: Args) -> list[str]:
             ]
     if all((spec.model or "").startswith(EMBEDDED) for spec in workers.by_name().values()):
         return []  # the defaults are theirs
+    # A file of this pair leaves out whom nobody asked for, or the pair cannot run: what is served
+    # unless a request says otherwise must be in it.
+    asked = POLICIES if chosen is None else (args.policy.default,)
     guessed = [
         name
-        for name, policy in POLICIES.items()
-        if policy.calibrated is not None
-        and policy is not Coin  # chance needs no scores
+        for name in asked
+        if POLICIES[name].calibrated is not None
+        and POLICIES[name] is not Coin  # chance needs no scores
         and name not in known
     ]
     if not guessed:

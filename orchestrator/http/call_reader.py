@@ -80,9 +80,10 @@ def read_answer(
 ) -> tuple[str, Sequence[ToolCall]]:
     """A whole answer: its text, and the calls of tools in it."""
     reader = AnswerReader(context, response)
-    pieces = [*reader.feed(response.answer), *reader.end()]
-    text = "".join(piece for piece in pieces if isinstance(piece, str))
-    return (text.strip() if reader.calls else text), reader.calls
+    pieces = [*reader.feed(response.raw_answer), *reader.end()]  # as a stream reads it
+    if not reader.calls:
+        return response.answer, ()
+    return "".join(piece for piece in pieces if isinstance(piece, str)).strip(), reader.calls
 
 
 class CallReader:

@@ -235,7 +235,9 @@ def record(
     Of a request that came to nothing the beginnings of its last messages are kept: what is refused
     takes no room from what is answered.
     """
-    nothing = status == "failed" and not response.steps
+    nothing = status != "finished" and not (
+        response.steps or response.thought or response.raw_answer
+    )
     messages = context.messages[-LAST:] if nothing else context.messages
     return {
         **baton(context, response),
@@ -254,6 +256,7 @@ def record(
         "metadata": context.body.metadata,
         "key": context.key,
         "messages": [_message(message, brief=nothing) for message in messages],
+        "brief": nothing,
         "question": _brief(context.question),
         "steps": [step_json(response, index) for index in range(len(response.steps))],
         "calls": [call_json(call) for call in response.timeline.calls],

@@ -112,7 +112,7 @@ class Outbox:
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-            with suppress(TimeoutError, StoreError):
+            with suppress(Exception):  # the service stops, whatever the store says
                 async with asyncio.timeout(FLUSH_S):
                     await self.flush()
 

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from grpc import RpcError
-from ray.exceptions import ActorDiedError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, RayServeException
 
 from orchestrator.errors import BatonError, Overloaded, WorkerError, WorkerUnavailable, describe
@@ -37,7 +37,7 @@ SILENCE_TIMEOUT_S = 10.0  # a call without an item for so long, heartbeats inclu
 TICK_S = 0.5  # in which silence is counted
 PROBE_TIMEOUT_S = 2.0  # for a call that the open breaker lets through
 MAX_ENDED = 3  # replicas that may die at one call
-AT_ONCE_S = 0.1  # a replica that was dead before the call came fails it sooner
+AT_ONCE_S = 1.0  # a replica that was dead before the call came fails it sooner
 
 
 class ReplicaWorker:
@@ -334,8 +334,8 @@ def _lost(operation: str, silence: _Silence) -> Iterator[None]:
         cause = type(error.cause).__name__
         log.error("%s on a replica failed: %s", operation, cause)
         raise WorkerError(f"{operation} failed on the replica: {cause}") from None
-    except ActorDiedError as error:
-        died = error.actor_id if silence.elapsed_s >= AT_ONCE_S else None
+    except RayActorError as error:
+        died = error.actor_id if silence.was_taken else None
         raise _ReplicaLost(f"a replica was lost: {type(error).__name__}", died) from None
     except (RayError, RayServeException, RpcError, OSError, RuntimeError) as error:
         raise _ReplicaLost(f"a replica was lost: {type(error).__name__}") from None
@@ -383,9 +383,10 @@ class _Silence:
         self._began = perf_counter()
 
     @property
-    def elapsed_s(self) -> float:
-        """Seconds since the call was sent."""
-        return perf_counter() - self._began
+    def was_taken(self) -> bool:
+        """Whether the replica had the call in hand, as far as that can be known from here."""
+        elapsed_s = perf_counter() - self._began
+        return self._accepted or (self._taken_by() is not None and elapsed_s >= AT_ONCE_S)
 
     def begins(self) -> None:
         self._waits, self._silence_s = True, 0.0

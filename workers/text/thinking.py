@@ -195,7 +195,8 @@ FORMATS = (
 BY_NAME = {name: one for one in FORMATS for name in one.names}
 _KEYS = ("open", "close", "answer", "end")
 _SUFFIXED = re.compile(r"<think(:[^\s>]+)>")
-"""As Hunyuan 4 names its tokens, by a suffix of each checkpoint's own."""
+"""As Hunyuan 4 (vLLM's hy_v4) names its tokens, by a suffix of each checkpoint's own: it is found
+from the vocabulary, and has no name that a deployment file could give."""
 
 
 def parse_thinking(setting: str | Mapping[str, Any]) -> ThinkingFormat | str:

@@ -1,4 +1,4 @@
-"""Processes killed and stopped under streams: no answer is lost, none differs without saying so.
+"""Processes killed and stopped under requests: no answer is lost, none differs without saying so.
 
 A proxy holds its clients' connections, so those that it had end with it. One that is killed or
 stopped may lose what it carries, and nothing else; afterwards the service answers as before.
@@ -112,7 +112,7 @@ def _signal_again(pid: int, sign: signal.Signals) -> None:
 
 
 async def faults(attack: Attack) -> None:
-    """So many faults, one after the other, each under streams of two policies."""
+    """So many faults, one after the other, each under requests to two policies."""
     said = {model: await attack.ask(model=model) for model in MODELS}
     # Kills and stops in turn, whatever the number: a few of them are of every kind.
     order = sorted(FAULTS[: len(KINDS) * 2], key=lambda _: attack.chance.random())

@@ -71,15 +71,20 @@ def test_a_pair_that_was_never_calibrated(tmp_path: Path) -> None:
     assert f"never measured on this pair: {', '.join(named)};" in line
 
 
-def test_policies_that_the_calibration_leaves_out(tmp_path: Path) -> None:
+def test_a_default_policy_that_the_calibration_leaves_out(tmp_path: Path) -> None:
     pair = pair_of(load(write(tmp_path, STRANGERS)).args.workers)
-    file = calibrated(tmp_path, pair)
-    change = STRANGERS | {f"{ARGS}.policy": {"calibration": str(file)}}
-    (line,) = notes(load(write(tmp_path, change)).args)
-    told = line.partition(": ")[2].partition(";")[0].split(", ")
-    assert {"entropy-gate", "bild"} < set(told)
-    assert not {"specreason", "coin"} & set(told)
-    assert line.endswith(f"--out {file}")
+    file = calibrated(tmp_path, pair)  # of specreason
+    for default, named in (("specreason", False), ("bild", True), ("large-only", False)):
+        policy = {"calibration": str(file), "default": default}
+        found = notes(load(write(tmp_path, STRANGERS | {f"{ARGS}.policy": policy})).args)
+        assert len(found) == named
+        if named:
+            assert "never measured on this pair: bild;" in found[0]
+            assert found[0].endswith(f"--out {file}")
+    data = json.loads(file.read_text())
+    file.write_text(json.dumps({**data, "unmet": {"bild": {}}}))  # it was looked for
+    policy = {"calibration": str(file), "default": "bild"}
+    assert notes(load(write(tmp_path, STRANGERS | {f"{ARGS}.policy": policy})).args) == []
 
 
 def test_checkpoints_are_compared_by_weights_where_they_can_be() -> None:

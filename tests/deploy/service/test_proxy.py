@@ -271,7 +271,6 @@ def test_trailers_are_read_past() -> None:
                 raw.sendall(b"x: " + b"y" * MAX_HEAD_BYTES + b"\r\n")
             while raw.recv(4096):  # the answer, and then nothing
                 pass
-    assert max(app.headers) == app.headers[0]
 
 
 def test_a_client_does_not_tell_serve_how_to_treat_it() -> None:

@@ -81,6 +81,21 @@ def test_an_agent_loop(policy: str) -> None:
     assert second.message.tool_calls is None
 
 
+@pytest.mark.parametrize("stop", [None, ["</tool_call>"], ["}}"]])
+def test_a_stream_ends_as_the_whole_answer_does(stop: list[str] | None) -> None:
+    with api() as official:
+        body: Any = {"model": "large-only", "messages": [QUESTION], "tools": [ADD], "stop": stop}
+        whole = official.chat.completions.create(**body).choices[0]
+        chunks = [
+            chunk.choices[0]
+            for chunk in official.chat.completions.create(**body, stream=True)
+            if chunk.choices
+        ]
+    streamed = any(chunk.delta.tool_calls for chunk in chunks)
+    assert chunks[-1].finish_reason == whole.finish_reason
+    assert streamed == bool(whole.message.tool_calls) == (whole.finish_reason == "tool_calls")
+
+
 def test_what_models_are_shown() -> None:
     large = worker()
     turns: list[Any] = [

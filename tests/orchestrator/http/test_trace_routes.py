@@ -51,6 +51,7 @@ def test_what_came_to_nothing_takes_little_room() -> None:
     assert finished["question"] == turns[-1]["content"][:2000] + "…"
     assert [int(one["content"][0]) for one in failed["messages"]] == [2, 3, 4, 0, 1, 2, 3, 4]
     assert all(len(one["content"]) == 2001 for one in failed["messages"])
+    assert (failed["brief"], finished["brief"]) == (True, False)
 
 
 def test_filters(url: str) -> None:

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from ray.exceptions import ActorDiedError, RayTaskError
+from ray import ActorID
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayTaskError
 from ray.serve.exceptions import BackPressureError
 
 from orchestrator.errors import (
@@ -135,15 +136,14 @@ async def test_retries_end() -> None:
 async def test_a_call_that_ends_replicas_ends_few(
     stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def deaths(*names: str | None) -> list[Any]:
-        died = []
-        for name in names:
-            died.append((0, dead()))
-            died[-1][1].actor_id = name
-        return died
+    """Over gRPC, as calls go, a replica that dies is unavailable."""
+    names = {name: ActorID.from_random().binary() for name in "abcd"}
+
+    def deaths(*died: str, after: int) -> list[Any]:
+        return [(after, ActorUnavailableError("gone", names.get(name))) for name in died]
 
     monkeypatch.setattr(client, "AT_ONCE_S", 0.0)
-    handle = Handle(story(), deaths=deaths("a", "a", "b", None, "c", "d"))
+    handle = Handle(story(delay=0.001), deaths=deaths("a", "a", "b", "?", "c", "d", after=1))
     worker = ReplicaWorker(handle)
     with pytest.raises(WorkerUnavailable, match="3 replicas died at this call"):
         await collect(worker, CRITERIA, stream=stream)
@@ -152,7 +152,7 @@ async def test_a_call_that_ends_replicas_ends_few(
     assert (await collect(worker, CRITERIA, stream=stream))[1].segment.text
 
     monkeypatch.setattr(client, "AT_ONCE_S", 5.0)  # they were dead before it came
-    handle.deaths = deaths("a", "b", "c", "d")
+    handle.deaths = deaths("a", "b", "c", "d", after=0)
     assert (await collect(worker, CRITERIA, stream=stream))[1].segment.text
 
 
