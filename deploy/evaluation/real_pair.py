@@ -160,7 +160,8 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         "interval; above 1 is faster. "
         f"{_timed(latency)}Against the coin: "
         "points above the accuracy that coins have at the same share of large tokens, between the "
-        "two nearest ones, with its interval; a policy that is not above 0 does not beat chance.",
+        "two nearest ones and on the problems that all of them answered, with its interval; a "
+        "policy that is not above 0 does not beat chance.",
         *_left_out(present, tallies),
         *_notes(tallies),
         *_by_set(tallies),
@@ -313,23 +314,26 @@ def above_coin(one: Tally, tallies: Sequence[Tally]) -> list[float]:
     """Of each problem, how much more right a policy is than a coin at its share of large tokens.
 
     The coin is a line between the two nearest ones; one model alone is a coin of share 0 or 1.
-    Empty where nothing lies on one of the sides.
+    Problems are those that all of them answered. Empty where nothing lies on one of the sides.
     """
-    coins = [
-        (coin.share_of(one.right), number, coin)  # the number, so that no two coins are compared
-        for number, coin in enumerate(tallies)
-        if coin.policy in ALONE and coin.right.keys() >= one.right.keys()
+    alone = [
+        coin for coin in tallies if coin.policy in ALONE and coin.right.keys() & one.right.keys()
     ]
-    below = [coin for coin in coins if coin[0] <= one.share]
-    above = [coin for coin in coins if coin[0] >= one.share]
-    if not below or not above:
+    both = [key for key in one.right if all(key in coin.right for coin in alone)]
+    share = one.share_of(both)
+    coins = [
+        (coin.share_of(both), number, coin)  # the number, so that no two coins are compared
+        for number, coin in enumerate(alone)
+    ]
+    below = [coin for coin in coins if coin[0] <= share]
+    above = [coin for coin in coins if coin[0] >= share]
+    if not both or not below or not above:
         return []
     (left_share, _, left), (right_share, _, right) = max(below), min(above)
     apart = right_share - left_share
-    weight = (one.share - left_share) / apart if apart else 0.0
+    weight = (share - left_share) / apart if apart else 0.0
     return [
-        ours - (1 - weight) * left.right[key] - weight * right.right[key]
-        for key, ours in one.right.items()
+        one.right[key] - (1 - weight) * left.right[key] - weight * right.right[key] for key in both
     ]
 
 

@@ -116,7 +116,7 @@ async def test_evaluations_that_were_not_made_alike_stand_on_no_page_together(
         page(tmp_path, [])
 
 
-async def test_a_coin_is_taken_on_the_problems_that_a_policy_answered(tmp_path: Path) -> None:
+async def test_a_coin_is_taken_on_the_problems_that_both_answered(tmp_path: Path) -> None:
     tallies = [
         Tally("small-only", {("a", 0): False, ("a", 1): True}, kept={
             ("a", 0): Counter(small=8), ("a", 1): Counter(small=8)}),
@@ -127,6 +127,8 @@ async def test_a_coin_is_taken_on_the_problems_that_a_policy_answered(tmp_path: 
     ]  # fmt: skip
     one = Tally("x", {("a", 0): True}, kept={("a", 0): Counter(small=5, large=3)})
     assert above_coin(one, tallies) == [pytest.approx(0.5)]  # half way between 0 and 6 of 8
+    one.right["a", 2], one.kept["a", 2] = False, Counter(large=80)  # which no coin answered
+    assert above_coin(one, tallies) == [pytest.approx(0.5)]
 
 
 async def test_what_is_not_measured_is_named(tmp_path: Path) -> None:
