@@ -124,11 +124,11 @@ def vllm(pair: Pair) -> dict[str, Any]:
     return {"command": command, "port": port, "model": model, "env": env}
 
 
-def llama_cpp(pair: Pair) -> dict[str, Any]:
+def llama_cpp(pair: Pair, slots: int = SLOTS) -> dict[str, Any]:
     port = free_port()
     model = pair.gguf or str(resolve(pair.large))
     command = [sys.executable, "-m", "tests.bench.llama_server", model]
-    command += [str(port), str(SLOTS), str(pair.threads)]
+    command += [str(port), str(slots), str(pair.threads)]
     return {"command": command, "port": port, "model": "model"}
 
 

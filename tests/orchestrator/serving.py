@@ -78,6 +78,13 @@ def serving(made: Service, grace_s: int = 1) -> Iterator[str]:
         log_level="error",
         timeout_graceful_shutdown=grace_s,
     )
+    with listening(config) as url:
+        yield url
+
+
+@contextmanager
+def listening(config: uvicorn.Config) -> Iterator[str]:
+    """The base URL of a server on a free port, in a thread, until the block ends."""
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import argparse
 import os
-import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
@@ -24,7 +21,7 @@ from safetensors import safe_open
 from deploy.evaluation.intervals import ratio_of_sums
 from deploy.evaluation.problems import load_problems
 from orchestrator.types import Message, Sampling, Transcript
-from tests.deploy.conftest import free_port
+from tests.bench import servers
 from workers.engine.loading import open_target
 from workers.speculation.decode import Decoder, generate
 from workers.speculation.vanilla import Vanilla
@@ -70,28 +67,6 @@ def write_q8(source: Path, checkpoint: Path, path: Path) -> None:
     writer.close()
 
 
-@contextmanager
-def serving(path: Path, threads: int) -> Iterator[str]:
-    """llama.cpp's server of a file, as a process; its URL."""
-    port = free_port()
-    command = [sys.executable, "-m", "tests.bench.llama_server", str(path), str(port), "1"]
-    process = subprocess.Popen([*command, str(threads)], stdout=subprocess.DEVNULL)
-    url = f"http://127.0.0.1:{port}"
-    try:
-        while True:
-            assert process.poll() is None, "llama.cpp's server ended"
-            try:
-                if httpx.get(f"{url}/health").status_code == 200:
-                    break
-            except httpx.HTTPError:
-                pass
-            time.sleep(0.5)
-        yield url
-    finally:
-        process.terminate()
-        process.wait(30)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--prompts", type=int, default=6)
@@ -124,13 +99,17 @@ def main() -> None:
 
     seconds: tuple[list[float], list[float]] = [], []
     problems = load_problems(PROBLEMS, options.prompts, 0)
-    with serving(file, options.threads) as url:
+    pair = replace(servers.REAL, gguf=str(file), threads=options.threads)
+    how = servers.llama_cpp(pair, slots=1)
+    with servers.running(**how, log=file.with_suffix(".log")) as server:
 
         def theirs(ids: list[int]) -> float:
             # Its time begins behind the first token.
             body = {"prompt": ids, "n_predict": 1 + options.tokens, "temperature": 0,
                     "ignore_eos": True, "cache_prompt": False}  # fmt: skip
-            reply = httpx.post(f"{url}/completion", json=body, timeout=300).raise_for_status()
+            reply = httpx.post(
+                f"{server.url}/completion", json=body, timeout=300
+            ).raise_for_status()
             timings = reply.json()["timings"]
             assert timings["predicted_n"] == 1 + options.tokens
             return float(timings["predicted_ms"]) / 1e3

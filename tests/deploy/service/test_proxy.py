@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -29,6 +28,7 @@ from deploy.service.proxy import (
 )
 from deploy.service.recent_refusals import RecentRefusals
 from orchestrator.http.errors import NO_PLACE, HttpError, RequestRefused, http_error, no_place
+from tests.orchestrator.serving import listening
 
 CHAT = "/v1/chat/completions"
 
@@ -78,17 +78,8 @@ def serving(app: Any) -> Iterator[str]:
     config = uvicorn.Config(
         ProxyMiddleware(app), port=0, log_level="critical", lifespan="off", http=BoundedProtocol
     )
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join(10)
-    assert not thread.is_alive(), "the server did not stop"
+    with listening(config) as url:
+        yield url
 
 
 @pytest.fixture(autouse=True)
