@@ -26,6 +26,7 @@ DELIMITER = "\n\n"
 REST = StopCriteria(1 << 30)
 """No limit but the budget: the driver caps every call at the tokens that are left."""
 MAX_PERIOD = 4
+COMPARED = 1 << 15  # characters of the last steps; what repeats less often is no loop
 """Steps of the longest repetition that is detected; a longer one runs into the budget."""
 
 
@@ -154,10 +155,13 @@ def repeats(transcript: Transcript) -> bool:
 def _last_steps(transcript: Transcript, count: int) -> str:
     """The end of the chain's text, with `count` whole steps in it where there are so many."""
     texts: list[str] = []
-    ends = 0
+    ends = size = 0
     for segment in reversed(transcript.chain):
         texts.append(segment.text)
         ends += segment.text.count(DELIMITER)
+        size += len(segment.text)
         if ends > count:  # one more: what is before the first end may be a part of a step
             break
+        if size > COMPARED:
+            return "".join(reversed(texts)).partition(DELIMITER)[2]
     return "".join(reversed(texts))

@@ -7,7 +7,7 @@ has the rest made elsewhere (`resume_generation`). Nothing here knows the transp
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from itertools import chain
@@ -28,6 +28,8 @@ from workers.text.boundaries import StepEnd, begun
 
 HEARTBEAT_S = 1.0  # longest silence of a stream whose worker is alive
 BATCH_S = 0.02  # deltas closer together than this are sent as one: less work beside the engine
+MAX_BATCH_S = 0.25
+BATCHES_PER_S = 200  # of all streams of a replica: a message costs three processes a millisecond
 
 
 class GenerateCall(Protocol):
@@ -64,7 +66,8 @@ async def resume_generation(
             logprobs=sent.logprobs + rest.logprobs,
         )
         prompt, generated = usage.prompt - len(received.tokens), len(segment.tokens)
-        usage = replace(usage, prompt=prompt, generated=generated)
+        cached = min(usage.cached, prompt)  # what was received is no prompt of the caller's
+        usage = replace(usage, prompt=prompt, cached=cached, generated=generated)
         provenance = joined_provenance(sent, None, rest, made.provenance)
         return Generation(segment, usage, made.ms, provenance=provenance)
 
@@ -104,8 +107,18 @@ def _start(
     return cast("AsyncGenerator[Delta | Generation, None]", items)
 
 
-async def batch_stream(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, None]:
-    """The items: deltas within `BATCH_S` merged to one, None as a heartbeat in a long silence.
+def batch_s(streams: int) -> float:
+    """Seconds within which deltas are merged where so many streams share a replica."""
+    return min(max(BATCH_S, streams / BATCHES_PER_S), MAX_BATCH_S)
+
+
+async def batch_stream(
+    items: AsyncGenerator[Any, None], streams: Callable[[], int] = lambda: 1
+) -> AsyncGenerator[Any, None]:
+    """The items: deltas within `batch_s` merged to one, None as a heartbeat in a long silence.
+
+    The first item is sent at once, and so is what there is when the items end. `streams` tells
+    how many streams share the replica now.
 
     Serve takes items as fast as they come, whether or not the caller still listens: as long as this
     runs, somebody waits for the call, and its lease is renewed. What ends a call early is the
@@ -133,7 +146,7 @@ async def batch_stream(items: AsyncGenerator[Any, None]) -> AsyncGenerator[Any, 
                 yield None
                 continue
             if not is_first:  # the first goes at once
-                await _is_set_within(BATCH_S, exhausted)
+                await _is_set_within(batch_s(streams()), exhausted)
             is_first = False
             deltas = [item for item in batch if isinstance(item, Delta)]
             others = [item for item in batch if not isinstance(item, Delta)]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any, Literal
 
 from orchestrator.errors import BatonError, ContextLengthExceeded, Spent, Unsupported
@@ -38,6 +39,7 @@ from orchestrator.loop.spending import Spending
 from orchestrator.loop.stop_strings import StopStrings
 from orchestrator.types import Generation, Limits, Message, Segment, Step, StopCriteria, Transcript
 
+CUT_AMONG = 8  # latest drafts of which a segment may be one end
 MAX_IDLE = 256
 """Actions in a row that add nothing to the transcript before a policy counts as stuck."""
 
@@ -240,7 +242,7 @@ class PolicyRunner:
             yield from self._commit(segment, allowed if short else None)
         elif isinstance(action, Accept):
             self._check_extends(action.transcript)
-            segment, draft = action.segment, self._drafts.get(action.segment)
+            segment, draft = action.segment, self._made(action.segment)
             fits = not self.budget.overruns(before, segment)
             if fits and segment.text:
                 size = len(segment.tokens)
@@ -252,7 +254,7 @@ class PolicyRunner:
                 self.response.give_up(segment)
                 self.transcript = self._reply = self.budget.close(before, True, "length")
         elif isinstance(action, Reject):
-            draft = self._drafts.get(action.segment)
+            draft = self._made(action.segment)
             yield self._step(action.segment, draft, accepted=False, score=action.score)
         elif isinstance(action, Close):
             self._check_extends(action.transcript)
@@ -302,6 +304,21 @@ class PolicyRunner:
             raise BatonError("a policy may only extend the transcript that it was last given")
         if transcript.done:
             raise BatonError("a policy may not extend a transcript whose answer has ended")
+
+    def _made(self, segment: Segment) -> Generation | None:
+        """By which generation a segment was made: as it is, or as one end of a longer draft, of
+        whose time it has its share by tokens."""
+        if segment in self._drafts or not segment.tokens:
+            return self._drafts.get(segment)
+        count = len(segment.tokens)
+        for draft in islice(reversed(self._drafts.values()), CUT_AMONG):
+            ids = draft.segment.tokens
+            if draft.segment.author == segment.author and segment.tokens in (
+                ids[:count],
+                ids[-count:],
+            ):
+                return replace(draft, ms=draft.ms * count / len(ids), provenance=None)
+        return None
 
     def _step(
         self,

@@ -30,8 +30,9 @@ FLUSH_S: Final = 2.0  # for what is left when the service stops
 class Outbox:
     """One replica's writes to the store.
 
-    At most `events` wait per stream, and `values` values of `size` bytes together. `error` says why
-    they wait, None while the store takes them. `keep`: events that stay in each stream.
+    At most `events` wait per stream, of `event_size` bytes in all streams together, and `values`
+    values of `size` bytes together. `error` says why they wait, None while the store takes them.
+    `keep`: events that stay in each stream.
     """
 
     def __init__(
@@ -42,13 +43,15 @@ class Outbox:
         events: int = 10_000,
         values: int = 1000,
         size: int = 64 << 20,
+        event_size: int = 64 << 20,
         keep: int = 100_000,
     ) -> None:
         self._store, self._keep = store, keep
         self._events: dict[str, deque[bytes]] = {}
         self._values: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
         self._max_events, self._max_values, self._max_bytes = events, values, size
-        self._bytes = 0
+        self._bytes = self._event_bytes = 0
+        self._max_event_bytes = event_size
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.error: str | None = None
@@ -79,10 +82,16 @@ class Outbox:
         check(stream, values=[data])
         queue = self._events.setdefault(stream, deque())
         queue.append(data)
+        self._event_bytes += len(data)
         if len(queue) > self._max_events:
-            queue.popleft()
-            self._lost.labels("event").inc()
+            self._drop_event(queue)
+        while self._event_bytes > self._max_event_bytes:
+            self._drop_event(max(self._events.values(), key=len))
         self._added.set()
+
+    def _drop_event(self, queue: deque[bytes]) -> None:
+        self._event_bytes -= len(queue.popleft())
+        self._lost.labels("event").inc()
 
     def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         """Add a value, kept for `ttl_s` seconds once it is in the store."""
@@ -145,7 +154,7 @@ class Outbox:
             # Events that were dropped meanwhile have left the queue on this side, too.
             for event in batch:
                 if queue and queue[0] is event:
-                    queue.popleft()
+                    self._event_bytes -= len(queue.popleft())
         del self._events[stream]
 
     async def _run(self) -> None:

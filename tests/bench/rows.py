@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from tests.bench.load import load
 Figure = dict[str, Any]
 STREAMS: Final = (1, 4, 16, 64)
 IDLE_S: Final = 15.0
+REPLICAS: Final = 4  # of deploy/local.yaml
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +105,36 @@ def baton(run: Run) -> Iterator[Figure]:
         for name, value in (("p50", found.first_p50_s), ("p95", found.first_p95_s)):
             measure = f"first accepted step, specreason, 16 streams, {name}"
             yield _figure(measure, "Baton", 1e3 * value, "ms")
-        time.sleep(2.0)
-        before = server.cpu_s("ray::ServeReplica:baton")
-        time.sleep(IDLE_S)
-        spent = [now - before[pid] for pid, now in server.cpu_s("ray::ServeReplica:baton").items()]
-        yield _figure(
-            "idle, CPU of a core in a replica", "Baton", 100 * sum(spent) / IDLE_S / len(spent), "%"
+        yield from _idle("Baton", lambda: server.cpu_s("ray::ServeReplica:baton"))
+
+
+def idle(run: Run) -> Iterator[Figure]:
+    """Ray Serve's own replicas that nobody calls, as many as the row `baton` has."""
+    from deploy.service.environment import prepare
+
+    prepare()
+    from ray import serve
+
+    from deploy.bench.round_trip import SHARE, Bare
+    from deploy.service.cluster import descendants, own_ray
+
+    with own_ray() as before:
+        bare = serve.deployment(Bare, num_replicas=REPLICAS, ray_actor_options=SHARE)
+        serve.run(bare.bind(), route_prefix=None)
+        yield from _idle(
+            "Serve", lambda: servers.cpu_s(descendants(os.getpid()) - before, "ray::ServeReplica")
         )
-        yield _figure(
-            "idle, CPU of a core in all replicas", "Baton", 100 * sum(spent) / IDLE_S, "%"
-        )
+
+
+def _idle(who: str, replicas: Callable[[], Mapping[int, float]]) -> Iterator[Figure]:
+    """What replicas take that nobody calls; `replicas` gives the CPU time of each so far."""
+    time.sleep(2.0)
+    before = replicas()
+    time.sleep(IDLE_S)
+    spent = [now - before[pid] for pid, now in replicas().items()]
+    share = 100 * sum(spent) / IDLE_S
+    yield _figure("idle, CPU of a core in a replica", who, share / len(spent), "%")
+    yield _figure(f"idle, CPU of a core in {len(spent)} replicas", who, share, "%")
 
 
 def chain(run: Run) -> Iterator[Figure]:
@@ -235,6 +257,7 @@ def _answer_s(url: str, policy: str, tokens: int) -> float:
 ROWS: Final[Mapping[str, Callable[[Run], Iterator[Figure]]]] = {
     "decode": decode,
     "baton": baton,
+    "idle": idle,
     "chain": chain,
     "transformers": transformers,
     "vllm": vllm,

@@ -68,9 +68,7 @@ class Server:
 
     def cpu_s(self, begins: str) -> dict[int, float]:
         """CPU time so far of the processes whose command line begins so."""
-        return {
-            pid: _cpu_s(pid) for pid in self.processes if _command(pid).startswith(begins.encode())
-        }
+        return cpu_s(self.processes, begins)
 
 
 def baton(pair: Pair, folder: Path, **speculation: Any) -> dict[str, Any]:
@@ -82,7 +80,7 @@ def baton(pair: Pair, folder: Path, **speculation: Any) -> dict[str, Any]:
     for name in ("small", "large"):
         args["workers"][name] |= {
             "model": getattr(pair, name), "dtype": pair.baton_dtype, "threads": pair.threads,
-            "rows": SLOTS,
+            "rows": 4 * SLOTS,
         }  # fmt: skip
     if speculation:
         args["workers"]["large"]["speculation"] = speculation
@@ -175,6 +173,11 @@ def _answers(url: str) -> bool:
     with suppress(httpx.HTTPError):
         return httpx.get(url, timeout=5.0, trust_env=False).status_code == 200
     return False
+
+
+def cpu_s(processes: set[int], begins: str) -> dict[int, float]:
+    """CPU time so far of those of the processes whose command line begins so."""
+    return {pid: _cpu_s(pid) for pid in processes if _command(pid).startswith(begins.encode())}
 
 
 def _memory_kb(pid: int) -> int:

@@ -464,6 +464,13 @@ async def test_a_pair_of_equals_never_rolls_back(pair: Pair) -> None:
         assert all(step.accepted for step in ended.steps)
 
 
+async def test_what_is_left_of_a_draft_has_its_share_of_the_time(pair: Pair) -> None:
+    _, ended, _ = await run(BiLD(rollback=0.1), pair, QUESTIONS[0])
+    parts = [step for step in ended.steps if step.author == "small" and step.tokens]
+    assert not all(step.accepted for step in parts)
+    assert all(step.ms > 0 for step in parts)
+
+
 async def test_without_thresholds_every_window_is_the_small_models(pair: Pair) -> None:
     policy = BiLD(fallback=0, rollback=None, window=4)
     transcript, ended, _ = await run(policy, pair, QUESTIONS[0])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.types import Message, Segment, Segments, Transcript
-from policies.steps import repeats
+from policies.steps import COMPARED, _last_steps, repeats
 
 
 def thought(steps: str) -> Transcript:
@@ -35,3 +35,13 @@ def test_steps_are_those_of_the_text_not_the_segments_it_came_in() -> None:
     assert not repeats(written("=1", "2", "1", "2"))
     assert repeats(written("Wa", "it.\n\n", "Wait.", "\n\n"))
     assert repeats(written("a\n\nb\n\na\n\nb\n\n"))
+
+
+def test_of_a_thought_without_steps_only_the_end_is_looked_at() -> None:
+    line = "x" * 99 + "\n"
+    endless = written(*[line] * 2000)
+    assert not repeats(endless)
+    assert _last_steps(endless, 8) == ""
+    begun = written(*[line] * 2000, "\n\n", *["a\n\n"] * 2)
+    assert repeats(begun)
+    assert len(_last_steps(begun, 8)) <= COMPARED

@@ -15,6 +15,7 @@ from orchestrator.types import (
     Segments,
     StopCriteria,
     Transcript,
+    Usage,
 )
 from orchestrator.worker import Call, Delta
 from tests.workers.replica.handles import (
@@ -24,7 +25,7 @@ from tests.workers.replica.handles import (
     call,
     story,
 )
-from workers.streams import resume_generation
+from workers.streams import BATCH_S, MAX_BATCH_S, batch_s, batch_stream, resume_generation
 
 
 async def test_a_break_inside_a_delimiter_is_seen() -> None:
@@ -87,3 +88,42 @@ async def test_what_came_from_a_lost_replica_is_of_unknown_origin() -> None:
     ]
     assert isinstance(whole, Generation)
     assert whole.provenance == Provenance("??ab", (0, 2, 1, 1), (), (1,), (1,))
+
+
+async def test_what_came_before_counts_neither_as_prompt_nor_as_cached() -> None:
+    class Resumed(ScriptedEngineWorker):
+        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            yield Generation(Segment("large", "cd", (2, 3), finish="eos"), Usage(12, 11, 2))
+
+    received = Delta("ab", (0, 1), (0.0, 0.0))
+    *_, whole = [
+        item
+        async for item in resume_generation(
+            Resumed().generate, "words", received, call(), CRITERIA, GREEDY, True
+        )
+    ]
+    assert isinstance(whole, Generation)
+    assert (whole.usage.prompt, whole.usage.cached, whole.usage.generated) == (10, 10, 4)
+
+
+def test_many_streams_send_less_often() -> None:
+    assert batch_s(1) == batch_s(4) == BATCH_S
+    assert BATCH_S < batch_s(16) < batch_s(32) < MAX_BATCH_S == batch_s(1000)
+
+
+async def test_a_batch_waits_neither_at_the_beginning_nor_at_the_end() -> None:
+    go = asyncio.Event()
+
+    async def items() -> Any:
+        yield Delta("a", (1,), (0.0,))
+        await go.wait()
+        yield Delta("b", (2,), (0.0,))
+        yield Delta("c", (3,), (0.0,))
+        yield "whole"
+
+    found = []
+    async with asyncio.timeout(5):
+        async for item in batch_stream(items(), lambda: 1_000_000):
+            found.append(item)
+            go.set()
+    assert found == [Delta("a", (1,), (0.0,)), Delta("bc", (2, 3), (0.0, 0.0)), "whole"]

@@ -241,9 +241,20 @@ class Engine:
             request.passes += 1
             if chunk.final:
                 self._end_prefill(request, output)
-            else:  # behind those that came later: a short prompt waits for no long one
-                self._prefilling.remove(request)
-                self._prefilling.append(request)
+            else:
+                self._go_on(request, output if chunk.num_logits else None)
+
+    def _go_on(self, request: EngineRequest, output: ModelOutput | None) -> None:
+        """Let a prompt that is not through wait behind those that came later: a short one waits
+        for no long one. `output`: what of its logits are wanted."""
+        try:
+            if output is not None:
+                request.take(output)
+        except Exception as error:
+            self._fail_prefill(request, error)
+            return
+        self._prefilling.remove(request)
+        self._prefilling.append(request)
 
     def _end_prefill(self, request: EngineRequest, output: ModelOutput | None) -> None:
         """Answer a request whose prompt is cached, or make it a row."""

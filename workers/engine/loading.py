@@ -5,6 +5,8 @@ Only safetensors and GGUF files are read and no code of a checkpoint is ever run
 
 from __future__ import annotations
 
+import logging
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +20,7 @@ from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
 from workers.engine import gguf_checkpoint
 from workers.engine.engine import Engine
-from workers.engine.memory import memory_need, reserve
+from workers.engine.memory import fitting_len, memory_need, reserve
 from workers.engine.worker import LocalWorker
 from workers.model.families import Computation, check_family, longest_text
 from workers.model.packed import Packing, can_pack, computes_in_bfloat16, pack, parameter_count
@@ -34,7 +36,10 @@ from workers.text.gguf_tokenizer import is_gguf
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
 
+log = logging.getLogger(__name__)
+
 INT8 = "int8"
+SHORTEST = 4096  # a text of so many tokens is tried even where it may not fit
 _SMALL_MODEL = 50_000_000  # parameters below which one CPU thread is as fast as several
 
 
@@ -64,7 +69,8 @@ def load(
         speculation: `{"method": NAME, **parameters}` of `METHODS`; None is plain decoding.
         also: further methods in the same form, one of a name; a call may name any of them.
         rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
-        max_len: longest sequence (None: the checkpoint's own, but at most 4096).
+        max_len: longest sequence (None: the checkpoint's own, or as much of it as fits: a cache
+            of a quarter of the machine's memory, or the GPU's share).
         queue, lease_s, threads: see `Engine`.
         share: of the GPU's memory, which this process keeps to from here on.
         thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
@@ -141,7 +147,7 @@ def open_target(
     tokenizer = load_tokenizer(path, thinking)
     config, chosen = load_config(path), choose_dtype(device, dtype)
     longest = longest_text(config)
-    length = max_len or min(4096, longest)
+    length = max_len or _default_len(config, longest, device, chosen, slots, share)
     if length > longest:
         raise ConfigError(
             f"max_len must be at most the {longest} positions that {model} can be computed for, "
@@ -175,6 +181,30 @@ def open_target(
 
     name = INT8 if dtype == INT8 else str(chosen).removeprefix("torch.")
     return LoadedTarget(tokenizer, target, load_draft, stop_token_ids(network, tokenizer), name)
+
+
+def _default_len(
+    config: Any, longest: int, device: str, dtype: torch.dtype, slots: int, share: float
+) -> int:
+    """The model's own context, or what of it fits."""
+    place = torch.device(device)
+    if place.type == "cuda":
+        _, total = torch.cuda.mem_get_info(place)
+        need = memory_need(config, dtype=dtype, slots=0, max_len=0)
+        size = int(share * total) - need.total
+    else:
+        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+    fitting = fitting_len(config, dtype=dtype, slots=slots, size=size) // 128 * 128
+    length = min(longest, max(fitting, SHORTEST))
+    if length < longest:
+        log.warning(
+            "max_len is %d tokens of the %d that the model can take: more do not fit beside each "
+            "other %d times; give max_len, or lower rows",
+            length,
+            longest,
+            slots,
+        )
+    return length
 
 
 def load_tokenizer(path: str, thinking: ThinkingFormat | str = AUTO) -> Tokenizer:

@@ -14,31 +14,41 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from orchestrator.errors import ConfigError
+from workers.model.placement import CHUNK
 from workers.model.target import SPARE
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryNeed:
-    """Bytes of what a model allocates once: its weights and the cache."""
+    """Bytes of a model's weights, of its cache, and of what its largest pass holds beside them."""
 
     weights: int
     cache: int
+    passes: int = 0
 
     @property
     def total(self) -> int:
-        return self.weights + self.cache
+        return self.weights + self.cache + self.passes
 
 
 def memory_need(config: Any, *, dtype: torch.dtype, slots: int, max_len: int) -> MemoryNeed:
     """What a checkpoint takes with `slots` cached sequences of `max_len` tokens.
 
-    Activations, the CUDA context (about half a GB) and a draft model come on top.
+    A pass over `CHUNK` tokens whose logits are all wanted is counted by these, thrice: as they
+    are, and twice in full precision. The CUDA context (about half a GB) and a draft model come on
+    top.
     """
     with torch.device("meta"):  # shapes alone: as quick for 70 billion parameters as for none
         network = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
     weights = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
     per_token = token_bytes(config, dtype)
-    return MemoryNeed(weights, slots * (max_len + SPARE) * per_token)
+    passes = CHUNK * config.vocab_size * (dtype.itemsize + 8)
+    return MemoryNeed(weights, slots * (max_len + SPARE) * per_token, passes)
+
+
+def fitting_len(config: Any, *, dtype: torch.dtype, slots: int, size: int) -> int:
+    """The longest text of which `slots` fit a cache of `size` bytes."""
+    return max(0, size // (slots * token_bytes(config, dtype)) - SPARE)
 
 
 def token_bytes(config: Any, dtype: torch.dtype) -> int:
@@ -65,7 +75,8 @@ def reserve(need: MemoryNeed, *, device: str, share: float) -> None:
 
 def shortage(need: MemoryNeed, *, share: float, total: int, free: int) -> str | None:
     """Why it does not fit `share` of `total` bytes, `free` of them free; None where it does."""
-    sizes = f"weights {_gb(need.weights)} + cache {_gb(need.cache)} = {_gb(need.total)}"
+    sizes = f"weights {_gb(need.weights)} + cache {_gb(need.cache)} + passes {_gb(need.passes)}"
+    sizes += f" = {_gb(need.total)}"
     limit = int(share * total)
     if need.total > limit:
         return (

@@ -57,7 +57,7 @@ class PrefixCache:
     def reset(self) -> None:
         """Forget the tokens in all free slots."""
         for slot in self._free:
-            self._cache.evict(slot)
+            self._decoder.copy(slot, slot, 0)  # in the methods' caches too
 
     def _shared_with(self, slot: int, ids: Sequence[int]) -> int:
         return common_prefix(self._cache.ids[slot], ids, self._cache.lengths[slot])

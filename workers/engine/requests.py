@@ -117,11 +117,17 @@ class EngineRequest:
     def ms(self) -> float:
         return (time.perf_counter() - self.handle.submitted) * 1e3
 
+    def take(self, result: ModelOutput) -> None:
+        """Reduce the next of the logits that are wanted: those of a chunk of the prompt.
+
+        A vocabulary's worth of numbers for each token of a long text has no place in memory.
+        """
+
     def output(self, result: ModelOutput | None) -> Any:
         """The answer of a request that is not decoded.
 
-        `result` holds the logits of its last `num_logits` tokens; None: the whole prompt was
-        cached, and none are wanted.
+        `result` holds the last of the logits that are wanted, all but those that `take` had; None:
+        the whole prompt was cached, and none are wanted.
         """
         return None
 
@@ -137,16 +143,30 @@ class ClassifyRequest(EngineRequest):
     labels: tuple[int, ...] = ()
     num_scored: int | None = None
     stop_token_ids: Collection[int] = ()
+    taken: int = 0  # places whose logits were reduced
+    nlls: list[float] = field(default_factory=list)
+    stop_nll: float = math.inf
+
+    def take(self, result: ModelOutput) -> None:
+        first, logits = self.taken, result.logits[0]
+        self.taken += len(logits)
+        if self.num_scored is None or first > self.num_scored:
+            return
+        assert self.kept_length is not None
+        log_probs = logits[: self.num_scored + 1 - first].float().log_softmax(-1)
+        scored = self.ids[self.kept_length - self.num_scored : self.kept_length][first:]
+        scored = scored[: len(log_probs)]
+        self.nlls += token_nlls(log_probs[: len(scored)], scored)
+        if self.taken > self.num_scored:
+            self.stop_nll = stop_nll(log_probs[-1], self.stop_token_ids)
 
     def output(self, result: ModelOutput | None) -> tuple[Any, ...]:
         assert result is not None
+        self.take(result)
+        probabilities = self._probabilities(result)
         if self.num_scored is None:
-            return self._probabilities(result)
-        assert self.kept_length is not None
-        log_probs = result.logits[0, : self.num_scored + 1].float().log_softmax(-1)
-        scored = self.ids[self.kept_length - self.num_scored : self.kept_length]
-        nlls = token_nlls(log_probs[:-1], scored)
-        return *self._probabilities(result), nlls, stop_nll(log_probs[-1], self.stop_token_ids)
+            return probabilities
+        return *probabilities, self.nlls, self.stop_nll
 
     def _probabilities(self, result: ModelOutput) -> tuple[list[float], float]:
         probs = result.logits[0, -1].double().softmax(-1)[list(self.labels)]
@@ -168,31 +188,35 @@ class VerifyRequest(EngineRequest):
     stop_token_ids: Collection[int] = ()
     matcher: TokenMatcher | None = None  # of what the ids from `first` on must match
     top: int = 0  # how many of the likeliest ids are wanted at each place
+    scores: ScoreOutput = field(default_factory=lambda: ScoreOutput([], [], [], math.inf, []))
 
-    def output(self, result: ModelOutput | None) -> ScoreOutput:
-        assert result is not None
+    def take(self, result: ModelOutput) -> None:
         logits = result.logits[0].float()
-        if self.matcher is not None:
-            mask_chain(self.matcher, self.ids[len(self.ids) - self.num_logits + 1 :], logits)
+        # The position of the first choice among these, and the ids that stand where they are.
+        first = len(self.ids) - self.num_logits + 1 + len(self.scores.choices)
+        given = self.ids[first : first + len(logits)]
+        if self.matcher is not None and not mask_chain(self.matcher, given, logits):
+            self.matcher = None  # what follows is free
         log_probs = own_log_probs = logits.log_softmax(-1)
-        first = len(self.ids) - self.num_logits + 1  # position of the first choice
         if self.sampling.is_greedy:
             choices = logits.argmax(-1)
         else:
-            numbers = [uniform(self.seed, first + i) for i in range(self.num_logits)]
+            numbers = [uniform(self.seed, first + i) for i in range(len(logits))]
             probs = warp(logits[None], [self.sampling])[0]
             own_log_probs = probs.log()
             choices = draw(probs, torch.tensor(numbers, dtype=torch.float64, device=probs.device))
-        output = ScoreOutput(
-            token_nlls(log_probs[:-1], self.ids[first:]),
-            choices.tolist(),
-            own_log_probs.gather(1, choices[:, None]).squeeze(1).tolist(),
-            stop_nll(log_probs[-1], self.stop_token_ids),
-            likeliest(log_probs, self.top) if self.top else (),
-        )
+        self.scores.nll += token_nlls(log_probs[: len(given)], given)
+        self.scores.choices += choices.tolist()
+        self.scores.logprobs += own_log_probs.gather(1, choices[:, None]).squeeze(1).tolist()
+        self.scores.top += likeliest(log_probs, self.top) if self.top else []
+        self.scores.ending = stop_nll(log_probs[-1], self.stop_token_ids)  # of the last chunk's
         if not bool(log_probs.isfinite().any(-1).all()):
             raise nan_logits()
-        return output
+
+    def output(self, result: ModelOutput | None) -> ScoreOutput:
+        assert result is not None
+        self.take(result)
+        return self.scores
 
 
 @dataclass(eq=False, slots=True)

@@ -211,7 +211,8 @@ def attend(
 ) -> Tensor:
     """Attention of [rows, heads, n, size] to [rows, key heads, cached, size]; None: causal.
 
-    Keys and values may also be one tensor a row, each as long as that row's.
+    Keys and values may also be one tensor a row, each as long as that row's. The mask of n > 1
+    tokens is as often repeated as a key has query heads (`placement.View`).
     """
     if not isinstance(keys, Tensor):
         assert mask is not None
@@ -228,8 +229,6 @@ def attend(
         )  # fmt: skip
     # With a mask the fused kernels support no head groups: a group's heads become its queries.
     folded = queries.reshape(rows, -1, groups * n, size)
-    if mask is not None and n > 1:
-        mask = mask.repeat(1, 1, groups, 1)
     mixed = F.scaled_dot_product_attention(folded, keys, values, mask, scale=scale)
     return mixed.reshape(rows, heads, n, size)  # a view where the kernel's layout allows one
 

@@ -84,11 +84,12 @@ def _mask_node(matcher: TokenMatcher, tree: Tree, logits: Tensor, node: int) -> 
             matcher.rollback(1)
 
 
-def mask_chain(matcher: TokenMatcher, tokens: list[int], logits: Tensor) -> None:
-    """Mask the logits [tokens + 1, vocabulary] of a text that is given, in place; the matcher goes
-    on by its tokens, up to the first that does not fit."""
-    for place in range(len(tokens) + 1):
+def mask_chain(matcher: TokenMatcher, tokens: list[int], logits: Tensor) -> bool:
+    """Mask the logits [places, vocabulary] of a text that is given, in place; the matcher goes on
+    by its tokens [places, or one less], up to the first that does not fit. Whether all did."""
+    for place in range(len(logits)):
         allowed = torch.from_numpy(matcher.allowed()).to(logits.device)
         logits[place].masked_fill_(~allowed, -torch.inf)
         if place < len(tokens) and not matcher.accept(tokens[place]):
-            return
+            return False
+    return True

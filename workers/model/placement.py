@@ -24,7 +24,8 @@ Rotary = tuple[Tensor, Tensor]
 
 View = tuple[Rotary | None, Tensor | None]
 """What a layer needs of a pass: the rotary table of its tokens (None: it does not rotate), and
-their additive mask [rows or 1, 1, n, cached] (None: causal)."""
+their additive mask [rows or 1, 1, n, cached] (None: causal); where a key has several query heads,
+that of n > 1 tokens is repeated for each of them, once a pass and not in every layer."""
 
 
 class Placement:
@@ -33,12 +34,18 @@ class Placement:
     Args:
         rotary_emb: the module of transformers' model.
         capacity: cache entries of a slot.
+        groups: query heads of a key.
     """
 
     def __init__(
-        self, rotary_emb: Any, capacity: int, device: torch.device, dtype: torch.dtype
+        self,
+        rotary_emb: Any,
+        capacity: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        groups: int = 1,
     ) -> None:
-        self.rotary_emb, self.capacity = rotary_emb, capacity
+        self.rotary_emb, self.capacity, self.groups = rotary_emb, capacity, groups
         self.device, self.dtype = device, dtype
         self._columns = torch.arange(capacity, device=device)
         self._kinds: list[AttentionKind] = []
@@ -86,6 +93,11 @@ class Placement:
             for rope, (cosines, sines) in self._tables.items():
                 chosen = cosines[0, 0][positions], sines[0, 0][positions]
                 rotary[rope] = chosen[0].unsqueeze(1), chosen[1].unsqueeze(1)
+        if self.groups > 1 and n > 1:
+            masks = {
+                window: None if mask is None else mask.repeat(1, 1, self.groups, 1)
+                for window, mask in masks.items()
+            }
         return entries, {kind: (rotary[kind.rope], masks[kind.window]) for kind in self._kinds}
 
     def _additive(self, visible: Tensor) -> Tensor:

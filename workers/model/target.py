@@ -93,7 +93,8 @@ class Target:
                 device=self.device,
                 dtype=self.dtype,
             )
-            self.placement = Placement(base.rotary_emb, capacity, self.device, self.dtype)
+            groups = config.num_attention_heads // config.num_key_value_heads
+            self.placement = Placement(base.rotary_emb, capacity, self.device, self.dtype, groups)
             for layer in self.layers:
                 self.placement.add(layer.kind)
 
@@ -243,13 +244,12 @@ class Target:
     ) -> PromptChunk:
         """What is to be prefilled next of the part of `ids` that the slot lacks.
 
-        The final chunk holds all the tokens whose logits are wanted, if they are more than `most`.
+        Logits are wanted of the last `num_logits` of `ids`; a chunk has those of its own tokens.
         """
-        start, most = self.cache.lengths[slot], max(most, num_logits)
-        if len(ids) - start <= most:
-            return PromptChunk(slot, list(ids[start:]), num_logits, final=True)
-        end = min(start + most, len(ids) - num_logits)
-        return PromptChunk(slot, list(ids[start:end]), 0, final=False)
+        start = self.cache.lengths[slot]
+        end = min(start + most, len(ids))
+        wanted = max(0, end - max(start, len(ids) - num_logits))
+        return PromptChunk(slot, list(ids[start:end]), wanted, final=end == len(ids))
 
     def prefill(
         self, slot: int, ids: Sequence[int], *, num_logits: int = 1, most: int = CHUNK
@@ -258,11 +258,14 @@ class Target:
 
         Returns the logits of the last `num_logits` tokens (which must not be cached before).
         """
+        logits: list[Tensor] = []
         while True:
             chunk = self.next_chunk(slot, ids, num_logits=num_logits, most=most)
             [output] = self.extend_all([chunk])
+            if chunk.num_logits:
+                logits.append(output.logits)
             if chunk.final:
-                return output
+                return ModelOutput(torch.cat(logits, 1) if len(logits) > 1 else output.logits)
 
 
 def _last(

@@ -417,7 +417,7 @@ def score_output(
             made.top[made.id],
         ],
         ending=stop_nll(made.top, stop_token_ids),
-        top=likeliest([*positions, made.top], top) if top else (),
+        top=likeliest([*positions, made.top], top) if top else [],
     )
 
 

@@ -17,8 +17,8 @@ from orchestrator.types import Message, Segment, Segments, Transcript
 from orchestrator.worker import Call
 from workers.memo import remembered
 
-MAX_TOKENS = 1 << 21
-"""Of the transcripts that a replica keeps: some 50 bytes each."""
+MAX_TOKENS = 1 << 22
+"""Of the transcripts that a replica keeps, some 50 bytes each: 128 of 32,000 tokens."""
 ENTRY_TOKENS = 16
 """What a transcript, and each of its messages, takes beside its tokens, in tokens."""
 

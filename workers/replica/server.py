@@ -110,6 +110,7 @@ class ReplicaServer:
         self._checked, self._stalled_s = time.monotonic(), 0.0
         self._recent, self._prefixes = RecentRequests(), PrefixReceiver()
         self._counts = dict.fromkeys(("calls", "later_calls", "affine_calls"), 0)
+        self._streams = 0  # those of now
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises three times in a row.
@@ -196,12 +197,16 @@ class ReplicaServer:
             yield PrefixMissing()
             return
         generation = self._generate(received, call, *args, True)
-        async with aclosing(batch_stream(generation)) as items:
-            try:
-                async for item in items:
-                    yield item
-            except Exception as error:
-                yield _told("generate", request, error)
+        self._streams += 1
+        try:
+            async with aclosing(batch_stream(generation, lambda: self._streams)) as items:
+                try:
+                    async for item in items:
+                        yield item
+                except Exception as error:
+                    yield _told("generate", request, error)
+        finally:
+            self._streams -= 1
 
     def _begin(self, request: str, returning: bool, sent: Sent) -> Call | None:
         """The whole call, counted; None where its prefix is not here."""

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
@@ -46,6 +46,13 @@ _TOKEN_BYTES = 16
 """Of a prompt's id in an array, and of the text that it stands for, about."""
 Part = int | tuple[int, ...]
 """The index of a content, or ids of markup."""
+
+
+class _Ids(NamedTuple):
+    """A segment's ids, and those of the segments before it."""
+
+    before: _Ids | None
+    ids: tuple[int, ...]
 
 
 class PromptRenderer:
@@ -298,27 +305,23 @@ class PromptRenderer:
     def _is_known(self, ids: Sequence[int]) -> bool:
         return min(ids) >= 0 and max(ids) < len(self.tokenizer.pieces)
 
-    def _ids(self, segments: Segments) -> Sequence[int]:
-        """The ids of segments; those of a transcript that grew are kept with it (`fold`)."""
-        ids, count = segments.fold(self._with_segment, (list[int](), 0))
-        return ids if len(ids) == count else ids[:count]
+    def _ids(self, segments: Segments) -> list[int]:
+        """The ids of segments; each segment's are kept with it (`fold`), and no joined list is:
+        many transcripts branch off from one another, and each would hold all that it is made of."""
+        node, parts = segments.fold(self._with_segment, None), list[tuple[int, ...]]()
+        while node is not None:
+            parts.append(node.ids)
+            node = node.before
+        ids: list[int] = []
+        for part in reversed(parts):
+            ids.extend(part)
+        return ids
 
-    def _with_segment(
-        self, before: tuple[list[int], int], segment: Segment
-    ) -> tuple[list[int], int]:
-        """Ids and their count with those of one more segment.
-
-        Transcripts that grow out of one another share one list, of which each has the first
-        `count`; where two go on differently, the second gets a list of its own.
-        """
-        ids, count = before
+    def _with_segment(self, before: _Ids | None, segment: Segment) -> _Ids:
         new = self.segment(segment)
         if new and not self._is_known(new):
             raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
-        if len(ids) > count:
-            ids = ids[:count]
-        ids.extend(new)
-        return ids, count + len(new)
+        return _Ids(before, new)
 
     def _fill(
         self,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from typing import cast
 
 from orchestrator.types import Author, Finish, LikelyToken, Segment, Transcript, Usage, Verification
@@ -28,7 +28,7 @@ class ScoreOutput:
     choices: list[int]
     logprobs: list[float]
     ending: float
-    top: Sequence[Sequence[tuple[int, float]]] = ()
+    top: list[list[tuple[int, float]]] = field(default_factory=list)
 
 
 def finish_token_ids(
@@ -68,7 +68,7 @@ def verification(
     options: list[Segment] = []
     unfinished_bytes = prompts.unfinished(call.transcript)
     tokens = prompts.segment(segment)
-    likely = output.top or [()] * len(output.choices)
+    likely = output.top or [[] for _ in output.choices]
     known = range(len(tokenizer.pieces))  # a padded head shows ids that no tokenizer has
     shown = [
         [i for i in (choice, *(i for i, _ in row)) if i in known]

@@ -273,7 +273,7 @@ class VllmWorker:
             choices=[*tokens[:given], *chosen, made],
             logprobs=[*[0.0] * given, *logprobs, behind[made]],
             ending=await self._stop_nll(ids, behind, stop_token_ids, cost),
-            top=likely if top else (),
+            top=likely if top else [],
         )
         return verification(
             score,

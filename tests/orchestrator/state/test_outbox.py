@@ -87,6 +87,22 @@ async def test_a_store_that_is_away_for_a_while_costs_nothing(failure: Exception
     await subject.outbox.stop()
 
 
+async def test_events_of_all_streams_together_have_so_many_bytes() -> None:
+    subject = Subject(event_size=100)
+    subject.store.away = True
+    for n in range(8):
+        for stream in ("s", "s", "t"):
+            subject.outbox.event(stream, {"n": n})  # of seven bytes
+    assert subject.sample("baton_store_waiting", "event") == 14
+    assert subject.sample("baton_store_lost_total", "event") == 10
+    subject.store.away = False
+    await subject.outbox.flush()
+    assert (await subject.numbers("s"))[-1] == (await subject.numbers("t"))[-1] == 7
+    for n in range(13):  # what was sent takes no room
+        subject.outbox.event("s", {"n": n})
+    assert subject.sample("baton_store_lost_total", "event") == 10
+
+
 async def test_what_finds_no_room_is_counted_and_the_newest_stays() -> None:
     subject = Subject(events=5, values=2, size=10)
     subject.store.away = True

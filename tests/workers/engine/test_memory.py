@@ -9,8 +9,9 @@ import torch
 
 from orchestrator.errors import ConfigError
 from tests.workers.conftest import FAMILIES, make_model, make_tokenizer, save
+from workers.engine import loading
 from workers.engine.loading import load_config, open_target
-from workers.engine.memory import MemoryNeed, memory_need, reserve, shortage
+from workers.engine.memory import MemoryNeed, fitting_len, memory_need, reserve, shortage
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -27,7 +28,8 @@ def test_the_need_is_what_is_taken(family: str, slots: int, max_len: int, tmp_pa
     half = memory_need(
         load_config(str(tmp_path)), dtype=torch.bfloat16, slots=slots, max_len=max_len
     )
-    assert 2 * half.total == need.total
+    assert 2 * (half.weights + half.cache) == need.weights + need.cache
+    assert half.passes < need.passes
 
 
 def test_real_pairs_as_the_operations_guide_counts_them() -> None:
@@ -58,12 +60,12 @@ def test_real_pairs_as_the_operations_guide_counts_them() -> None:
 
 
 def test_a_shortage_has_the_numbers() -> None:
-    need = MemoryNeed(weights=16_400_000_000, cache=19_600_000_000)
+    need = MemoryNeed(weights=16_400_000_000, cache=19_000_000_000, passes=600_000_000)
     fits = {"share": 0.5, "total": 80_000_000_000, "free": 79_000_000_000}
     assert shortage(need, **fits) is None
     reason = shortage(need, **fits | {"share": 0.3})
     assert reason is not None
-    for number in ("16.4 GB", "19.6 GB", "36.0 GB", "0.3", "80.0 GB", "24.0 GB"):
+    for number in ("16.4 GB", "19.0 GB", "0.6 GB", "36.0 GB", "0.3", "80.0 GB", "24.0 GB"):
         assert number in reason
     reason = shortage(need, **fits | {"free": 30_000_000_000})
     assert reason is not None
@@ -82,3 +84,20 @@ def test_a_process_keeps_to_its_share() -> None:
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert free
+
+
+def test_without_max_len_a_text_may_be_as_long_as_the_model_takes_or_memory_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tokenizer = make_tokenizer()
+    save(tmp_path, tokenizer, make_model(vocabulary=len(tokenizer), positions=9000))
+    assert open_target(tmp_path, slots=2).target.max_len == 9000
+    assert not caplog.records
+    config = load_config(str(tmp_path))
+    of = memory_need(config, dtype=torch.float32, slots=2, max_len=6000).cache
+    assert fitting_len(config, dtype=torch.float32, slots=2, size=of) == 6000
+    monkeypatch.setattr(loading.os, "sysconf", {"SC_PHYS_PAGES": 4, "SC_PAGE_SIZE": of}.get)
+    assert open_target(tmp_path, slots=2).target.max_len == 6000 // 128 * 128
+    assert "of the 9000 that the model can take" in caplog.text
+    monkeypatch.setattr(loading.os, "sysconf", {"SC_PHYS_PAGES": 4, "SC_PAGE_SIZE": 1}.get)
+    assert open_target(tmp_path, slots=2).target.max_len == loading.SHORTEST

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from pathlib import Path
 
 from orchestrator.types import (
     LabelQuery,
@@ -11,6 +12,7 @@ from orchestrator.types import (
     StopCriteria,
 )
 from tests.workers.engine.local import ask, run, slow
+from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 
 
@@ -77,3 +79,18 @@ async def test_a_slot_that_changes_hands_begins_empty(worker: LocalWorker) -> No
     for number in range(2 * slots):  # every slot is taken over from somebody else
         answer = await run(worker, replace(ask(), owner=f"owner {number}"), StopCriteria(2))
         assert answer.usage.cached == 0
+
+
+async def test_a_reset_clears_the_caches_of_drafts_too(checkpoint: Path) -> None:
+    chain = {"method": "chain", "draft": str(checkpoint), "gamma": 3}
+    worker = load(checkpoint, speculation=chain, rows=1, max_len=200)
+    try:
+        await run(worker, ask(), StopCriteria(8))
+        [method] = worker.engine.decoder.methods
+        drafted = method.drafter.cache  # type: ignore[attr-defined]
+        assert any(drafted.lengths)
+        worker.engine._prefixes.reset()
+        assert not any(drafted.lengths)
+        assert not any(worker.engine.cache.lengths)
+    finally:
+        worker.close()

@@ -14,7 +14,9 @@ from orchestrator.errors import (
 from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
+    LabelQuery,
     Limits,
+    Message,
     Sampling,
     Segment,
     StopCriteria,
@@ -178,3 +180,39 @@ async def test_a_thought_that_never_ends_is_answered_all_the_same(
     assert isinstance(ended, RequestCompleted)
     assert ended.transcript.forced
     assert ended.transcript.answer.tokens > 0
+
+
+@pytest.mark.parametrize("size", [1, 5, 16])
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.7, top_p=0.9, seed=3)])
+async def test_what_is_scored_in_chunks_is_scored_alike(
+    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch, size: int, sampling: Sampling
+) -> None:
+    made = await run(worker, ask(), StopCriteria(24))
+    text, query = made.segment, LabelQuery((Message("user", "Good?"),), "Score: ", ("1", "2"))
+    judged = replace(ask(), transcript=ask().transcript.extend(text))
+
+    async def scores() -> tuple[Any, Any]:
+        worker.reset_prefix_cache()
+        verified = await worker.verify(ask(), text, sampling, 3)
+        return verified, await worker.classify(judged, replace(query, nll=True))
+
+    whole, graded = await scores()
+    target = worker.engine.decoder.target
+    next_chunk, widths = target.next_chunk, list[int]()
+
+    def in_chunks(slot: int, ids: Any, **options: Any) -> Any:
+        chunk = next_chunk(slot, ids, **options, most=size)
+        widths.append(chunk.num_logits)
+        return chunk
+
+    monkeypatch.setattr(target, "next_chunk", in_chunks)
+    parts, regraded = await scores()
+    assert max(widths) <= size
+    assert len(parts.nll) == len(text.tokens)
+    assert parts.nll == pytest.approx(whole.nll, abs=1e-4)
+    assert parts.choices == whole.choices
+    assert [one.text for one in parts.options] == [one.text for one in whole.options]
+    assert parts.logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+    assert regraded.nll == pytest.approx(graded.nll, abs=1e-4)
+    assert regraded.probabilities == pytest.approx(graded.probabilities, abs=1e-5)
+    assert regraded.usage.prompt == graded.usage.prompt

@@ -72,7 +72,10 @@ def test_heads_that_share_keys_attend_as_if_each_had_its_own(
     mask = torch.zeros(2, 1, 3, 5, dtype=torch.float64)
     mask[0, 0, 1, 2:] = mask[1, 0, 0, 3] = -torch.inf
     apart = [one.repeat_interleave(3, dim=1) for one in (keys, values)]
-    torch.testing.assert_close(attend(queries, keys, values, mask), attend(queries, *apart, mask))
+    repeated = mask.repeat(1, 1, 3, 1)
+    torch.testing.assert_close(
+        attend(queries, keys, values, repeated), attend(queries, *apart, mask)
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
@@ -290,3 +292,26 @@ def test_a_text_that_may_be_the_clients_is_not_remembered(
     monkeypatch.setattr(prompts.tokenizer, "encode", remembered)
     ids = prompts.segment(Segment("policy", "So it is 46."))
     assert prompts.tokenizer.decode(ids) == "So it is 46."
+
+
+def test_transcripts_that_branch_off_share_what_they_have_in_common(
+    prompts: PromptRenderer,
+) -> None:
+    def rendered(steps: int) -> int:
+        """Bytes that remain of so many steps, each rendered as a draft and as what was kept."""
+        transcript = QUESTION
+        tracemalloc.start()
+        try:
+            before = tracemalloc.get_traced_memory()[0]
+            for step in range(steps):
+                kept = Segment("large", "x" * 30, (5,) * 30, (), prompts.tokenizer.hash)
+                prompts.transcript(transcript.extend(replace(kept, text=f"draft {step}")))
+                transcript = transcript.extend(kept)
+                assert len(prompts.transcript(transcript)) > 30 * step
+            gc.collect()
+            return tracemalloc.get_traced_memory()[0] - before
+        finally:
+            tracemalloc.stop()
+
+    rendered(50)
+    assert rendered(800) < 3 * rendered(400)
