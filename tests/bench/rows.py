@@ -24,6 +24,7 @@ Figure = dict[str, Any]
 STREAMS: Final = (1, 4, 16, 64)
 IDLE_S: Final = 15.0
 REPLICAS: Final = 4  # of deploy/local.yaml
+CONTROLS: Final = 16  # ids of the embedded vocabulary that are no text
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +198,7 @@ def live(run: Run) -> Iterator[Figure]:
     from deploy.bench.live import bench_live, request_bytes
 
     tokens = run.of(600, 8000)
-    for policy in ("specreason", "large-only"):
+    for policy in ("specreason", "large-only", "bild"):
         row = bench_live(policy, tokens=tokens, tell=_tell)
         name = f"64 live, {policy}"
         yield _figure(f"{name}: the loop's lag, p99", "Baton", row["lag_p99_ms"], "ms")
@@ -216,35 +217,57 @@ def live(run: Run) -> Iterator[Figure]:
 
 
 def long(run: Run) -> Iterator[Figure]:
-    """Long thoughts of a random pair through the service, shared and the small model's alone."""
-    from tests.deploy.conftest import save_pair
+    """Long thoughts of a random pair through the service, shared and the small model's alone.
 
+    The pair has the embedded one's sizes and vocabulary, and a context of 65,536 tokens.
+    """
     short, most = (300, 1200) if run.quick else (4000, 32_000)
-    pair = save_pair(run.folder / "random", positions=65_536, endless=True)
+    pair = _random_pair(run.folder / "random")
     how = servers.baton(
         servers.Pair(str(pair / "small"), str(pair / "large"), "float32", 1, "float32"), run.folder
     )
     growth = {}
     with _running(run, "long", how, max_len=40_000) as server:
-        for policy in ("small-only", "specreason"):
+        for policy in ("small-only", "large-only", "specreason"):
             seconds = {size: _answer_s(server.url, policy, size) for size in (short, most)}
             for size, value in seconds.items():
                 yield _figure(f"a thought of {size:,} tokens, {policy}", "Baton", value, "s")
             growth[policy] = seconds[most] / seconds[short]
-    shared = growth["specreason"] / growth["small-only"]
-    yield _figure(
-        f"growth from {short:,} tokens to {most:,}: specreason to small-only", "Baton", shared, "x"
-    )
+    for other in ("small-only", "large-only"):
+        measure = f"growth from {short:,} tokens to {most:,}: specreason to {other}"
+        yield _figure(measure, "Baton", growth["specreason"] / growth[other], "x")
+
+
+def _random_pair(folder: Path) -> Path:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from workers.embedded.checkpoints import resolve
+
+    for seed, name in enumerate(("small", "large")):
+        torch.manual_seed(seed)
+        config = AutoConfig.from_pretrained(resolve(f"embedded:{name}"))
+        config.update({"max_position_embeddings": 65_536, "tie_word_embeddings": False})
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        with torch.no_grad():
+            model.lm_head.weight[:CONTROLS] = 0  # the likeliest token never ends the thought
+        model.save_pretrained(folder / name)
+        AutoTokenizer.from_pretrained(resolve(f"embedded:{name}")).save_pretrained(folder / name)
+    return folder
 
 
 def _answer_s(url: str, policy: str, tokens: int) -> float:
-    """Seconds of an answer of so many tokens; drafts of 30 tokens that are all kept."""
+    """Seconds of an answer of so many tokens; drafts of 30 tokens that are all kept.
+
+    The judge's question is the short one: the full one, of 90 tokens in a real vocabulary, has 160
+    in this one, five for each that it judges.
+    """
     import httpx
 
     body: dict[str, Any] = {"model": policy, "max_tokens": tokens, "temperature": 0}
     body["messages"] = [{"role": "user", "content": "How many?"}]
     if policy == "specreason":
-        body["policy"] = {"threshold": 0, "step_tokens": 30}
+        body["policy"] = {"threshold": 0, "step_tokens": 30, "judge": "short"}
     began = perf_counter()
     answer = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=600.0, trust_env=False)
     seconds = perf_counter() - began
