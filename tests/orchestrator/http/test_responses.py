@@ -10,9 +10,10 @@ import openai
 import pytest
 
 from orchestrator.errors import WorkerUnavailable
+from tests.orchestrator.http.test_tools import FORMAT
 from tests.orchestrator.http.test_tools import worker as tool_worker
 from tests.orchestrator.serving import HTTP, STORY, client, scripted, service, serving
-from workers.scripted import Scripted
+from workers.scripted import Scripted, words
 
 ASKED = "Twice 2+2?"
 ANSWER = "The answer is 8."
@@ -318,3 +319,74 @@ def test_a_stream_that_breaks_off_ends_in_an_error() -> None:
         pytest.raises(openai.APIError, match="a worker is not available"),
     ):
         stream(url, model="large-only")
+
+
+LOOK_UP: Any = {"type": "function", "name": "look_up", "parameters": {}}
+NATIVE = """Both.
+<tool_call>
+{"name": "add", "arguments": {"a": 2, "b": 3}}
+</tool_call>
+<tool_call>
+{"name": "look_up", "arguments": {"key": "x"}}
+</tool_call>"""
+FENCED = """Both.
+```json
+[{"name": "add", "arguments": {"a": 2, "b": 3}}, {"name": "look_up", "arguments": {"key": "x"}}]
+```"""
+CALLS = [("add", {"a": 2, "b": 3}), ("look_up", {"key": "x"})]
+
+
+@pytest.mark.parametrize("answer", [NATIVE, FENCED])
+@pytest.mark.parametrize("delay", [0.0, 0.002])  # in one batch, and piece by piece
+def test_each_of_several_calls_has_its_own_name_and_id(answer: str, delay: float) -> None:
+    large = Scripted(story=("I call both.", answer), call_format=FORMAT, delay=delay)
+    body: Any = {"model": "large-only", "tools": [{**ADD, "strict": False}, LOOK_UP]}
+    with serving(service(tool_worker(), large)) as url:
+        whole, events = create(url, **body), stream(url, **body)
+        with client(url) as api, api.responses.stream(input=ASKED, **body) as made:
+            assembled = made.get_final_response()
+    replies = [whole, events[-1].response, assembled]
+    for reply in replies:
+        assert [item.type for item in reply.output[:2]] == ["reasoning", "message"]
+        calls = reply.output[2:]
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == CALLS
+        assert len({call.id for call in calls}) == len({call.call_id for call in calls}) == 2
+        assert all(call.id.removeprefix("fc_") in call.call_id for call in calls)
+    final = events[-1].response.output
+    begun = [event.item for event in events if event.type == "response.output_item.added"]
+    ended = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in begun] == [item.id for item in final]
+    assert [item.model_dump() for item in ended] == [item.model_dump() for item in final]
+    written = dict.fromkeys((item.id for item in final[2:]), "")
+    for event in events:
+        if event.type == "response.function_call_arguments.delta":
+            written[event.item_id] += event.delta
+    assert list(written.values()) == [item.arguments for item in final[2:]]
+    told = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [(event.name, event.item_id) for event in told] == [(c.name, c.id) for c in final[2:]]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_of_what_a_cap_cuts_the_last_item_alone_is_incomplete(streamed: bool) -> None:
+    large = Scripted(story=("I call both.", NATIVE), call_format=FORMAT)
+    body: Any = {"model": "large-only", "tools": [ADD, LOOK_UP], "policy": {"answer_reserve": 0}}
+    tokens = len(words("I call both.")) + 1  # and the end of the thought
+    states = {}
+    with serving(service(tool_worker(), large)) as url, client(url) as api:
+        for cap in range(tokens + 1, tokens + len(words(NATIVE))):
+            given = {"input": ASKED, "max_output_tokens": cap, **body}
+            policy = {"policy": given.pop("policy")}
+            reply = api.responses.create(**given, stream=streamed, extra_body=policy)
+            final = list(reply)[-1].response if streamed else reply
+            assert final.status == "incomplete"
+            shown = [(item.type, item.status) for item in final.output[1:]]
+            states[NATIVE[: len("".join(words(NATIVE)[: cap - tokens]))]] = shown
+            assert all(state == "completed" for _, state in shown[:-1]), shown
+    whole, cut = ("function_call", "completed"), ("function_call", "incomplete")
+    message = ("message", "completed")
+    for text, shown in states.items():
+        if text.rstrip().endswith('{"a": 2,'):
+            assert shown == [message, cut]
+        if text.rstrip().endswith("3}}") or text.rstrip().endswith('{"key":'):
+            assert shown[1] == whole
+            assert shown[2:] in ([], [cut])
