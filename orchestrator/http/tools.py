@@ -102,7 +102,7 @@ class ToolUse:
     Args:
         tools: as given.
         choice: as given; None: auto.
-        parallel: whether one answer may make several calls.
+        parallel: whether one answer may make several calls; never where the choice is a function.
         form: what an answer without calls must match.
         inner: between a tool and its parameters, in the names of places.
 
@@ -133,7 +133,7 @@ class ToolUse:
             raise contradiction("tool_choice", "there are no tools")
         required, allowed = choice == "required", names
         if isinstance(choice, ToolReference):
-            required, allowed = True, [choice.function.name]
+            required, allowed, parallel = True, [choice.function.name], False
         elif isinstance(choice, AllowedChoice):
             required = choice.allowed_tools.mode == "required"
             allowed = [tool.function.name for tool in choice.allowed_tools.tools]

@@ -133,7 +133,6 @@ def test_the_thought_is_free_and_the_answer_is_held_to_the_tools() -> None:
             messages=[QUESTION],  # type: ignore[list-item]
             tools=[ADD, LOOK_UP],
             tool_choice={"type": "function", "function": {"name": "add"}},
-            parallel_tool_calls=False,
         )
     thought, *_, answer = large.calls
     assert thought.call.constraint is None
