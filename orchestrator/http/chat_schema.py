@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
@@ -245,10 +246,16 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        return (*self.tool_use.messages, *(_turn(message) for message in self.messages))
+        turns, called = list(self.tool_use.messages), dict[str, str]()
+        for message in self.messages:
+            turns.append(_turn(message, called))
+            called |= {call.id: call.function.name for call in message.tool_calls or ()}
+        return tuple(turns)
 
 
-def _turn(message: ChatMessage) -> Message:
+def _turn(message: ChatMessage, called: Mapping[str, str]) -> Message:
+    """A message as models see it; `called`: the name of the tool by the id of its call."""
+    name = message.name or called.get(message.tool_call_id or "", "")
     calls = tuple(
         ToolCall(call.id, call.function.name, call.function.arguments)
         for call in message.tool_calls or ()
@@ -259,5 +266,5 @@ def _turn(message: ChatMessage) -> Message:
         calls=calls,
         reasoning=(message.reasoning_content or message.reasoning or "") if calls else "",
         call_id=message.tool_call_id or "",
-        name=(message.name or "") if message.role == "tool" else "",
+        name=name if message.role == "tool" else "",
     )

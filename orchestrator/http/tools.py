@@ -80,10 +80,17 @@ ToolChoice = Annotated[
 ]
 
 
+def or_no_arguments(given: object) -> object:
+    """A blank text as the JSON of no arguments: models write it where a tool has none."""
+    return "{}" if isinstance(given, str) and not given.strip() else given
+
+
 class FunctionCall(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     name: ToolName
-    arguments: str = Field(description="the JSON of an object")
+    arguments: Annotated[str, BeforeValidator(or_no_arguments)] = Field(
+        description="the JSON of an object; blank: no arguments"
+    )
 
 
 class MessageToolCall(BaseModel):

@@ -125,6 +125,26 @@ def test_what_models_are_shown() -> None:
     assert [m.role for m in large.calls[-1].call.transcript.messages] == ["user"]
 
 
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_earlier_calls_without_arguments_and_what_they_gave_back_by_name(blank: str) -> None:
+    large = worker()
+    turns: list[Any] = [QUESTION]
+    for name in ("look_up", "add"):  # one id twice, as some models number their calls
+        call = {"id": "c0", "type": "function", "function": {"name": name, "arguments": blank}}
+        turns += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c0", "content": "5"},
+        ]
+    with api(large=large) as official:
+        official.chat.completions.create(model="large-only", messages=turns, tools=[ADD, LOOK_UP])
+    heard = large.calls[0].call.transcript.messages[2:]
+    assert [(turn.role, turn.name) for turn in heard if turn.role == "tool"] == [
+        ("tool", "look_up"),
+        ("tool", "add"),
+    ]
+    assert [call.arguments for turn in heard for call in turn.calls] == ["{}", "{}"]
+
+
 def test_the_thought_is_free_and_the_answer_is_held_to_the_tools() -> None:
     large = worker()
     with api(large=large) as official:
