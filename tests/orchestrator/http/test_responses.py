@@ -177,6 +177,14 @@ def test_hints_pass(url: str) -> None:
 
 
 FUNCTION = {"type": "function", "name": "add", "parameters": {}}
+CALLED = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+GIVEN_BACK = {"type": "function_call_output", "call_id": "c", "output": "5"}
+TEXT = {"type": "input_text", "text": "hi"}
+
+
+def items(*given: Any) -> dict[str, Any]:
+    """An `input` of a question and what follows it."""
+    return {"input": [{"role": "user", "content": ASKED}, *given]}
 
 
 @pytest.mark.parametrize(
@@ -197,15 +205,10 @@ FUNCTION = {"type": "function", "name": "add", "parameters": {}}
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [FUNCTION, FUNCTION]}, "tools"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "b"}}, "tool_choice"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "add"}]}, "input"),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": "[]"}]},
-            "input",
-        ),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "a<", "arguments": "{}"}]},
-            "input",
-        ),
+        (items({"type": "function_call", "call_id": "c", "name": "add"}), "input[1].arguments"),
+        (items(CALLED | {"arguments": "[]"}), "input[1].arguments"),
+        (items(CALLED | {"name": "a<"}), "input[1].name"),
+        (items(CALLED | {"call_id": ""}), "input[1].call_id"),
         (
             {"tools": [{**FUNCTION, "strict": True, "parameters": {"not": {}}}]},
             "tools[0].parameters",
@@ -219,14 +222,22 @@ FUNCTION = {"type": "function", "name": "add", "parameters": {}}
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": None}, "input"),
-        ({"input": ["hi"]}, "input"),
-        ({"input": [{"role": "tool", "content": "hi"}]}, "input"),
-        ({"input": [{"role": "user", "content": 5}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
-        ({"input": [{"role": "user", "content": "hi", "mood": "glad"}]}, "input"),
+        (items("hi"), "input[1]"),
+        (items({"role": "tool", "content": "hi"}), "input[1].role"),
+        (items({"role": "user", "content": 5}), "input[1].content"),
+        (items({"role": "user", "content": None}), "input[1].content"),
+        (
+            items({"role": "user", "content": [TEXT, {"type": "input_image"}]}),
+            "input[1].content[1]",
+        ),
+        (items({"role": "user", "content": [{**TEXT, "text": 5}]}), "input[1].content[0].text"),
+        (items({"role": "user", "content": "hi", "mood": "glad"}), "input[1].mood"),
+        (items({"type": "reasoning", "summary": [5]}), "input[1].summary[0]"),
         ({"input": [{"role": "assistant", "content": "hi"}]}, "input"),
-        ({"input": [{"type": "function_call_output", "output": "5"}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        (items({"type": "function_call_output", "output": "5"}), "input[1].call_id"),
+        (items(CALLED, {**GIVEN_BACK, "call_id": "other"}), "input[2].call_id"),
+        (items(CALLED, {**GIVEN_BACK, "output": 5}), "input[2].output"),
+        (items({"type": "item_reference", "id": "msg_1"}), "input[1]"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
     ],
     ids=lambda value: str(value)[:40],
@@ -236,7 +247,7 @@ def test_refused_by_name(url: str, body: dict[str, Any], param: str) -> None:
     reply = HTTP.post(f"{url}/v1/responses", json=given)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"].startswith(param)
-    assert param in reply.json()["error"]["message"]
+    assert reply.json()["error"]["message"].startswith(param)
 
 
 def test_what_is_not_supported_in_a_conversation_is_named(url: str) -> None:
@@ -260,9 +271,9 @@ def test_an_agent_loop(streamed: bool) -> None:
     large = tool_worker()
     with serving(service(tool_worker(), large)) as url:
         body: Any = {"model": "large-only", "tools": [ADD], "parallel_tool_calls": False}
-        items: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
-        events = stream(url, input=items, **body) if streamed else []
-        first = events[-1].response if streamed else create(url, input=items, **body)
+        turns: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+        events = stream(url, input=turns, **body) if streamed else []
+        first = events[-1].response if streamed else create(url, input=turns, **body)
         reasoning, message, call = first.output
         assert (reasoning.type, message.type, call.type) == (
             "reasoning",
@@ -272,9 +283,9 @@ def test_an_agent_loop(streamed: bool) -> None:
         assert message.content[0].text == "Let me see."
         assert (call.name, json.loads(call.arguments)) == ("add", {"a": 2, "b": 3})
         assert {item.status for item in first.output} == {"completed"}
-        items += [item.model_dump(exclude_none=True) for item in first.output]
-        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
-        second = create(url, input=items, **body)
+        turns += [item.model_dump() for item in first.output]  # with what is null
+        turns.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
+        second = create(url, input=turns, **body)
     assert second.output_text == "It is 5."
     heard = large.calls[-1].call.transcript.messages
     assert [turn.role for turn in heard] == ["tools", "user", "assistant", "tool"]
@@ -291,6 +302,34 @@ def test_an_agent_loop(streamed: bool) -> None:
             if event.type == "response.function_call_arguments.delta"
         )
         assert written == call.arguments
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_the_clients_own_helpers_give_back_can_be_sent_again(streamed: bool) -> None:
+    body: Any = {"model": "large-only", "tools": [ADD]}
+    turns: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+    with serving(service(tool_worker(), tool_worker())) as url, client(url) as api:
+        if streamed:
+            with api.responses.stream(input=turns, **body) as made:
+                first = made.get_final_response()
+        else:
+            first = api.responses.parse(input=turns, **body)
+        call = first.output[-1]
+        assert call.type == "function_call"
+        assert call.parsed_arguments == {"a": 2, "b": 3}
+        turns += [item.model_dump() for item in first.output]
+        turns.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
+        second = api.responses.create(input=turns, **body)
+    assert second.output_text == "It is 5."
+
+
+def test_earlier_calls_without_arguments() -> None:
+    large = scripted()
+    with serving(service(large=large)) as url:
+        for blank in ("", " "):
+            create(url, model="large-only", **items({**CALLED, "arguments": blank}, GIVEN_BACK))
+            heard = large.calls[-1].call.transcript.messages
+            assert [call.arguments for call in heard[1].calls] == ["{}"]
 
 
 def test_the_form_of_the_answer_reaches_its_writer() -> None:
