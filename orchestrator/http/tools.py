@@ -91,6 +91,7 @@ class FunctionCall(BaseModel):
     arguments: Annotated[str, BeforeValidator(or_no_arguments)] = Field(
         description="the JSON of an object; blank: no arguments"
     )
+    parsed_arguments: Any = None  # the official client's reading of them
 
 
 class MessageToolCall(BaseModel):

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, OpenAI, pydantic_function_tool
+from pydantic import BaseModel
 
 from orchestrator.types import CallFormat, StopCriteria, Transcript
 from tests.orchestrator.serving import client, service, serving
@@ -189,6 +190,29 @@ def test_a_stream_of_calls() -> None:
     assert choices[-1].finish_reason == "tool_calls"
     assert final.message.tool_calls is not None
     assert final.message.tool_calls[0].function.name == "add"
+
+
+class Add(BaseModel):
+    a: int
+    b: int
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_the_clients_own_helpers_give_back_can_be_sent_again(streamed: bool) -> None:
+    with api() as official:
+        body: Any = {"model": "large-only", "tools": [pydantic_function_tool(Add, name="add")]}
+        messages: list[Any] = [QUESTION]
+        if streamed:
+            with official.chat.completions.stream(messages=messages, **body) as stream:
+                first = stream.get_final_completion().choices[0].message
+        else:
+            first = official.chat.completions.parse(messages=messages, **body).choices[0].message
+        assert first.tool_calls is not None
+        assert first.tool_calls[0].function.parsed_arguments == Add(a=2, b=3)
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "5"}
+        for sent in (first, first.model_dump(), first.model_dump(exclude_unset=True)):
+            second = official.chat.completions.create(messages=[*messages, sent, result], **body)
+            assert second.choices[0].message.content == "It is 5."
 
 
 def test_a_call_that_max_tokens_cuts_says_so() -> None:
