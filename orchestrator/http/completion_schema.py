@@ -46,6 +46,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         **UNSUPPORTED,
+        "add_special_tokens": (True,),  # such as begin a text
         "suffix": ("",),
         "top_logprobs": (0,),
         "prompt_logprobs": (0,),

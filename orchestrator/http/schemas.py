@@ -71,6 +71,10 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "stop_token_ids": ([],),
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_special_tokens": (False,),
     "prediction": (),
     "reasoning": (),
     "include_reasoning": (True,),
@@ -265,7 +269,7 @@ def parse_request(body: bytes, kind: type[R], *, strict: bool = True) -> R:
         name
         for name, harmless in kind.unsupported.items()
         if name not in fields and given.get(name) is not None
-        if not any(_same(given[name], one) for one in harmless)
+        if not any(_same(given[name], one) for one in (*harmless, *_as_many(name, given)))
     ]
     unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
     given = {name: value for name, value in given.items() if value is not None and name in fields}
@@ -278,6 +282,11 @@ def parse_request(body: bytes, kind: type[R], *, strict: bool = True) -> R:
         refusal = _refusal(refused, [*unknown, *within], False)
         request._warnings = (f"{refusal.message}, and left out",)
     return request
+
+
+def _as_many(name: str, given: Mapping[str, Any]) -> tuple[object, ...]:
+    """Of a parameter the value that is harmless beside others: all of the best are shown."""
+    return (given["n"],) if name == "best_of" and "n" in given else ()
 
 
 def _validated(

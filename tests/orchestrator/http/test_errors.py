@@ -283,6 +283,13 @@ def test_unsupported_unless_it_asks_for_nothing(url: str, name: str) -> None:
         assert error(reply, 404)["code"] == "model_not_found"
 
 
+def test_the_best_of_as_many_as_are_shown_are_all_of_them(url: str) -> None:
+    reply = post(url, {"n": 2, "best_of": 2, "model": "large-only"})
+    assert len(reply.json()["choices"]) == 2
+    for wrong in ({"n": 2, "best_of": 3}, {"n": None, "best_of": 2}, {"n": 1, "best_of": True}):
+        assert error(post(url, wrong), 400)["param"] == "best_of"
+
+
 @pytest.mark.parametrize(
     "body",
     [
