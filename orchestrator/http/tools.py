@@ -18,11 +18,12 @@ TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,64}$"
 ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
 MAX_TOOLS = 128
 MAX_DEPTH = 64  # levels of nesting of a call's arguments
+_NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 class FunctionTool(BaseModel):
-    """A function that may be called. With `strict` its arguments are held to its schema or it is
-    refused; else a schema that no text can be held to stands for any object."""
+    """A function that may be called. With `strict` a schema that no text can be held to is refused;
+    else it stands for any object. Servers (`url`) are not asked to hold calls to schemas."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     name: ToolName
@@ -116,8 +117,7 @@ class ToolUse:
 
     Attributes:
         names: the tools that may be called.
-        loose: those of them that need not be `strict`: a call in another form than the model's own
-            is one, too.
+        strict: the schemas of those of them that are `strict`.
         schemas: of the arguments of each tool, None where it has none.
 
     Raises:
@@ -149,9 +149,11 @@ class ToolUse:
             raise contradiction("tool_choice", f"there is no tool {unknown[0]!r}")
         self.tools = () if choice == "none" else tuple(tools)
         self.names = frozenset(allowed if self.tools else ())
-        self.loose = frozenset(
-            tool.name for tool in self.tools if tool.name in self.names and not tool.strict
-        )
+        self.strict = {
+            tool.name: tool.parameters or _NO_PARAMETERS
+            for tool in self.tools
+            if tool.name in self.names and tool.strict
+        }
         self.schemas = {tool.name: tool.parameters for tool in self.tools}
         self.parallel = parallel
         self.constraint = form
@@ -165,7 +167,7 @@ class ToolUse:
                 [
                     {
                         "name": tool.name,
-                        "parameters": tool.parameters or {"type": "object", "properties": {}},
+                        "parameters": tool.parameters or _NO_PARAMETERS,
                         "strict": bool(tool.strict),
                         "place": f"tools[{i}].{inner}parameters",
                     }

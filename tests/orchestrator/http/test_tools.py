@@ -198,6 +198,31 @@ class Add(BaseModel):
 
 
 @pytest.mark.parametrize("streamed", [False, True])
+def test_a_strict_tools_call_in_a_fenced_block_is_one(streamed: bool) -> None:
+    call = '```json\n{"name": "add", "arguments": {"b": 3, "a": 2}}\n```'
+    large = Scripted(story=("I should add.", call), call_format=FORMAT)
+    tools = [pydantic_function_tool(Add, name="add")]
+    assert tools[0]["function"]["strict"]  # type: ignore[typeddict-item]
+    with (
+        api(large=large) as official,
+        official.chat.completions.stream(
+            model="large-only",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=tools,
+        ) as stream,
+    ):
+        choice: Any = stream.get_final_completion().choices[0]
+        if not streamed:
+            choice = official.chat.completions.parse(
+                model="large-only",
+                messages=[QUESTION],  # type: ignore[list-item]
+                tools=tools,
+            ).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.parsed_arguments == Add(a=2, b=3)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
 def test_what_the_clients_own_helpers_give_back_can_be_sent_again(streamed: bool) -> None:
     with api() as official:
         body: Any = {"model": "large-only", "tools": [pydantic_function_tool(Add, name="add")]}
