@@ -27,7 +27,7 @@ from orchestrator.loop.stop_strings import overlap
 from orchestrator.types import ArgumentFormat, CallFormat, ToolCall
 
 FENCE = "```"
-_OPENING = re.compile(r"```[a-zA-Z_]*")
+_OPENING = re.compile(r"(```[a-zA-Z_]*)\s*(\S?)")
 _MOST_NAME = 64
 
 
@@ -115,7 +115,9 @@ class CallReader:
         self._format, self._names, self._prefix = calls, names, prefix
         self._parallel = parallel
         self._held, self._blank = "", True
-        self._state: Literal["text", "call", "loose", "name", "arguments", "behind", "tag"] = "text"
+        self._state: Literal[
+            "text", "call", "loose", "code", "name", "arguments", "behind", "tag"
+        ] = "text"
         self._object = _JsonEnd()
         self._doubled = False  # a loose call's outer braces
         self._searched = 0  # of what is held, for the end of a loose call or an argument in tags
@@ -254,13 +256,16 @@ class CallReader:
         """A call in another form than the model's own. What was searched is not searched again."""
         held = self._held
         if held.startswith(FENCE):
+            opening = _OPENING.match(held)
+            assert opening is not None
+            if opening[2] and opening[2] not in "{[":  # neither an object nor a list of some
+                pieces, self._state = self._give_up(opening.end(1)), "code"
+                return pieces
             end = held.find(FENCE, max(len(FENCE), self._searched - len(FENCE) + 1))
             self._searched = len(held)
             if end < 0 and not ended:
                 return []
-            opening = _OPENING.match(held)
-            assert opening is not None
-            body = held[opening.end() : len(held) if end < 0 else end]
+            body = held[opening.end(1) : len(held) if end < 0 else end]
             size = len(held) if end < 0 else end + len(FENCE)
         else:
             trigger, most = self._format.trigger, len(self._format.before) + _MOST_NAME
@@ -284,6 +289,15 @@ class CallReader:
             return self._give_up(size)
         self._held, self._state = held[size:], "tag"
         return [self._called(name, arguments) for name, arguments in calls]
+
+    def _in_code(self, ended: bool) -> list[Piece]:
+        """In a fenced block that holds no call, up to its end."""
+        held = self._held
+        if (at := held.find(FENCE)) >= 0:
+            return self._give_up(at + len(FENCE))
+        kept = 0 if ended else overlap(held, FENCE)
+        self._held = held[len(held) - kept :]
+        return self._text(held[: len(held) - kept])
 
     def _called(self, name: str, arguments: str) -> CallPiece:
         call = ToolCall(f"{self._prefix}{len(self.calls)}", name, arguments)

@@ -444,6 +444,24 @@ def test_text_is_not_held_back_longer_than_it_must() -> None:
 FENCED = '```json\n[{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]\n```'
 
 
+def test_a_block_of_code_is_not_held_back() -> None:
+    reader = CallReader(HERMES, NAMES, "call_")
+    block = "Look:\n```python\nx = {1}\nprint(`x`)\n```\nDone."
+    shown = ""
+    for at, letter in enumerate(block):
+        shown += "".join(map(str, reader.feed(letter)))
+        if "x =" in block[: at + 1]:
+            waits = len(block[: at + 1]) - len(block[: at + 1].rstrip("`"))
+            assert len(shown) >= at + 1 - waits
+    assert shown + "".join(map(str, reader.end())) == block
+    for begin in ("```c++\n", "```\n#", "``` json\n"):
+        text = begin + '{"name": "add", "arguments": {}}'
+        assert read(CallReader(HERMES, NAMES, "call_"), [text])[1] == []
+    shown, calls = read(CallReader(HERMES, NAMES, "call_"), [f"```sh\n{ADD}\n```\n", ADD])
+    assert shown == f"```sh\n{ADD}\n```\n"  # what stands in code is code
+    assert len(calls) == 1
+
+
 PAIR = {
     "type": "object",
     "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
@@ -506,11 +524,11 @@ def test_a_long_block_costs_what_it_has_letters(begin: str) -> None:
             looked += len(self) - (args[1] if len(args) > 1 else 0)
             return super().find(*args)
 
-    reader.feed(begin)
+    pieces = reader.feed(begin)
     for _ in range(400):
         reader._held = Counting(reader._held)
-        reader.feed("word ")
+        pieces += reader.feed("word ")
     assert looked < 400 * 60 + 10 * 2000
-    text, calls = read(reader, [])
-    assert calls == []
-    assert "word word" in text or begin == "```"
+    pieces += reader.end()
+    assert reader.calls == []
+    assert "".join(map(str, pieces)) == begin + "word " * 400
