@@ -12,7 +12,6 @@ from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import (
     DONE,
-    TEXT_COMPLETION,
     Json,
     baton,
     running_usage,
@@ -99,7 +98,7 @@ class CompletionFormat(AnswerFormat):
 
     def _choice(self, text: str, finish: str | None, logprobs: Json | None = None) -> Json:
         return {
-            "id": TEXT_COMPLETION + self.context.answer_id,
+            "id": self.context.answer_id,
             "object": "text_completion",
             "created": self.context.created,
             "model": self._body.model,

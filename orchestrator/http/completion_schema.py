@@ -10,6 +10,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.http.schemas import (
     HINTS,
     MOST_LIKELY,
+    TEXT_COMPLETION,
     UNSUPPORTED,
     Choices,
     GenerationRequest,
@@ -54,6 +55,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
 
     question_name: ClassVar[str] = "prompt"
     operation: ClassVar[str] = "text_completion"
+    id_prefix: ClassVar[str] = TEXT_COMPLETION
 
     prompt: Annotated[
         str | list[int],

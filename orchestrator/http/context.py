@@ -40,7 +40,7 @@ class RequestContext:
     trace_id: str = field(default_factory=lambda: secrets.token_hex(16))
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
     index: int = 0  # of the answer among those that the request wants
-    answer_id: str = field(init=False)  # of all of them: the first one's trace id
+    answer_id: str = field(init=False)  # of all of them, as clients see it: the first one's
     messages: tuple[Message, ...] = field(init=False)
     sampling: Sampling = field(init=False)
 
@@ -55,7 +55,7 @@ class RequestContext:
 
     def __post_init__(self) -> None:
         self.messages, self.sampling = self.body.conversation, self.body.sampling(GREEDY)
-        self.answer_id = self.trace_id
+        self.answer_id = self.body.id_prefix + self.trace_id
 
     @classmethod
     def of(cls, request: Request, body: GenerationRequest, limits: ServiceLimits) -> RequestContext:
@@ -156,7 +156,7 @@ class RequestContext:
             "gen_ai.provider.name": "baton",
             "gen_ai.request.model": self.body.model,
             "gen_ai.response.model": f"{self.policy_name}{version}",
-            "gen_ai.response.id": self.trace_id,
+            "gen_ai.response.id": self.answer_id,
             "gen_ai.request.max_tokens": self.limits.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,

@@ -11,16 +11,13 @@ from typing import Any, Final
 
 from orchestrator.http.call_reader import AnswerReader, CallPiece, Piece, read_answer
 from orchestrator.http.context import RequestContext
+from orchestrator.http.schemas import COMPLETION, RESPONSE, TEXT_COMPLETION
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.budget import spent
 from orchestrator.loop.events import Event, TextDelta
 from orchestrator.loop.timeline import CallSpan
 from orchestrator.types import Message
 
-COMPLETION: Final = "chatcmpl-"
-TEXT_COMPLETION: Final = "cmpl-"
-RESPONSE: Final = "resp_"
-"""Before a trace id each is the id of an answer, as OpenAI's clients show it."""
 DONE: Final = b"data: [DONE]\n\n"
 """The end of a stream."""
 OUTCOMES: Final = "outcomes"
@@ -357,7 +354,7 @@ def sse(value: Json) -> bytes:
 
 def _head(context: RequestContext, kind: str) -> Json:
     return {
-        "id": COMPLETION + context.answer_id,
+        "id": context.answer_id,
         "object": kind,
         "created": context.created,
         "model": context.body.model,

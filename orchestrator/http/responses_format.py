@@ -16,7 +16,7 @@ from typing import Any, Literal
 from orchestrator.http.call_reader import AnswerReader, CallPiece, Piece
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
-from orchestrator.http.rendering import RESPONSE, Json, Stripped, baton, dump, usage
+from orchestrator.http.rendering import Json, Stripped, baton, dump, usage
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, TextDelta
@@ -204,7 +204,7 @@ class ResponsesFormat(AnswerFormat):
     def _response(self, status: str, output: list[Json]) -> Json:
         body, cut = self._body, status == "incomplete"
         return {
-            "id": RESPONSE + self.context.trace_id,
+            "id": self.context.answer_id,
             "object": "response",
             "created_at": self.context.created,
             "status": status,

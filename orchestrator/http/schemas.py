@@ -87,6 +87,10 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 }
 
 
+COMPLETION: Final = "chatcmpl-"
+TEXT_COMPLETION: Final = "cmpl-"
+RESPONSE: Final = "resp_"
+"""Before a trace id each is the id of an answer, as OpenAI's clients show it."""
 MOST_LIKELY: Final = 20
 """Of the likeliest tokens at a place: OpenAI's most, and vLLM's unless told otherwise."""
 MAX_SEED: Final = 2**63 - 1
@@ -124,6 +128,7 @@ class GenerationRequest(BaseModel):
         unsupported: those that Baton does not have, and the values that are harmless.
         question_name: the parameter that holds what is to be answered.
         operation: what is asked for, in OpenTelemetry's words.
+        id_prefix: what the ids of its answers begin with.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -131,6 +136,7 @@ class GenerationRequest(BaseModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED
     question_name: ClassVar[str] = "messages"
     operation: ClassVar[str] = "chat"
+    id_prefix: ClassVar[str] = COMPLETION
 
     model: str = Field(description="a policy, or one of its published versions: NAME@VERSION")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
