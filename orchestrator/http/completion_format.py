@@ -44,8 +44,8 @@ class CompletionFormat(AnswerFormat):
         self._answer: list[ScoredSegment] | None = None  # where it is asked for, and can be had
 
     async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
-        body = self._body
-        if body.echo and (body.logprobs is not None or not isinstance(body.prompt, str)):
+        body, (prompt,) = self._body, self.context.messages
+        if body.echo and (body.logprobs is not None or prompt.tokens is not None):
             self._prompt = await self._score_prompt(workers)
         elif body.logprobs is not None:  # only a call shows whether the worker can score
             await check_scoring(self.context, self.response, workers, body.logprobs)
@@ -64,7 +64,7 @@ class CompletionFormat(AnswerFormat):
         if self._prompt is not None:
             text = "".join(self._prompt.scores.pieces) + text
         elif body.echo:
-            text = str(body.prompt) + text
+            text = self.context.messages[0].content + text
         return {
             **self._choice(text, self.response.finish_reason, logprobs),
             "usage": usage(self.response),
@@ -88,7 +88,8 @@ class CompletionFormat(AnswerFormat):
         if not self._body.wants_usage:
             return DONE
         last = self._chunk("", None, None)
-        return sse({**last, "choices": [], "usage": total_usage(map(usage, responses))}) + DONE
+        total = total_usage(map(usage, responses), self.context.answers_each)
+        return sse({**last, "choices": [], "usage": total}) + DONE
 
     def _chunk(self, text: str, finish: str | None, so_far: Json | None) -> Json:
         made = self._choice(text, finish)

@@ -168,29 +168,35 @@ def _usage(response: ResponseAccumulator, completion: int, thought: int) -> Json
     }
 
 
-def total_usage(usages: Iterable[Json | None]) -> Json | None:
-    """The usage of all answers to a request: their one prompt counts once."""
+def total_usage(usages: Iterable[Json | None], each: int | None = None) -> Json | None:
+    """The usage of all answers to a request: a prompt counts once, however many answers it has
+    (`each`, one after the other; None: all of them)."""
     known = [one for one in usages if one is not None]
     if not known:
         return None
+    firsts = known[::each] if each else known[:1]
     details = [one["completion_tokens_details"]["reasoning_tokens"] for one in known]
+    cached = [one["prompt_tokens_details"]["cached_tokens"] for one in firsts]
     completion = sum(one["completion_tokens"] for one in known)
+    prompt = sum(one["prompt_tokens"] for one in firsts)
     return {
-        **known[0],
+        "prompt_tokens": prompt,
         "completion_tokens": completion,
-        "total_tokens": known[0]["prompt_tokens"] + completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
         "completion_tokens_details": {"reasoning_tokens": sum(details)},
     }
 
 
-def joined(answers: Sequence[Json]) -> Json:
+def joined(answers: Sequence[Json], each: int | None = None) -> Json:
     """The bodies of all answers to a request as one: each of several choices has the extra object
-    of its own, and the body has the first one's."""
+    of its own, and the body has the first one's. `each`: as in `total_usage`."""
     first, *more = answers
     if not more:
         return first
     choices = [{**one["choices"][0], "baton": one["baton"]} for one in answers]
-    return {**first, "choices": choices, "usage": total_usage(one["usage"] for one in answers)}
+    total = total_usage((one["usage"] for one in answers), each)
+    return {**first, "choices": choices, "usage": total}
 
 
 def baton(context: RequestContext, response: ResponseAccumulator) -> Json:

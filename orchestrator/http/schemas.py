@@ -207,6 +207,11 @@ class GenerationRequest(BaseModel):
         raise NotImplementedError
 
     @property
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
+        """All that is to be answered, where there may be several."""
+        return (self.conversation,)
+
+    @property
     def thinking(self) -> bool:
         """Whether there is to be a thought."""
         return True
@@ -223,8 +228,13 @@ class GenerationRequest(BaseModel):
 
     @property
     def choices(self) -> int:
-        """How many answers are wanted."""
+        """How many answers are wanted, in all."""
         return 1
+
+    @property
+    def choices_name(self) -> str:
+        """The parameter that asks for several."""
+        return "n"
 
     @property
     def alone(self) -> str | None:
