@@ -51,7 +51,7 @@ class CompletionFormat(AnswerFormat):
             await check_scoring(self.context, self.response, workers, body.logprobs)
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
-        if self._body.logprobs is not None:
+        if self._body.logprobs is not None and self._body.max_tokens:
             with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
                 top = self._body.logprobs
                 self._answer = await score_answer(self.context, self.response, workers, top)
@@ -61,6 +61,8 @@ class CompletionFormat(AnswerFormat):
         if self._answer is not None:
             scored = [*([] if self._prompt is None else [self._prompt]), *self._answer]
             logprobs = _logprobs(scored, body.echo, self._unwritten)
+        elif self._prompt is not None and body.logprobs is not None and not body.max_tokens:
+            logprobs = _logprobs([self._prompt], echo=True, unwritten=False)
         if self._prompt is not None:
             text = "".join(self._prompt.scores.pieces) + text
         elif body.echo:

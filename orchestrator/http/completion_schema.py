@@ -67,7 +67,9 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
             _prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
         ),
     ] = Field(description="a text, or the ids of its tokens; or several of them")
-    max_tokens: Annotated[int, Field(ge=1)] = 16
+    max_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=16, description="of the continuation; 0, with echo: the prompt alone"
+    )
     n: Choices = Field(default=1, description="how many answers to give to each prompt")
     echo: bool = Field(default=False, description="show the prompt before its continuation")
     logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = Field(
@@ -81,6 +83,8 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
         for name, given in (("echo", self.echo), ("logprobs", self.logprobs is not None)):
             if given and self.stream:
                 raise contradiction(name, "only allowed when stream is false")
+        if not (self.max_tokens or self.echo):
+            raise contradiction("max_tokens", "must be at least 1, or 0 where echo is true")
         if self.logprobs is not None and self.stop:
             raise contradiction("logprobs", "only allowed without stop")
         return self

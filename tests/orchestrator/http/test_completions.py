@@ -158,6 +158,26 @@ def test_of_several_prompts_each_is_answered_as_by_itself(
         assert getattr(chunks[-1].usage, name) == getattr(whole.usage, name)
 
 
+@pytest.mark.parametrize("kind", ["text", "ids"])
+def test_a_prompt_alone_is_scored(url: str, large: LocalWorker, kind: str) -> None:
+    ids = [*large.tokenizer.begin, *large.tokenizer.encode(TEXT)]
+    prompt: Any = TEXT if kind == "text" else ids
+    body: dict[str, Any] = {"prompt": [prompt, prompt], "echo": True, "logprobs": 2}
+    alone, more = (complete(url, max_tokens=cap, **body) for cap in (0, 1))
+    assert (alone.usage.completion_tokens, more.usage.completion_tokens) == (0, 2)
+    assert alone.usage.prompt_tokens == more.usage.prompt_tokens == 2 * len(ids)
+    for choice, longer in zip(alone.choices, more.choices, strict=True):
+        assert choice.finish_reason == "length"
+        assert longer.text == choice.text + "4"
+        assert choice.logprobs.tokens == longer.logprobs.tokens[:-1]
+        assert choice.logprobs.text_offset == longer.logprobs.text_offset[:-1]
+        assert choice.logprobs.top_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(
+            longer.logprobs.token_logprobs[1:-1], abs=1e-3
+        )
+    assert complete(url, echo=True, max_tokens=0).choices[0].text == TEXT
+
+
 def test_several_prompts_are_scored_each_by_itself(url: str) -> None:
     body: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 1}
     whole = complete(url, prompt=PROMPTS, **body)
