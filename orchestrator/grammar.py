@@ -12,10 +12,11 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, lru_cache
 from typing import Any, Final, TypeGuard
 from urllib.parse import unquote
 
-from llguidance import LLMatcher, LLParserLimits
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import ArgumentFormat, CallFormat, Constraint
@@ -112,6 +113,45 @@ def tool_rules(
         listed.append([tool["name"], {"type": "object"} if fault else schema])
     rules = {"tools": listed, "required": required, "parallel": parallel, "answer": answer}
     return Constraint("tools", json.dumps(rules))
+
+
+def fits(value: Any, schema: Any) -> bool:
+    """Whether a value that was read from JSON is one that a text held to the schema may be, in
+    whatever order its members stand; False where nothing can be held to the schema."""
+    try:
+        text = json.dumps(_in_order(value, schema, schema), ensure_ascii=False)
+    except RecursionError:
+        return False
+    state = _whole(_json(schema)).deep_copy()
+    tokens = _tokenizer().tokenize_bytes(text.encode(errors="surrogatepass"))
+    return state.try_consume_tokens(tokens) == len(tokens) and state.is_accepting()
+
+
+@cache
+def _tokenizer() -> LLTokenizer:
+    """Of texts as bytes, for which no model is needed."""
+    return LLTokenizer("byte")
+
+
+@lru_cache(maxsize=32)
+def _whole(rule: str) -> LLMatcher:
+    return LLMatcher(_tokenizer(), f"start: {rule}", limits=LIMITS, log_level=0)
+
+
+def _in_order(value: Any, schema: Any, root: Any) -> Any:
+    """A value whose members stand as its schema lists them: a grammar knows no other order."""
+    branches = _branches(schema, root)
+    if isinstance(value, list):
+        items = next((one["items"] for one in branches if "items" in one), None)
+        return [_in_order(one, items, root) for one in value]
+    if not isinstance(value, dict):
+        return value
+    listed = max(
+        map(properties_of, branches), key=lambda one: len(one.keys() & value.keys()), default={}
+    )
+    names = [name for name in listed if name in value]
+    names += [name for name in value if name not in listed]
+    return {name: _in_order(value[name], listed.get(name), root) for name in names}
 
 
 def is_free(constraint: Constraint) -> bool:

@@ -2,13 +2,15 @@
 
 Whoever refuses a request has read it, and Serve has carried it there and back. Under a flood that
 takes what answers are made of, so for a short time the proxy repeats what a key was told. Others'
-requests pass, and so do those that say how many places they want (`n`) or when it is their turn
-(`priority`). A key waits for its place in the orchestrators, so nothing stands idle for it.
+requests pass, and so do those that say how many places they want (`n`, several prompts) or when it
+is their turn (`priority`). A key waits for its place in the orchestrators, so nothing stands idle
+for it.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import secrets
 import time
 from collections import OrderedDict
@@ -23,7 +25,8 @@ from orchestrator.http.errors import NO_PLACE, no_place
 REPEATED_S: Final = 0.25  # for which a refusal is repeated
 KEYS: Final = 1024  # that are remembered
 _ASKING: Final = ("/completions", "/responses")  # paths of requests that take places
-_OF_ITS_OWN: Final = (b'"n"', b'"priority"')  # parameters for which another's refusal says nothing
+_OF_ITS_OWN: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
+"""Parameters for which another's refusal says nothing."""
 
 
 class RecentRefusals:
@@ -67,4 +70,4 @@ def _asks(scope: Scope, body: Sequence[Message]) -> bool:
     if scope["method"] != "POST" or not scope["path"].endswith(_ASKING) or body[-1]["more_body"]:
         return False
     text = b"".join(message.get("body", b"") for message in body)
-    return not any(name in text for name in _OF_ITS_OWN)  # in a string its quotes are escaped
+    return _OF_ITS_OWN.search(text) is None  # in a string its quotes are escaped

@@ -162,7 +162,7 @@ def create_app(service: Service) -> FastAPI:
 
     @app.post(
         "/v1/feedback",
-        **described("What an answer was worth, from 0 to 1", Feedback, errors=(404, 409)),
+        **described("What an answer was worth, from 0 to 1", Feedback, errors=(404, 409, 503)),
     )
     async def feedback(request: Request) -> Response:
         body = parse_feedback(await json_body(request, service.limits))

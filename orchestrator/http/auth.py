@@ -122,7 +122,7 @@ class Access:
             return admin
         if observer is not None and reads:
             return observer
-        own = asks or (reads and not _is_observers(path))
+        own = asks or (reads and not is_observers(path))
         if (own and user is not None) or (not self.users and (own or reads)):
             return user
         if user is None and observer is None:
@@ -140,6 +140,13 @@ class Access:
                 code="observer_key_required",
                 kind="permission_error",
             )
+        if asks:
+            raise RequestRefused(
+                403,
+                "this needs an API key or an admin key: an observer's key reads, and sends nothing",
+                code="api_key_required",
+                kind="permission_error",
+            )
         raise RequestRefused(
             403,
             "this needs an admin key"
@@ -150,7 +157,7 @@ class Access:
         )
 
 
-def _is_observers(path: str) -> bool:
+def is_observers(path: str) -> bool:
     """Whether what lies there is not for those who may only ask."""
     return path == "/metrics" or (
         path.startswith("/v1/")

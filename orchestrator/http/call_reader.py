@@ -3,10 +3,10 @@
 Calls are looked for where the model's own format puts them. Models also write calls otherwise than
 their template teaches them: as a JSON object, or in a fenced block of code; and with its outer
 braces doubled, as the template of Qwen2.5-Coder puts them by mistake. Such a block is a call
-where it names a tool that may be called and is not `strict`, since nothing held its arguments to a
-schema; else it is text. What was a call stays one: its arguments are passed on as they come, and
-may be cut off with the answer. Where a model writes each argument in tags, its value is the text
-there, or the JSON that the text is, as the tool's schema has it.
+where it names a tool that may be called and, if that is `strict`, its arguments fit the schema,
+since nothing held them to it; else it is text. What was a call stays one: its arguments are passed
+on as they come, and may be cut off with the answer. Where a model writes each argument in tags, its
+value is the text there, or the JSON that the text is, as the tool's schema has it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any, Literal
 
-from orchestrator.grammar import TYPES, properties_of, value_form
+from orchestrator.grammar import TYPES, fits, properties_of, value_form
 from orchestrator.http.body import FINITE_JSON
 from orchestrator.http.context import RequestContext
 from orchestrator.loop.accumulator import ResponseAccumulator
@@ -27,7 +27,7 @@ from orchestrator.loop.stop_strings import overlap
 from orchestrator.types import ArgumentFormat, CallFormat, ToolCall
 
 FENCE = "```"
-_OPENING = re.compile(r"```[a-zA-Z_]*")
+_OPENING = re.compile(r"(```[a-zA-Z_]*)\s*(\S?)")
 _MOST_NAME = 64
 
 
@@ -59,7 +59,7 @@ class AnswerReader:
                 calls,
                 tools.names,
                 f"call_{self._context.trace_id}_",
-                loose=tools.loose,
+                strict=tools.strict,
                 parallel=tools.parallel,
                 schemas=tools.schemas,
             )
@@ -93,7 +93,7 @@ class CallReader:
         calls: how the model writes calls.
         names: the tools that may be called.
         prefix: what the ids of calls begin with.
-        loose: those of them that a call in another form may name; None: all.
+        strict: of some of them the schema that arguments must fit in a call of another form.
         parallel: whether there may be several calls.
         schemas: of the arguments of each tool, where it has one.
 
@@ -107,16 +107,17 @@ class CallReader:
         names: Collection[str],
         prefix: str,
         *,
-        loose: Collection[str] | None = None,
+        strict: Mapping[str, Any] = MappingProxyType({}),
         parallel: bool = True,
         schemas: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        self._schemas = schemas
+        self._schemas, self._strict = schemas, strict
         self._format, self._names, self._prefix = calls, names, prefix
-        self._loose_names = names if loose is None else loose
         self._parallel = parallel
         self._held, self._blank = "", True
-        self._state: Literal["text", "call", "loose", "name", "arguments", "behind", "tag"] = "text"
+        self._state: Literal[
+            "text", "call", "loose", "code", "name", "arguments", "behind", "tag"
+        ] = "text"
         self._object = _JsonEnd()
         self._doubled = False  # a loose call's outer braces
         self._searched = 0  # of what is held, for the end of a loose call or an argument in tags
@@ -255,13 +256,16 @@ class CallReader:
         """A call in another form than the model's own. What was searched is not searched again."""
         held = self._held
         if held.startswith(FENCE):
+            opening = _OPENING.match(held)
+            assert opening is not None
+            if opening[2] and opening[2] not in "{[":  # neither an object nor a list of some
+                pieces, self._state = self._give_up(opening.end(1)), "code"
+                return pieces
             end = held.find(FENCE, max(len(FENCE), self._searched - len(FENCE) + 1))
             self._searched = len(held)
             if end < 0 and not ended:
                 return []
-            opening = _OPENING.match(held)
-            assert opening is not None
-            body = held[opening.end() : len(held) if end < 0 else end]
+            body = held[opening.end(1) : len(held) if end < 0 else end]
             size = len(held) if end < 0 else end + len(FENCE)
         else:
             trigger, most = self._format.trigger, len(self._format.before) + _MOST_NAME
@@ -285,6 +289,15 @@ class CallReader:
             return self._give_up(size)
         self._held, self._state = held[size:], "tag"
         return [self._called(name, arguments) for name, arguments in calls]
+
+    def _in_code(self, ended: bool) -> list[Piece]:
+        """In a fenced block that holds no call, up to its end."""
+        held = self._held
+        if (at := held.find(FENCE)) >= 0:
+            return self._give_up(at + len(FENCE))
+        kept = 0 if ended else overlap(held, FENCE)
+        self._held = held[len(held) - kept :]
+        return self._text(held[: len(held) - kept])
 
     def _called(self, name: str, arguments: str) -> CallPiece:
         call = ToolCall(f"{self._prefix}{len(self.calls)}", name, arguments)
@@ -319,7 +332,7 @@ class CallReader:
             return [call for one in found for call in one] if all(found) else []
         if not isinstance(value, dict) or not isinstance(name := value.get("name"), str):
             return []
-        if name not in self._loose_names:
+        if name not in self._names:
             return []
         # A tool's own definition has `parameters` as well.
         named = "parameters" if "parameters" in self._format.middle else "arguments"
@@ -330,6 +343,8 @@ class CallReader:
             except (ValueError, RecursionError):
                 return []
         if not isinstance(arguments, dict):
+            return []
+        if name in self._strict and not fits(arguments, self._strict[name]):
             return []
         return [(name, _dumped(arguments))]
 

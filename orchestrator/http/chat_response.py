@@ -48,14 +48,18 @@ class _ClientGone(Exception):
 class EventQueue:
     """Events of one request, made by a task for each of its choices and taken in batches.
 
-    The others begin when the first has read the prompt, which they then find cached.
+    Of every `each` choices, those to one prompt (None: all), the others begin when the first has
+    read the prompt, which they then find cached.
     """
 
-    def __init__(self, choices: Sequence[AsyncGenerator[Event, None]]) -> None:
+    def __init__(
+        self, choices: Sequence[AsyncGenerator[Event, None]], each: int | None = None
+    ) -> None:
         self._ready: list[tuple[int, Event]] = []
         self._error: Exception | None = None
         self.failed: int | None = None  # the choice that ended the request
-        self._news, self._prompt_read = asyncio.Event(), asyncio.Event()
+        self._news, self._each = asyncio.Event(), each or len(choices)
+        self._prompts_read = [asyncio.Event() for _ in choices[:: self._each]]
         self._tasks = {
             asyncio.create_task(self._produce(index, events))
             for index, events in enumerate(choices)
@@ -64,13 +68,13 @@ class EventQueue:
     async def _produce(self, index: int, events: AsyncGenerator[Event, None]) -> None:
         # The generator is begun, run and closed by this one task: what it opens inside (timeouts,
         # task groups) belongs to the task that runs it.
-        completed = False
+        completed, prompt_read = False, self._prompts_read[index // self._each]
         try:
             async with aclosing(events):
-                if index:
-                    await self._prompt_read.wait()
+                if index % self._each:
+                    await prompt_read.wait()
                 async for event in events:
-                    self._prompt_read.set()
+                    prompt_read.set()
                     completed = isinstance(event, RequestCompleted)
                     self._ready.append((index, event))
                     self._news.set()
@@ -157,7 +161,8 @@ class ChatResponse(Response):
                     await self._report_shutdown(scope, receive, send)
 
     async def _write(self, send: Send) -> None:
-        events = EventQueue([choice.events() for choice in self._choices])
+        each = self._context.answers_each
+        events = EventQueue([choice.events() for choice in self._choices], each)
         try:
             try:
                 if self._context.body.stream:
@@ -191,7 +196,8 @@ class ChatResponse(Response):
         writing = len(self._choices)
         while writing:
             writing -= sum(isinstance(event, RequestCompleted) for _, event in await events.take())
-        body = dump(joined([choice.format.whole() for choice in self._choices]))
+        wholes = [choice.format.whole() for choice in self._choices]
+        body = dump(joined(wholes, self._context.answers_each))
         self._record("finished")
         headers = {"content-type": "application/json", "content-length": str(len(body))}
         await self._start(send, headers)

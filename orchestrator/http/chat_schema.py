@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    model_validator,
+)
 from pydantic_core import PydanticCustomError
 
 from orchestrator.errors import InvalidRequest
@@ -31,11 +39,16 @@ from orchestrator.types import Message, ToolCall
 
 
 class TextPart(BaseModel):
-    """A part of a message's content."""
+    """A part of a message's content; what to cache is a hint."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
     type: Literal["text"]
     text: str
+    prompt_cache_breakpoint: Any = None
+    cache_control: Any = None
+
+
+_PARTS: Final = TypeAdapter(list[TextPart])
 
 
 def _flatten(content: object) -> object:
@@ -49,7 +62,7 @@ def _flatten(content: object) -> object:
     for part in content:
         if not isinstance(part, dict) or part.get("type") != "text":
             raise PydanticCustomError("unsupported_parameter", "only text parts are supported")
-    return "\n".join(TextPart.model_validate(part).text for part in content)
+    return "\n".join(part.text for part in _PARTS.validate_python(content))
 
 
 def _role(role: object) -> object:
@@ -63,8 +76,8 @@ class ChatMessage(BaseModel):
 
     Earlier reasoning is not shown to the models again, as reasoning models are trained to expect,
     but where it came before calls of tools: there the model's chat template decides. A `name` is
-    accepted, and shown for a tool alone; a gateway's own fields are accepted. The rest must be
-    empty.
+    accepted, and shown for a tool alone; a gateway's own fields are accepted, and so is what the
+    official client parsed of a reply (`parsed`). The rest must be empty.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid")
@@ -84,6 +97,7 @@ class ChatMessage(BaseModel):
     reasoning: str | None = None
     reasoning_details: list[Any] | None = None
     provider_specific_fields: dict[str, Any] | None = None
+    parsed: Any = None
     refusal: None = None
     audio: None = None
     name: Annotated[str, Field(max_length=256)] | None = None
@@ -245,10 +259,16 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        return (*self.tool_use.messages, *(_turn(message) for message in self.messages))
+        turns, called = list(self.tool_use.messages), dict[str, str]()
+        for message in self.messages:
+            turns.append(_turn(message, called))
+            called |= {call.id: call.function.name for call in message.tool_calls or ()}
+        return tuple(turns)
 
 
-def _turn(message: ChatMessage) -> Message:
+def _turn(message: ChatMessage, called: Mapping[str, str]) -> Message:
+    """A message as models see it; `called`: the name of the tool by the id of its call."""
+    name = message.name or called.get(message.tool_call_id or "", "")
     calls = tuple(
         ToolCall(call.id, call.function.name, call.function.arguments)
         for call in message.tool_calls or ()
@@ -259,5 +279,5 @@ def _turn(message: ChatMessage) -> Message:
         calls=calls,
         reasoning=(message.reasoning_content or message.reasoning or "") if calls else "",
         call_id=message.tool_call_id or "",
-        name=(message.name or "") if message.role == "tool" else "",
+        name=name if message.role == "tool" else "",
     )

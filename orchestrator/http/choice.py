@@ -61,8 +61,7 @@ class Choice:
                 async for event in events:
                     if not prompt_read:
                         prompt_read = True
-                        if context.place is not None:
-                            context.place.prompt = response.prompt.prompt
+                        context.prompt_read(response.prompt.prompt)
                         async with within_deadline():
                             await self.format.before(service.workers)
                     if isinstance(event, RequestCompleted):

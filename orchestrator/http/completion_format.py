@@ -12,7 +12,6 @@ from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.rendering import (
     DONE,
-    TEXT_COMPLETION,
     Json,
     baton,
     running_usage,
@@ -45,14 +44,14 @@ class CompletionFormat(AnswerFormat):
         self._answer: list[ScoredSegment] | None = None  # where it is asked for, and can be had
 
     async def before(self, workers: Mapping[WorkerName, Worker]) -> None:
-        body = self._body
-        if body.echo and (body.logprobs is not None or not isinstance(body.prompt, str)):
+        body, (prompt,) = self._body, self.context.messages
+        if body.echo and (body.logprobs is not None or prompt.tokens is not None):
             self._prompt = await self._score_prompt(workers)
         elif body.logprobs is not None:  # only a call shows whether the worker can score
             await check_scoring(self.context, self.response, workers, body.logprobs)
 
     async def after(self, workers: Mapping[WorkerName, Worker]) -> None:
-        if self._body.logprobs is not None:
+        if self._body.logprobs is not None and self._body.max_tokens:
             with suppress(ContextLengthExceeded):  # the answer itself is there, and stays
                 top = self._body.logprobs
                 self._answer = await score_answer(self.context, self.response, workers, top)
@@ -62,10 +61,12 @@ class CompletionFormat(AnswerFormat):
         if self._answer is not None:
             scored = [*([] if self._prompt is None else [self._prompt]), *self._answer]
             logprobs = _logprobs(scored, body.echo, self._unwritten)
+        elif self._prompt is not None and body.logprobs is not None and not body.max_tokens:
+            logprobs = _logprobs([self._prompt], echo=True, unwritten=False)
         if self._prompt is not None:
             text = "".join(self._prompt.scores.pieces) + text
         elif body.echo:
-            text = str(body.prompt) + text
+            text = self.context.messages[0].content + text
         return {
             **self._choice(text, self.response.finish_reason, logprobs),
             "usage": usage(self.response),
@@ -89,7 +90,8 @@ class CompletionFormat(AnswerFormat):
         if not self._body.wants_usage:
             return DONE
         last = self._chunk("", None, None)
-        return sse({**last, "choices": [], "usage": total_usage(map(usage, responses))}) + DONE
+        total = total_usage(map(usage, responses), self.context.answers_each)
+        return sse({**last, "choices": [], "usage": total}) + DONE
 
     def _chunk(self, text: str, finish: str | None, so_far: Json | None) -> Json:
         made = self._choice(text, finish)
@@ -99,7 +101,7 @@ class CompletionFormat(AnswerFormat):
 
     def _choice(self, text: str, finish: str | None, logprobs: Json | None = None) -> Json:
         return {
-            "id": TEXT_COMPLETION + self.context.answer_id,
+            "id": self.context.answer_id,
             "object": "text_completion",
             "created": self.context.created,
             "model": self._body.model,

@@ -1,15 +1,16 @@
-"""The body of `POST /v1/completions`: a text, or token ids, that one model continues as it is."""
+"""The body of `POST /v1/completions`: texts, or token ids, that one model continues as they are."""
 
 from __future__ import annotations
 
 from typing import Annotated, ClassVar
 
-from pydantic import BeforeValidator, Field, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, PlainValidator, model_validator
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.http.schemas import (
     HINTS,
     MOST_LIKELY,
+    TEXT_COMPLETION,
     UNSUPPORTED,
     Choices,
     GenerationRequest,
@@ -19,19 +20,23 @@ from orchestrator.http.structured_outputs import StructuredOutputs
 from orchestrator.types import Constraint, Message
 
 
-def _prompt(given: object) -> object:
-    """One prompt, which may be the only one of a list; everything else is refused here, since of
-    the alternatives of a union pydantic names each."""
-    prompt = given[0] if isinstance(given, list) and given and not _is_id(given[0]) else given
-    if isinstance(given, list) and len(given) > 1 and prompt is not given:
-        raise PydanticCustomError(
-            "unsupported_parameter", "must be one prompt; send others in requests beside this one"
-        )
-    if prompt in ("", []):
-        raise PydanticCustomError("invalid_value", "must not be empty")
-    if not isinstance(prompt, str) and not (isinstance(prompt, list) and all(map(_is_id, prompt))):
-        raise PydanticCustomError("invalid_type", "must be a string or an array of token ids")
-    return prompt
+def _prompts(given: object) -> tuple[str | tuple[int, ...], ...]:
+    """A prompt, or those of a list; everything else is refused here, since of the alternatives of a
+    union pydantic names each."""
+    listed = given if isinstance(given, list) and given and not _is_id(given[0]) else [given]
+    places = [f"prompt[{i}]" for i in range(len(listed))] if len(listed) > 1 else ["prompt"]
+    return tuple(map(_prompt, listed, places))
+
+
+def _prompt(given: object, place: str) -> str | tuple[int, ...]:
+    if given in ("", []):
+        raise contradiction(place, "must not be empty")
+    if isinstance(given, str):
+        return given
+    if isinstance(given, list) and all(map(_is_id, given)):
+        return tuple(given)
+    said = "must be a string or an array of token ids"
+    raise InvalidRequest(f"{place}: {said}", param=place, code="invalid_type")
 
 
 def _is_id(value: object) -> bool:
@@ -46,6 +51,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
         "tools": ([],),
         "tool_choice": ("none", "auto"),
         **UNSUPPORTED,
+        "add_special_tokens": (True,),  # such as begin a text
         "suffix": ("",),
         "top_logprobs": (0,),
         "prompt_logprobs": (0,),
@@ -53,15 +59,18 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
 
     question_name: ClassVar[str] = "prompt"
     operation: ClassVar[str] = "text_completion"
+    id_prefix: ClassVar[str] = TEXT_COMPLETION
 
     prompt: Annotated[
-        str | list[int],
-        BeforeValidator(
-            _prompt, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
+        tuple[str | tuple[int, ...], ...],
+        PlainValidator(
+            _prompts, json_schema_input_type=str | list[int] | list[str] | list[list[int]]
         ),
-    ] = Field(description="a text, or the ids of its tokens; a list may hold one of them")
-    max_tokens: Annotated[int, Field(ge=1)] = 16
-    n: Choices = Field(default=1, description="how many answers to give")
+    ] = Field(description="a text, or the ids of its tokens; or several of them")
+    max_tokens: Annotated[int, Field(ge=0)] = Field(
+        default=16, description="of the continuation; 0, with echo: the prompt alone"
+    )
+    n: Choices = Field(default=1, description="how many answers to give to each prompt")
     echo: bool = Field(default=False, description="show the prompt before its continuation")
     logprobs: Annotated[int, Field(ge=0, le=MOST_LIKELY)] | None = Field(
         default=None,
@@ -74,13 +83,19 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
         for name, given in (("echo", self.echo), ("logprobs", self.logprobs is not None)):
             if given and self.stream:
                 raise contradiction(name, "only allowed when stream is false")
+        if not (self.max_tokens or self.echo):
+            raise contradiction("max_tokens", "must be at least 1, or 0 where echo is true")
         if self.logprobs is not None and self.stop:
             raise contradiction("logprobs", "only allowed without stop")
         return self
 
     @property
     def choices(self) -> int:
-        return self.n
+        return self.n * len(self.prompt)
+
+    @property
+    def choices_name(self) -> str:
+        return "n" if len(self.prompt) == 1 else "prompt"
 
     @property
     def cap(self) -> int:
@@ -100,6 +115,11 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
 
     @property
     def conversation(self) -> tuple[Message, ...]:
-        if isinstance(self.prompt, str):
-            return (Message("prompt", self.prompt),)
-        return (Message("prompt", "", tuple(self.prompt)),)
+        return self.conversations[0]
+
+    @property
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
+        return tuple(
+            (Message("prompt", one) if isinstance(one, str) else Message("prompt", "", one),)
+            for one in self.prompt
+        )

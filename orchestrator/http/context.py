@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
@@ -40,8 +40,9 @@ class RequestContext:
     trace_id: str = field(default_factory=lambda: secrets.token_hex(16))
     created: int = field(default_factory=lambda: int(time.time()))  # seconds since 1970
     index: int = 0  # of the answer among those that the request wants
-    answer_id: str = field(init=False)  # of all of them: the first one's trace id
-    messages: tuple[Message, ...] = field(init=False)
+    answer_id: str = field(init=False)  # of all of them, as clients see it: the first one's
+    conversations: tuple[tuple[Message, ...], ...] = field(init=False)  # all that is asked
+    messages: tuple[Message, ...] = field(init=False)  # that are answered here
     sampling: Sampling = field(init=False)
 
     policy: Policy = field(init=False)
@@ -54,8 +55,9 @@ class RequestContext:
     decoding: Mapping[str, str] = field(default_factory=dict)  # each worker's, as users read it
 
     def __post_init__(self) -> None:
-        self.messages, self.sampling = self.body.conversation, self.body.sampling(GREEDY)
-        self.answer_id = self.trace_id
+        self.conversations = self.body.conversations
+        self.messages, self.sampling = self.conversations[0], self.body.sampling(GREEDY)
+        self.answer_id = self.body.id_prefix + self.trace_id
 
     @classmethod
     def of(cls, request: Request, body: GenerationRequest, limits: ServiceLimits) -> RequestContext:
@@ -66,9 +68,9 @@ class RequestContext:
         """
         if body.choices > limits.choices:
             raise InvalidRequest(
-                f"n: this service gives at most {limits.choices} answers to a request, "
-                f"not {body.choices}",
-                param="n",
+                f"{body.choices_name}: this service gives at most {limits.choices} answers to a "
+                f"request, not {body.choices}",
+                param=body.choices_name,
                 code="invalid_value",
             )
         if body.cap is not None and body.cap > limits.max_tokens_cap:
@@ -79,7 +81,7 @@ class RequestContext:
         for name, given in (("ignore_eos", body.ignore_eos), ("min_tokens", body.min_tokens)):
             if given and body.constraint is not None:
                 raise contradiction(name, "contradicts an answer that must match a form")
-        max_tokens = body.cap or limits.max_tokens
+        max_tokens = limits.max_tokens if body.cap is None else body.cap
         if body.min_tokens > max_tokens:
             raise contradiction("min_tokens", f"is {body.min_tokens}, above the cap {max_tokens}")
         return cls(
@@ -101,24 +103,34 @@ class RequestContext:
         )
 
     def choices(self) -> list[RequestContext]:
-        """The request, once for each answer that it wants: each has a trace id of its own, and
-        where there is a seed, the next one."""
+        """The request, once for each answer that it wants, those to one prompt together: each has
+        a trace id of its own, and where there is a seed, the next one for its prompt."""
         return [self, *map(self._choice, range(1, self.body.choices))]
 
     def _choice(self, index: int) -> RequestContext:
         choice, seed = copy(self), self.sampling.seed
         choice.index, choice.trace_id = index, f"{self.trace_id}-{index}"
+        prompt, number = divmod(index, self.answers_each)
+        choice.messages = self.conversations[prompt]
         if seed is not None:
-            choice.sampling = replace(self.sampling, seed=(seed + index) & MAX_SEED)
+            choice.sampling = replace(self.sampling, seed=(seed + number) & MAX_SEED)
         return choice
 
     @property
+    def answers_each(self) -> int:
+        """How many answers each prompt gets."""
+        return self.body.choices // len(self.conversations)
+
+    def prompt_read(self, tokens: int) -> None:
+        """A worker has read the prompt that is answered here, and counted its tokens: until then
+        its place holds an estimate."""
+        if self.place is not None and self.index % self.answers_each == 0:
+            self.place.prompt += tokens - _estimated(self.messages)
+
+    @property
     def estimated_prompt(self) -> int:
-        """About how many tokens its messages have, before a worker has read them."""
-        return sum(
-            _bytes(one) // BYTES_PER_TOKEN if one.tokens is None else len(one.tokens)
-            for one in self.messages
-        )
+        """About how many tokens its prompts have, before a worker has read them."""
+        return sum(map(_estimated, self.conversations))
 
     @property
     def question(self) -> str:
@@ -156,7 +168,7 @@ class RequestContext:
             "gen_ai.provider.name": "baton",
             "gen_ai.request.model": self.body.model,
             "gen_ai.response.model": f"{self.policy_name}{version}",
-            "gen_ai.response.id": self.trace_id,
+            "gen_ai.response.id": self.answer_id,
             "gen_ai.request.max_tokens": self.limits.max_tokens,
             "gen_ai.request.temperature": sampling.temperature,
             "gen_ai.request.top_p": sampling.top_p,
@@ -185,6 +197,13 @@ class RequestContext:
     @property
     def run(self) -> int | None:
         return None if self.enrollment is None else self.enrollment.run.number
+
+
+def _estimated(messages: Sequence[Message]) -> int:
+    return sum(
+        _bytes(one) // BYTES_PER_TOKEN if one.tokens is None else len(one.tokens)
+        for one in messages
+    )
 
 
 def _bytes(message: Message) -> int:

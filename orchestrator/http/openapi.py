@@ -15,7 +15,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
-from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS
+from orchestrator.http.auth import OPEN_PATHS, READ_METHODS, USER_PATHS, is_observers
 from orchestrator.http.schemas import GenerationRequest
 from orchestrator.http.service import Service
 
@@ -181,7 +181,7 @@ _ANSWERS: Final[dict[str, Json]] = {
 _ERRORS: Final = {
     400: "refused: the message says why, `param` where",
     401: "no valid API key",
-    403: "this needs an admin key, or an observer's: the message says which",
+    403: "this needs another kind of key: the message says which",
     404: "there is none of that name",
     408: "the body did not arrive in time",
     409: "somebody else changed it in the same moment: read it again",
@@ -256,14 +256,17 @@ def describe(app: FastAPI, service: Service) -> Json:
 def _errors(path: str, method: str, operation: Json) -> Iterator[int]:
     """The statuses of errors that may meet any request of this kind."""
     yield 500
+    reads = method in READ_METHODS
     if path not in OPEN_PATHS:
         yield 401
+        if not reads or is_observers(path):
+            yield 403
     if "requestBody" in operation:
         yield from (400, 408, 413)
     if any(parameter["in"] == "query" for parameter in operation.get("parameters", ())):
         yield 400
-    if method not in READ_METHODS and path not in USER_PATHS:
-        yield from (403, 409, 503)
+    if not reads and path not in USER_PATHS:
+        yield from (409, 503)
 
 
 def _error(status: int) -> Json:

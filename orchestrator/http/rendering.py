@@ -11,16 +11,13 @@ from typing import Any, Final
 
 from orchestrator.http.call_reader import AnswerReader, CallPiece, Piece, read_answer
 from orchestrator.http.context import RequestContext
+from orchestrator.http.schemas import COMPLETION, RESPONSE, TEXT_COMPLETION
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.budget import spent
 from orchestrator.loop.events import Event, TextDelta
 from orchestrator.loop.timeline import CallSpan
 from orchestrator.types import Message
 
-COMPLETION: Final = "chatcmpl-"
-TEXT_COMPLETION: Final = "cmpl-"
-RESPONSE: Final = "resp_"
-"""Before a trace id each is the id of an answer, as OpenAI's clients show it."""
 DONE: Final = b"data: [DONE]\n\n"
 """The end of a stream."""
 OUTCOMES: Final = "outcomes"
@@ -171,29 +168,35 @@ def _usage(response: ResponseAccumulator, completion: int, thought: int) -> Json
     }
 
 
-def total_usage(usages: Iterable[Json | None]) -> Json | None:
-    """The usage of all answers to a request: their one prompt counts once."""
+def total_usage(usages: Iterable[Json | None], each: int | None = None) -> Json | None:
+    """The usage of all answers to a request: a prompt counts once, however many answers it has
+    (`each`, one after the other; None: all of them)."""
     known = [one for one in usages if one is not None]
     if not known:
         return None
+    firsts = known[::each] if each else known[:1]
     details = [one["completion_tokens_details"]["reasoning_tokens"] for one in known]
+    cached = [one["prompt_tokens_details"]["cached_tokens"] for one in firsts]
     completion = sum(one["completion_tokens"] for one in known)
+    prompt = sum(one["prompt_tokens"] for one in firsts)
     return {
-        **known[0],
+        "prompt_tokens": prompt,
         "completion_tokens": completion,
-        "total_tokens": known[0]["prompt_tokens"] + completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": sum(cached)},
         "completion_tokens_details": {"reasoning_tokens": sum(details)},
     }
 
 
-def joined(answers: Sequence[Json]) -> Json:
+def joined(answers: Sequence[Json], each: int | None = None) -> Json:
     """The bodies of all answers to a request as one: each of several choices has the extra object
-    of its own, and the body has the first one's."""
+    of its own, and the body has the first one's. `each`: as in `total_usage`."""
     first, *more = answers
     if not more:
         return first
     choices = [{**one["choices"][0], "baton": one["baton"]} for one in answers]
-    return {**first, "choices": choices, "usage": total_usage(one["usage"] for one in answers)}
+    total = total_usage((one["usage"] for one in answers), each)
+    return {**first, "choices": choices, "usage": total}
 
 
 def baton(context: RequestContext, response: ResponseAccumulator) -> Json:
@@ -357,7 +360,7 @@ def sse(value: Json) -> bytes:
 
 def _head(context: RequestContext, kind: str) -> Json:
     return {
-        "id": COMPLETION + context.answer_id,
+        "id": context.answer_id,
         "object": kind,
         "created": context.created,
         "model": context.body.model,

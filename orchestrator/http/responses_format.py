@@ -7,6 +7,7 @@ event with its number. An answer that is not streamed is made of the same items.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator, Sequence
 from itertools import count, groupby
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from orchestrator.http.call_reader import AnswerReader, CallPiece, Piece
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
-from orchestrator.http.rendering import RESPONSE, Json, Stripped, baton, dump, usage
+from orchestrator.http.rendering import Json, Stripped, baton, dump, usage
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, TextDelta
@@ -35,6 +36,7 @@ class ResponsesFormat(AnswerFormat):
         self._numbers, self._strip = count(), Stripped()
         self._answer = AnswerReader(context, response)
         self._open: Kind | None = None  # what the item that is being written holds
+        self._call: CallPiece | None = None  # how it began, where it is a call
         self._text = ""  # of that item, so far
         self._items: list[Json] = []  # completed ones
 
@@ -83,15 +85,16 @@ class ResponsesFormat(AnswerFormat):
     def _end(self) -> Iterator[bytes]:
         for piece in self._answer.end():
             yield from self._piece("answer", piece)
-        yield from self._close()
+        yield from self._close(last=True)
         if not any(item["type"] != "reasoning" for item in self._items):
             yield from self._begin_item("answer")  # a message there is, where nothing is called
-            yield from self._close()
+            yield from self._close(last=True)
 
     def _piece(self, phase: Phase, piece: Piece) -> Iterator[bytes]:
         if isinstance(piece, CallPiece):
             if piece.name is not None:
                 yield from self._close()
+                self._call = piece
                 yield from self._begin_item("call")
             self._text += piece.arguments
             if piece.arguments:
@@ -121,8 +124,8 @@ class ResponsesFormat(AnswerFormat):
         if kind != "call":
             yield self._part_event(f"response.{_PART[kind]}.added", kind, part=_part(kind, ""))
 
-    def _close(self) -> Iterator[bytes]:
-        """Complete the item that is being written, if one is."""
+    def _close(self, *, last: bool = False) -> Iterator[bytes]:
+        """Complete the item that is being written, if one is; the `last` may have been cut."""
         kind, text = self._open, self._text
         if kind is None:
             return
@@ -131,13 +134,14 @@ class ResponsesFormat(AnswerFormat):
         elif kind == "answer":
             yield self._part_event("response.output_text.done", kind, text=text, logprobs=[])
         else:
-            name = self._answer.calls[-1].name
+            assert self._call is not None
             yield self._item_event(
-                "response.function_call_arguments.done", name=name, arguments=text
+                "response.function_call_arguments.done", name=self._call.name, arguments=text
             )
         if kind != "call":
             yield self._part_event(f"response.{_PART[kind]}.done", kind, part=_part(kind, text))
-        item = self._item(kind, text, self._status("thought" if kind == "thought" else "answer"))
+        cut = last and self._is_cut(kind)
+        item = self._item(kind, text, "incomplete" if cut else "completed")
         yield self._event("response.output_item.done", output_index=len(self._items), item=item)
         self._items.append(item)
         self._open = None
@@ -165,23 +169,24 @@ class ResponsesFormat(AnswerFormat):
             "baton": baton(self.context, self.response),
         }
 
-    def _status(self, phase: Phase) -> str:
-        """Of an item. A thought that an answer follows is complete with what was accepted of it,
-        and an answer that ended by itself is, also where a cap had cut the thought."""
+    def _is_cut(self, kind: Kind) -> bool:
+        """Whether a cap cut the last item. A thought that an answer follows is complete with what
+        was accepted of it, an answer that ended by itself is, also where a cap had cut the thought,
+        and so is a call that has all its arguments."""
         if self.response.completed is None or self.response.finish_reason != "length":
-            return "completed"
+            return False
         transcript = self.response.completed.transcript
-        if phase == "thought":
-            cut = transcript.forced and transcript.answer.is_blank
-        else:
-            cut = not transcript.answer or transcript.answer[-1].finish not in ("eos", "stop")
-        return "incomplete" if cut else "completed"
+        if kind == "thought":
+            return transcript.forced and transcript.answer.is_blank
+        if kind == "call" and _is_json(self._text):
+            return False
+        return not transcript.answer or transcript.answer[-1].finish not in ("eos", "stop")
 
     def _item(self, kind: Kind, text: str | None, status: str) -> Json:
         head = {"id": self._item_id(kind), "status": status}
         if kind == "call":
-            call = self._answer.calls[-1]
-            named = {"call_id": call.id, "name": call.name, "arguments": text or ""}
+            assert self._call is not None
+            named = {"call_id": self._call.id, "name": self._call.name, "arguments": text or ""}
             return {**head, "type": "function_call", **named}
         parts = [] if text is None else [_part(kind, text)]
         if kind == "thought":
@@ -190,7 +195,8 @@ class ResponsesFormat(AnswerFormat):
 
     def _item_id(self, kind: Kind) -> str:
         if kind == "call":
-            return "fc_" + self._answer.calls[-1].id.removeprefix("call_")
+            assert self._call is not None
+            return "fc_" + self._call.id.removeprefix("call_")
         name = f"{'rs' if kind == 'thought' else 'msg'}_{self.context.trace_id}"
         more = sum(item["id"].startswith(name) for item in self._items)
         return f"{name}_{more}" if more else name
@@ -198,7 +204,7 @@ class ResponsesFormat(AnswerFormat):
     def _response(self, status: str, output: list[Json]) -> Json:
         body, cut = self._body, status == "incomplete"
         return {
-            "id": RESPONSE + self.context.trace_id,
+            "id": self.context.answer_id,
             "object": "response",
             "created_at": self.context.created,
             "status": status,
@@ -233,6 +239,14 @@ class ResponsesFormat(AnswerFormat):
             "output_tokens_details": counted["completion_tokens_details"],
             "total_tokens": counted["total_tokens"],
         }
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 _PART: dict[Phase, str] = {"thought": "reasoning_summary_part", "answer": "content_part"}

@@ -3,7 +3,7 @@
 An item is a message, a call of a function that an earlier answer made, what that gave back, or a
 reasoning item. Reasoning goes with the calls behind it: there the model's chat template decides
 whether it is shown again. All other reasoning is left out, as reasoning models are trained to
-expect.
+expect. A null in an item means "not given": clients send items back with all that they might hold.
 """
 
 from __future__ import annotations
@@ -13,16 +13,25 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from pydantic_core import PydanticCustomError
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.http.tools import TOOL_NAME, check_arguments
+from orchestrator.http.tools import TOOL_NAME, check_arguments, or_no_arguments
 from orchestrator.types import Message, Role, ToolCall
 
-_PART_TYPES = ("input_text", "output_text", "text", "summary_text")
+_PART_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 _FIELDS = {
     "message": {"type", "role", "content", "id", "status", "phase"},
-    "function_call": {"type", "id", "call_id", "name", "arguments", "status", "namespace"},
+    "function_call": {
+        "type",
+        "id",
+        "call_id",
+        "name",
+        "arguments",
+        "parsed_arguments",
+        "status",
+        "namespace",
+    },
     "function_call_output": {"type", "id", "call_id", "output", "status"},
     "reasoning": {"type", "id", "summary", "content", "encrypted_content", "status"},
 }
@@ -32,22 +41,33 @@ def read_input(given: object) -> object:
     """An `input`, a text or a list of items, as messages.
 
     Raises:
-        PydanticCustomError: it is neither, or an item is not one of those above.
+        PydanticCustomError: it is neither.
+        InvalidRequest: an item is not one of those above.
+        ValidationError: there is more in items than they may hold.
     """
     if isinstance(given, str):
         return (Message("user", given),)
     if not isinstance(given, list):
         raise PydanticCustomError("invalid_type", "must be a string or an array of items")
+    items = [
+        {name: value for name, value in item.items() if value is not None}
+        if isinstance(item, dict)
+        else item
+        for item in given
+    ]
+    kinds = [_kind(item, f"input[{i}]") for i, item in enumerate(items)]
+    _check_fields(items, kinds)
     turns: list[Message] = []
     called: dict[str, str] = {}
     reasoning = ""
-    for item in given:
-        kind = _kind(item)
+    for i, (kind, item) in enumerate(zip(kinds, items, strict=True)):
+        place = f"input[{i}]"
         if kind == "reasoning":
-            reasoning = _text(item.get("summary") or item.get("content") or "", "reasoning")
+            named = "summary" if item.get("summary") else "content"
+            reasoning = _text(item[named], f"{place}.{named}") if item.get(named) else ""
             continue
         if kind == "function_call":
-            call = _call(item)
+            call = _call(item, place)
             called[call.id] = call.name
             last = turns[-1] if turns and turns[-1].role == "assistant" else None
             if last is None:
@@ -57,82 +77,84 @@ def read_input(given: object) -> object:
                     last, calls=(*last.calls, call), reasoning=last.reasoning or reasoning
                 )
         elif kind == "function_call_output":
-            turns.append(_output(item, called))
+            turns.append(_output(item, called, place))
         else:
-            turns.append(_message(item))
+            turns.append(_message(item, place))
         reasoning = reasoning if kind == "message" and turns[-1].role == "assistant" else ""
     return tuple(turns)
 
 
-def _kind(item: object) -> str:
+def _kind(item: object, place: str) -> str:
     kind = item.get("type", "message") if isinstance(item, dict) else None
     if not isinstance(kind, str) or kind not in _FIELDS:
         named = f"{kind[:64]!r} items" if isinstance(kind, str) else "such items"
-        raise PydanticCustomError(
-            "unsupported_parameter",
-            "{named} are not supported: messages, reasoning items, function_call and "
+        raise _wrong(
+            place,
+            f"{named} are not supported: messages, reasoning items, function_call and "
             "function_call_output are",
-            {"named": named},
-        )
-    assert isinstance(item, dict)
-    if unknown := item.keys() - _FIELDS[kind]:
-        raise PydanticCustomError(
-            "unknown_parameter",
-            "unknown in a {kind}: {names}",
-            {"kind": kind, "names": ", ".join(sorted(map(str, unknown)))[:200]},
+            "unsupported_parameter",
         )
     return kind
 
 
-def _call(item: Mapping[str, Any]) -> ToolCall:
-    call = ToolCall(*(_string(item, name) for name in ("call_id", "name", "arguments")))
+def _check_fields(items: list[Any], kinds: list[str]) -> None:
+    """Refuse what items hold that is not known there, all of it at once."""
+    unknown = [
+        InitErrorDetails(type="extra_forbidden", loc=(i, str(name)), input=item[name])
+        for i, (item, kind) in enumerate(zip(items, kinds, strict=True))
+        for name in sorted(item.keys() - _FIELDS[kind])
+    ]
+    if unknown:
+        raise ValidationError.from_exception_data("input", unknown)
+
+
+def _call(item: Mapping[str, Any], place: str) -> ToolCall:
+    given = {**item, "arguments": or_no_arguments(item.get("arguments"))}
+    call = ToolCall(*(_string(given, name, place) for name in ("call_id", "name", "arguments")))
     if not re.fullmatch(TOOL_NAME, call.name):
-        raise PydanticCustomError("invalid_value", "name is no name of a function")
-    try:
-        check_arguments(call.arguments, "arguments")
-    except InvalidRequest as error:
-        raise PydanticCustomError("invalid_value", "{said}", {"said": str(error)}) from None
+        raise _wrong(f"{place}.name", "is no name of a function")
+    check_arguments(call.arguments, f"{place}.arguments")
     return call
 
 
-def _output(item: Mapping[str, Any], called: Mapping[str, str]) -> Message:
-    call = _string(item, "call_id")
+def _output(item: Mapping[str, Any], called: Mapping[str, str], place: str) -> Message:
+    call = _string(item, "call_id", place)
     if call not in called:
-        raise PydanticCustomError(
-            "invalid_value", "a function_call_output needs the call_id of a function_call before it"
+        raise _wrong(
+            f"{place}.call_id", "expected that of a function_call before it, none has this one"
         )
-    text = _text(item.get("output"), "function_call_output")
+    text = _text(item.get("output"), f"{place}.output")
     return Message("tool", text, call_id=call, name=called[call])
 
 
-def _message(item: Mapping[str, Any]) -> Message:
+def _message(item: Mapping[str, Any], place: str) -> Message:
     role = {"developer": "system"}.get(str(item.get("role")), item.get("role"))
     if role not in ("system", "user", "assistant"):
-        raise PydanticCustomError(
-            "invalid_value", "the role must be user, assistant, system or developer"
-        )
-    return Message(cast("Role", role), _text(item.get("content"), "message"))
+        raise _wrong(f"{place}.role", "must be user, assistant, system or developer")
+    return Message(cast("Role", role), _text(item.get("content"), f"{place}.content"))
 
 
-def _string(item: Mapping[str, Any], name: str) -> str:
+def _string(item: Mapping[str, Any], name: str, place: str) -> str:
     value = item.get(name)
-    if not isinstance(value, str) or not value:
-        raise PydanticCustomError("invalid_type", "{name} must be a string", {"name": name})
+    if not isinstance(value, str):
+        raise _wrong(f"{place}.{name}", "must be a string", "invalid_type")
+    if not value:
+        raise _wrong(f"{place}.{name}", "must not be empty")
     return value
 
 
-def _text(content: object, kind: str) -> str:
+def _text(content: object, place: str) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list) or not content:
-        raise PydanticCustomError(
-            "invalid_type",
-            "the content of a {kind} must be a string or an array of parts",
-            {"kind": kind},
-        )
-    for part in content:
-        if not isinstance(part, dict) or part.get("type") not in (*_PART_TYPES, "reasoning_text"):
-            raise PydanticCustomError("unsupported_parameter", "only text parts are supported")
+        raise _wrong(place, "must be a string or an array of parts", "invalid_type")
+    for i, part in enumerate(content):
+        if not isinstance(part, dict) or part.get("type") not in _PART_TYPES:
+            raise _wrong(f"{place}[{i}]", "only text parts are supported", "unsupported_parameter")
         if not isinstance(part.get("text"), str):
-            raise PydanticCustomError("invalid_type", "the text of a part must be a string")
+            raise _wrong(f"{place}[{i}].text", "must be a string", "invalid_type")
     return "\n".join(part["text"] for part in content)
+
+
+def _wrong(place: str, message: str, code: str = "invalid_value") -> InvalidRequest:
+    return InvalidRequest(f"{place}: {message}", param=place, code=code)

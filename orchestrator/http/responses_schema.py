@@ -17,6 +17,7 @@ from orchestrator.http.responses_input import read_input
 from orchestrator.http.schemas import (
     EFFORT,
     HINTS,
+    RESPONSE,
     Effort,
     GenerationRequest,
     contradiction,
@@ -106,6 +107,7 @@ class ResponsesRequest(GenerationRequest):
     }
 
     question_name: ClassVar[str] = "input"
+    id_prefix: ClassVar[str] = RESPONSE
 
     input: Annotated[
         tuple[Message, ...],

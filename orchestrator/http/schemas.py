@@ -36,7 +36,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.body import parse_object
 from orchestrator.types import Constraint, Message, Sampling
-from orchestrator.validation import closest, invalid_request
+from orchestrator.validation import body_path, closest, invalid_request, place_of
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORT: Final[dict[Effort, float | None]] = {
@@ -71,6 +71,10 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "presence_penalty": (0,),
     "repetition_penalty": (1,),
     "stop_token_ids": ([],),
+    "length_penalty": (1,),
+    "skip_special_tokens": (True,),
+    "include_stop_str_in_output": (False,),
+    "add_special_tokens": (False,),
     "prediction": (),
     "reasoning": (),
     "include_reasoning": (True,),
@@ -83,10 +87,16 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
 }
 
 
+COMPLETION: Final = "chatcmpl-"
+TEXT_COMPLETION: Final = "cmpl-"
+RESPONSE: Final = "resp_"
+"""Before a trace id each is the id of an answer, as OpenAI's clients show it."""
 MOST_LIKELY: Final = 20
 """Of the likeliest tokens at a place: OpenAI's most, and vLLM's unless told otherwise."""
 MAX_SEED: Final = 2**63 - 1
 """Workers want a seed that is not negative: these bits of it are enough."""
+_LONGEST_NAME: Final = 128
+"""Characters of a parameter's name, or of its place, that an error repeats."""
 
 
 def _listed(stop: object) -> object:
@@ -99,7 +109,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: Literal[False] = False
+    include_obfuscation: bool = Field(default=False, description="a hint: changes nothing")
 
 
 _Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -118,6 +128,7 @@ class GenerationRequest(BaseModel):
         unsupported: those that Baton does not have, and the values that are harmless.
         question_name: the parameter that holds what is to be answered.
         operation: what is asked for, in OpenTelemetry's words.
+        id_prefix: what the ids of its answers begin with.
     """
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
@@ -125,6 +136,7 @@ class GenerationRequest(BaseModel):
     unsupported: ClassVar[Mapping[str, tuple[object, ...]]] = UNSUPPORTED
     question_name: ClassVar[str] = "messages"
     operation: ClassVar[str] = "chat"
+    id_prefix: ClassVar[str] = COMPLETION
 
     model: str = Field(description="a policy, or one of its published versions: NAME@VERSION")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = Field(
@@ -195,6 +207,11 @@ class GenerationRequest(BaseModel):
         raise NotImplementedError
 
     @property
+    def conversations(self) -> tuple[tuple[Message, ...], ...]:
+        """All that is to be answered, where there may be several."""
+        return (self.conversation,)
+
+    @property
     def thinking(self) -> bool:
         """Whether there is to be a thought."""
         return True
@@ -211,8 +228,13 @@ class GenerationRequest(BaseModel):
 
     @property
     def choices(self) -> int:
-        """How many answers are wanted."""
+        """How many answers are wanted, in all."""
         return 1
+
+    @property
+    def choices_name(self) -> str:
+        """The parameter that asks for several."""
+        return "n"
 
     @property
     def alone(self) -> str | None:
@@ -253,7 +275,7 @@ class GenerationRequest(BaseModel):
 
 def parse_request(body: bytes, kind: type[R], *, strict: bool = True) -> R:
     """A request from its bytes; unless `strict`, what cannot be honoured is left out and leaves a
-    warning.
+    warning, at whatever depth it stands.
 
     Raises:
         InvalidRequest: not JSON, an unknown key, or a value that cannot be honoured; named.
@@ -263,20 +285,67 @@ def parse_request(body: bytes, kind: type[R], *, strict: bool = True) -> R:
         name
         for name, harmless in kind.unsupported.items()
         if name not in fields and given.get(name) is not None
-        if not any(_same(given[name], one) for one in harmless)
+        if not any(_same(given[name], one) for one in (*harmless, *_as_many(name, given)))
     ]
     unknown = sorted(given.keys() - fields - kind.unsupported.keys() - kind.hints)
-    refusal = _refusal(refused, unknown, strict and fields) if refused or unknown else None
-    if refusal is not None and strict:
-        raise refusal
     given = {name: value for name, value in given.items() if value is not None and name in fields}
-    try:
-        request = kind.model_validate(given)
-    except ValidationError as error:
-        raise invalid_request(error, model=kind) from None
-    if refusal is not None:
+    request, within = _validated(kind, given, strict)
+    if strict and (refused or unknown or len(within) > 1):
+        raise _refusal(refused, [*unknown, *within], fields)
+    if isinstance(request, InvalidRequest):
+        raise request
+    if refused or unknown or within:
+        refusal = _refusal(refused, [*unknown, *within], False)
         request._warnings = (f"{refusal.message}, and left out",)
     return request
+
+
+def _as_many(name: str, given: Mapping[str, Any]) -> tuple[object, ...]:
+    """Of a parameter the value that is harmless beside others: all of the best are shown."""
+    return (given["n"],) if name == "best_of" and "n" in given else ()
+
+
+def _validated(
+    kind: type[R], given: dict[str, Any], strict: bool
+) -> tuple[R | InvalidRequest, list[str]]:
+    """The request or what is wrong with it, and the places of what is unknown within its
+    parameters: left out unless `strict`, and else told where nothing else is wrong."""
+    within: list[str] = []
+    while True:
+        try:
+            return kind.model_validate(given), within
+        except InvalidRequest as error:
+            return error, within
+        except ValidationError as error:
+            unknown = _unknown_within(error, given)
+            if strict or not unknown:
+                wrong = invalid_request(error, model=kind)
+                nothing_else = strict and len(unknown) == error.error_count()
+                return wrong, list(map(body_path, unknown)) if nothing_else else within
+            within += map(body_path, unknown)
+            for place in unknown:
+                del _at(given, place[:-1])[place[-1]]
+
+
+def _unknown_within(error: ValidationError, given: Any) -> list[tuple[int | str, ...]]:
+    """The places of what is unknown in a body, where it can be left out."""
+    details = error.errors(include_url=False)
+    places = [place_of(one["loc"]) for one in details if one["type"] == "extra_forbidden"]
+    return [
+        place
+        for place in dict.fromkeys(places)
+        if isinstance(inside := _at(given, place[:-1]), dict) and place[-1] in inside
+    ]
+
+
+def _at(value: Any, place: Sequence[int | str]) -> Any:
+    """What stands at a place in a JSON value; None where there is no such place."""
+    for part in place:
+        try:
+            value = value[part]
+        except (LookupError, TypeError):
+            return None
+    return value
 
 
 def _refusal(
@@ -286,9 +355,9 @@ def _refusal(
 
     `known` are the names of which an unknown one may be a misspelling; False: none is proposed.
     """
-    first = (*refused, *unknown)[0][:64]
+    first = (*refused, *unknown)[0][:_LONGEST_NAME]
     said = [
-        ", ".join(name[:64] for name in names[:16])
+        ", ".join(name[:_LONGEST_NAME] for name in names[:16])
         + f" {'is' if len(names) == 1 else 'are'} {what}"
         for names, what in ((refused, "not supported here"), (unknown, "unknown here"))
         if names

@@ -293,11 +293,11 @@ class Service:
         width, calls = context.policy.width, context.policy.width * body.choices
         if body.choices > 1 and calls > self.limits.concurrent:
             raise InvalidRequest(
-                f"n: {body.choices} answers by {context.policy_name}, which makes {width} calls at "
-                f"once for each, are {calls} calls, and this service makes at most "
-                f"{self.limits.concurrent} (limits.concurrent); ask for at most "
+                f"{body.choices_name}: {body.choices} answers by {context.policy_name}, which "
+                f"makes {width} calls at once for each, are {calls} calls, and this service makes "
+                f"at most {self.limits.concurrent} (limits.concurrent); ask for at most "
                 f"{max(1, self.limits.concurrent // width)}",
-                param="n",
+                param=body.choices_name,
             )
         if not body.says_all_of_sampling:
             context.sampling = body.sampling(await self._default_sampling(context.policy))

@@ -18,11 +18,12 @@ TOOL_NAME = r"^[a-zA-Z0-9_.:/-]{1,64}$"
 ToolName = Annotated[str, StringConstraints(pattern=TOOL_NAME)]
 MAX_TOOLS = 128
 MAX_DEPTH = 64  # levels of nesting of a call's arguments
+_NO_PARAMETERS = {"type": "object", "properties": {}}
 
 
 class FunctionTool(BaseModel):
-    """A function that may be called. With `strict` its arguments are held to its schema or it is
-    refused; else a schema that no text can be held to stands for any object."""
+    """A function that may be called. With `strict` a schema that no text can be held to is refused;
+    else it stands for any object. Servers (`url`) are not asked to hold calls to schemas."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     name: ToolName
@@ -80,10 +81,18 @@ ToolChoice = Annotated[
 ]
 
 
+def or_no_arguments(given: object) -> object:
+    """A blank text as the JSON of no arguments: models write it where a tool has none."""
+    return "{}" if isinstance(given, str) and not given.strip() else given
+
+
 class FunctionCall(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
     name: ToolName
-    arguments: str = Field(description="the JSON of an object")
+    arguments: Annotated[str, BeforeValidator(or_no_arguments)] = Field(
+        description="the JSON of an object; blank: no arguments"
+    )
+    parsed_arguments: Any = None  # the official client's reading of them
 
 
 class MessageToolCall(BaseModel):
@@ -102,14 +111,13 @@ class ToolUse:
     Args:
         tools: as given.
         choice: as given; None: auto.
-        parallel: whether one answer may make several calls.
+        parallel: whether one answer may make several calls; never where the choice is a function.
         form: what an answer without calls must match.
         inner: between a tool and its parameters, in the names of places.
 
     Attributes:
         names: the tools that may be called.
-        loose: those of them that need not be `strict`: a call in another form than the model's own
-            is one, too.
+        strict: the schemas of those of them that are `strict`.
         schemas: of the arguments of each tool, None where it has none.
 
     Raises:
@@ -133,7 +141,7 @@ class ToolUse:
             raise contradiction("tool_choice", "there are no tools")
         required, allowed = choice == "required", names
         if isinstance(choice, ToolReference):
-            required, allowed = True, [choice.function.name]
+            required, allowed, parallel = True, [choice.function.name], False
         elif isinstance(choice, AllowedChoice):
             required = choice.allowed_tools.mode == "required"
             allowed = [tool.function.name for tool in choice.allowed_tools.tools]
@@ -141,9 +149,11 @@ class ToolUse:
             raise contradiction("tool_choice", f"there is no tool {unknown[0]!r}")
         self.tools = () if choice == "none" else tuple(tools)
         self.names = frozenset(allowed if self.tools else ())
-        self.loose = frozenset(
-            tool.name for tool in self.tools if tool.name in self.names and not tool.strict
-        )
+        self.strict = {
+            tool.name: tool.parameters or _NO_PARAMETERS
+            for tool in self.tools
+            if tool.name in self.names and tool.strict
+        }
         self.schemas = {tool.name: tool.parameters for tool in self.tools}
         self.parallel = parallel
         self.constraint = form
@@ -157,7 +167,7 @@ class ToolUse:
                 [
                     {
                         "name": tool.name,
-                        "parameters": tool.parameters or {"type": "object", "properties": {}},
+                        "parameters": tool.parameters or _NO_PARAMETERS,
                         "strict": bool(tool.strict),
                         "place": f"tools[{i}].{inner}parameters",
                     }

@@ -45,10 +45,10 @@ class Budget:
         """The caps of a request's `limits`, and a policy's own `budget` and `answer_reserve`.
 
         Raises:
-            InvalidRequest: a cap below one token.
+            InvalidRequest: a negative cap, or a budget below one token.
         """
-        if limits.max_tokens < 1:
-            raise InvalidRequest("max_tokens must be at least 1", param="max_tokens")
+        if limits.max_tokens < 0:
+            raise InvalidRequest("max_tokens must be at least 0", param="max_tokens")
         if budget is not None and budget < 1:
             raise InvalidRequest("budget must be at least 1", param="budget")
         total = limits.max_tokens

@@ -68,7 +68,7 @@ async def solve(
 
     Raises:
         ConfigError: a worker that the policy needs is not in `workers`.
-        InvalidRequest: a limit below one, a method that the worker does not offer, a `max_cost`
+        InvalidRequest: a negative limit, a method that the worker does not offer, a `max_cost`
             without prices;
             ContextLengthExceeded for too long a prompt.
         Unsupported: a worker lacks what the policy needs.

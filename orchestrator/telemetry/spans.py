@@ -89,7 +89,7 @@ class Spans:
                     }
                 )
             elif error is not None:
-                span.set_status(Status(StatusCode.ERROR, type(error).__name__))
+                _fail(span, error)
             span.end()
 
 
@@ -144,7 +144,7 @@ class _Inside:
         )
         match answer:
             case BaseException():
-                span.set_status(Status(StatusCode.ERROR, type(answer).__name__))
+                _fail(span, answer)
             case Usage() as usage:
                 _add_usage(span, usage)
             case Generation(segment, usage):
@@ -177,6 +177,13 @@ class _Inside:
             }
         )
         span.end(now)
+
+
+def _fail(span: Span, error: BaseException) -> None:
+    """Mark a span as failed by the kind of an error, whose text may say too much."""
+    kind = type(error).__name__
+    span.set_status(Status(StatusCode.ERROR, kind))
+    span.set_attribute("error.type", kind)
 
 
 def _add_usage(span: Span, usage: Usage) -> None:

@@ -37,7 +37,7 @@ function roleFor(method, path) {
 }
 
 function wanted(status, error) {
-  if (status === 401) return "user";
+  if (status === 401 || error?.code === "api_key_required") return "user";
   if (error?.code === "observer_key_required") return "observer";
   return error?.code === "admin_key_required" && /needs an admin key$/.test(error.message) ? "admin" : null;
 }

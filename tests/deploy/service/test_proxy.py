@@ -369,7 +369,9 @@ def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
     refusals.check(scope(1), PLAIN)
 
 
-@pytest.mark.parametrize("own", [{"priority": -1}, {"n": 1}])
+@pytest.mark.parametrize(
+    "own", [{"priority": -1}, {"n": 1}, {"prompt": ["a", "b"]}, {"prompt": [[1], [2]]}]
+)
 def test_who_says_when_it_is_their_turn_is_asked_about(own: dict[str, Any]) -> None:
     refusals = RecentRefusals(lambda: 0.0)
     scope = {"method": "POST", "path": CHAT, "headers": []}

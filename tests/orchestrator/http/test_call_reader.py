@@ -444,10 +444,63 @@ def test_text_is_not_held_back_longer_than_it_must() -> None:
 FENCED = '```json\n[{"name": "add", "arguments": {}}, {"name": "add", "arguments": {}}]\n```'
 
 
-def test_what_must_be_held_to_a_schema_is_a_call_in_the_models_own_form_alone() -> None:
-    shown, calls = read(CallReader(HERMES, NAMES, "call_", loose={"look_up"}), [FENCED])
+def test_a_block_of_code_is_not_held_back() -> None:
+    reader = CallReader(HERMES, NAMES, "call_")
+    block = "Look:\n```python\nx = {1}\nprint(`x`)\n```\nDone."
+    shown = ""
+    for at, letter in enumerate(block):
+        shown += "".join(map(str, reader.feed(letter)))
+        if "x =" in block[: at + 1]:
+            waits = len(block[: at + 1]) - len(block[: at + 1].rstrip("`"))
+            assert len(shown) >= at + 1 - waits
+    assert shown + "".join(map(str, reader.end())) == block
+    for begin in ("```c++\n", "```\n#", "``` json\n"):
+        text = begin + '{"name": "add", "arguments": {}}'
+        assert read(CallReader(HERMES, NAMES, "call_"), [text])[1] == []
+    shown, calls = read(CallReader(HERMES, NAMES, "call_"), [f"```sh\n{ADD}\n```\n", ADD])
+    assert shown == f"```sh\n{ADD}\n```\n"  # what stands in code is code
+    assert len(calls) == 1
+
+
+PAIR = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    "required": ["a", "b"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize("form", ["```json\n{}\n```", "{}", "<tool_call>\n{} </tool_call>"])
+@pytest.mark.parametrize(
+    ("arguments", "fit"),
+    [
+        ('{"a": 1, "b": 2}', True),
+        ('{"b": 2, "a": 1}', True),
+        ('{"a": 1}', False),
+        ('{"a": 1, "b": "2"}', False),
+        ('{"a": 1, "b": 2, "c": 3}', False),
+    ],
+)
+def test_a_strict_tools_call_in_another_form_is_one_where_its_arguments_fit(
+    form: str, arguments: str, fit: bool
+) -> None:
+    answer = form.replace("{}", f'{{"name":"add", "arguments": {arguments}}}')
+    shown, calls = read(CallReader(HERMES, NAMES, "call_", strict={"add": PAIR}), list(answer))
+    if fit:
+        assert [(name, json.loads(text)) for name, text in calls] == [
+            ("add", json.loads(arguments))
+        ]
+        assert not shown.strip()
+    else:
+        assert (shown, calls) == (answer, [])
+
+
+def test_of_several_calls_in_another_form_each_must_fit() -> None:
+    _, calls = read(CallReader(HERMES, NAMES, "call_", strict={"look_up": PAIR}), [FENCED])
+    assert [name for name, _ in calls] == ["add", "add"]
+    shown, calls = read(CallReader(HERMES, NAMES, "call_", strict={"add": PAIR}), [FENCED])
     assert (shown, calls) == (FENCED, [])
-    shown, calls = read(CallReader(HERMES, NAMES, "call_", loose=set()), [ADD])
+    _, calls = read(CallReader(HERMES, NAMES, "call_", strict={"add": PAIR}), [ADD])
     assert [name for name, _ in calls] == ["add"]
 
 
@@ -471,11 +524,11 @@ def test_a_long_block_costs_what_it_has_letters(begin: str) -> None:
             looked += len(self) - (args[1] if len(args) > 1 else 0)
             return super().find(*args)
 
-    reader.feed(begin)
+    pieces = reader.feed(begin)
     for _ in range(400):
         reader._held = Counting(reader._held)
-        reader.feed("word ")
+        pieces += reader.feed("word ")
     assert looked < 400 * 60 + 10 * 2000
-    text, calls = read(reader, [])
-    assert calls == []
-    assert "word word" in text or begin == "```"
+    pieces += reader.end()
+    assert reader.calls == []
+    assert "".join(map(str, pieces)) == begin + "word " * 400

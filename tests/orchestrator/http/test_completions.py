@@ -124,6 +124,73 @@ def test_log_likelihoods_as_evaluations_ask_for_them(
     assert values.token_logprobs[place] < max(values.top_logprobs[place].values()) - 1
 
 
+PROMPTS = [TEXT, "12+30=", "The answer is"]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_of_several_prompts_each_is_answered_as_by_itself(
+    url: str, large: LocalWorker, n: int
+) -> None:
+    body: dict[str, Any] = {"n": n, "temperature": 0.9, "seed": 5, "max_tokens": 6}
+    whole = complete(url, prompt=PROMPTS, **body)
+    alone = [complete(url, prompt=one, **body) for one in PROMPTS]
+    assert [choice.index for choice in whole.choices] == list(range(3 * n))
+    assert [(choice.text, choice.finish_reason) for choice in whole.choices] == [
+        (choice.text, choice.finish_reason) for one in alone for choice in one.choices
+    ]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(whole.usage, name) == sum(getattr(one.usage, name) for one in alone)
+    ids = [choice.model_extra["baton"]["trace_id"] for choice in whole.choices]
+    assert ids == [ids[0], *(f"{ids[0]}-{i}" for i in range(1, 3 * n))]
+    last = HTTP.get(f"{url}/v1/traces/{ids[-1]}").json()
+    assert (last["messages"][0]["content"], last["choice"]) == (PROMPTS[-1], 3 * n - 1)
+    numbers = [[*large.tokenizer.begin, *large.tokenizer.encode(one)] for one in PROMPTS]
+    by_ids = complete(url, prompt=numbers, **body)
+    assert [c.text for c in by_ids.choices] == [c.text for c in whole.choices]
+    chunks = complete(
+        url, prompt=PROMPTS, stream=True, stream_options={"include_usage": True}, **body
+    )
+    said = [""] * 3 * n
+    for chunk in chunks[:-1]:
+        said[chunk.choices[0].index] += chunk.choices[0].text
+    assert said == [choice.text for choice in whole.choices]
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(chunks[-1].usage, name) == getattr(whole.usage, name)
+
+
+@pytest.mark.parametrize("kind", ["text", "ids"])
+def test_a_prompt_alone_is_scored(url: str, large: LocalWorker, kind: str) -> None:
+    ids = [*large.tokenizer.begin, *large.tokenizer.encode(TEXT)]
+    prompt: Any = TEXT if kind == "text" else ids
+    body: dict[str, Any] = {"prompt": [prompt, prompt], "echo": True, "logprobs": 2}
+    alone, more = (complete(url, max_tokens=cap, **body) for cap in (0, 1))
+    assert (alone.usage.completion_tokens, more.usage.completion_tokens) == (0, 2)
+    assert alone.usage.prompt_tokens == more.usage.prompt_tokens == 2 * len(ids)
+    for choice, longer in zip(alone.choices, more.choices, strict=True):
+        assert choice.finish_reason == "length"
+        assert longer.text == choice.text + "4"
+        assert choice.logprobs.tokens == longer.logprobs.tokens[:-1]
+        assert choice.logprobs.text_offset == longer.logprobs.text_offset[:-1]
+        assert choice.logprobs.top_logprobs[0] is None
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(
+            longer.logprobs.token_logprobs[1:-1], abs=1e-3
+        )
+    assert complete(url, echo=True, max_tokens=0).choices[0].text == TEXT
+
+
+def test_several_prompts_are_scored_each_by_itself(url: str) -> None:
+    body: dict[str, Any] = {"echo": True, "logprobs": 1, "max_tokens": 1}
+    whole = complete(url, prompt=PROMPTS, **body)
+    for prompt, choice in zip(PROMPTS, whole.choices, strict=True):
+        (alone,) = complete(url, prompt=prompt, **body).choices
+        assert choice.text == alone.text
+        assert prompt in choice.text
+        assert choice.logprobs.tokens == alone.logprobs.tokens
+        assert choice.logprobs.token_logprobs[1:] == pytest.approx(
+            alone.logprobs.token_logprobs[1:], abs=1e-3
+        )
+
+
 def test_the_models_own_end_has_a_row_too(url: str, large: LocalWorker) -> None:
     tokenizer = large.tokenizer
     question = Transcript((Message("user", "What is 37+12?"),))
@@ -269,7 +336,12 @@ def test_a_text_does_not_end_before_min_tokens(url: str, large: LocalWorker) -> 
         ({"prompt": []}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": 5}, "prompt"),
-        ({"prompt": ["one", "two"]}, "prompt"),
+        ({"prompt": ["one", ""]}, "prompt[1]"),
+        ({"prompt": ["one", 5]}, "prompt[1]"),
+        ({"prompt": [[1], [2, "two"]]}, "prompt[1]"),
+        ({"prompt": ["one"] * 17}, "prompt"),
+        ({"prompt": ["one"] * 9, "n": 2}, "prompt"),
+        ({"prompt": ["one", "12 + " * 3000]}, "prompt"),
         ({"prompt": [1, "two"]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"prompt": [10**6]}, "prompt"),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from orchestrator.http.admission import Place
 from orchestrator.http.chat_schema import ChatRequest
+from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.context import RequestContext
 from orchestrator.http.schemas import parse_request
 from orchestrator.types import Limits
@@ -57,3 +59,14 @@ def test_a_prompt_is_estimated_from_all_that_a_template_may_show() -> None:
 
     assert 1000 <= estimate(3000) <= 1020
     assert estimate(3000, reasoning_content="b" * 3000) == estimate(3000) + 1000
+
+
+def test_the_prompts_of_a_request_are_counted_together_each_once() -> None:
+    body = {"model": "large-only", "prompt": ["a" * 300, "b" * 600], "n": 2}
+    asked = parse_request(json.dumps(body).encode(), CompletionRequest)
+    context = RequestContext(asked, Limits(), {}, "r")
+    assert context.estimated_prompt == 300
+    context.place = Place(context.estimated_prompt, 0.0)
+    for answer, tokens in zip(context.choices(), (110, 110, 220, 220), strict=True):
+        answer.prompt_read(tokens)
+    assert context.place.prompt == 330

@@ -283,6 +283,13 @@ def test_unsupported_unless_it_asks_for_nothing(url: str, name: str) -> None:
         assert error(reply, 404)["code"] == "model_not_found"
 
 
+def test_the_best_of_as_many_as_are_shown_are_all_of_them(url: str) -> None:
+    reply = post(url, {"n": 2, "best_of": 2, "model": "large-only"})
+    assert len(reply.json()["choices"]) == 2
+    for wrong in ({"n": 2, "best_of": 3}, {"n": None, "best_of": 2}, {"n": 1, "best_of": True}):
+        assert error(post(url, wrong), 400)["param"] == "best_of"
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -565,7 +572,14 @@ def test_each_role_reads_what_is_its_own() -> None:
                 if reply.status_code == 403:
                     assert error(reply, 403)["code"] == "observer_key_required"
                     found.add(path)
-            assert post(url, headers=headers).status_code == (403 if key == "sk-eye" else 200)
+            asked = post(url, headers=headers)
+            if key != "sk-eye":
+                assert asked.status_code == 200
+                continue
+            assert error(asked, 403)["code"] == "api_key_required"
+            assert "an API key or an admin key" in error(asked, 403)["message"]
+            change = HTTP.post(f"{url}/v1/policies", headers=headers)
+            assert error(change, 403)["code"] == REFUSED
         assert closed["sk-admin"] == closed["sk-eye"] == set()
         assert "/metrics" in closed["sk-user"]
         assert {path for path in gets if path.startswith(("/v1/policies", "/v1/experiments"))} == {

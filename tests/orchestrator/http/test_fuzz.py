@@ -23,6 +23,7 @@ from schemathesis.specs.openapi.checks import (
 from starlette.testclient import TestClient
 
 from orchestrator.http.app import create_app
+from orchestrator.http.auth import Access, Keys
 from tests.orchestrator.serving import HTTP, service, serving
 
 DOCUMENT = TestClient(create_app(service())).get("/openapi.json").json()
@@ -52,14 +53,34 @@ def url() -> Iterator[str]:
         print(*(line for line in lines if line.startswith("baton_http_responses_total")), sep="\n")
 
 
+@pytest.fixture(scope="module")
+def closed() -> Iterator[str]:
+    access = Access(Keys(["sk-user"]), Keys(["sk-admin"]), Keys(["sk-eye"]))
+    with serving(service(access=access)) as url:
+        yield url
+
+
+def send(operation: Any, mode: GenerationMode, cases: int, url: str, key: str = "") -> None:
+    headers = {"authorization": f"Bearer {key}"} if key else {}
+
+    @given(case=operation.as_strategy(generation_mode=mode))
+    @settings(max_examples=cases, deadline=None, suppress_health_check=list(HealthCheck))
+    def validate(case: Any) -> None:
+        case.call_and_validate(base_url=url, headers=headers, checks=CHECKS, timeout=30)
+
+    validate()
+
+
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("operation", "mode"), KINDS, ids=lambda one: getattr(one, "label", one))
 def test_every_answer_is_one_that_the_description_lists(
     url: str, operation: Any, mode: GenerationMode
 ) -> None:
-    @given(case=operation.as_strategy(generation_mode=mode))
-    @settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck))
-    def send(case: Any) -> None:
-        case.call_and_validate(base_url=url, checks=CHECKS, timeout=30)
+    send(operation, mode, CASES, url)
 
-    send()
+
+@pytest.mark.parametrize("key", ["sk-user", "sk-eye", "sk-none"])
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda one: one.label)
+def test_so_is_every_answer_where_there_are_keys(closed: str, operation: Any, key: str) -> None:
+    """Whose key it is counts before anything else, so one case tells."""
+    send(operation, GenerationMode.POSITIVE, 1, closed, key)

@@ -10,9 +10,10 @@ import openai
 import pytest
 
 from orchestrator.errors import WorkerUnavailable
+from tests.orchestrator.http.test_tools import FORMAT
 from tests.orchestrator.http.test_tools import worker as tool_worker
 from tests.orchestrator.serving import HTTP, STORY, client, scripted, service, serving
-from workers.scripted import Scripted
+from workers.scripted import Scripted, words
 
 ASKED = "Twice 2+2?"
 ANSWER = "The answer is 8."
@@ -176,6 +177,14 @@ def test_hints_pass(url: str) -> None:
 
 
 FUNCTION = {"type": "function", "name": "add", "parameters": {}}
+CALLED = {"type": "function_call", "call_id": "c", "name": "add", "arguments": "{}"}
+GIVEN_BACK = {"type": "function_call_output", "call_id": "c", "output": "5"}
+TEXT = {"type": "input_text", "text": "hi"}
+
+
+def items(*given: Any) -> dict[str, Any]:
+    """An `input` of a question and what follows it."""
+    return {"input": [{"role": "user", "content": ASKED}, *given]}
 
 
 @pytest.mark.parametrize(
@@ -196,15 +205,10 @@ FUNCTION = {"type": "function", "name": "add", "parameters": {}}
         ({"tools": [{"type": "web_search"}]}, "tools[0]"),
         ({"tools": [FUNCTION, FUNCTION]}, "tools"),
         ({"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "b"}}, "tool_choice"),
-        ({"input": [{"type": "function_call", "call_id": "c", "name": "add"}]}, "input"),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "a", "arguments": "[]"}]},
-            "input",
-        ),
-        (
-            {"input": [{"type": "function_call", "call_id": "c", "name": "a<", "arguments": "{}"}]},
-            "input",
-        ),
+        (items({"type": "function_call", "call_id": "c", "name": "add"}), "input[1].arguments"),
+        (items(CALLED | {"arguments": "[]"}), "input[1].arguments"),
+        (items(CALLED | {"name": "a<"}), "input[1].name"),
+        (items(CALLED | {"call_id": ""}), "input[1].call_id"),
         (
             {"tools": [{**FUNCTION, "strict": True, "parameters": {"not": {}}}]},
             "tools[0].parameters",
@@ -218,14 +222,22 @@ FUNCTION = {"type": "function", "name": "add", "parameters": {}}
         ({"input": []}, "input"),
         ({"input": 5}, "input"),
         ({"input": None}, "input"),
-        ({"input": ["hi"]}, "input"),
-        ({"input": [{"role": "tool", "content": "hi"}]}, "input"),
-        ({"input": [{"role": "user", "content": 5}]}, "input"),
-        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input"),
-        ({"input": [{"role": "user", "content": "hi", "mood": "glad"}]}, "input"),
+        (items("hi"), "input[1]"),
+        (items({"role": "tool", "content": "hi"}), "input[1].role"),
+        (items({"role": "user", "content": 5}), "input[1].content"),
+        (items({"role": "user", "content": None}), "input[1].content"),
+        (
+            items({"role": "user", "content": [TEXT, {"type": "input_image"}]}),
+            "input[1].content[1]",
+        ),
+        (items({"role": "user", "content": [{**TEXT, "text": 5}]}), "input[1].content[0].text"),
+        (items({"role": "user", "content": "hi", "mood": "glad"}), "input[1].mood"),
+        (items({"type": "reasoning", "summary": [5]}), "input[1].summary[0]"),
         ({"input": [{"role": "assistant", "content": "hi"}]}, "input"),
-        ({"input": [{"type": "function_call_output", "output": "5"}]}, "input"),
-        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+        (items({"type": "function_call_output", "output": "5"}), "input[1].call_id"),
+        (items(CALLED, {**GIVEN_BACK, "call_id": "other"}), "input[2].call_id"),
+        (items(CALLED, {**GIVEN_BACK, "output": 5}), "input[2].output"),
+        (items({"type": "item_reference", "id": "msg_1"}), "input[1]"),
         ({"include": ["message.output_text.logprobs"]}, "include"),
     ],
     ids=lambda value: str(value)[:40],
@@ -235,7 +247,7 @@ def test_refused_by_name(url: str, body: dict[str, Any], param: str) -> None:
     reply = HTTP.post(f"{url}/v1/responses", json=given)
     assert reply.status_code == 400
     assert reply.json()["error"]["param"].startswith(param)
-    assert param in reply.json()["error"]["message"]
+    assert reply.json()["error"]["message"].startswith(param)
 
 
 def test_what_is_not_supported_in_a_conversation_is_named(url: str) -> None:
@@ -259,9 +271,9 @@ def test_an_agent_loop(streamed: bool) -> None:
     large = tool_worker()
     with serving(service(tool_worker(), large)) as url:
         body: Any = {"model": "large-only", "tools": [ADD], "parallel_tool_calls": False}
-        items: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
-        events = stream(url, input=items, **body) if streamed else []
-        first = events[-1].response if streamed else create(url, input=items, **body)
+        turns: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+        events = stream(url, input=turns, **body) if streamed else []
+        first = events[-1].response if streamed else create(url, input=turns, **body)
         reasoning, message, call = first.output
         assert (reasoning.type, message.type, call.type) == (
             "reasoning",
@@ -271,9 +283,9 @@ def test_an_agent_loop(streamed: bool) -> None:
         assert message.content[0].text == "Let me see."
         assert (call.name, json.loads(call.arguments)) == ("add", {"a": 2, "b": 3})
         assert {item.status for item in first.output} == {"completed"}
-        items += [item.model_dump(exclude_none=True) for item in first.output]
-        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
-        second = create(url, input=items, **body)
+        turns += [item.model_dump() for item in first.output]  # with what is null
+        turns.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
+        second = create(url, input=turns, **body)
     assert second.output_text == "It is 5."
     heard = large.calls[-1].call.transcript.messages
     assert [turn.role for turn in heard] == ["tools", "user", "assistant", "tool"]
@@ -290,6 +302,34 @@ def test_an_agent_loop(streamed: bool) -> None:
             if event.type == "response.function_call_arguments.delta"
         )
         assert written == call.arguments
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_the_clients_own_helpers_give_back_can_be_sent_again(streamed: bool) -> None:
+    body: Any = {"model": "large-only", "tools": [ADD]}
+    turns: list[Any] = [{"role": "user", "content": "What is 2 + 3?"}]
+    with serving(service(tool_worker(), tool_worker())) as url, client(url) as api:
+        if streamed:
+            with api.responses.stream(input=turns, **body) as made:
+                first = made.get_final_response()
+        else:
+            first = api.responses.parse(input=turns, **body)
+        call = first.output[-1]
+        assert call.type == "function_call"
+        assert call.parsed_arguments == {"a": 2, "b": 3}
+        turns += [item.model_dump() for item in first.output]
+        turns.append({"type": "function_call_output", "call_id": call.call_id, "output": "5"})
+        second = api.responses.create(input=turns, **body)
+    assert second.output_text == "It is 5."
+
+
+def test_earlier_calls_without_arguments() -> None:
+    large = scripted()
+    with serving(service(large=large)) as url:
+        for blank in ("", " "):
+            create(url, model="large-only", **items({**CALLED, "arguments": blank}, GIVEN_BACK))
+            heard = large.calls[-1].call.transcript.messages
+            assert [call.arguments for call in heard[1].calls] == ["{}"]
 
 
 def test_the_form_of_the_answer_reaches_its_writer() -> None:
@@ -318,3 +358,74 @@ def test_a_stream_that_breaks_off_ends_in_an_error() -> None:
         pytest.raises(openai.APIError, match="a worker is not available"),
     ):
         stream(url, model="large-only")
+
+
+LOOK_UP: Any = {"type": "function", "name": "look_up", "parameters": {}}
+NATIVE = """Both.
+<tool_call>
+{"name": "add", "arguments": {"a": 2, "b": 3}}
+</tool_call>
+<tool_call>
+{"name": "look_up", "arguments": {"key": "x"}}
+</tool_call>"""
+FENCED = """Both.
+```json
+[{"name": "add", "arguments": {"a": 2, "b": 3}}, {"name": "look_up", "arguments": {"key": "x"}}]
+```"""
+CALLS = [("add", {"a": 2, "b": 3}), ("look_up", {"key": "x"})]
+
+
+@pytest.mark.parametrize("answer", [NATIVE, FENCED])
+@pytest.mark.parametrize("delay", [0.0, 0.002])  # in one batch, and piece by piece
+def test_each_of_several_calls_has_its_own_name_and_id(answer: str, delay: float) -> None:
+    large = Scripted(story=("I call both.", answer), call_format=FORMAT, delay=delay)
+    body: Any = {"model": "large-only", "tools": [{**ADD, "strict": False}, LOOK_UP]}
+    with serving(service(tool_worker(), large)) as url:
+        whole, events = create(url, **body), stream(url, **body)
+        with client(url) as api, api.responses.stream(input=ASKED, **body) as made:
+            assembled = made.get_final_response()
+    replies = [whole, events[-1].response, assembled]
+    for reply in replies:
+        assert [item.type for item in reply.output[:2]] == ["reasoning", "message"]
+        calls = reply.output[2:]
+        assert [(call.name, json.loads(call.arguments)) for call in calls] == CALLS
+        assert len({call.id for call in calls}) == len({call.call_id for call in calls}) == 2
+        assert all(call.id.removeprefix("fc_") in call.call_id for call in calls)
+    final = events[-1].response.output
+    begun = [event.item for event in events if event.type == "response.output_item.added"]
+    ended = [event.item for event in events if event.type == "response.output_item.done"]
+    assert [item.id for item in begun] == [item.id for item in final]
+    assert [item.model_dump() for item in ended] == [item.model_dump() for item in final]
+    written = dict.fromkeys((item.id for item in final[2:]), "")
+    for event in events:
+        if event.type == "response.function_call_arguments.delta":
+            written[event.item_id] += event.delta
+    assert list(written.values()) == [item.arguments for item in final[2:]]
+    told = [event for event in events if event.type == "response.function_call_arguments.done"]
+    assert [(event.name, event.item_id) for event in told] == [(c.name, c.id) for c in final[2:]]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_of_what_a_cap_cuts_the_last_item_alone_is_incomplete(streamed: bool) -> None:
+    large = Scripted(story=("I call both.", NATIVE), call_format=FORMAT)
+    body: Any = {"model": "large-only", "tools": [ADD, LOOK_UP], "policy": {"answer_reserve": 0}}
+    tokens = len(words("I call both.")) + 1  # and the end of the thought
+    states = {}
+    with serving(service(tool_worker(), large)) as url, client(url) as api:
+        for cap in range(tokens + 1, tokens + len(words(NATIVE))):
+            given = {"input": ASKED, "max_output_tokens": cap, **body}
+            policy = {"policy": given.pop("policy")}
+            reply = api.responses.create(**given, stream=streamed, extra_body=policy)
+            final = list(reply)[-1].response if streamed else reply
+            assert final.status == "incomplete"
+            shown = [(item.type, item.status) for item in final.output[1:]]
+            states[NATIVE[: len("".join(words(NATIVE)[: cap - tokens]))]] = shown
+            assert all(state == "completed" for _, state in shown[:-1]), shown
+    whole, cut = ("function_call", "completed"), ("function_call", "incomplete")
+    message = ("message", "completed")
+    for text, shown in states.items():
+        if text.rstrip().endswith('{"a": 2,'):
+            assert shown == [message, cut]
+        if text.rstrip().endswith("3}}") or text.rstrip().endswith('{"key":'):
+            assert shown[1] == whole
+            assert shown[2:] in ([], [cut])

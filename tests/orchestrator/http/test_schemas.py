@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,8 +14,10 @@ from orchestrator.errors import ConfigError, InvalidRequest
 from orchestrator.http.auth import Keys
 from orchestrator.http.chat_schema import ChatRequest
 from orchestrator.http.rendering import Stripped
+from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import UNSUPPORTED, parse_request
 from orchestrator.types import GREEDY
+from tests.orchestrator.serving import asking
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
@@ -55,6 +58,90 @@ def test_roles_and_parts() -> None:
     asked = parse_request(json.dumps({"model": "m", "messages": turns}).encode(), ChatRequest)
     said = [(message.role, message.content) for message in asked.conversation]
     assert said == [("system", "be brief"), ("user", "one\ntwo")]
+
+
+WITHIN: dict[str, Any] = {
+    "model": "m",
+    "stream": True,
+    "stream_options": {"chatty": 1},
+    "messages": [
+        {"role": "system", "content": "be brief", "mood": 1},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "one"}, {"type": "text", "text": "two", "x": {}}],
+        },
+    ],
+    "tools": [{"type": "function", "function": {"name": "add", "y": None}, "z": 1}],
+    "tool_choice": {"type": "function", "function": {"name": "add"}, "w": 1},
+}
+PLACES = [
+    "messages[0].mood",
+    "messages[1].content[1].x",
+    "stream_options.chatty",
+    "tool_choice.w",
+    "tools[0].function.y",
+    "tools[0].z",
+]
+
+
+def test_what_is_unknown_within_is_refused_by_name_at_once() -> None:
+    with pytest.raises(InvalidRequest, match="are unknown here") as caught:
+        parse_request(json.dumps(WITHIN | {"zeal": 1}).encode(), ChatRequest)
+    said = caught.value.message.removesuffix(" are unknown here").split(", ")
+    assert (said[0], sorted(said[1:])) == ("zeal", PLACES)
+    assert (caught.value.param, caught.value.code) == ("zeal", "unknown_parameter")
+    one = {**asking(), "messages": [{"role": "user", "content": "hi", "nam": "a"}]}
+    with pytest.raises(InvalidRequest, match="unknown parameter; did you mean name") as caught:
+        parse_request(json.dumps(one).encode(), ChatRequest)
+    assert caught.value.param == "messages[0].nam"
+    with pytest.raises(InvalidRequest, match=r"^zeal, messages\[0\].nam are unknown here$"):
+        parse_request(json.dumps(one | {"zeal": 1}).encode(), ChatRequest)
+
+
+def test_what_is_unknown_within_is_left_out_where_the_deployment_says_so() -> None:
+    asked = parse_request(json.dumps(WITHIN).encode(), ChatRequest, strict=False)
+    (warning,) = asked.warnings
+    said = warning.removesuffix(" are unknown here, and left out").split(", ")
+    assert sorted(said) == PLACES
+    assert [message.content for message in asked.conversation[1:]] == ["be brief", "one\ntwo"]
+    assert asked.tool_use.names == {"add"}
+    items = [{"role": "user", "content": "hi", "mood": "glad", "n": [1]}]
+    body = {"model": "m", "input": items}
+    answered = parse_request(json.dumps(body).encode(), ResponsesRequest, strict=False)
+    assert answered.warnings == ("input[0].mood, input[0].n are unknown here, and left out",)
+    with pytest.raises(InvalidRequest) as caught:  # what is wrong stays wrong
+        parse_request(json.dumps(WITHIN | {"n": 0}).encode(), ChatRequest, strict=False)
+    assert caught.value.param == "n"
+    far = {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "a"}]}
+    far["tools"][0]["x"] = 1  # type: ignore[index]
+    tools = [{"type": "function", "name": "a"}]
+    body |= {"input": "hi", "tools": tools, "tool_choice": far}
+    with pytest.raises(InvalidRequest, match="unknown parameter"):  # nor is it found by its place
+        parse_request(json.dumps(body).encode(), ResponsesRequest, strict=False)
+
+
+def test_hints_and_what_a_client_made_of_a_reply_pass() -> None:
+    call = {"name": "add", "arguments": "{}", "parsed_arguments": {"a": 1}}
+    turns = [
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "a", "prompt_cache_breakpoint": {"mode": "explicit"}},
+                {"type": "text", "text": "b", "cache_control": {"type": "ephemeral"}},
+            ],
+        },
+        {
+            "role": "assistant",
+            "content": "{}",
+            "parsed": {"a": 1},
+            "tool_calls": [{"id": "c", "type": "function", "function": call}],
+        },
+        {"role": "tool", "content": "5", "tool_call_id": "c"},
+    ]
+    options = {"include_obfuscation": True}
+    body = {"model": "m", "messages": turns, "stream": True, "stream_options": options}
+    asked = parse_request(json.dumps(body).encode(), ChatRequest)
+    assert [message.content for message in asked.conversation] == ["a\nb", "{}", "5"]
 
 
 def test_keys() -> None:

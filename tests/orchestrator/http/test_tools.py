@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, OpenAI, pydantic_function_tool
+from pydantic import BaseModel
 
 from orchestrator.types import CallFormat, StopCriteria, Transcript
 from tests.orchestrator.serving import client, service, serving
@@ -125,6 +126,26 @@ def test_what_models_are_shown() -> None:
     assert [m.role for m in large.calls[-1].call.transcript.messages] == ["user"]
 
 
+@pytest.mark.parametrize("blank", ["", " \n"])
+def test_earlier_calls_without_arguments_and_what_they_gave_back_by_name(blank: str) -> None:
+    large = worker()
+    turns: list[Any] = [QUESTION]
+    for name in ("look_up", "add"):  # one id twice, as some models number their calls
+        call = {"id": "c0", "type": "function", "function": {"name": name, "arguments": blank}}
+        turns += [
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c0", "content": "5"},
+        ]
+    with api(large=large) as official:
+        official.chat.completions.create(model="large-only", messages=turns, tools=[ADD, LOOK_UP])
+    heard = large.calls[0].call.transcript.messages[2:]
+    assert [(turn.role, turn.name) for turn in heard if turn.role == "tool"] == [
+        ("tool", "look_up"),
+        ("tool", "add"),
+    ]
+    assert [call.arguments for turn in heard for call in turn.calls] == ["{}", "{}"]
+
+
 def test_the_thought_is_free_and_the_answer_is_held_to_the_tools() -> None:
     large = worker()
     with api(large=large) as official:
@@ -133,7 +154,6 @@ def test_the_thought_is_free_and_the_answer_is_held_to_the_tools() -> None:
             messages=[QUESTION],  # type: ignore[list-item]
             tools=[ADD, LOOK_UP],
             tool_choice={"type": "function", "function": {"name": "add"}},
-            parallel_tool_calls=False,
         )
     thought, *_, answer = large.calls
     assert thought.call.constraint is None
@@ -170,6 +190,54 @@ def test_a_stream_of_calls() -> None:
     assert choices[-1].finish_reason == "tool_calls"
     assert final.message.tool_calls is not None
     assert final.message.tool_calls[0].function.name == "add"
+
+
+class Add(BaseModel):
+    a: int
+    b: int
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_a_strict_tools_call_in_a_fenced_block_is_one(streamed: bool) -> None:
+    call = '```json\n{"name": "add", "arguments": {"b": 3, "a": 2}}\n```'
+    large = Scripted(story=("I should add.", call), call_format=FORMAT)
+    tools = [pydantic_function_tool(Add, name="add")]
+    assert tools[0]["function"]["strict"]  # type: ignore[typeddict-item]
+    with (
+        api(large=large) as official,
+        official.chat.completions.stream(
+            model="large-only",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=tools,
+        ) as stream,
+    ):
+        choice: Any = stream.get_final_completion().choices[0]
+        if not streamed:
+            choice = official.chat.completions.parse(
+                model="large-only",
+                messages=[QUESTION],  # type: ignore[list-item]
+                tools=tools,
+            ).choices[0]
+    assert choice.finish_reason == "tool_calls"
+    assert choice.message.tool_calls[0].function.parsed_arguments == Add(a=2, b=3)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_what_the_clients_own_helpers_give_back_can_be_sent_again(streamed: bool) -> None:
+    with api() as official:
+        body: Any = {"model": "large-only", "tools": [pydantic_function_tool(Add, name="add")]}
+        messages: list[Any] = [QUESTION]
+        if streamed:
+            with official.chat.completions.stream(messages=messages, **body) as stream:
+                first = stream.get_final_completion().choices[0].message
+        else:
+            first = official.chat.completions.parse(messages=messages, **body).choices[0].message
+        assert first.tool_calls is not None
+        assert first.tool_calls[0].function.parsed_arguments == Add(a=2, b=3)
+        result = {"role": "tool", "tool_call_id": first.tool_calls[0].id, "content": "5"}
+        for sent in (first, first.model_dump(), first.model_dump(exclude_unset=True)):
+            second = official.chat.completions.create(messages=[*messages, sent, result], **body)
+            assert second.choices[0].message.content == "It is 5."
 
 
 def test_a_call_that_max_tokens_cuts_says_so() -> None:

@@ -49,9 +49,9 @@ def test_caps(max_tokens: int, own: int | None, thought: int, reserve: int) -> N
 
 @pytest.mark.parametrize(
     ("limits", "own", "param"),
-    [(Limits(max_tokens=0), None, "max_tokens"), (Limits(), 0, "budget")],
+    [(Limits(max_tokens=-1), None, "max_tokens"), (Limits(), 0, "budget")],
 )
-def test_a_cap_below_one_is_refused_by_name(limits: Limits, own: int | None, param: str) -> None:
+def test_a_cap_too_small_is_refused_by_name(limits: Limits, own: int | None, param: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         Budget.of(limits, own)
     assert caught.value.param == param

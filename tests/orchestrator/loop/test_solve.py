@@ -505,7 +505,7 @@ async def test_nobody_there_or_no_room() -> None:
 
 async def test_bad_limits_are_refused_by_name() -> None:
     with pytest.raises(InvalidRequest) as caught:
-        await run(LargeOnly(), pair(), limits=Limits(max_tokens=0))
+        await run(LargeOnly(), pair(), limits=Limits(max_tokens=-1))
     assert caught.value.param == "max_tokens"
 
 

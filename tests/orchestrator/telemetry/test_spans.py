@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
 
-from orchestrator.errors import Overloaded
+from orchestrator.errors import Overloaded, WorkerUnavailable
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import TextDelta
 from orchestrator.loop.policy import Policy
@@ -186,7 +186,18 @@ async def test_what_goes_wrong_is_marked() -> None:
     (request,) = [span for span in memory.ended if span.name == REQUEST]
     assert request.status.status_code is StatusCode.ERROR
     assert (request.attributes or {})["baton.outcome"] == "overloaded"
+    assert (request.attributes or {})["error.type"] == "Overloaded"
     assert all("xyzzy" not in span.to_json() for span in memory.ended)
+
+
+async def test_a_call_that_fails_says_how() -> None:
+    memory = Memory()
+    await run(memory, Lookahead(depth=2), failures={0: WorkerUnavailable("xyzzy")})
+    failed = [span for span in memory.ended if span.status.status_code is StatusCode.ERROR]
+    assert [(span.name, (span.attributes or {})["error.type"]) for span in failed] == [
+        ("generate", "WorkerUnavailable")
+    ]
+    assert all("error.type" not in step for step in memory.named("step"))
 
 
 async def test_a_client_that_leaves_ends_all_spans() -> None:
@@ -203,12 +214,17 @@ async def test_a_client_that_leaves_ends_all_spans() -> None:
 
 def test_over_http_with_the_clients_headers_and_without_any_text() -> None:
     memory = Memory()
-    with serving(service(spans=memory.spans)) as url:
-        client(url).chat.completions.create(
-            model="specreason",
-            messages=[{"role": "user", "content": "xyzzy?"}],
-            extra_headers=CALLER,
-        )
+    with serving(service(spans=memory.spans)) as url, client(url) as api:
+        question: Any = [{"role": "user", "content": "xyzzy?"}]
+        answers = [
+            api.chat.completions.create(
+                model="specreason", messages=question, extra_headers=CALLER
+            ),
+            api.completions.create(model="large-only", prompt="xyzzy?", n=2),
+            api.responses.create(model="large-only", input="xyzzy?"),
+        ]
+    shown = [dict(span.attributes or {}).get("gen_ai.response.id") for span in memory.ended]
+    assert [shown.count(answer.id) for answer in answers] == [1, 2, 1]
     (request,) = [span for span in memory.ended if span.name == REQUEST]
     assert format(request.context.trace_id, "032x") == TRACE
     attributes = request.attributes or {}

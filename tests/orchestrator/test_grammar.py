@@ -1,0 +1,72 @@
+"""Whether a value that was read from JSON fits a schema, without a model."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from orchestrator.grammar import fits
+
+POINT: Any = {
+    "type": "object",
+    "properties": {"x": {"type": "number"}, "y": {"type": "integer"}},
+    "required": ["x", "y"],
+    "additionalProperties": False,
+}
+PLACE: Any = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string"},
+        "at": {"$ref": "#/$defs/point"},
+        "route": {"type": "array", "items": {"$ref": "#/$defs/point"}},
+        "perhaps": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/point"}]},
+    },
+    "required": ["city", "at"],
+    "additionalProperties": False,
+    "$defs": {"point": POINT},
+}
+PARIS: Any = {
+    "perhaps": {"y": 2, "x": -1e-9},
+    "route": [{"y": 1, "x": 1e30}],
+    "at": {"y": 1, "x": 2},
+    "city": 'Pa"ris\n\U0001f5fc',
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "schema", "fit"),
+    [
+        (PARIS, PLACE, True),
+        ({**PARIS, "perhaps": None}, PLACE, True),
+        ({**PARIS, "other": 1}, PLACE, False),
+        ({**PARIS, "at": {"x": 1}}, PLACE, False),
+        ({**PARIS, "city": 5}, PLACE, False),
+        ({**PARIS, "city": "\ud800"}, PLACE, False),
+        ({**PARIS, "perhaps": {"y": 1.5, "x": 1}}, PLACE, False),
+        ({}, PLACE, False),
+        ({"z": 1, "a": 2}, {"type": "object", "properties": {"a": {"type": "integer"}}}, True),
+        ({"a": [1]}, {"type": "object"}, True),
+        ({"a": 1}, {"type": "strin"}, False),
+        ({"a": 1}, {"anyOf": []}, False),
+    ],
+)
+def test_what_fits_a_schema_in_any_order(value: Any, schema: Any, fit: bool) -> None:
+    assert fits(value, schema) == fit
+
+
+def test_what_is_nested_beyond_measure_fits_nothing() -> None:
+    deep: Any = {}
+    for _ in range(5000):
+        deep = {"a": deep}
+    assert not fits(deep, {"type": "object"})
+
+
+def test_no_model_is_loaded_for_it() -> None:
+    code = (
+        "import sys; from orchestrator.grammar import fits; assert fits({}, {'type': 'object'}); "
+        "assert not {'torch', 'transformers'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
