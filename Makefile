@@ -156,6 +156,28 @@ bench-vllm: $(VLLM_STAMP) ## a call by our own engine, by vLLM in the worker, by
 	$(VLLM)/bin/baton bench-calls $(ENGINES)/builtin.yaml $(ENGINES)/vllm.yaml $(ENGINES)/http.yaml --repeats 8 \
 	  --markdown $(ENGINES)/calls.md
 
+# The same of the pretrained large model, in bfloat16 on two threads, as tokens a second.
+REAL_LARGE := $(CURDIR)/build/real-pair/large
+REAL_SERVER := --model $(REAL_LARGE) --served-model-name large --host 127.0.0.1 --port $(VLLM_PORT) --dtype bfloat16 \
+  --enforce-eager --max-num-seqs 8 --max-model-len 2048
+WORKERS = {http_options: {host: 127.0.0.1}, applications: [{name: baton, route_prefix: /, import_path: "deploy.app:build", \
+  args: {workers: {small: {model: "embedded:small"}, large: $(1)}}}]}
+LOADED := device: cpu, dtype: bfloat16, rows: 8, max_len: 2048, threads: 2
+
+bench-vllm-real: $(VLLM_STAMP) real-pair ## tokens a second of the pretrained large model, 1 and 8 streams, three engines (10 minutes)
+	@mkdir -p $(ENGINES)/real
+	@echo '$(call WORKERS,{model: "$(REAL_LARGE)"$(COMMA) $(LOADED)})' >$(ENGINES)/real/builtin.yaml
+	@echo '$(call WORKERS,{model: "$(REAL_LARGE)"$(COMMA) engine: vllm$(COMMA) $(LOADED)})' >$(ENGINES)/real/vllm.yaml
+	@echo '$(call WORKERS,{model: large$(COMMA) tokenizer: "$(REAL_LARGE)"$(COMMA) url: "http://127.0.0.1:$(VLLM_PORT)/v1"})' >$(ENGINES)/real/http.yaml
+	@export TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE; \
+	OMP_NUM_THREADS=2 VLLM_CPU_OMP_THREADS_BIND=nobind VLLM_CPU_KVCACHE_SPACE=1 \
+	  $(VLLM)/bin/python -m vllm.entrypoints.openai.api_server $(REAL_SERVER) >$(ENGINES)/real/server.log 2>&1 & server=$$!; \
+	trap 'kill $$server; wait $$server' EXIT; \
+	until curl -sf http://127.0.0.1:$(VLLM_PORT)/v1/models >/dev/null; do \
+	  kill -0 $$server || { tail -5 $(ENGINES)/real/server.log; exit 1; }; sleep 1; done; \
+	$(VLLM)/bin/baton bench-calls $(ENGINES)/real/builtin.yaml $(ENGINES)/real/vllm.yaml $(ENGINES)/real/http.yaml --repeats 3 \
+	  --streams 1,8 --markdown $(ENGINES)/real/streams.md
+
 # Chosen before anything was measured: word problems, arithmetic and algebra of reasoning-gym, one seed
 # for tuning (thresholds), another for figures, and questions as strangers write them. Coins span the
 # shares of large tokens; the policies' parameters stand in the deployment file. Rows are kept: an

@@ -36,6 +36,8 @@ from workers.speculation.decode import Decoder
 
 log = logging.getLogger(__name__)
 
+COPIED = 8 * CHUNK  # tokens of prefixes copied before the live rows take their turn, about
+
 
 class Engine:
     """One model, its cache and its thread.
@@ -166,8 +168,11 @@ class Engine:
         if self._resetting:
             self._resetting = False
             self._prefixes.reset()
+        copied = self._prefixes.copied
         while self._waiting and len(self._prefilling) + len(self._decoding) < self.rows:
             self._admit(self._next())
+            if self._prefixes.copied - copied > COPIED:  # the live rows take their turn first
+                break
         for request in [one for one in self._prefilling if self._is_cached(one)]:
             self._end_prefill(request, None)
         spent = 0  # tokens before the live rows take their turn

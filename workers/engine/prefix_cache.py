@@ -23,6 +23,7 @@ class PrefixCache:
         self._decoder, self._cache = decoder, decoder.target.cache
         self._free = dict.fromkeys(range(self._cache.slots))  # least recently used first
         self._owners = [""] * self._cache.slots
+        self.copied = 0  # tokens, from slot to slot
 
     def allocate(self, ids: list[int], num_logits: int, owner: str = "") -> tuple[int, int]:
         """A slot for a prompt, and how many of its tokens are cached there.
@@ -42,6 +43,7 @@ class PrefixCache:
             slot = next(iter(self._free))
         if slot != best and shared[best] > shared[slot]:
             self._decoder.copy(best, slot, shared[best])
+            self.copied += shared[best]
         elif self._owners[slot] != owner:
             self._decoder.copy(slot, slot, 0)  # nothing of it, in the methods' caches neither
         self._owners[slot] = owner

@@ -6,12 +6,15 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from orchestrator.types import (
     LabelQuery,
     Message,
     StopCriteria,
 )
 from tests.workers.engine.local import ask, run, slow
+from workers.engine import engine
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 
@@ -94,3 +97,24 @@ async def test_a_reset_clears_the_caches_of_drafts_too(checkpoint: Path) -> None
         assert not any(worker.engine.cache.lengths)
     finally:
         worker.close()
+
+
+async def test_judges_of_one_long_thought_do_not_copy_it_all_at_once(
+    worker: LocalWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "COPIED", 10)
+    alone = await run(worker, ask("A question " * 5), StopCriteria(4))
+    prefixes, iterate, copies = worker.engine._prefixes, worker.engine._iterate, list[int]()
+
+    def watched() -> None:
+        before = prefixes.copied
+        iterate()
+        copies.append(prefixes.copied - before)
+
+    monkeypatch.setattr(worker.engine, "_iterate", watched)
+    slow(worker, 0.01)
+    calls = (run(worker, ask("A question " * 5), StopCriteria(4)) for _ in range(3))
+    answers = await asyncio.gather(*calls)
+    assert [answer.segment.tokens for answer in answers] == [alone.segment.tokens] * 3
+    assert sum(size > 0 for size in copies) == 2
+    assert max(copies) < alone.usage.prompt

@@ -81,6 +81,7 @@ def serving_gguf(
     params.port = port
     params.n_ctx, params.n_parallel = context * slots, slots
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
+    params.n_threads_http = 4 * slots + 8  # a stream holds one, whether or not it has a slot
     params.n_gpu_layers = 0
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.warmup, params.endpoint_slots, params.verbosity = False, True, 0
