@@ -72,10 +72,10 @@ clients: $(STAMP) ## every client and tool of others against the service, docs/c
 # minutes whether all of it runs; ROWS= names some rows, FRESH=1 measures them all again.
 BENCH := $(BIN)/python -m tests.bench.run $(if $(QUICK),--quick) $(if $(ROWS),--rows $(ROWS)) $(if $(FRESH),--fresh)
 
-bench: $(STAMP) ## what Baton costs beside transformers, vLLM and llama.cpp, in build/bench (half an hour)
-	@$(BENCH)
+bench: $(STAMP) $(VLLM_STAMP) ## what Baton costs beside transformers, vLLM and llama.cpp, docs/bench.md (half an hour)
+	@$(BENCH) $(if $(QUICK)$(ROWS),,--page docs/bench.md)
 
-bench-real: $(STAMP) real-pair ## the same on pretrained models (an hour)
+bench-real: $(STAMP) $(VLLM_STAMP) real-pair ## the same on pretrained models (an hour)
 	@$(BENCH) --real
 
 fuzz-api: $(STAMP) ## 10,000 requests made from /openapi.json, right and wrong ones (5 minutes)

@@ -47,8 +47,8 @@ class Run:
 def decode(run: Run) -> Iterator[Figure]:
     """Plain decoding, the best lossless method, transformers' generate, and a pass, in turns."""
     pair, out = run.pair, run.folder / "decode.raw.json"
-    gammas = (2, 4) if run.real else (4, 6, 8)
-    methods = [*(f"chain:gamma={gamma}" for gamma in gammas), "hf-generate", "hf-assisted"]
+    chains = ("gamma=4", "gamma=7") if run.real else ("gamma=6", "gamma=16:threshold=0.6")
+    methods = [*(f"chain:{chain}" for chain in chains), "hf-generate", "hf-assisted"]
     command = [sys.executable, "-m", "deploy.cli.main", "bench-decode", "--temperature", "0"]
     command += ["--model", pair.large, "--draft", pair.small, "--dtype", pair.baton_dtype]
     command += ["--threads", str(pair.threads), "--methods", ",".join(methods)]
@@ -193,6 +193,18 @@ def step(run: Run) -> Iterator[Figure]:
         yield _figure(f"a step's CPU grows as n to the, {row['policy']}", "Baton", exponent, "")
 
 
+def deltas(run: Run) -> Iterator[Figure]:
+    """CPU of one `large-only` answer over a remote server that sends token by token."""
+    from deploy.bench.length import bench_deltas
+    from workers.embedded.checkpoints import resolve
+    from workers.engine.loading import load_tokenizer
+
+    tokenizer = load_tokenizer(str(resolve("embedded:large")))
+    size = run.of(500, 16_000)
+    seconds = median(bench_deltas(tokenizer, [size])[0]["cpu_s"] for _ in range(run.of(1, 3)))
+    yield _figure(f"{size:,} remote deltas, CPU in all", "Baton", seconds, "s")
+
+
 def live(run: Run) -> Iterator[Figure]:
     """64 long requests at once over scripted workers, and what one of them holds."""
     from deploy.bench.live import bench_live, request_bytes
@@ -287,6 +299,7 @@ ROWS: Final[Mapping[str, Callable[[Run], Iterator[Figure]]]] = {
     "llama_cpp": llama_cpp,
     "call": call,
     "step": step,
+    "deltas": deltas,
     "live": live,
     "long": long,
 }
