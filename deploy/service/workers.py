@@ -108,7 +108,10 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
 
 def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker | VllmWorker:
     """A worker in this process, which may hold another, or over the server `spec.url` names."""
-    return load_worker(spec, share=1.0) if spec.url is None else connect_worker(spec)
+    if spec.url is not None:
+        return connect_worker(spec)
+    # Two engines of our own share this process's cap; vLLM's are processes, each with a share.
+    return load_worker(spec, share=spec.gpu if spec.runs_vllm else 1.0)
 
 
 def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker | VllmWorker]:

@@ -196,8 +196,11 @@ def _alone_on_the_gpu(device: str) -> Iterator[None]:
         return
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace("/", "-")
     with open(Path(gettempdir()) / f"baton-vllm-{gpus}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes, also by a kill
-        yield
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a kill releases it too
+        try:
+            yield
+        finally:  # closing alone does not: the engine's process, if forked, has the file open
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _context_bytes(config: Any) -> int:

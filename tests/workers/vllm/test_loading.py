@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import multiprocessing
+import time
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import pytest
@@ -11,7 +15,7 @@ from orchestrator.errors import ConfigError
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
 from workers.training.problems import draw
-from workers.vllm.loading import check_engine_args, load
+from workers.vllm.loading import _alone_on_the_gpu, check_engine_args, load
 
 
 @pytest.mark.parametrize(
@@ -49,6 +53,19 @@ def test_what_vllm_refuses_is_one_line(options: dict[str, Any], message: str) ->
 def test_a_model_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load(str(tmp_path), device="cpu")
+
+
+def test_an_engine_that_runs_does_not_hold_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "baton/test")
+    engine = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    with _alone_on_the_gpu("cuda"):
+        engine.start()  # it has the lock's file open, as vLLM's forked processes have
+    try:
+        with open(Path(gettempdir()) / "baton-vllm-baton-test.lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    finally:
+        engine.kill()
+        engine.join()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,37 @@
+"""From a worker's part of the deployment file to a worker: what its engine is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from deploy.service import workers
+from deploy.service.config import Workers, WorkerSpec
+from workers.engine import loading
+
+
+def spec(**more: Any) -> WorkerSpec:
+    return WorkerSpec.model_validate({"model": "embedded:small", **more})
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of the GPU, as engines are given them; none is loaded."""
+    given: list[float] = []
+    monkeypatch.setattr(workers, "_load_vllm", lambda spec, share: given.append(share))
+    monkeypatch.setattr(loading, "load", lambda model, **options: given.append(options["share"]))
+    return given
+
+
+def test_in_one_process_engines_of_vllm_keep_to_their_shares(shares: list[float]) -> None:
+    cuda = {"model": "m", "device": "cuda"}
+    workers.load_pair(
+        Workers.model_validate({"small": {**cuda, "gpu": 0.25}, "large": {**cuda, "gpu": 0.72}})
+    )
+    assert shares == [0.25, 0.72]
+
+
+def test_in_one_process_our_own_engines_share_its_cap(shares: list[float]) -> None:
+    workers.open_worker(spec(engine="builtin", device="cuda", gpu=0.25))
+    assert shares == [1.0]
