@@ -60,8 +60,8 @@ class Starting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, loaded_at: float, ready: int = 200) -> None:
         self.now, self.loaded_at, self.ready = 0.0, loaded_at, ready
-        monkeypatch.setattr(cluster.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(cluster.time, "sleep", self._sleep)
+        monkeypatch.setattr("deploy.service.cluster.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("deploy.service.cluster.time.sleep", self._sleep)
         monkeypatch.setattr(serve, "status", self._status)
         monkeypatch.setattr(httpx.Client, "get", self._get)
 
