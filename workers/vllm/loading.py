@@ -52,6 +52,8 @@ OURS = {
 """`engine_args` that the worker itself needs as they are."""
 CPU_BLOCK = 32
 """Tokens of a block of the cache on CPUs: vLLM's 128 would have a judge read 127 tokens anew."""
+CPU_CHUNK = 512
+"""Tokens of a pass on CPUs: of a large model vLLM's 2,048 take longer than a health check waits."""
 
 
 def load(
@@ -115,6 +117,7 @@ def load(
         arguments["distributed_executor_backend"] = "ray"  # in the replica's placement group
     if device == "cpu":
         arguments |= {"block_size": CPU_BLOCK, "enforce_eager": True}
+        arguments["max_num_batched_tokens"] = max(CPU_CHUNK, 16 * rows)
     if (method := dict(speculation or {})) and method.get("method") != "vanilla":
         arguments["speculative_config"] = method
     try:

@@ -124,9 +124,7 @@ class VllmWorker:
         self._stop_token_ids = frozenset(token for token in ends if token < vocabulary)
         self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False
-        self._counts = dict.fromkeys(
-            ("prompt_tokens", "cached_tokens", "generated_tokens", "rounds"), 0
-        )
+        self._counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
         self._resetting: asyncio.Task[Any] | None = None
 
     async def generate(
@@ -315,7 +313,8 @@ class VllmWorker:
             self._counts
             | counter.acceptance.stats()
             | {
-                "emitted_tokens": self._counts["generated_tokens"],  # all of them come from rounds
+                "rounds": counter.rounds,
+                "emitted_tokens": counter.emitted,
                 "passes": counter.passes,
                 "live_rows": min(self._live, rows),
                 "queued": max(0, self._live - rows),
@@ -350,6 +349,7 @@ class VllmWorker:
         if self._live >= self._capacity.rows + self._capacity.queue:
             raise Overloaded(f"all {self._capacity.rows} rows are taken and the queue is full")
         self._live += 1
+        cached = 0
         try:
             await self._reset_ended()
             prompt = tokens_input(list(ids), cache_salt=cost.owner or None)
@@ -359,9 +359,9 @@ class VllmWorker:
             async with aclosing(outputs):
                 async for output in outputs:
                     made = len(output.outputs[0].token_ids)
-                    cost.record(output, made)
+                    cached = output.num_cached_tokens or 0
+                    cost.record(cached, made)
                     self._counts["generated_tokens"] += made
-                    self._counts["rounds"] += 1
                     yield output
         except EngineDeadError as error:
             raise WorkerUnavailable("vLLM's engine process has died") from error
@@ -372,7 +372,7 @@ class VllmWorker:
         finally:
             self._live -= 1
             self._counts["prompt_tokens"] += len(ids)
-            self._counts["cached_tokens"] += cost.cached
+            self._counts["cached_tokens"] += cached
 
     async def _reset_ended(self) -> None:
         """Wait for a reset of the cache, which a cancelled caller does not cancel."""
@@ -443,14 +443,18 @@ class VllmWorker:
 
 
 class _Cost:
-    """What one call of ours costs in vLLM, over all its requests, and for whom it is made."""
+    """What one call of ours costs in vLLM, over all its requests, and for whom it is made.
+
+    What was cached is what its first request found: look-ups after it find what that has read.
+    """
 
     def __init__(self, prompt: int, owner: str = "") -> None:
         self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
         self.owner = owner
 
-    def record(self, output: RequestOutput, made: int) -> None:
-        self.cached = max(self.cached, output.num_cached_tokens or 0)
+    def record(self, cached: int, made: int) -> None:
+        if not self.passes:
+            self.cached = cached
         self.generated += made
         self.passes += 1
 

@@ -23,7 +23,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call
 from workers.training.problems import draw
-from workers.vllm.loading import load
+from workers.vllm.loading import CPU_CHUNK, load
 from workers.vllm.requests import prompt_logprobs
 from workers.vllm.worker import _Cost
 
@@ -99,6 +99,31 @@ async def test_a_judge_reads_the_step_and_not_the_thought_before_it(large: Any) 
         query = LabelQuery((Message("user", "Good?"),), "Score: ", DIGITS, nll=True)
         judged = await large.classify(call(transcript), query)
         assert judged.nll == pytest.approx(verified.nll, abs=1e-3)
+
+
+async def test_look_ups_of_a_call_find_nothing_cached_that_it_has_not_read(large: Any) -> None:
+    transcript = long_thought(large, 12)
+    rare = tuple("0Q~Z@")  # not among the tokens shown, so each is asked for
+    query = LabelQuery((Message("user", "Good?"),), "Score: ", rare)
+    large.reset_prefix_cache()
+    before = large.stats()
+    judged = await large.classify(call(transcript), query)
+    after = large.stats()
+    assert judged.usage.passes > 1
+    assert judged.usage.cached == 0
+    assert after["prompt_tokens"] - before["prompt_tokens"] > judged.usage.prompt
+    assert after["cached_tokens"] - before["cached_tokens"] > 0  # by the look-ups
+
+
+async def test_a_long_prompt_is_progress_with_every_part_of_it(large: Any) -> None:
+    transcript = long_thought(large, 42)
+    large.reset_prefix_cache()
+    before = large.stats()
+    prefilled = await written(large, transcript, StopCriteria(0))
+    after = large.stats()
+    assert prefilled.usage.prompt > CPU_CHUNK
+    assert after["passes"] - before["passes"] >= 2
+    assert after["rounds"] == before["rounds"]
 
 
 async def test_scores_behind_a_cached_prefix_are_those_of_a_prompt_read_whole(large: Any) -> None:
