@@ -5,8 +5,8 @@ whole of it (`skip_reading_prefix_cache`). A judge wants those of the last step 
 whose `extra_args` hold `MOST_CACHED` takes at most that many tokens from the cache and reads the
 rest anew: the step, and the few tokens of the block that it begins in.
 
-Runs in vLLM's engine process. The interface is vLLM's own and not public; `loading` checks that it
-is the one meant here.
+Runs in vLLM's engine process. The interface is vLLM's own and not public; `loading.check_version`
+says where it is another.
 """
 
 from __future__ import annotations

@@ -27,7 +27,12 @@ from time import perf_counter
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.exceptions import VLLMClientError, VLLMError
+from vllm.exceptions import (
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    VLLMClientError,
+    VLLMError,
+)
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import StructuredOutputsParams
@@ -76,6 +81,8 @@ log = logging.getLogger(__name__)
 
 MAX_LOOKUPS = 4
 """Ends of the turn, not among the tokens shown, whose likelihood is asked for one by one."""
+ASKED = ("temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens")
+"""Parameters of vLLM's that say what a client asked for; the others are the worker's own."""
 _NEGLIGIBLE = ln(1e-3)
 JUDGE, WRITER = 0, 1
 """Priorities: a judge's call is short, and a whole request waits for it."""
@@ -365,8 +372,14 @@ class VllmWorker:
                     yield output
         except EngineDeadError as error:
             raise WorkerUnavailable("vLLM's engine process has died") from error
+        except (QueueOverflowError, MaxQueuedTokensError) as error:
+            raise Overloaded(f"vLLM's queue is full: {first_line(error)}") from error
         except VLLMClientError as error:
-            raise InvalidRequest(f"vLLM refuses the call: {first_line(error)}") from error
+            if getattr(error, "parameter", None) in ASKED or parameters.structured_outputs:
+                raise InvalidRequest(f"vLLM refuses the call: {first_line(error)}") from error
+            raise WorkerError(
+                f"vLLM refuses what the worker asks of it: {first_line(error)}; look at engine_args"
+            ) from error
         except VLLMError as error:
             raise WorkerError(f"vLLM failed: {first_line(error)}") from error
         finally:

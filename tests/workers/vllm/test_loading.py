@@ -4,35 +4,52 @@ from __future__ import annotations
 
 import fcntl
 import multiprocessing
+import os
 import time
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
 
 import pytest
+from vllm.usage.usage_lib import UsageContext
 
 from orchestrator.errors import ConfigError
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
 from workers.training.problems import draw
-from workers.vllm.loading import _alone_on_the_gpu, check_engine_args, load
+from workers.vllm.loading import TRIED, _alone_on_the_gpu, check_version, load
 
 
-@pytest.mark.parametrize(
-    ("engine_args", "message"),
-    [
-        ({"max_model_len": 10}, "max_model_len: say it as max_len"),
-        ({"speculative_config": {}}, "speculative_config: say it as speculation"),
-        ({"scheduler_cls": "x"}, "scheduler_cls: is set by the worker itself"),
-        ({"max_num_batched_token": 1}, "no such argument; did you mean max_num_batched_tokens?"),
-        ({"nonsense_zzz": 1}, "nonsense_zzz: this vLLM has no such argument"),
-    ],
-)
-def test_engine_args_are_checked_by_name(engine_args: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message.replace("?", r"\?")):
-        check_engine_args(engine_args)
-    with pytest.raises(ConfigError):
-        load("embedded:small", device="cpu", engine_args=engine_args)
+def test_another_vllm_is_told_of_or_refused(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    check_version(f"{TRIED}.3")
+    assert not caplog.records
+    check_version("0.99.0")
+    assert "vLLM is 0.99.0, and Baton was tried with 0.32: install" in caplog.text
+    monkeypatch.delattr("vllm.v1.core.kv_cache_manager.KVCacheManager.prefix_cache_lookup_enabled")
+    with pytest.raises(ConfigError, match=r"0\.99\.0 has no KVCacheManager\.prefix_.*==0\.32\.\*"):
+        check_version("0.99.0")
+
+
+def test_passes_are_of_a_servers_size_and_threads_are_the_engines_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+
+    def create(self: Any, context: UsageContext) -> Any:
+        seen.extend((context, os.environ.get("OMP_NUM_THREADS")))
+        raise ValueError("enough")
+
+    monkeypatch.setattr("vllm.AsyncEngineArgs.create_engine_config", create)
+    for before in (None, "5"):
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if before is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", before)
+        with pytest.raises(ConfigError, match="enough"):
+            load("embedded:small", device="cpu", threads=3)
+        assert os.environ.get("OMP_NUM_THREADS") == before
+    assert seen == [UsageContext.OPENAI_API_SERVER, "3"] * 2
 
 
 @pytest.mark.parametrize(

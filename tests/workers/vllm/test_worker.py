@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from vllm import SamplingParams
+from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
 from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 
@@ -224,10 +225,33 @@ async def test_a_temperature_that_vllm_does_not_take_is_refused(large: Any) -> N
         await written(large, QUESTION, StopCriteria(4), Sampling(3.0))
 
 
-async def test_what_vllm_refuses_is_the_callers_fault(large: Any) -> None:
+async def test_what_vllm_refuses_of_the_workers_own_is_not_the_callers_fault(large: Any) -> None:
     parameters = SamplingParams(max_tokens=1, stop_token_ids=[10**6])
-    with pytest.raises(InvalidRequest, match="vLLM refuses the call"):
+    with pytest.raises(WorkerError, match=r"what the worker asks of it: .*; look at engine_args"):
         await large._answer([1, 2, 3], parameters, 0, _Cost(3))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [
+        (VLLMValidationError("no", parameter="top_k", value=-7), InvalidRequest),
+        (VLLMValidationError("no", parameter="logprobs", value=64), WorkerError),
+        (QueueOverflowError(), Overloaded),
+        (MaxQueuedTokensError(), Overloaded),
+    ],
+    ids=["asked", "ours", "requests", "tokens"],
+)
+async def test_whose_fault_a_refusal_is(
+    large: Any, monkeypatch: pytest.MonkeyPatch, refusal: Exception, error: type[Exception]
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise refusal
+        yield
+
+    monkeypatch.setattr(large.engine, "generate", refuse)
+    with pytest.raises(error) as caught:
+        await written(large, QUESTION, StopCriteria(4))
+    assert caught.type is error
 
 
 async def test_a_cancelled_caller_does_not_cancel_a_reset(large: Any) -> None:
