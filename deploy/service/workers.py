@@ -62,6 +62,8 @@ def _load_vllm(spec: WorkerSpec, share: float | None) -> VllmWorker:
         ) from error
     assert spec.model is not None
     method = {"method": spec.speculation.method, **spec.speculation.params}
+    if spec.drafts_by_nobody:
+        raise ConfigError("speculation.params.model: is missing; name a draft model")
     if spec.speculation.method == "draft_model":
         method["model"] = str(resolve(method["model"]))
     return load(

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from deploy.cli.common import _draft
 from deploy.service import workers
 from deploy.service.config import Workers, WorkerSpec
 from workers.engine import loading
@@ -35,3 +36,12 @@ def test_in_one_process_engines_of_vllm_keep_to_their_shares(shares: list[float]
 def test_in_one_process_our_own_engines_share_its_cap(shares: list[float]) -> None:
     workers.open_worker(spec(engine="builtin", device="cuda", gpu=0.25))
     assert shares == [1.0]
+
+
+def test_the_small_model_drafts_where_the_command_line_names_the_method() -> None:
+    cuda = {"model": "m", "device": "cuda"}
+    pair = Workers.model_validate({"small": {**cuda, "model": "s"}, "large": cuda})
+    assert _draft("draft_model", pair) == {"model": "s"}
+    assert _draft("ngram", pair) == {}
+    ours = Workers.model_validate({"small": {"model": "s"}, "large": {"model": "m"}})
+    assert _draft("chain", ours) == {"draft": "s"}
