@@ -68,9 +68,11 @@ def serve(
     from deploy.service.calibration import notes
     from deploy.service.cluster import serving
     from deploy.service.config import DEFAULT_FILE, Auth, load
+    from deploy.service.workers import want_engines
 
     console = Console(highlight=False, soft_wrap=True)
     deployment = load(config or DEFAULT_FILE, port=port)
+    want_engines(deployment.args.workers)
     deployment.args.api_keys()  # missing keys are an error before anything starts
     with _stopping() as stop:
         console.print("Starting Ray and the two workers ...", style="dim")

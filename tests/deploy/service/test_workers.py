@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 
+from deploy.cli import main as cli
 from deploy.cli.common import _draft
 from deploy.service import workers
-from deploy.service.config import Workers, WorkerSpec
+from deploy.service.config import Workers, WorkerSpec, load
+from orchestrator.errors import ConfigError
+from tests.deploy.conftest import ROOT
 from workers.engine import loading
 
 
@@ -45,3 +49,20 @@ def test_the_small_model_drafts_where_the_command_line_names_the_method() -> Non
     assert _draft("ngram", pair) == {}
     ours = Workers.model_validate({"small": {"model": "s"}, "large": {"model": "m"}})
     assert _draft("chain", ours) == {"draft": "s"}
+
+
+def test_a_vllm_that_is_missing_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers, "find_spec", lambda name: None)
+    said = r"workers\.small is for the engine vllm .* not installed here: `make setup-gpu` makes"
+    file = ROOT / "deploy" / "gpu.yaml"
+    with pytest.raises(ConfigError, match=said):
+        workers.want_engines(load(file).args.workers)
+    workers.want_engines(load(ROOT / "deploy" / "local.yaml").args.workers)
+    monkeypatch.setattr(sys, "argv", ["baton", "serve", str(file)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    captured = capsys.readouterr()
+    assert "make setup-gpu" in captured.err
+    assert "Starting Ray" not in captured.out
