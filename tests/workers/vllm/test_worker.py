@@ -199,6 +199,29 @@ async def test_a_closed_iterator_aborts_the_request(large: Any) -> None:
     assert passes == before
 
 
+async def test_a_judge_goes_before_generations_that_wait(large: Any) -> None:
+    began: list[str] = []
+    drawn = Sampling(1.5, seed=1)
+
+    async def write_one(name: str) -> None:
+        async for _ in large.generate(call(), StopCriteria(150), drawn):
+            began.extend([] if name in began else [name])
+
+    async def judge() -> None:
+        await large.classify(call(long_thought(large, 3)), LabelQuery((), "", DIGITS))
+        began.append("judge")
+
+    rows = large._capacity.rows
+    tasks = [asyncio.create_task(write_one(f"live {n}")) for n in range(rows)]
+    while len(began) < rows:
+        await asyncio.sleep(0.01)
+    tasks += [asyncio.create_task(write_one(f"waiting {n}")) for n in range(3)]
+    await asyncio.sleep(0.05)
+    tasks.append(asyncio.create_task(judge()))
+    await asyncio.gather(*tasks)
+    assert began[rows] == "judge"
+
+
 async def test_more_calls_than_rows_and_queue_are_refused(large: Any) -> None:
     room = large._capacity
     large._capacity = type(room)(rows=1, queue=0, tokens=room.tokens)
