@@ -103,8 +103,8 @@ def check_speculation(method: Mapping[str, Any]) -> None:
         if name not in _CHECKED:
             continue
         try:
-            field = known[name]
-            TypeAdapter(Annotated[field.annotation, None, *field.metadata]).validate_python(value)
+            kind: Any = Annotated[known[name].annotation, None, *known[name].metadata]
+            TypeAdapter(kind).validate_python(value)
         except ValidationError as error:
             problem = error.errors(include_url=False)[0]["msg"]
             raise ConfigError(f"{where}: {problem}, not {value!r}") from None

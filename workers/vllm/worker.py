@@ -76,6 +76,7 @@ from workers.vllm.requests import (
     prompt_scores,
     request_parameters,
 )
+from workers.vllm.scheduler import Drafts
 
 log = logging.getLogger(__name__)
 
@@ -189,7 +190,7 @@ class VllmWorker:
                     raise WorkerUnavailable("vLLM ended a generation that was not at its end")
         elif criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
-        usage = replace(cost.usage(), generated=text.generated)
+        usage, drafts = replace(cost.usage(), generated=text.generated), cost.drafts
         yield Generation(
             text.segment(finish or "length"),
             usage,
@@ -197,6 +198,7 @@ class VllmWorker:
             first,
             self.tokenizer.thinks,
             self.prompts.calls_of(call.transcript),
+            None if drafts is None else text.counted(drafts.drafted_at, drafts.accepted_at),
         )
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
@@ -360,14 +362,14 @@ class VllmWorker:
         try:
             await self._reset_ended()
             prompt = tokens_input(list(ids), cache_salt=cost.owner or None)
-            outputs = self.engine.generate(
-                prompt, parameters, secrets.token_hex(8), priority=priority
-            )
+            name = secrets.token_hex(8)
+            outputs = self.engine.generate(prompt, parameters, name, priority=priority)
             async with aclosing(outputs):
                 async for output in outputs:
                     made = len(output.outputs[0].token_ids)
                     cached = output.num_cached_tokens or 0
                     cost.record(cached, made)
+                    cost.drafts = Drafts.told(self._carried(name, output)) or cost.drafts
                     self._counts["generated_tokens"] += made
                     yield output
         except EngineDeadError as error:
@@ -386,6 +388,14 @@ class VllmWorker:
             self._live -= 1
             self._counts["prompt_tokens"] += len(ids)
             self._counts["cached_tokens"] += cached
+
+    def _carried(self, name: str, output: RequestOutput) -> Any:
+        """What an output of the scheduler's carries; vLLM shows it of a request's last alone."""
+        processor = self.engine.output_processor
+        for own in processor.external_req_ids.get(name, ()):
+            if (state := processor.request_states.get(own)) is not None:
+                return state.spec_decode_metrics
+        return output.outputs[0].spec_decode_metrics
 
     async def _reset_ended(self) -> None:
         """Wait for a reset of the cache, which a cancelled caller does not cancel."""
@@ -464,6 +474,7 @@ class _Cost:
     def __init__(self, prompt: int, owner: str = "") -> None:
         self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
         self.owner = owner
+        self.drafts: Drafts | None = None
 
     def record(self, cached: int, made: int) -> None:
         if not self.passes:

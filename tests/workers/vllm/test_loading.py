@@ -108,6 +108,7 @@ async def test_speculation_changes_no_greedy_text_and_is_counted(
         threads=1,
         speculation=speculation,
     )
+    drafted = accepted = [0] * speculation["num_speculative_tokens"]
     try:
         for problem in draw("dev", 3, 6):
             call = Call("r", Transcript((Message("user", problem.question),)), "large")
@@ -116,10 +117,22 @@ async def test_speculation_changes_no_greedy_text_and_is_counted(
                 items = [i async for i in one.generate(call, StopCriteria(120), Sampling())]
                 texts.append((items[-1].segment.text, items[-1].segment.finish))
             assert texts[0] == texts[1]
+            made = items[-1].provenance  # of the worker that drafts
+            if made is not None:
+                assert made.origins == "?" * len(items[-1].segment.tokens)
+                drafted, accepted = (
+                    [total + one for total, one in zip(so_far, more, strict=True)]
+                    for so_far, more in ((drafted, made.drafted_at), (accepted, made.accepted_at))
+                )
         stats = worker.stats()
         assert stats["lossy"] == 0
         assert 0 < stats["accepted_tokens"] <= stats["drafted_tokens"]
         assert stats["emitted_tokens"] > stats["rounds"] > 0
+        for name, counts in (("drafted", drafted), ("accepted", accepted)):
+            told = [stats[f"{name}_at_{n}"] for n in range(1, len(counts) + 1)]
+            # The worker's own count goes on for a pass or two after a text that was cut.
+            assert all(one <= all_ <= one + 12 for one, all_ in zip(counts, told, strict=True))
+            assert sum(counts) > 0
         at = [n for n in range(1, 17) if f"drafted_at_{n}" in stats]
         assert at == list(range(1, speculation["num_speculative_tokens"] + 1))
         assert sum(stats[f"drafted_at_{n}"] for n in at) == stats["drafted_tokens"]
