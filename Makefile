@@ -9,12 +9,23 @@ COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
 
 setup: $(STAMP) ## make .venv and install the pinned dependencies (quick the second time)
+
+# vLLM's pins are not ours, so on a machine with GPUs the two have an environment of their own.
+GPU := .venv-gpu
+
+setup-gpu: $(GPU)/.installed ## make .venv-gpu with vLLM and Baton, for a machine with GPUs (10 GB)
+
+$(GPU)/.installed: pyproject.toml requirements-vllm.lock deploy/install_vllm.sh
+	@test -x $(GPU)/bin/python || $(PYTHON) -m venv $(GPU)
+	@echo "Installing vLLM into $(GPU): many minutes the first time" >&2
+	@sh deploy/install_vllm.sh $(GPU)/bin/python
+	@touch $@
 
 serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:8000 (PORT= changes the port)
 	@exec $(BIN)/baton serve --port $(PORT)

@@ -27,13 +27,15 @@ _RAY_IN_TAG = re.compile(r"ray[-:]?v?(\d+\.\d+\.\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """Replicas of one deployment: where they may run, how many at most, their share of a GPU."""
+    """Replicas of one deployment: where they may run, how many at most, their share of a GPU, and
+    over how many such shares each is spread."""
 
     name: str
     field: str
     nodes: Mapping[str, str]
     most: int
-    gpu: float
+    gpu: float = 0.0
+    gpus: int = 1
 
 
 def check(service: Any, policies: Sequence[Any] = ()) -> list[Finding]:
@@ -229,15 +231,18 @@ def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
         elif pool.gpu:
             having = [(location, group) for location, group in found if gpus(group)]
             if not having:
-                message = f"takes {pool.gpu:g} of a GPU, and {_named(found)} has no {GPU}"
+                takes = f"{pool.gpus} GPUs" if pool.gpus > 1 else f"{pool.gpu:g} of a GPU"
+                message = f"takes {takes}, and {_named(found)} has no {GPU}"
                 yield finding(served, (*path, "gpu"), message)
                 continue
             capacity[_named(having)] = sum(gpus(group) * _most(group) for _, group in having)
             beside.setdefault(_named(having), []).append(pool)
     for names, sharing in beside.items():
-        wanted = _packed([pool.gpu for pool in sharing for _ in range(pool.most)])
+        wanted = _packed([pool.gpu for pool in sharing for _ in range(pool.most * pool.gpus)])
         if wanted > capacity[names]:
-            message = " + ".join(f"{pool.name} {pool.most} × {pool.gpu:g}" for pool in sharing)
+            message = " + ".join(
+                f"{pool.name} {pool.most} × {pool.gpu * pool.gpus:g}" for pool in sharing
+            )
             message += f" take {wanted} GPUs, {names} has {capacity[names]:g} at maxReplicas"
             path = (*inner.ARGS, *sharing[-1].field.split("."), "replicas")
             yield finding(served, path, message)
@@ -285,12 +290,13 @@ def _pools(deployment: Deployment) -> list[Pool]:
             spec.nodes,
             spec.replicas.max,
             spec.gpu if spec.on_gpu else 0.0,
+            spec.gpus,
         )
         for name, spec in args.workers.by_name().items()
         if spec.url is None
     ]
     ours = args.orchestrator
-    return [*pools, Pool("Orchestrator", "orchestrator", ours.nodes, ours.replicas.max, 0.0)]
+    return [*pools, Pool("Orchestrator", "orchestrator", ours.nodes, ours.replicas.max)]
 
 
 def _matching(service: Any, nodes: Mapping[str, str]) -> list[tuple[Path, Any]]:

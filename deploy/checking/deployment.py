@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -145,6 +146,8 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
             yield from _method(data, path, spec.speculation)
             for index, also in enumerate(spec.speculation.also):
                 yield from _method(data, (*path, "also", index), also)
+        if spec.runs_vllm:
+            yield from _vllm(data, (*ARGS, "workers", name), spec)
     yield from _sampling(data, args)
     yield from _shares(data, args)
 
@@ -233,6 +236,21 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
     for key, one in known.items():
         if one.default is one.empty and one.kind is one.KEYWORD_ONLY and key not in params:
             yield finding(data, (*where, key), f"is missing ({method}){_EXAMPLES.get(key, '')}")
+
+
+def _vllm(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[Finding]:
+    """What is said for vLLM, by the names of the vLLM that is installed here, if one is."""
+    method = {"method": spec.speculation.method, **spec.speculation.params}
+    if (not spec.engine_args and spec.speculation.method == "vanilla") or find_spec("vllm") is None:
+        return
+    from workers.vllm.arguments import check_engine_args, check_speculation  # it takes seconds
+
+    for check_one, given in ((check_engine_args, spec.engine_args), (check_speculation, method)):
+        try:
+            check_one(given)
+        except ConfigError as error:
+            where, _, message = str(error).partition(": ")
+            yield finding(data, (*path, *where.split(".")), message)
 
 
 def _shares(data: Any, args: Args) -> Iterator[Finding]:

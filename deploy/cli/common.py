@@ -21,7 +21,7 @@ from orchestrator.types import Step
 if TYPE_CHECKING:
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.clients import Client, RequestOptions
-    from deploy.service.config import WorkerSpec
+    from deploy.service.config import Workers
 
 LINE_EVERY_S = 10.0  # of progress, where it is written to a file
 COLOURS = {"small": "cyan", "large": "magenta", "policy": "yellow"}
@@ -93,7 +93,7 @@ async def open_client(
         known = {one.method: one.params for one in workers.large.speculation.offered}
         params = known.get(speculation)
         if params is None:
-            params = _draft(speculation, workers.small)
+            params = _draft(speculation, workers)
         chosen = Speculation(method=speculation, params=params)
         large = workers.large.model_copy(update={"speculation": chosen})
         workers = workers.model_copy(update={"large": large})
@@ -111,15 +111,20 @@ async def open_client(
         await close(pair.values())
 
 
-def _draft(method: str, small: WorkerSpec) -> dict[str, Any]:
+def _draft(method: str, workers: Workers) -> dict[str, Any]:
     """A method's parameters where the file has none: the small model drafts."""
     from workers.speculation import METHODS
 
-    if method not in METHODS or "draft" not in signature(METHODS[method]).parameters:
+    if workers.large.runs_vllm:
+        key = "model" if method == "draft_model" else None
+    else:
+        parameters = signature(METHODS[method]).parameters if method in METHODS else {}
+        key = "draft" if "draft" in parameters else None
+    if key is None:
         return {}
-    if small.url is not None:
+    if workers.small.url is not None:
         raise ConfigError(f"--speculation {method} needs a draft model, and the small is a server")
-    return {"draft": small.model}
+    return {key: workers.small.model}
 
 
 class Bar:

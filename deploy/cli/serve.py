@@ -48,6 +48,10 @@ def serve(
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds in which SIGTERM lets answers be finished.")
     ] = 30.0,
+    ready_within: Annotated[
+        float | None,
+        typer.Option(min=1, help="Seconds to become ready; default: as long as models load."),
+    ] = None,
 ) -> None:
     """Serve a deployment file, in the foreground. SIGTERM finishes what is under way, Ctrl-C ends
     it; the exit status is 1 where Ray dies."""
@@ -64,14 +68,17 @@ def serve(
     from deploy.service.calibration import notes
     from deploy.service.cluster import serving
     from deploy.service.config import DEFAULT_FILE, Auth, load
+    from deploy.service.workers import want_engines
 
     console = Console(highlight=False, soft_wrap=True)
     deployment = load(config or DEFAULT_FILE, port=port)
+    want_engines(deployment.args.workers)
     deployment.args.api_keys()  # missing keys are an error before anything starts
     with _stopping() as stop:
         console.print("Starting Ray and the two workers ...", style="dim")
         with serving(
             deployment,
+            ready_s=ready_within,
             on_ray=stop.listen,
             tell=lambda message: console.print(message, style="dim", markup=False),
         ) as service:

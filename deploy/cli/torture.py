@@ -188,7 +188,7 @@ def _with_own(
             args["store"] = store.url
         file = folder / "torture.yaml"
         file.write_text(yaml.safe_dump(document), encoding="utf-8")
-        service = owned.enter_context(serving(load(file, port=port)))
+        service = owned.enter_context(serving(load(file, port=port), ready_s=300))
         attack(AttackedService(service.url, keys[0], keys[1], OwnProcesses(), states))
 
 

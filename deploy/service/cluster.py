@@ -20,10 +20,12 @@ import httpx
 from deploy.service.config import Deployment, Workers
 from orchestrator.errors import BatonError
 
-READY_S = 300.0  # a large model may take minutes to load
+READY_S = 300.0  # to answer, once Serve says that everything runs
+TOLD_S = 60.0  # between two words on what is still starting
 SHUTDOWN_S = 5.0  # for replicas to shut down before they are killed
 ASK_S, CUT_S = 5.0, 0.5  # for replicas to answer, and for what they send last to arrive
 DAEMONS = ("gcs_server", "raylet")
+LOGS = "/tmp/ray/session_latest/logs"  # noqa: S108
 OBJECTS_BYTES = 100 << 20  # nothing of ours travels through the object store
 
 
@@ -90,14 +92,16 @@ class RunningService:
 def serving(
     deployment: Deployment,
     *,
-    ready_s: float = READY_S,
+    ready_s: float | None = None,
     on_ray: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
 ) -> Iterator[RunningService]:
     """The deployment, up and ready on a Ray of its own.
 
-    `on_ray` is called once Ray runs, which has then put its own handlers of signals in place;
-    `tell` with what Ray Serve says of a deployment that it waits for, once for each cause.
+    A model may be downloaded for hours, so there is no end to it while Serve says that something is
+    still starting, unless `ready_s` names one. `on_ray` is called once Ray runs, which has then put
+    its own handlers of signals in place; `tell` with what Ray Serve says of a deployment that it
+    waits for, once for each cause, and every minute with what is still starting.
 
     Nothing that was started outlives the block, not even after an exception. Call
     `deploy.service.environment.prepare` before anything imports ray.
@@ -196,27 +200,48 @@ def _want_gpus(workers: Workers) -> None:
         )
 
 
-def _wait(deployment: Deployment, ready_s: float, tell: Callable[[str], object]) -> None:
+def _wait(deployment: Deployment, ready_s: float | None, tell: Callable[[str], object]) -> None:
     from ray import serve
 
     told: set[tuple[str, bool]] = set()
-    until = time.monotonic() + ready_s
+    began = time.monotonic()
+    starting_at = said_at = began  # when something was still starting, and when that was told
     with httpx.Client(timeout=5.0, trust_env=False) as client:
-        while time.monotonic() < until:
+        while True:
             with suppress(httpx.HTTPError):
                 if client.get(f"{deployment.url}/ready").status_code == 200:
                     return
+            starting: list[str] = []
             for name, app in serve.status().applications.items():
                 if app.status in ("DEPLOY_FAILED", "UNHEALTHY"):
                     messages = [app.message, *(d.message for d in app.deployments.values())]
                     raise NotServing(f"{name} did not start: {_gist(messages)}")
+                if app.status != "RUNNING":
+                    waited_for = (
+                        d for d, one in app.deployments.items() if one.status != "HEALTHY"
+                    )
+                    starting.append(", ".join(waited_for) or name)
                 for deployed, status in app.deployments.items():
                     cause = deployed, "scheduled" in status.message  # numbers in it change
                     if "taken more than" in status.message and cause not in told:
                         told.add(cause)
                         tell(status.message)
+            now = time.monotonic()
+            if starting:
+                starting_at = now
+            elif now - starting_at > READY_S:
+                raise NotServing(
+                    f"everything has run for {READY_S:g} s and /ready says no; Ray's logs are in "
+                    f"{LOGS}"
+                )
+            if ready_s is not None and now - began > ready_s:
+                still = f"still starting: {', '.join(starting)}; " if starting else ""
+                raise NotServing(f"not ready within {ready_s:g} s; {still}Ray's logs are in {LOGS}")
+            if starting and now - said_at > TOLD_S:
+                said_at = now
+                minutes = round((now - began) / 60)
+                tell(f"Still starting after {minutes} min: {', '.join(starting)} (logs: {LOGS})")
             time.sleep(0.25)
-    raise NotServing(f"not ready within {ready_s:g} s; Ray's logs are in /tmp/ray/session_latest")
 
 
 def _gist(messages: list[str]) -> str:

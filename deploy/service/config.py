@@ -274,6 +274,12 @@ class WorkerSpec(Strict):
         return self.engine == "vllm" or (self.engine == "auto" and self.device == "cuda")
 
     @property
+    def drafts_by_nobody(self) -> bool:
+        """Whether vLLM's draft_model lacks its model."""
+        method = self.speculation
+        return self.runs_vllm and method.method == "draft_model" and "model" not in method.params
+
+    @property
     def on_gpu(self) -> bool:
         """Whether replicas of this deployment's own take a share of a GPU."""
         return self.url is None and self.device == "cuda"
@@ -325,8 +331,10 @@ class Workers(Strict):
     @model_validator(mode="after")
     def _drafts_by_the_small(self) -> Workers:
         """vLLM's draft_model drafts with the small worker's model where none is named."""
+        if self.small.drafts_by_nobody:
+            raise ValueError("small.speculation.params.model: is missing; name a draft model")
         method = self.large.speculation
-        if self.large.runs_vllm and method.method == "draft_model" and "model" not in method.params:
+        if self.large.drafts_by_nobody:
             if self.small.url is not None:
                 raise ValueError(
                     "large.speculation.params.model: name a draft model; small is a server's"

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from deploy.service.quantization import weight_bits
 from orchestrator.errors import ConfigError
+from workers.reporting import first_line
 
 GB = 10**9
 ENGINE_BYTES = 3 * GB
@@ -23,14 +26,16 @@ LEAST = 8_192  # and below which a GPU is called too small
 ROWS_GPU, ROWS_CPU = 32, 4
 CPU_CONTEXT = 8_192
 CPU_USABLE = 0.8  # of this machine's memory
+BFLOAT16 = (8, 0)  # compute capability below which a GPU computes in float16
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """A GPU: its name, and its memory in bytes."""
+    """A GPU: its name, its memory in bytes, and its compute capability."""
 
     name: str
     memory: int
+    capability: tuple[int, int] = BFLOAT16
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +55,13 @@ class Machine:
         from workers.model.packed import can_pack
 
         gpus = tuple(
-            Gpu(properties.name, properties.total_memory)
+            Gpu(properties.name, properties.total_memory, (properties.major, properties.minor))
             for properties in map(
                 torch.cuda.get_device_properties, range(torch.cuda.device_count())
             )
         )
         memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = min([memory, *memory_limits()])
         return cls(gpus, len(os.sched_getaffinity(0)), memory, can_pack())
 
     def __str__(self) -> str:
@@ -63,6 +69,26 @@ class Machine:
             return f"no GPU, {self.cores} cores, {_gb(self.memory)} of memory"
         names = ", ".join(f"{gpu.name} ({_gb(gpu.memory)})" for gpu in self.gpus)
         return f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)}: {names}"
+
+
+def memory_limits(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> list[int]:
+    """What this process's control groups, as a container's, let it take, in bytes."""
+    limits = []
+    for line in own.read_text().splitlines() if own.is_file() else ():
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = root / controllers
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        inner = top / group.lstrip("/")
+        for folder in (inner, *inner.parents):  # within a container the group may be the root
+            if (file := folder / name).is_file() and (said := file.read_text().strip()).isdigit():
+                limits.append(int(said))
+            if folder == top:
+                break
+    return limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +99,10 @@ class ModelSize:
         parameters: how many there are.
         token_bytes: of a cached token, in 16 bits.
         context: the longest sequence, in tokens.
-        heads: key/value heads, over which a layer can be spread.
+        heads, kv_heads: over which vLLM spreads a layer: it divides the heads, and holds those of
+            keys and values more than once where there are fewer than GPUs.
+        matrices: of the parameters, those of which a quantized checkpoint holds `bits`.
+        not_ours: why Baton's own engine does not run it; empty where it does.
     """
 
     name: str
@@ -81,6 +110,10 @@ class ModelSize:
     token_bytes: int
     context: int
     heads: int
+    kv_heads: int
+    matrices: int = 0
+    bits: float = 16
+    not_ours: str = ""
 
     @classmethod
     def of(cls, name: str) -> ModelSize:
@@ -90,31 +123,56 @@ class ModelSize:
             ConfigError: it has no config that transformers can read.
         """
         import torch
-        from transformers import AutoConfig
+        from transformers import AutoConfig, PreTrainedConfig
 
         from workers.embedded.checkpoints import resolve
-        from workers.engine.memory import memory_need, token_bytes
+        from workers.engine.loading import load_config
+        from workers.engine.memory import parameter_counts, token_bytes
 
         path = str(resolve(name))
         try:
+            written, _ = PreTrainedConfig.get_config_dict(path)
             config = AutoConfig.from_pretrained(path, trust_remote_code=False).get_text_config()
-            need = memory_need(config, dtype=torch.bfloat16, slots=0, max_len=0)
+            parameters, matrices = parameter_counts(config)
+            per_token = token_bytes(config, torch.bfloat16)
         except Exception as error:  # whatever a config class or the hub raises
-            raise ConfigError(
-                f"cannot tell the size of {name}: {str(error).strip().splitlines()[0]}"
-            ) from error
+            raise ConfigError(f"cannot tell the size of {name}: {first_line(error)}") from error
+        try:
+            load_config(path)
+            not_ours = ""
+        except ConfigError as error:
+            not_ours = str(error)
         return cls(
             name,
-            need.weights // 2,
-            token_bytes(config, torch.bfloat16),
+            parameters,
+            per_token,
             config.max_position_embeddings,
+            config.num_attention_heads,
             config.num_key_value_heads,
+            matrices,
+            weight_bits(written.get("quantization_config") or {}) or 16,
+            not_ours,
         )
 
     @property
     def weights(self) -> int:
-        """Bytes in 16 bits."""
-        return 2 * self.parameters
+        """Bytes, in 16 bits but for what is quantized."""
+        return int(2 * (self.parameters - self.matrices) + self.bits / 8 * self.matrices)
+
+    @property
+    def size(self) -> str:
+        """The weights, as users read it."""
+        return f"{_gb(self.weights)} in {round(self.bits)} bits"
+
+    def can_spread(self, gpus: int) -> bool:
+        """Whether vLLM can spread its layers over so many GPUs."""
+        most, least = max(gpus, self.kv_heads), min(gpus, self.kv_heads)
+        return self.heads % gpus == 0 and most % least == 0
+
+    def need(self, gpus: int, tokens: int) -> int:
+        """Bytes on each of so many GPUs, with a cache of `tokens`."""
+        cache = tokens * self.token_bytes // min(gpus, self.kv_heads)
+        return self.weights // gpus + ENGINE_BYTES + cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,56 +246,80 @@ def _placed(
     small: ModelSize, large: ModelSize, machine: Machine, context: int
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
     first = machine.gpus[0]
-    usable = int(USABLE * first.memory)
-    fixed = [model.weights + ENGINE_BYTES for model in (small, large)]
-    cache = usable - sum(fixed)
-    per_token = small.token_bytes + large.token_bytes
-    if len(machine.gpus) == 1 or cache >= 8 * context * per_token:
-        tokens = cache // per_token
+    pair = {"small": small, "large": large}
+    shares, tokens = _shared(small, large, first)
+    if len(machine.gpus) == 1 or tokens >= 8 * context:
         if tokens < context:
-            raise ConfigError(_too_large(sum(fixed) + context * per_token, usable, first, context))
-        shares = [
-            (bytes_ + tokens * model.token_bytes) / first.memory
-            for bytes_, model in zip(fixed, (small, large), strict=True)
-        ]
+            need = small.need(1, context) + large.need(1, context)
+            raise ConfigError(_too_large(need, int(USABLE * first.memory), first, context))
         workers = {
-            name: _on_gpu(model, context, gpu=int(100 * share) / 100)
-            for name, model, share in zip(("small", "large"), (small, large), shares, strict=True)
+            name: _on_gpu(model, context, machine, shares[name]) for name, model in pair.items()
         }
         reasons = [
-            f"Both fit on one {first.name}: {_gb(small.weights)} and {_gb(large.weights)} of "
-            f"weights in 16 bits leave a cache of about {tokens:,} tokens each.",
+            f"Both fit on one {first.name}: weights of {small.size} and {large.size} leave a cache "
+            f"of about {tokens:,} tokens each.",
         ]
-        return workers, reasons
+        return workers, reasons + _remarks(machine, used=1)
     smallest = min(machine.gpus, key=lambda gpu: gpu.memory)
     usable = int(USABLE * smallest.memory)
-    if fixed[0] + context * small.token_bytes > usable:
-        raise ConfigError(
-            _too_large(fixed[0] + context * small.token_bytes, usable, smallest, context)
-        )
+    if (need := small.need(1, context)) > usable:
+        raise ConfigError(_too_large(need, usable, smallest, context))
     spread = 1
-    while large.weights // spread + ENGINE_BYTES + context * large.token_bytes // spread > usable:
+    while large.need(spread, context) > usable:
         spread *= 2
-        if spread > len(machine.gpus) - 1 or large.heads % spread:
+        if spread > len(machine.gpus) - 1 or not large.can_spread(spread):
             need = large.weights + context * large.token_bytes
             raise ConfigError(
                 f"{large.name} needs {_gb(need)} for its weights and {context:,} tokens, which do "
                 f"not fit {len(machine.gpus) - 1} GPUs of {_gb(smallest.memory)} beside one for "
                 f"{small.name}: name a quantized checkpoint, or a smaller model"
             )
-    workers = {"small": _on_gpu(small, context), "large": _on_gpu(large, context)}
-    reasons = [f"{small.name} has a GPU of its own, {large.name} has {spread}: each needs no less."]
+    workers = {name: _on_gpu(model, context, machine) for name, model in pair.items()}
+    reasons = [
+        f"{small.name} has a GPU of its own, {large.name} has {spread}: each needs no less, with "
+        f"weights of {small.size} and {large.size}."
+    ]
     if spread > 1:
         workers["large"]["tensor_parallel"] = spread
-    return workers, reasons
+    return workers, reasons + _remarks(machine, used=1 + spread)
 
 
-def _on_gpu(model: ModelSize, context: int, gpu: float = 1.0) -> dict[str, Any]:
+def _shared(small: ModelSize, large: ModelSize, gpu: Gpu) -> tuple[dict[str, float], int]:
+    """Shares of one GPU for both, in tenths of a percent, and the tokens that each has room for."""
+    pair = {"small": small, "large": large}
+    free = int(USABLE * gpu.memory) - small.need(1, 0) - large.need(1, 0)
+    tokens = free // (small.token_bytes + large.token_bytes)
+    shares = {
+        name: int(1000 * model.need(1, tokens) / gpu.memory) / 1000 for name, model in pair.items()
+    }
+    room = (
+        int(shares[name] * gpu.memory - model.need(1, 0)) // model.token_bytes
+        for name, model in pair.items()
+    )
+    return shares, min(room)
+
+
+def _remarks(machine: Machine, used: int) -> list[str]:
+    remarks = []
+    if idle := len(machine.gpus) - used:
+        named = "1 further GPU stays" if idle == 1 else f"{idle} further GPUs stay"
+        remarks.append(f"{named} idle: more `replicas` of a worker use them.")
+    if _gpu_type(machine) == "float16":
+        remarks.append("In float16: these GPUs do not compute in bfloat16, as newer ones do.")
+    return remarks
+
+
+def _gpu_type(machine: Machine) -> str:
+    old = any(gpu.capability < BFLOAT16 for gpu in machine.gpus)
+    return "float16" if old else "bfloat16"
+
+
+def _on_gpu(model: ModelSize, context: int, machine: Machine, gpu: float = 1.0) -> dict[str, Any]:
     return {
         "model": model.name,
         "engine": "vllm",
         "device": "cuda",
-        "dtype": "bfloat16",
+        "dtype": _gpu_type(machine),
         "gpu": gpu,
         "patience_s": 300,  # it may load for minutes
         "rows": ROWS_GPU,
@@ -248,6 +330,9 @@ def _on_gpu(model: ModelSize, context: int, gpu: float = 1.0) -> dict[str, Any]:
 def _on_cpu(
     small: ModelSize, large: ModelSize, machine: Machine
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    for model in (small, large):
+        if model.not_ours:
+            raise ConfigError(f"there is no GPU, and on a CPU {model.not_ours}")
     usable, rows = int(CPU_USABLE * machine.memory), ROWS_CPU
     context = min(small.context, large.context, CPU_CONTEXT)
     types = [_cpu_type(model, machine) for model in (small, large)]

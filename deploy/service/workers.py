@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import suppress
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from deploy.service.config import Workers, WorkerSpec
@@ -14,6 +15,27 @@ if TYPE_CHECKING:
     from workers.engine.worker import LocalWorker
     from workers.remote.worker import RemoteWorker
     from workers.vllm.worker import VllmWorker
+
+
+WITH_VLLM = (
+    "`make setup-gpu` makes an environment that has it (.venv-gpu/bin/baton), or say "
+    "engine: builtin"
+)
+"""What to do where there is no vLLM."""
+
+
+def want_engines(workers: Workers) -> None:
+    """Say what is not installed here, before anything is started.
+
+    Raises:
+        ConfigError: vLLM is to run a model, and is missing.
+    """
+    for name, spec in workers.by_name().items():
+        if spec.runs_vllm and find_spec("vllm") is None:
+            raise ConfigError(
+                f"workers.{name} is for the engine vllm (auto on cuda), which is not installed "
+                f"here: {WITH_VLLM}"
+            )
 
 
 def load_worker(spec: WorkerSpec, share: float | None = None) -> LocalWorker | VllmWorker:
@@ -57,11 +79,12 @@ def _load_vllm(spec: WorkerSpec, share: float | None) -> VllmWorker:
         from workers.vllm.loading import load
     except ImportError as error:
         raise ConfigError(
-            f"the engine vllm (auto on cuda) cannot be imported: {error}; install vllm in this "
-            "environment, or say engine: builtin"
+            f"the engine vllm (auto on cuda) cannot be imported: {error}; {WITH_VLLM}"
         ) from error
     assert spec.model is not None
     method = {"method": spec.speculation.method, **spec.speculation.params}
+    if spec.drafts_by_nobody:
+        raise ConfigError("speculation.params.model: is missing; name a draft model")
     if spec.speculation.method == "draft_model":
         method["model"] = str(resolve(method["model"]))
     return load(
@@ -108,7 +131,10 @@ def connect_worker(spec: WorkerSpec) -> RemoteWorker:
 
 def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker | VllmWorker:
     """A worker in this process, which may hold another, or over the server `spec.url` names."""
-    return load_worker(spec, share=1.0) if spec.url is None else connect_worker(spec)
+    if spec.url is not None:
+        return connect_worker(spec)
+    # Two engines of our own share this process's cap; vLLM's are processes, each with a share.
+    return load_worker(spec, share=spec.gpu if spec.runs_vllm else 1.0)
 
 
 def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker | VllmWorker]:

@@ -38,9 +38,7 @@ def memory_need(config: Any, *, dtype: torch.dtype, slots: int, max_len: int) ->
     are, and twice in full precision. The CUDA context (about half a GB) and a draft model come on
     top.
     """
-    with torch.device("meta"):  # shapes alone: as quick for 70 billion parameters as for none
-        network = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=dtype)
-    weights = sum(parameter.numel() for parameter in network.parameters()) * dtype.itemsize
+    weights = parameter_counts(config)[0] * dtype.itemsize
     per_token = token_bytes(config, dtype)
     passes = CHUNK * config.vocab_size * (dtype.itemsize + 8)
     return MemoryNeed(weights, slots * (max_len + SPARE) * per_token, passes)
@@ -49,6 +47,17 @@ def memory_need(config: Any, *, dtype: torch.dtype, slots: int, max_len: int) ->
 def fitting_len(config: Any, *, dtype: torch.dtype, slots: int, size: int) -> int:
     """The longest text of which `slots` fit a cache of `size` bytes."""
     return max(0, size // (slots * token_bytes(config, dtype)) - SPARE)
+
+
+def parameter_counts(config: Any) -> tuple[int, int]:
+    """How many parameters a model has, and how many of them lie in matrices of its layers, of
+    which quantized checkpoints hold fewer bits."""
+    with torch.device("meta"):  # shapes alone: as quick for 70 billion parameters as for none
+        network = AutoModelForCausalLM.from_config(copy.deepcopy(config), dtype=torch.bfloat16)
+    ends = [network.get_input_embeddings(), network.get_output_embeddings()]
+    outside = {id(one) for end in ends if end is not None for one in end.parameters()}
+    sizes = [(one.numel(), one.ndim > 1 and id(one) not in outside) for one in network.parameters()]
+    return sum(size for size, _ in sizes), sum(size for size, inside in sizes if inside)
 
 
 def token_bytes(config: Any, dtype: torch.dtype) -> int:

@@ -266,6 +266,8 @@ def deployment(
         bundles = [{"CPU": 0.2, "GPU": 1.0}, *({"GPU": 1.0} for _ in range(gpus - 1))]
         scaling = {**scaling, "placement_group_bundles": bundles}
         scaling["placement_group_strategy"] = "PACK"
+        if nodes:  # the replica's own labels are those of the first bundle alone
+            scaling["placement_group_bundle_label_selector"] = [dict(nodes) for _ in bundles]
     return serve.deployment(
         ReplicaServer,
         name=name,

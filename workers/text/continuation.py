@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import cast
 
 from orchestrator.types import Author, Finish, Provenance, Segment, StopCriteria
@@ -90,6 +90,11 @@ class Continuation:
         """Where the tokens of the segment came from; `origins` of all that were pushed."""
         text = self._detokenizer
         return origins.provenance(text.lengths, text.cut_at, self._tokenizer.pieces)
+
+    def counted(self, drafted_at: Sequence[int], accepted_at: Sequence[int]) -> Provenance:
+        """Where only counts are known of what was drafted, by place of a draft."""
+        lengths = self._detokenizer.lengths
+        return Provenance("?" * len(lengths), lengths, (), tuple(drafted_at), tuple(accepted_at))
 
     def segment(self, finish: Finish) -> Segment:
         """All of it."""

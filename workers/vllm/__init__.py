@@ -3,7 +3,9 @@
 - `worker`: the `Worker` port over the engine.
 - `requests`: parameters of vLLM's requests, and its outputs.
 - `counter`: what its engine reports.
+- `arguments`: `engine_args` and parameters of speculation, checked.
 - `loading`: from a checkpoint and `engine_args` to a worker.
+- `output`: what its engine process writes where it does not start.
 - `scheduler`: vLLM's scheduler, which here may be told how much of a prompt to read anew.
 - `lifeline`: vLLM's process ends where the worker's has died.
 
@@ -18,4 +20,4 @@ from typing import Any
 
 def is_lossy(speculation: Mapping[str, Any]) -> bool:
     """Whether vLLM's speculation with these parameters changes the text."""
-    return speculation.get("rejection_sample_method") in ("synthetic", "fly")
+    return speculation.get("rejection_sample_method", "standard") not in ("standard", "block")

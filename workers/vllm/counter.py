@@ -10,10 +10,17 @@ from workers.model.acceptance import Acceptance
 
 
 class EngineCounter(StatLoggerBase):  # type: ignore[misc]
-    """Counts the engine's passes, what its speculation drafts, and how full its cache is."""
+    """Counts the engine's passes, what its speculation drafts, and how full its cache is.
+
+    Attributes:
+        passes: of the model; one that reads a part of a long prompt gives no request anything.
+        rounds: of decoding, summed over the requests that took part in each: the token behind a
+            prompt, which is all that a judge has, is of none.
+        emitted: tokens that those rounds gave.
+    """
 
     def __init__(self) -> None:
-        self.passes = 0
+        self.passes = self.rounds = self.emitted = 0
         self.cache_usage = 0.0
         self.acceptance = Acceptance()
 
@@ -24,8 +31,12 @@ class EngineCounter(StatLoggerBase):  # type: ignore[misc]
         mm_cache_stats: Any = None,
         engine_idx: int = 0,
     ) -> None:
-        self.passes += iteration_stats is not None
+        if iteration_stats is not None:
+            firsts = len(iteration_stats.time_to_first_tokens_iter)
+            self.rounds += len(iteration_stats.inter_token_latencies_iter)
+            self.emitted += iteration_stats.num_generation_tokens - firsts
         if scheduler_stats is not None:
+            self.passes += 1
             self.cache_usage = scheduler_stats.kv_cache_usage
             if (made := scheduler_stats.spec_decoding_stats) is not None:
                 self.acceptance.add(

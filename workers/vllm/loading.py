@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
-from difflib import get_close_matches
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -15,7 +14,9 @@ from typing import Any
 from pydantic import ValidationError
 from transformers import GenerationConfig
 from vllm import AsyncEngineArgs
+from vllm import __version__ as vllm_version
 from vllm.usage.usage_lib import UsageContext
+from vllm.v1.core.kv_cache_manager import KVCacheManager
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.executor import Executor
 
@@ -26,32 +27,22 @@ from workers.text.generation_config import sampling_defaults
 from workers.text.thinking import AUTO, ThinkingFormat
 from workers.text.tokenizer import Tokenizer
 from workers.vllm import is_lossy
+from workers.vllm.arguments import check_engine_args, check_speculation
 from workers.vllm.counter import EngineCounter
 from workers.vllm.lifeline import announce
+from workers.vllm.output import EngineOutput
 from workers.vllm.requests import SHOWN
 from workers.vllm.scheduler import AsyncJudgeScheduler, JudgeScheduler
 from workers.vllm.worker import Capacity, VllmWorker
 
-SAID_ELSEWHERE = {
-    "model": "model",
-    "tokenizer": "model",
-    "dtype": "dtype",
-    "max_model_len": "max_len",
-    "max_num_seqs": "rows",
-    "gpu_memory_utilization": "gpu",
-    "speculative_config": "speculation",
-    "tensor_parallel_size": "tensor_parallel",
-    "pipeline_parallel_size": "pipeline_parallel",
-}
-"""`engine_args` that a worker's own settings say, and which of them."""
-OURS = {
-    "skip_tokenizer_init", "scheduler_cls", "scheduling_policy", "logprobs_mode", "max_logprobs",
-    "enable_prefix_caching", "generation_config", "disable_log_stats", "runner", "convert",
-    "stream_interval",
-}  # fmt: skip
-"""`engine_args` that the worker itself needs as they are."""
+log = logging.getLogger(__name__)
+
+TRIED = "0.32"
+"""vLLM's release whose scheduler `workers.vllm.scheduler` was written for."""
 CPU_BLOCK = 32
 """Tokens of a block of the cache on CPUs: vLLM's 128 would have a judge read 127 tokens anew."""
+CPU_CHUNK = 512
+"""Tokens of a pass on CPUs: of a large model vLLM's 2,048 take longer than a health check waits."""
 
 
 def load(
@@ -89,10 +80,12 @@ def load(
     Raises:
         ConfigError: the checkpoint or a parameter cannot be used; the message says why.
     """
+    check_version(vllm_version)
     extra = check_engine_args(engine_args or {})
+    check_speculation(speculation or {})
     path = str(resolve(model))
     tokenizer, sampling = load_tokenizer(path, thinking), sampling_defaults(path)
-    _prepare_environment(device, threads)
+    _prepare_environment(device)
     arguments: dict[str, Any] = {
         "model": path,
         # Its tokenizer serves its grammars alone: prompts and texts are made and read by ours.
@@ -115,12 +108,15 @@ def load(
         arguments["distributed_executor_backend"] = "ray"  # in the replica's placement group
     if device == "cpu":
         arguments |= {"block_size": CPU_BLOCK, "enforce_eager": True}
+        arguments["max_num_batched_tokens"] = max(CPU_CHUNK, 16 * rows)
     if (method := dict(speculation or {})) and method.get("method") != "vanilla":
         arguments["speculative_config"] = method
+    output = EngineOutput()
     try:
-        config = AsyncEngineArgs(**(arguments | extra)).create_engine_config(
-            UsageContext.ENGINE_CONTEXT
-        )
+        with _threads(device, threads):
+            config = AsyncEngineArgs(**(arguments | extra)).create_engine_config(
+                UsageContext.OPENAI_API_SERVER  # its defaults for a pass are those of servers
+            )
         scheduling = config.scheduler_config
         scheduling.scheduler_cls = (
             AsyncJudgeScheduler if scheduling.async_scheduling else JudgeScheduler
@@ -130,7 +126,7 @@ def load(
             config.cache_config.kv_cache_memory_bytes = 2 * rows * _context_bytes(config)
         counter = EngineCounter()
         announce()
-        with _alone_on_the_gpu(device):
+        with _alone_on_the_gpu(device), _threads(device, threads):
             engine = AsyncLLM(
                 config,
                 Executor.get_class(config),
@@ -139,7 +135,10 @@ def load(
                 stat_loggers=[lambda *_: counter],
             )
     except (ValueError, TypeError, OSError, RuntimeError, ImportError) as error:
-        raise ConfigError(f"vLLM cannot load {model}: {_summary(error)}") from error
+        summary = _summary(error)
+        if "root cause above" in summary:
+            summary = output.explain()
+        raise ConfigError(f"vLLM cannot load {model}: {summary}") from error
     tokens = (config.cache_config.num_gpu_blocks or 0) * config.cache_config.block_size
     return VllmWorker(
         engine,
@@ -154,26 +153,27 @@ def load(
     )
 
 
-def check_engine_args(engine_args: Mapping[str, Any]) -> dict[str, Any]:
-    """`engine_args` by name.
+def check_version(version: str) -> None:
+    """Warn of a vLLM that was not tried.
 
     Raises:
-        ConfigError: one is unknown to this vLLM, said elsewhere, or the worker's own to set.
+        ConfigError: its scheduler is another one.
     """
-    known = {field.name for field in fields(AsyncEngineArgs)}
-    for name in engine_args:
-        if name in SAID_ELSEWHERE:
-            raise ConfigError(f"engine_args.{name}: say it as {SAID_ELSEWHERE[name]}")
-        if name in OURS:
-            raise ConfigError(f"engine_args.{name}: is set by the worker itself; leave it out")
-        if name not in known:
-            close = get_close_matches(name, known - OURS - SAID_ELSEWHERE.keys(), 1)
-            hint = f"; did you mean {close[0]}?" if close else ""
-            raise ConfigError(f"engine_args.{name}: this vLLM has no such argument{hint}")
-    return dict(engine_args)
+    wanted = ("get_computed_blocks", "prefix_cache_lookup_enabled", "create_kv_cache_blocks")
+    lacking = [name for name in wanted if not hasattr(KVCacheManager, name)]
+    if lacking:
+        raise ConfigError(
+            f"vLLM {version} has no KVCacheManager.{lacking[0]}, by which judges read the last "
+            f"step alone: install vllm=={TRIED}.*"
+        )
+    if not version.startswith(f"{TRIED}."):
+        log.warning(
+            "vLLM is %s, and Baton was tried with %s: install vllm==%s.* if anything is odd",
+            version, TRIED, TRIED,
+        )  # fmt: skip
 
 
-def _prepare_environment(device: str, threads: int | None) -> None:
+def _prepare_environment(device: str) -> None:
     """What vLLM reads from the environment; its processes inherit it."""
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
     if device == "cpu":
@@ -181,8 +181,22 @@ def _prepare_environment(device: str, threads: int | None) -> None:
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         # Compiling takes a C++ compiler, and 20 s in the first request of each process.
         os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        if threads is not None:
-            os.environ["OMP_NUM_THREADS"] = str(threads)
+
+
+@contextmanager
+def _threads(device: str, threads: int | None) -> Iterator[None]:
+    """The engine's process starts with so many threads; this one's environment stays as it is."""
+    if device != "cpu" or threads is None:
+        yield
+        return
+    before = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    try:
+        yield
+    finally:
+        del os.environ["OMP_NUM_THREADS"]
+        if before is not None:
+            os.environ["OMP_NUM_THREADS"] = before
 
 
 @contextmanager
@@ -196,8 +210,11 @@ def _alone_on_the_gpu(device: str) -> Iterator[None]:
         return
     gpus = os.environ.get("CUDA_VISIBLE_DEVICES", "all").replace("/", "-")
     with open(Path(gettempdir()) / f"baton-vllm-{gpus}.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file closes, also by a kill
-        yield
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a kill releases it too
+        try:
+            yield
+        finally:  # closing alone does not: the engine's process, if forked, has the file open
+            fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def _context_bytes(config: Any) -> int:

@@ -5,16 +5,21 @@ whole of it (`skip_reading_prefix_cache`). A judge wants those of the last step 
 whose `extra_args` hold `MOST_CACHED` takes at most that many tokens from the cache and reads the
 rest anew: the step, and the few tokens of the block that it begins in.
 
-Runs in vLLM's engine process. The interface is vLLM's own and not public; `loading` checks that it
-is the one meant here.
+vLLM tells what it drafted for a request at its end alone, and in totals; here every output of a
+request carries what was drafted and accepted at each place so far (`Drafts`).
+
+Runs in vLLM's engine process. The interface is vLLM's own and not public; `loading.check_version`
+says where it is another.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.metrics.stats import RequestSpecDecodeMetrics
 
 from workers.vllm.lifeline import follow_parent, follow_parent_from_the_start
 
@@ -23,10 +28,41 @@ MOST_CACHED = "baton_most_cached"
 follow_parent_from_the_start()
 
 
-class _ReadsAnew:
-    """Wraps the cache's look-up of a scheduler."""
+@dataclass(frozen=True, slots=True)
+class Drafts:
+    """In how many rounds of a request a draft reached each place, and was accepted there."""
+
+    drafted_at: tuple[int, ...]
+    accepted_at: tuple[int, ...]
+
+    @classmethod
+    def told(cls, carried: RequestSpecDecodeMetrics | None) -> Drafts | None:
+        """What an output carries, in the lists of vLLM's own kind of it."""
+        if carried is None:
+            return None
+        return cls(tuple(carried.per_step_drafted), tuple(carried.per_step_accepted))
+
+    def carried(self) -> RequestSpecDecodeMetrics:
+        return RequestSpecDecodeMetrics(
+            len(self.drafted_at),
+            per_step_drafted=list(self.drafted_at),
+            per_step_accepted=list(self.accepted_at),
+        )
+
+    def plus(self, depth: int, accepted: int) -> Drafts:
+        """With one more round."""
+        return Drafts(
+            tuple(count + (place < depth) for place, count in enumerate(self.drafted_at)),
+            tuple(count + (place < accepted) for place, count in enumerate(self.accepted_at)),
+        )
+
+
+class _JudgesAndDrafts:
+    """Wraps a scheduler's look-up of the cache, and what it makes of a pass."""
 
     kv_cache_manager: Any
+    num_spec_tokens: int
+    requests: dict[str, Any]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -45,10 +81,31 @@ class _ReadsAnew:
 
         manager.get_computed_blocks = get_computed_blocks
 
+    def update_from_output(self, scheduled: Any, made: Any) -> Any:
+        """vLLM's, with each request's drafts in its output."""
+        if not self.num_spec_tokens:
+            return super().update_from_output(scheduled, made)  # type: ignore[misc]
+        drafted, invalid = scheduled.scheduled_spec_decode_tokens, scheduled.num_invalid_spec_tokens
+        requests = {name: self.requests.get(name) for name in scheduled.num_scheduled_tokens}
+        for name, tokens in drafted.items():
+            sampled = made.sampled_token_ids[made.req_id_to_index[name]]
+            if (request := requests[name]) is not None and len(sampled):
+                none = (0,) * self.num_spec_tokens
+                before = getattr(request, "baton_drafts", Drafts(none, none))
+                depth = len(tokens) - (invalid or {}).get(name, 0)
+                request.baton_drafts = before.plus(depth, len(sampled) - 1)
+        outputs = super().update_from_output(scheduled, made)  # type: ignore[misc]
+        for core in outputs.values():
+            for output in core.outputs:
+                so_far = getattr(requests.get(output.request_id), "baton_drafts", None)
+                if so_far is not None:
+                    output.spec_decode_metrics = so_far.carried()
+        return outputs
 
-class JudgeScheduler(_ReadsAnew, Scheduler):  # type: ignore[misc]
+
+class JudgeScheduler(_JudgesAndDrafts, Scheduler):  # type: ignore[misc]
     """Where vLLM schedules between two passes."""
 
 
-class AsyncJudgeScheduler(_ReadsAnew, AsyncScheduler):  # type: ignore[misc]
+class AsyncJudgeScheduler(_JudgesAndDrafts, AsyncScheduler):  # type: ignore[misc]
     """Where vLLM schedules while a pass runs."""

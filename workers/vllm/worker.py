@@ -27,7 +27,12 @@ from time import perf_counter
 from typing import Any
 
 from vllm import SamplingParams
-from vllm.exceptions import VLLMClientError, VLLMError
+from vllm.exceptions import (
+    MaxQueuedTokensError,
+    QueueOverflowError,
+    VLLMClientError,
+    VLLMError,
+)
 from vllm.inputs.engine import tokens_input
 from vllm.outputs import RequestOutput
 from vllm.sampling_params import StructuredOutputsParams
@@ -71,11 +76,14 @@ from workers.vllm.requests import (
     prompt_scores,
     request_parameters,
 )
+from workers.vllm.scheduler import Drafts
 
 log = logging.getLogger(__name__)
 
 MAX_LOOKUPS = 4
 """Ends of the turn, not among the tokens shown, whose likelihood is asked for one by one."""
+ASKED = ("temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens")
+"""Parameters of vLLM's that say what a client asked for; the others are the worker's own."""
 _NEGLIGIBLE = ln(1e-3)
 JUDGE, WRITER = 0, 1
 """Priorities: a judge's call is short, and a whole request waits for it."""
@@ -124,9 +132,7 @@ class VllmWorker:
         self._stop_token_ids = frozenset(token for token in ends if token < vocabulary)
         self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False
-        self._counts = dict.fromkeys(
-            ("prompt_tokens", "cached_tokens", "generated_tokens", "rounds"), 0
-        )
+        self._counts = dict.fromkeys(("prompt_tokens", "cached_tokens", "generated_tokens"), 0)
         self._resetting: asyncio.Task[Any] | None = None
 
     async def generate(
@@ -184,7 +190,7 @@ class VllmWorker:
                     raise WorkerUnavailable("vLLM ended a generation that was not at its end")
         elif criteria.max_tokens == 0 and len(ids) < self.context:
             await self._answer(ids, request_parameters(Sampling(), max_tokens=1), WRITER, cost)
-        usage = replace(cost.usage(), generated=text.generated)
+        usage, drafts = replace(cost.usage(), generated=text.generated), cost.drafts
         yield Generation(
             text.segment(finish or "length"),
             usage,
@@ -192,6 +198,7 @@ class VllmWorker:
             first,
             self.tokenizer.thinks,
             self.prompts.calls_of(call.transcript),
+            None if drafts is None else text.counted(drafts.drafted_at, drafts.accepted_at),
         )
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
@@ -315,7 +322,8 @@ class VllmWorker:
             self._counts
             | counter.acceptance.stats()
             | {
-                "emitted_tokens": self._counts["generated_tokens"],  # all of them come from rounds
+                "rounds": counter.rounds,
+                "emitted_tokens": counter.emitted,
                 "passes": counter.passes,
                 "live_rows": min(self._live, rows),
                 "queued": max(0, self._live - rows),
@@ -350,29 +358,44 @@ class VllmWorker:
         if self._live >= self._capacity.rows + self._capacity.queue:
             raise Overloaded(f"all {self._capacity.rows} rows are taken and the queue is full")
         self._live += 1
+        cached = 0
         try:
             await self._reset_ended()
             prompt = tokens_input(list(ids), cache_salt=cost.owner or None)
-            outputs = self.engine.generate(
-                prompt, parameters, secrets.token_hex(8), priority=priority
-            )
+            name = secrets.token_hex(8)
+            outputs = self.engine.generate(prompt, parameters, name, priority=priority)
             async with aclosing(outputs):
                 async for output in outputs:
                     made = len(output.outputs[0].token_ids)
-                    cost.record(output, made)
+                    cached = output.num_cached_tokens or 0
+                    cost.record(cached, made)
+                    cost.drafts = Drafts.told(self._carried(name, output)) or cost.drafts
                     self._counts["generated_tokens"] += made
-                    self._counts["rounds"] += 1
                     yield output
         except EngineDeadError as error:
             raise WorkerUnavailable("vLLM's engine process has died") from error
+        except (QueueOverflowError, MaxQueuedTokensError) as error:
+            raise Overloaded(f"vLLM's queue is full: {first_line(error)}") from error
         except VLLMClientError as error:
-            raise InvalidRequest(f"vLLM refuses the call: {first_line(error)}") from error
+            if getattr(error, "parameter", None) in ASKED or parameters.structured_outputs:
+                raise InvalidRequest(f"vLLM refuses the call: {first_line(error)}") from error
+            raise WorkerError(
+                f"vLLM refuses what the worker asks of it: {first_line(error)}; look at engine_args"
+            ) from error
         except VLLMError as error:
             raise WorkerError(f"vLLM failed: {first_line(error)}") from error
         finally:
             self._live -= 1
             self._counts["prompt_tokens"] += len(ids)
-            self._counts["cached_tokens"] += cost.cached
+            self._counts["cached_tokens"] += cached
+
+    def _carried(self, name: str, output: RequestOutput) -> Any:
+        """What an output of the scheduler's carries; vLLM shows it of a request's last alone."""
+        processor = self.engine.output_processor
+        for own in processor.external_req_ids.get(name, ()):
+            if (state := processor.request_states.get(own)) is not None:
+                return state.spec_decode_metrics
+        return output.outputs[0].spec_decode_metrics
 
     async def _reset_ended(self) -> None:
         """Wait for a reset of the cache, which a cancelled caller does not cancel."""
@@ -443,14 +466,19 @@ class VllmWorker:
 
 
 class _Cost:
-    """What one call of ours costs in vLLM, over all its requests, and for whom it is made."""
+    """What one call of ours costs in vLLM, over all its requests, and for whom it is made.
+
+    What was cached is what its first request found: look-ups after it find what that has read.
+    """
 
     def __init__(self, prompt: int, owner: str = "") -> None:
         self.prompt, self.cached, self.generated, self.passes = prompt, 0, 0, 0
         self.owner = owner
+        self.drafts: Drafts | None = None
 
-    def record(self, output: RequestOutput, made: int) -> None:
-        self.cached = max(self.cached, output.num_cached_tokens or 0)
+    def record(self, cached: int, made: int) -> None:
+        if not self.passes:
+            self.cached = cached
         self.generated += made
         self.passes += 1
 

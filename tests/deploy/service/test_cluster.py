@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 import ray
+from ray import serve
 
+from deploy.service import cluster
 from deploy.service.cluster import NotServing, _gist, _want_gpus
 from deploy.service.config import Workers
 
@@ -46,3 +50,55 @@ def test_the_cause_of_a_failure_has_no_name_of_a_class_of_ours() -> None:
     traceback = "Traceback:\n  File x\norchestrator.errors.ConfigError: no model 'x'; there are a"
     assert _gist([traceback]) == "no model 'x'; there are a"
     assert _gist(["torch.OutOfMemoryError: 3 GB"]) == "torch.OutOfMemoryError: 3 GB"
+
+
+class Starting:
+    """A deployment that Serve says is starting, until it is `loaded_at`, in seconds of its clock;
+    then it answers `ready`."""
+
+    url = "http://127.0.0.1:1"
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, loaded_at: float, ready: int = 200) -> None:
+        self.now, self.loaded_at, self.ready = 0.0, loaded_at, ready
+        monkeypatch.setattr("deploy.service.cluster.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("deploy.service.cluster.time.sleep", self._sleep)
+        monkeypatch.setattr(serve, "status", self._status)
+        monkeypatch.setattr(httpx.Client, "get", self._get)
+
+    def _sleep(self, _: float) -> None:
+        self.now += 5.0
+
+    def _status(self) -> Any:
+        loaded = self.now >= self.loaded_at
+        large = SimpleNamespace(status="HEALTHY" if loaded else "UPDATING", message="")
+        small = SimpleNamespace(status="HEALTHY", message="")
+        app = SimpleNamespace(
+            status="RUNNING" if loaded else "DEPLOYING",
+            message="",
+            deployments={"SmallWorker": small, "LargeWorker": large},
+        )
+        return SimpleNamespace(applications={"baton": app})
+
+    def _get(self, *_: Any) -> Any:
+        return SimpleNamespace(status_code=self.ready if self.now >= self.loaded_at else 503)
+
+
+def test_a_model_may_load_for_hours(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting, told = Starting(monkeypatch, loaded_at=7200), list[str]()
+    cluster._wait(starting, None, told.append)  # type: ignore[arg-type]
+    assert 7200 <= starting.now < 7300
+    assert 100 < len(told) <= 120
+    assert "after 61 min: LargeWorker (logs:" in told[len(told) // 2]
+
+
+def test_an_end_to_waiting_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = Starting(monkeypatch, loaded_at=7200)
+    with pytest.raises(NotServing, match="not ready within 900 s; still starting: LargeWorker;"):
+        cluster._wait(starting, 900, lambda _: None)  # type: ignore[arg-type]
+
+
+def test_what_runs_and_is_never_ready_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    starting = Starting(monkeypatch, loaded_at=600, ready=503)
+    with pytest.raises(NotServing, match="/ready says no"):
+        cluster._wait(starting, None, lambda _: None)  # type: ignore[arg-type]
+    assert 600 + cluster.READY_S <= starting.now < 700 + cluster.READY_S

@@ -88,7 +88,9 @@ def test_what_a_request_may_ask_of_the_large_worker(tmp_path: Path) -> None:
     assert workers.methods() == labels
 
 
-@pytest.mark.parametrize(("sampler", "lossy"), [("standard", False), ("synthetic", True)])
+@pytest.mark.parametrize(
+    ("sampler", "lossy"), [("standard", False), ("block", False), ("synthetic", True)]
+)
 def test_speculation_of_vllm_that_changes_the_text_is_lossy(sampler: str, lossy: bool) -> None:
     method = MethodSpec(method="ngram", params={"rejection_sample_method": sampler})
     assert method.lossy is is_lossy(method.params) is lossy
@@ -136,6 +138,13 @@ def test_the_port_can_be_replaced() -> None:
         (
             {f"{ARGS}.workers.small.speculation.also": [{"method": "lookup"}]},
             "small.speculation.also: requests choose for the large worker alone",
+        ),
+        (
+            {
+                f"{ARGS}.workers.small.engine": "vllm",
+                f"{ARGS}.workers.small.speculation": {"method": "draft_model"},
+            },
+            "workers: small.speculation.params.model: is missing; name a draft model",
         ),
         ({f"{ARGS}.store": "disk"}, "store: must be `memory`"),
         ({f"{ARGS}.store": "redis://h:port"}, "store: not a Redis url"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,13 +12,23 @@ import yaml
 
 from deploy.cli import main as cli
 from deploy.service.config import load
-from deploy.service.plan import GB, DeploymentPlan, Gpu, Machine, ModelSize, plan
+from deploy.service.plan import (
+    ENGINE_BYTES,
+    GB,
+    DeploymentPlan,
+    Gpu,
+    Machine,
+    ModelSize,
+    memory_limits,
+    plan,
+)
 from orchestrator.errors import ConfigError
+from workers.embedded.checkpoints import resolve
 
 # Qwen3's, by their configs.
-TINY = ModelSize("Qwen/Qwen3-1.7B", 1_720_000_000, 114_688, 40_960, 8)
-MIDDLE = ModelSize("Qwen/Qwen3-8B", 8_190_000_000, 147_456, 40_960, 8)
-LARGE = ModelSize("Qwen/Qwen3-32B", 32_760_000_000, 262_144, 40_960, 8)
+TINY = ModelSize("Qwen/Qwen3-1.7B", 1_720_000_000, 114_688, 40_960, 16, 8)
+MIDDLE = ModelSize("Qwen/Qwen3-8B", 8_190_000_000, 147_456, 40_960, 32, 8)
+LARGE = ModelSize("Qwen/Qwen3-32B", 32_760_000_000, 262_144, 40_960, 64, 8)
 H100 = Gpu("NVIDIA H100", 80 * GB)
 LAPTOP = Machine((), 8, 16 * GB)
 
@@ -82,8 +94,108 @@ def test_the_size_of_a_checkpoint_is_that_of_its_config() -> None:
     size = ModelSize.of("embedded:large")
     assert size.parameters == pytest.approx(2_500_000, rel=0.05)
     assert (size.token_bytes, size.context, size.heads) == (12 * 2 * 128 * 2, 1024, 4)
+    assert size.weights == 2 * size.parameters
     with pytest.raises(ConfigError, match="cannot tell the size of"):
         ModelSize.of("no/such-model-anywhere")
+
+
+def changed(folder: Path, **config: object) -> str:
+    """A checkpoint as the embedded large one, but for its config."""
+    written = json.loads((resolve("embedded:large") / "config.json").read_text())  # type: ignore[operator]
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(written | config))
+    return str(folder)
+
+
+def test_a_quantized_checkpoint_takes_what_its_bits_take(tmp_path: Path) -> None:
+    plain = ModelSize.of("embedded:large")
+    awq = {"quant_method": "awq", "bits": 4, "group_size": 128}
+    size = ModelSize.of(changed(tmp_path / "awq", quantization_config=awq))
+    assert size.parameters == plain.parameters
+    assert 0.5 * size.parameters < size.matrices < size.parameters
+    assert size.weights == int(2 * (size.parameters - size.matrices) + 4.125 / 8 * size.matrices)
+    four = replace(LARGE, matrices=31_200_000_000, bits=4.125)  # Qwen3-32B-AWQ
+    planned = plan(TINY, four, machine(Gpu("RTX 6000", 48 * GB)))
+    assert checked(planned, tmp_path)["large"]["max_len"] == 32_768
+    assert "19.2 GB in 4 bits" in planned.text()
+    with pytest.raises(ConfigError, match=r"a CPU .*quantization_config must be absent"):
+        plan(plain, size, LAPTOP)
+
+
+def test_what_our_own_engine_does_not_compute_is_not_planned_for_a_cpu(tmp_path: Path) -> None:
+    other = ModelSize.of(changed(tmp_path / "other", use_magic=True))
+    with pytest.raises(ConfigError, match=r"no GPU, and on a CPU .*use_magic is unknown to"):
+        plan(ModelSize.of("embedded:small"), other, LAPTOP)
+    plan(TINY, replace(other, parameters=2 * TINY.parameters), machine(H100))
+
+
+def test_an_error_without_a_text_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise KeyError
+
+    monkeypatch.setattr("transformers.AutoConfig.from_pretrained", broken)
+    with pytest.raises(ConfigError, match="the size of embedded:large: KeyError"):
+        ModelSize.of("embedded:large")
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "gpus", "can"),
+    [(64, 8, 4, True), (32, 2, 4, True), (24, 6, 4, False), (9, 3, 2, False), (40, 10, 4, False)],
+)
+def test_layers_are_spread_as_vllm_spreads_them(
+    heads: int, kv_heads: int, gpus: int, can: bool
+) -> None:
+    assert replace(LARGE, heads=heads, kv_heads=kv_heads).can_spread(gpus) is can
+
+
+def test_heads_of_keys_and_values_are_held_by_several_gpus(tmp_path: Path) -> None:
+    few = replace(LARGE, kv_heads=2, token_bytes=65_536)
+    gpus = [Gpu("A10", 24 * GB)] * 5
+    workers = checked(plan(TINY, few, machine(*gpus)), tmp_path)
+    assert workers["large"]["tensor_parallel"] == 4
+    assert few.need(4, 1000) == few.weights // 4 + ENGINE_BYTES + 1000 * 65_536 // 2
+
+
+def test_older_gpus_compute_in_float16(tmp_path: Path) -> None:
+    planned = plan(TINY, MIDDLE, machine(Gpu("Quadro RTX 8000", 48 * GB, (7, 5))))
+    assert checked(planned, tmp_path)["large"]["dtype"] == "float16"
+    assert "In float16" in planned.text()
+
+
+def test_shares_are_checked_as_they_are_written(tmp_path: Path) -> None:
+    """No share is so small that the context that is written no longer fits."""
+    for memory in range(30, 80):
+        gpu = Gpu("G", memory * GB)
+        workers = checked(plan(TINY, MIDDLE, machine(gpu)), tmp_path)
+        for name, model in (("small", TINY), ("large", MIDDLE)):
+            given = float(str(workers[name]["gpu"])) * gpu.memory
+            assert given >= model.need(1, int(str(workers[name]["max_len"])))
+
+
+def test_further_gpus_that_stay_idle_are_named() -> None:
+    for large, gpus in ((TINY, 2), (MIDDLE, 3)):  # on one GPU, on one each
+        text = plan(TINY, large, machine(*[H100] * gpus)).text()
+        assert "1 further GPU stays idle: more `replicas`" in text
+    assert "idle" not in plan(TINY, LARGE, machine(H100, H100)).text()
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limits"),
+    [
+        ("0::/a/b\n", {"a/memory.max": "8000000000", "a/b/memory.max": "max"}, [8 * GB]),
+        ("0::/\n", {"memory.max": "8000000000\n"}, [8 * GB]),
+        ("4:memory:/gone\n0::/\n", {"memory/memory.limit_in_bytes": "4000000000"}, [4 * GB]),
+        ("3:cpu:/x\n", {}, []),
+    ],
+)
+def test_a_container_has_the_memory_that_it_may_take(
+    groups: str, files: dict[str, str], limits: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limits(tmp_path, tmp_path / "own") == limits
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:

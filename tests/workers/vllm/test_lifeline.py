@@ -17,6 +17,8 @@ import pytest
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.types import Message, Sampling, StopCriteria, Transcript
 from orchestrator.worker import Call
+from workers.replica import server
+from workers.replica.server import ReplicaServer
 from workers.vllm.loading import load
 
 STARTED = """
@@ -114,4 +116,37 @@ async def test_calls_fail_at_once_where_the_engine_process_dies() -> None:
         with pytest.raises(WorkerUnavailable):
             await one()
     finally:
+        worker.close()
+
+
+async def test_a_stopped_engine_under_load_is_ill_until_it_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(server, "STALL_TIMEOUT_S", 1.0)
+    worker = load("embedded:small", device="cpu", rows=4, max_len=512, threads=1)
+    replica = ReplicaServer(lambda: worker)
+    items = worker.generate(
+        Call("r", Transcript((Message("user", "What is 3 + 4?"),)), "small"),
+        StopCriteria(400, min_tokens=400),
+        Sampling(1.5),
+    )
+
+    async def checked(seconds: float) -> None:
+        for _ in range(round(seconds / 0.1)):
+            await replica.check_health()
+            await asyncio.sleep(0.1)
+
+    (core,) = filter(is_core, psutil.Process().children())
+    try:
+        await anext(items)
+        core.suspend()
+        with pytest.raises(WorkerUnavailable, match="no progress for 1 s"):
+            await checked(10)
+        core.resume()
+        await anext(items)
+        await asyncio.sleep(0.1)
+        await replica.check_health()
+    finally:
+        core.resume()
+        await items.aclose()
         worker.close()

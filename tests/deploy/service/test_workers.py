@@ -1,0 +1,68 @@
+"""From a worker's part of the deployment file to a worker: what its engine is given."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+
+from deploy.cli import main as cli
+from deploy.cli.common import _draft
+from deploy.service import workers
+from deploy.service.config import Workers, WorkerSpec, load
+from orchestrator.errors import ConfigError
+from tests.deploy.conftest import ROOT
+from workers.engine import loading
+
+
+def spec(**more: Any) -> WorkerSpec:
+    return WorkerSpec.model_validate({"model": "embedded:small", **more})
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """Of the GPU, as engines are given them; none is loaded."""
+    given: list[float] = []
+    monkeypatch.setattr(workers, "_load_vllm", lambda spec, share: given.append(share))
+    monkeypatch.setattr(loading, "load", lambda model, **options: given.append(options["share"]))
+    return given
+
+
+def test_in_one_process_engines_of_vllm_keep_to_their_shares(shares: list[float]) -> None:
+    cuda = {"model": "m", "device": "cuda"}
+    workers.load_pair(
+        Workers.model_validate({"small": {**cuda, "gpu": 0.25}, "large": {**cuda, "gpu": 0.72}})
+    )
+    assert shares == [0.25, 0.72]
+
+
+def test_in_one_process_our_own_engines_share_its_cap(shares: list[float]) -> None:
+    workers.open_worker(spec(engine="builtin", device="cuda", gpu=0.25))
+    assert shares == [1.0]
+
+
+def test_the_small_model_drafts_where_the_command_line_names_the_method() -> None:
+    cuda = {"model": "m", "device": "cuda"}
+    pair = Workers.model_validate({"small": {**cuda, "model": "s"}, "large": cuda})
+    assert _draft("draft_model", pair) == {"model": "s"}
+    assert _draft("ngram", pair) == {}
+    ours = Workers.model_validate({"small": {"model": "s"}, "large": {"model": "m"}})
+    assert _draft("chain", ours) == {"draft": "s"}
+
+
+def test_a_vllm_that_is_missing_is_told_before_anything_starts(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(workers, "find_spec", lambda name: None)
+    said = r"workers\.small is for the engine vllm .* not installed here: `make setup-gpu` makes"
+    file = ROOT / "deploy" / "gpu.yaml"
+    with pytest.raises(ConfigError, match=said):
+        workers.want_engines(load(file).args.workers)
+    workers.want_engines(load(ROOT / "deploy" / "local.yaml").args.workers)
+    monkeypatch.setattr(sys, "argv", ["baton", "serve", str(file)])
+    with pytest.raises(SystemExit):
+        cli.main()
+    captured = capsys.readouterr()
+    assert "make setup-gpu" in captured.err
+    assert "Starting Ray" not in captured.out

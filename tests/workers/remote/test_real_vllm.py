@@ -1,0 +1,123 @@
+"""The remote worker over vLLM's own server with the embedded large checkpoint: a real process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from orchestrator.types import LabelQuery, StopCriteria
+from tests.deploy.conftest import free_port
+from tests.workers.remote.test_worker import DIGITS, GREEDY, JUDGE, QUESTIONS, ask, call, write
+from workers.embedded.checkpoints import resolve
+from workers.engine.loading import load
+from workers.remote.protocol import ServerCapabilities
+from workers.remote.server import Server
+from workers.remote.worker import RemoteWorker
+from workers.text.tokenizer_files import load_tokenizer
+
+if find_spec("vllm") is None:
+    pytest.skip("needs vLLM: make test-vllm", allow_module_level=True)
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(300)]
+
+FOLDER = str(resolve("embedded:large"))
+OPTIONS = (
+    "--served-model-name large --host 127.0.0.1 --dtype float32 --enforce-eager --max-num-seqs 4 "
+    "--block-size 32 --enable-prompt-tokens-details"
+)
+ENVIRONMENT = {
+    "TORCHDYNAMO_DISABLE": "1",
+    "OMP_NUM_THREADS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """vLLM's server on this machine."""
+    port = free_port()
+    log: Path = tmp_path_factory.mktemp("vllm") / "log"
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", FOLDER]
+    command += [*OPTIONS.split(), "--port", str(port)]
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            command, env=os.environ | ENVIRONMENT, stdout=out, stderr=subprocess.STDOUT
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        until = time.monotonic() + 200
+        while True:
+            assert process.poll() is None, log.read_text()[-2000:]
+            assert time.monotonic() < until, "vLLM's server does not answer"
+            with suppress(httpx.HTTPError):
+                if httpx.get(f"{url}/health", timeout=5.0).status_code == 200:
+                    break
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=30)
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+async def served(address: str) -> Any:
+    worker = RemoteWorker(Server(f"{address}/v1"), "large", load_tokenizer(FOLDER), context=1024)
+    yield worker
+    await worker.aclose()
+
+
+@pytest.fixture(scope="module")
+def builtin() -> Iterator[Any]:
+    """The same model over our own engine."""
+    worker = load("embedded:large", rows=4, max_len=1024, threads=1)
+    yield worker
+    worker.close()
+
+
+async def test_what_it_can_do_is_found(served: RemoteWorker) -> None:
+    assert await served.capabilities() == ServerCapabilities(
+        "ids", ids=True, top=20, labels=True, prompt_logprobs="prompt_logprobs", min_tokens=True
+    )
+
+
+async def test_it_generates_as_our_own_engine(served: RemoteWorker, builtin: Any) -> None:
+    for question in QUESTIONS:
+        for criteria in (StopCriteria(120), StopCriteria(120, until=("\n\n",)), StopCriteria(5)):
+            ours = (await write(builtin, ask(question), criteria)).segment
+            theirs = (await write(served, ask(question), criteria)).segment
+            assert (theirs.text, theirs.tokens, theirs.finish) == (
+                ours.text,
+                ours.tokens,
+                ours.finish,
+            )
+            assert theirs.logprobs == pytest.approx(ours.logprobs, abs=2e-3)
+
+
+async def test_it_judges_as_our_own_engine(served: RemoteWorker, builtin: Any) -> None:
+    for question in QUESTIONS:
+        step = (await write(builtin, ask(question), StopCriteria(120, until=("\n\n",)))).segment
+        query = LabelQuery(JUDGE, "Score: ", DIGITS, nll=True)
+        judged = call(ask(question).extend(step), "large")
+        ours, theirs = [await one.classify(judged, query) for one in (builtin, served)]
+        assert theirs.probabilities == pytest.approx(ours.probabilities, abs=2e-3)
+        assert theirs.outside == pytest.approx(ours.outside, abs=2e-3)
+        assert theirs.nll == pytest.approx(ours.nll, abs=2e-3)
+        drafted = call(ask(question), "large")
+        ours, theirs = [await one.verify(drafted, step, GREEDY) for one in (builtin, served)]
+        assert theirs.nll == pytest.approx(ours.nll, abs=2e-3)
+        assert (theirs.choices, theirs.pieces) == (ours.choices, ours.pieces)
