@@ -4,6 +4,7 @@ In reading order:
 
 - `config`: the deployment file, typed: every key, its default and its checks.
 - `plan`: such a file for two models, from a look at the machine.
+- `quantization`: how many bits the weights of a quantized checkpoint have.
 - `calibration`: thresholds that were measured on a pair of models, and which pair that was.
 - `store_spec`: the file's `store`: where replicas of the orchestrator meet.
 - `workers`: from a worker's part of the file to a worker in this process or over a server.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import yaml
@@ -52,6 +51,7 @@ class Machine:
         """This machine."""
         import torch
 
+        from workers.engine.memory import machine_memory
         from workers.model.packed import can_pack
 
         gpus = tuple(
@@ -60,35 +60,13 @@ class Machine:
                 torch.cuda.get_device_properties, range(torch.cuda.device_count())
             )
         )
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        memory = min([memory, *memory_limits()])
-        return cls(gpus, len(os.sched_getaffinity(0)), memory, can_pack())
+        return cls(gpus, len(os.sched_getaffinity(0)), machine_memory(), can_pack())
 
     def __str__(self) -> str:
         if not self.gpus:
             return f"no GPU, {self.cores} cores, {_gb(self.memory)} of memory"
         names = ", ".join(f"{gpu.name} ({_gb(gpu.memory)})" for gpu in self.gpus)
         return f"{len(self.gpus)} GPU{'s' * (len(self.gpus) > 1)}: {names}"
-
-
-def memory_limits(
-    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
-) -> list[int]:
-    """What this process's control groups, as a container's, let it take, in bytes."""
-    limits = []
-    for line in own.read_text().splitlines() if own.is_file() else ():
-        _, controllers, group = line.split(":", 2)
-        if controllers not in ("", "memory"):
-            continue
-        top = root / controllers
-        name = "memory.limit_in_bytes" if controllers else "memory.max"
-        inner = top / group.lstrip("/")
-        for folder in (inner, *inner.parents):  # within a container the group may be the root
-            if (file := folder / name).is_file() and (said := file.read_text().strip()).isdigit():
-                limits.append(int(said))
-            if folder == top:
-                break
-    return limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,6 @@ Only safetensors and GGUF files are read and no code of a checkpoint is ever run
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -20,7 +19,7 @@ from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
 from workers.engine import gguf_checkpoint
 from workers.engine.engine import Engine
-from workers.engine.memory import fitting_len, memory_need, reserve
+from workers.engine.memory import fitting_len, machine_memory, memory_need, reserve
 from workers.engine.worker import LocalWorker
 from workers.model.families import Computation, check_family, longest_text
 from workers.model.packed import Packing, can_pack, computes_in_bfloat16, pack, parameter_count
@@ -193,7 +192,7 @@ def _default_len(
         need = memory_need(config, dtype=dtype, slots=0, max_len=0)
         size = int(share * total) - need.total
     else:
-        size = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4
+        size = machine_memory() // 4
     fitting = fitting_len(config, dtype=dtype, slots=slots, size=size) // 128 * 128
     length = min(longest, max(fitting, SHORTEST))
     if length < longest:

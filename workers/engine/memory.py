@@ -7,7 +7,9 @@ allocates anything (`reserve`).
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -66,6 +68,32 @@ def token_bytes(config: Any, dtype: torch.dtype) -> int:
     head_size = head_size or config.hidden_size // config.num_attention_heads
     values = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size
     return int(values * dtype.itemsize)
+
+
+def machine_memory() -> int:
+    """Bytes that this process may take of the machine's memory."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([memory, *memory_limits()])
+
+
+def memory_limits(
+    root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> list[int]:
+    """What this process's control groups, as a container's, let it take, in bytes."""
+    limits = []
+    for line in own.read_text().splitlines() if own.is_file() else ():
+        _, controllers, group = line.split(":", 2)
+        if controllers not in ("", "memory"):
+            continue
+        top = root / controllers
+        name = "memory.limit_in_bytes" if controllers else "memory.max"
+        inner = top / group.lstrip("/")
+        for folder in (inner, *inner.parents):  # within a container the group may be the root
+            if (file := folder / name).is_file() and (said := file.read_text().strip()).isdigit():
+                limits.append(int(said))
+            if folder == top:
+                break
+    return limits
 
 
 def reserve(need: MemoryNeed, *, device: str, share: float) -> None:

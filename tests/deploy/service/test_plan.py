@@ -19,7 +19,6 @@ from deploy.service.plan import (
     Gpu,
     Machine,
     ModelSize,
-    memory_limits,
     plan,
 )
 from orchestrator.errors import ConfigError
@@ -177,25 +176,6 @@ def test_further_gpus_that_stay_idle_are_named() -> None:
         text = plan(TINY, large, machine(*[H100] * gpus)).text()
         assert "1 further GPU stays idle: more `replicas`" in text
     assert "idle" not in plan(TINY, LARGE, machine(H100, H100)).text()
-
-
-@pytest.mark.parametrize(
-    ("groups", "files", "limits"),
-    [
-        ("0::/a/b\n", {"a/memory.max": "8000000000", "a/b/memory.max": "max"}, [8 * GB]),
-        ("0::/\n", {"memory.max": "8000000000\n"}, [8 * GB]),
-        ("4:memory:/gone\n0::/\n", {"memory/memory.limit_in_bytes": "4000000000"}, [4 * GB]),
-        ("3:cpu:/x\n", {}, []),
-    ],
-)
-def test_a_container_has_the_memory_that_it_may_take(
-    groups: str, files: dict[str, str], limits: list[int], tmp_path: Path
-) -> None:
-    (tmp_path / "own").write_text(groups)
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert memory_limits(tmp_path, tmp_path / "own") == limits
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *args: str) -> int:

@@ -11,7 +11,14 @@ from orchestrator.errors import ConfigError
 from tests.workers.conftest import FAMILIES, make_model, make_tokenizer, save
 from workers.engine import loading
 from workers.engine.loading import load_config, open_target
-from workers.engine.memory import MemoryNeed, fitting_len, memory_need, reserve, shortage
+from workers.engine.memory import (
+    MemoryNeed,
+    fitting_len,
+    memory_limits,
+    memory_need,
+    reserve,
+    shortage,
+)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -96,8 +103,27 @@ def test_without_max_len_a_text_may_be_as_long_as_the_model_takes_or_memory_does
     config = load_config(str(tmp_path))
     of = memory_need(config, dtype=torch.float32, slots=2, max_len=6000).cache
     assert fitting_len(config, dtype=torch.float32, slots=2, size=of) == 6000
-    monkeypatch.setattr(loading.os, "sysconf", {"SC_PHYS_PAGES": 4, "SC_PAGE_SIZE": of}.get)
+    monkeypatch.setattr(loading, "machine_memory", lambda: 4 * of)
     assert open_target(tmp_path, slots=2).target.max_len == 6000 // 128 * 128
     assert "of the 9000 that the model can take" in caplog.text
-    monkeypatch.setattr(loading.os, "sysconf", {"SC_PHYS_PAGES": 4, "SC_PAGE_SIZE": 1}.get)
+    monkeypatch.setattr(loading, "machine_memory", lambda: 4)
     assert open_target(tmp_path, slots=2).target.max_len == loading.SHORTEST
+
+
+@pytest.mark.parametrize(
+    ("groups", "files", "limits"),
+    [
+        ("0::/a/b\n", {"a/memory.max": "8000000000", "a/b/memory.max": "max"}, [8_000_000_000]),
+        ("0::/\n", {"memory.max": "8000000000\n"}, [8_000_000_000]),
+        ("4:memory:/gone\n0::/\n", {"memory/memory.limit_in_bytes": "4000000000"}, [4_000_000_000]),
+        ("3:cpu:/x\n", {}, []),
+    ],
+)
+def test_a_container_has_the_memory_that_it_may_take(
+    groups: str, files: dict[str, str], limits: list[int], tmp_path: Path
+) -> None:
+    (tmp_path / "own").write_text(groups)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert memory_limits(tmp_path, tmp_path / "own") == limits
