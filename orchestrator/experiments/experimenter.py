@@ -34,7 +34,7 @@ from orchestrator.experiments.outcome_log import (
     comparable,
 )
 from orchestrator.experiments.report import ExperimentReport, report
-from orchestrator.experiments.runs import BuiltArm, Run, Runs
+from orchestrator.experiments.runs import BuiltArm, Run, Runs, outcome_stream
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.state.outbox import Outbox
 from orchestrator.state.store import Store
@@ -182,7 +182,7 @@ class Experimenter:
         """Record a reward for the answer whose trace is `record`."""
         name, number = record.get("experiment"), record.get("run")
         if isinstance(name, str) and isinstance(number, int):
-            self._outbox.event(f"outcomes/{name}/{number}", reward)
+            self._outbox.event(outcome_stream(name, number), reward)
 
     async def report(self, name: str) -> tuple[Run, ExperimentReport]:
         """The readout of an experiment's newest run, over all its events.
