@@ -92,6 +92,9 @@ class ServedStore:
         entries: list[StreamEntry] = await self._ask("newest", stream, count)
         return entries
 
+    async def drop(self, *streams: str) -> None:
+        await self._ask("drop", *streams)
+
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         await self._ask("put", name, value, ttl_s=ttl_s)
 

@@ -4,6 +4,10 @@ No request waits here: its arm is a hash, and its events go to the outbox. Besid
 task reads the events of *all* replicas, stops arms that crossed a guardrail, takes the next step of
 a ramp and computes a bandit's weights. Every replica does so from the same log; the store lets one
 of them change an experiment at a time, and the others read its change.
+
+A decision looks at every request of the run. So it is made once the events since the last one come
+to `NEWS` of the requests, which makes the work per event constant, or `WAIT_S` after the last one
+where they are fewer: no stop of an arm and no step waits longer.
 """
 
 from __future__ import annotations
@@ -34,7 +38,7 @@ from orchestrator.experiments.outcome_log import (
     comparable,
 )
 from orchestrator.experiments.report import ExperimentReport, report
-from orchestrator.experiments.runs import BuiltArm, Run, Runs
+from orchestrator.experiments.runs import BuiltArm, Run, Runs, outcome_stream
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.state.outbox import Outbox
 from orchestrator.state.store import Store
@@ -45,6 +49,8 @@ log = logging.getLogger(__name__)
 UPDATE_S: Final = 1.0  # seconds between two updates
 BATCH: Final = 1000  # events read at once
 KEPT: Final = 100_000  # requests of one run in memory
+NEWS: Final = 0.01  # events since the last decision that call for another, as a share of requests
+WAIT_S: Final = 60.0  # seconds after a decision in which fewer events call for none
 FRESH: Final = 50  # ended requests between two updates of a bandit's weights
 ITSELF: Final = AuditInfo(author="baton")
 
@@ -101,7 +107,7 @@ class Experimenter:
         self._store, self.runs, self._outbox, self._shadows = store, runs, outbox, shadows
         self._current, self._refresh = current, refresh
         self._readers: dict[str, _Reader] = {}
-        self._decided: dict[str, str] = {}  # by stream, up to which event
+        self._decided: dict[str, _Decision] = {}  # by stream, the last one
         self._due: dict[str, float] = {}  # by stream, when its next readout is
         self._task: asyncio.Task[None] | None = None
         self._exposures = Counter(
@@ -182,7 +188,7 @@ class Experimenter:
         """Record a reward for the answer whose trace is `record`."""
         name, number = record.get("experiment"), record.get("run")
         if isinstance(name, str) and isinstance(number, int):
-            self._outbox.event(f"outcomes/{name}/{number}", reward)
+            self._outbox.event(outcome_stream(name, number), reward)
 
     async def report(self, name: str) -> tuple[Run, ExperimentReport]:
         """The readout of an experiment's newest run, over all its events.
@@ -227,14 +233,16 @@ class Experimenter:
                 log.exception("experiment %s: its readout could not be kept", run.name)
 
     async def _decide(self, run: Run, reader: _Reader) -> None:
-        """Decide anew where there is news since the last decision, whoever has read it."""
-        position, at = reader.position, time.time()
-        if position == self._decided.get(run.stream, "") and not _due(run, at):
+        """Decide anew where it is time to; what could not be carried out is decided once more."""
+        at = time.time()
+        if not _calls_for_decision(run, self._decided.get(run.stream), reader, at):
             return
-        self._decided[run.stream] = position
+        decision = self._decided[run.stream] = _Decision(at, reader.events, _stage(run))
         state, action = await asyncio.to_thread(_decide, run, reader.outcomes.requests, at)
         if state != run.state:
-            await self._change(run, state, action)
+            del self._decided[run.stream]
+            if await self._change(run, state, action):
+                self._decided[run.stream] = decision
 
     async def _keep_readout(self, run: Run, at: float) -> None:
         if at < self._due.get(run.stream, 0.0):
@@ -248,11 +256,11 @@ class Experimenter:
             due = at + readouts.APART_S
         self._due[run.stream] = due
 
-    async def _change(self, run: Run, state: ExperimentState, action: str) -> None:
+    async def _change(self, run: Run, state: ExperimentState, action: str) -> bool:
         try:
             await self.runs.change(run, state, action, ITSELF)
         except Conflict:
-            return  # another replica was faster, or somebody stopped it
+            return False  # another replica was faster, or somebody stopped it
         stopped = state.stopped.keys() - run.state.stopped.keys()
         for arm in stopped:
             self._stops.labels(run.name).inc()
@@ -261,6 +269,7 @@ class Experimenter:
         if not stopped:
             log.info("experiment %s: %s", run.name, action)
         await self._refresh()
+        return True
 
     async def _work(self) -> None:
         duration = 0.0
@@ -276,21 +285,36 @@ class Experimenter:
             duration = time.perf_counter() - began
 
 
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """When a decision was made, upon how many events, and at which stage of the run."""
+
+    at: float
+    events: int
+    stage: tuple[int, int]
+
+
+def _stage(run: Run) -> tuple[int, int]:
+    """The step of the ramp, and how many arms were stopped."""
+    return run.state.step, len(run.state.stopped)
+
+
 class _Reader:
-    """The events of one run, read from its stream as they come."""
+    """The events of one run, read from its stream as they come; `events` counts them."""
 
     def __init__(self, stream: str) -> None:
-        self.outcomes = OutcomeLog()
-        self._stream, self.position = stream, ""
+        self.outcomes, self.events = OutcomeLog(), 0
+        self._stream, self._position = stream, ""
         self._reading = asyncio.Lock()
 
     async def read(self, store: Store) -> None:
         """Read what is new."""
         async with self._reading:
-            while entries := await store.read(self._stream, after=self.position, count=BATCH):
+            while entries := await store.read(self._stream, after=self._position, count=BATCH):
                 for entry in entries:
                     self.outcomes.add(entry.event)
-                self.position = entries[-1].at
+                self.events += len(entries)
+                self._position = entries[-1].at
                 await asyncio.sleep(0)  # requests go first
             self.outcomes.forget(KEPT)
 
@@ -307,12 +331,18 @@ def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:
     )
 
 
-def _due(run: Run, at: float) -> bool:
-    """Whether the next step of the ramp is due, also without new events."""
+def _calls_for_decision(run: Run, last: _Decision | None, reader: _Reader, at: float) -> bool:
+    """Whether there is news enough since the last decision, or the ramp's next step became due."""
+    if last is None:
+        return True
     ramp, state = run.experiment.ramp, run.state
-    if ramp is None or state.step >= len(ramp.steps) - 1:
-        return False
-    return at >= state.step_since + ramp.hold_s
+    if ramp is not None and state.step < len(ramp.steps) - 1:
+        due = state.step_since + ramp.hold_s
+        if at >= due and (last.at < due or last.stage != _stage(run)):
+            return True
+    news = reader.events - last.events
+    late = not 0 <= at - last.at < WAIT_S  # below 0 where the clock was set back
+    return news > 0 and (late or news >= NEWS * reader.outcomes.count)
 
 
 def _decide(run: Run, requests: Sequence[RequestRecord], at: float) -> tuple[ExperimentState, str]:

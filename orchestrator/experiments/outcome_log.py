@@ -7,6 +7,7 @@ its request, so one that is delivered twice counts once. Unknown keys are ignore
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
@@ -118,8 +119,8 @@ class OutcomeLog:
 
     def __init__(self) -> None:
         self.unreadable = 0
-        self._requests: dict[str, RequestRecord] = {}
-        self._early: dict[str, list[Event]] = {}  # what came before its exposure
+        self._requests: OrderedDict[str, RequestRecord] = OrderedDict()
+        self._early: OrderedDict[str, list[Event]] = OrderedDict()  # before their exposure
 
     def add(self, line: bytes) -> None:
         """Add one event as the store has it."""
@@ -147,16 +148,20 @@ class OutcomeLog:
             request.outcome = event
 
     @property
+    def count(self) -> int:
+        """How many requests there are."""
+        return len(self._requests)
+
+    @property
     def requests(self) -> list[RequestRecord]:
         """All requests with an exposure, in the order in which these came."""
         return list(self._requests.values())
 
     def forget(self, keep: int) -> None:
         """Drop the oldest requests beyond `keep`."""
-        for trace_id in list(self._requests)[: max(0, len(self._requests) - keep)]:
-            del self._requests[trace_id]
-        for trace_id in list(self._early)[: max(0, len(self._early) - keep)]:
-            del self._early[trace_id]
+        for kept in (self._requests, self._early):
+            while len(kept) > keep:
+                kept.popitem(last=False)
 
 
 ByArm = Mapping[str, Sequence[RequestRecord]]

@@ -25,7 +25,7 @@ SHARE: Final = 1 / 120
 
 async def next_due(store: Store, run: Run, at: float) -> float:
     """When the next readout is due, in seconds since 1970; `at` is now."""
-    newest = await store.newest(_stream(run), 1)
+    newest = await store.newest(run.readout_stream, 1)
     if not newest:
         return at
     last: float = min(at, json.loads(newest[0].event)["at"])  # a clock may have been ahead
@@ -41,15 +41,11 @@ async def keep(store: Store, run: Run, report: ExperimentReport, at: float) -> N
         if one["metric"] == made["metric"]
     }
     readout = {"at": round(at, 3), "intervals": intervals, "weights": made["weights"]}
-    await store.append(_stream(run), [json.dumps(readout).encode()], keep=KEPT)
+    await store.append(run.readout_stream, [json.dumps(readout).encode()], keep=KEPT)
 
 
 async def read(store: Store, run: Run) -> list[dict[str, Any]]:
     """At most `SHOWN` of the kept readouts, spread over all of them, oldest first."""
-    entries = (await store.newest(_stream(run), KEPT))[::-1]
+    entries = (await store.newest(run.readout_stream, KEPT))[::-1]
     step = max(1, -(-len(entries) // SHOWN))
     return [json.loads(entry.event) for entry in entries[::-1][::step][::-1]]
-
-
-def _stream(run: Run) -> str:
-    return f"readouts/{run.name}/{run.number}"

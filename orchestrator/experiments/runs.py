@@ -3,6 +3,9 @@
     experiment/NAME/RUN   document   the experiment as it was started for the RUN-th time
     experiment/NAME       pointer    the number of the newest run, and its state
 
+What a run records are two streams, its events and its past readouts; nothing reads those of a run
+that was replaced by a newer one or removed, so they are dropped.
+
 Two experiments that run at the same time must exclude each other, since a request has one policy.
 Arms are built when an experiment is started and again when it is read, since a store may hold
 anything.
@@ -14,6 +17,7 @@ import json
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -30,6 +34,7 @@ from orchestrator.worker import check_method
 POINTER: Final = "experiment/"
 _CACHED: Final = 64
 _TRIES: Final = 20
+_SWEPT: Final = 100  # former runs whose streams are dropped, again where events came late
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,12 @@ class Run:
     @property
     def stream(self) -> str:
         """The stream of its events."""
-        return f"outcomes/{self.name}/{self.number}"
+        return outcome_stream(self.name, self.number)
+
+    @property
+    def readout_stream(self) -> str:
+        """The stream of its past readouts."""
+        return readout_stream(self.name, self.number)
 
 
 class Runs:
@@ -121,6 +131,7 @@ class Runs:
                 )
             except Conflict:
                 continue
+            await self._drop_streams(experiment.name, before=number)
             return run
         raise Conflict("too many start experiments at the same time; try again")
 
@@ -142,7 +153,7 @@ class Runs:
         raise Conflict(f"too many change {name} at the same time; try again")
 
     async def remove(self, name: str, info: AuditInfo) -> Run:
-        """Forget an experiment that does not run; its events and documents stay.
+        """Forget an experiment that does not run, and its events; its documents stay.
 
         Raises:
             UnknownPolicy: there is none of this name. Conflict: it runs, or somebody changed it.
@@ -152,6 +163,7 @@ class Runs:
             raise Conflict(f"the experiment {name} runs: stop it first")
         gone = PointerUpdate(POINTER + name, run.pointer, None)
         await self._store.commit(update=[gone], audit=_audit("remove", run, info))
+        await self._drop_streams(name, before=run.number + 1)
         return run
 
     async def change(self, run: Run, state: ExperimentState, action: str, info: AuditInfo) -> Run:
@@ -164,6 +176,15 @@ class Runs:
         move = PointerUpdate(POINTER + run.name, run.pointer, changed.pointer)
         await self._store.commit(update=[move], audit=_audit(action, changed, info))
         return changed
+
+    async def _drop_streams(self, name: str, before: int) -> None:
+        """Drop what the runs before this number recorded; where it fails, the next time does so."""
+        numbers = range(max(1, before - _SWEPT), before)
+        with suppress(StoreError):
+            await self._store.drop(
+                *(outcome_stream(name, number) for number in numbers),
+                *(readout_stream(name, number) for number in numbers),
+            )
 
     async def find(self, name: str) -> Run:
         """An experiment's newest run.
@@ -260,6 +281,16 @@ class Runs:
         state = await self._store.state()
         assert state is not None
         return state
+
+
+def outcome_stream(name: str, number: int) -> str:
+    """The stream of a run's events."""
+    return f"outcomes/{name}/{number}"
+
+
+def readout_stream(name: str, number: int) -> str:
+    """The stream of its past readouts."""
+    return f"readouts/{name}/{number}"
 
 
 def _path(name: str, number: int) -> str:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections import OrderedDict, defaultdict, deque
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -39,7 +40,7 @@ class MemoryStore:
         self._documents: dict[str, bytes] = {}
         self._pointers: dict[str, bytes] = {}
         self._identity, self._commits = secrets.token_hex(8), 0
-        self._streams: dict[str, deque[StreamEntry]] = defaultdict(deque)
+        self._streams: dict[str, list[StreamEntry]] = defaultdict(list)
         self._last_position = 0
         self._values: OrderedDict[str, tuple[float, bytes]] = OrderedDict()
         self._count, self._size, self._bytes = count, size, 0
@@ -100,24 +101,23 @@ class MemoryStore:
         for event in events:
             self._last_position += 1
             entries.append(StreamEntry(f"{self._last_position}-0", event))
-        while len(entries) > keep:
-            entries.popleft()
+        if len(entries) > keep + keep // 8:  # all that are too many at once: the others move up
+            del entries[: len(entries) - keep]
 
     async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
         check(stream)
-        entries, position = self._streams.get(stream, deque()), _position(after)
-        # From the end, since a reader that polls has seen most of it.
-        unseen = 0
-        for entry in reversed(entries):
-            if _position(entry.at) <= position:
-                break
-            unseen += 1
-        start = len(entries) - unseen
-        return list(islice(entries, start, start + count))
+        entries = self._streams.get(stream, [])
+        start = bisect_right(entries, _position(after), key=lambda entry: _position(entry.at))
+        return entries[start : start + count]
 
     async def newest(self, stream: str, count: int) -> list[StreamEntry]:
         check(stream)
-        return list(islice(reversed(self._streams.get(stream, deque())), count))
+        return list(islice(reversed(self._streams.get(stream, [])), count))
+
+    async def drop(self, *streams: str) -> None:
+        check(*streams)
+        for stream in streams:
+            self._streams.pop(stream, None)
 
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         check(name)

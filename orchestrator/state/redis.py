@@ -195,6 +195,12 @@ class RedisStore:
             entries = await self._redis.xrevrange(self._key("stream", stream), count=count)
         return _entries(entries)
 
+    async def drop(self, *streams: str) -> None:
+        check(*streams)
+        if streams:
+            async with self._errors():
+                await self._redis.unlink(*(self._key("stream", stream) for stream in streams))
+
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         check(name)
         async with self._errors():

@@ -119,6 +119,10 @@ class Store(Protocol):
         """The last `count` events, newest first."""
         ...
 
+    async def drop(self, *streams: str) -> None:
+        """Forget all events of these streams."""
+        ...
+
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         """Keep a value for `ttl_s` seconds; a store short of memory may evict it earlier."""
         ...

@@ -7,18 +7,21 @@ import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Any
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
-from orchestrator.errors import InvalidRequest, WorkerError
+from orchestrator.errors import Conflict, InvalidRequest, StoreError, StoreUnavailable, WorkerError
 from orchestrator.experiments import experimenter, readouts
-from orchestrator.experiments.documents import Experiment, initial_state
-from orchestrator.experiments.experimenter import AssignmentFacts
+from orchestrator.experiments.documents import Experiment, ExperimentState, initial_state
+from orchestrator.experiments.experimenter import AssignmentFacts, Experimenter
+from orchestrator.experiments.outcome_log import RequestRecord
 from orchestrator.experiments.runs import Run
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
@@ -465,3 +468,132 @@ def test_a_ramp_counts_units_since_its_last_step() -> None:
 
     assert not steps(at=900.0)
     assert steps(at=1001.0)
+
+
+@dataclass
+class _Watched:
+    """An experimenter of one run, whose decisions are told by the requests they looked at."""
+
+    monkeypatch: pytest.MonkeyPatch
+    more: dict[str, Any]
+    decisions: list[int] = field(default_factory=list)
+    refusals: list[StoreError] = field(default_factory=list)  # of the store, for the next changes
+    next_state: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        made = Experiment.parse({"name": "trial", "arms": ARMS, **self.more})
+        self.run = Run(1, made, initial_state(0.0), {}, b"")
+        self.store, self.events = MemoryStore(), 0
+        runs: Any = self
+        unused: Any = None
+        self.made = Experimenter(
+            self.store,
+            runs,
+            unused,
+            unused,
+            lambda: [self.run],
+            self.refresh,
+            CollectorRegistry(),
+        )
+        self.monkeypatch.setattr(experimenter, "_decide", self.decide)
+        self.monkeypatch.setattr(readouts, "next_due", self.never)
+
+    def decide(
+        self, run: Run, requests: Sequence[RequestRecord], at: float
+    ) -> tuple[ExperimentState, str]:
+        self.decisions.append(len(requests))
+        return run.state.model_copy(update=self.next_state), "step"
+
+    async def change(self, run: Run, state: ExperimentState, action: str, info: Any) -> Run:
+        if self.refusals:
+            raise self.refusals.pop()
+        self.run = replace(run, state=state)
+        return self.run
+
+    async def never(self, *args: Any) -> float:
+        return inf
+
+    async def refresh(self) -> None:
+        """The run is current already."""
+
+    async def events_come(self, count: int) -> None:
+        """By turns the exposure and the outcome of a request."""
+        made = [request("large", n // 2, ms=1.0) for n in range(self.events, self.events + count)]
+        lines = [
+            (one.exposure if n % 2 == 0 else one.outcome).model_dump_json().encode()
+            for n, one in enumerate(made, start=self.events)
+            if one.outcome is not None
+        ]
+        self.events += count
+        await self.store.append(self.run.stream, lines, keep=100_000)
+
+    async def update(self) -> int:
+        """How many decisions an update made."""
+        before = len(self.decisions)
+        await self.made.update()
+        return len(self.decisions) - before
+
+
+RAILS = {"guardrails": [{"metric": "error", "at_most": 0.05}]}
+
+
+async def test_decisions_take_constant_work_per_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experimenter, "WAIT_S", inf)
+    watched = _Watched(monkeypatch, RAILS)
+    for _ in range(1000):
+        await watched.events_come(2)
+        await watched.update()
+    assert len(watched.decisions) > 100
+    assert watched.decisions[:100] == list(range(1, 101))  # of few, each is decided upon
+    assert sum(watched.decisions) <= watched.events / experimenter.NEWS
+
+
+async def test_a_decision_is_never_later_than_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = _Watched(monkeypatch, RAILS)
+    await watched.events_come(2000)
+    assert await watched.update() == 1
+    await watched.events_come(9)
+    assert await watched.update() == 0
+    await watched.events_come(2)  # one in a hundred of the requests so far
+    assert await watched.update() == 1
+    await watched.events_come(1)
+    assert await watched.update() == 0
+    monkeypatch.setattr(experimenter, "WAIT_S", 0.0)  # it has waited long enough
+    assert await watched.update() == 1
+    assert await watched.update() == 0  # nothing is new
+
+
+async def test_a_ramp_that_waits_for_units_is_decided_upon_when_its_step_is_due(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ramp = {"steps": [0.1, 0.5, 1.0], "hold_s": 0.0, "units": 10}
+    watched = _Watched(monkeypatch, {"ramp": ramp})
+    assert await watched.update() == 1
+    assert [await watched.update() for _ in range(5)] == [0] * 5  # no news, no units
+    watched.run = replace(watched.run, state=initial_state(time.time() + 3600))
+    await watched.events_come(2)
+    assert await watched.update() == 1
+    assert await watched.update() == 0
+    watched.run = replace(watched.run, state=initial_state(time.time()))  # it is due by now
+    assert await watched.update() == 1
+    watched.next_state = {"step": 1}
+    await watched.events_come(2)
+    assert await watched.update() == 1
+    assert watched.run.state.step == 1
+    assert await watched.update() == 1  # the next one is due at once
+    assert await watched.update() == 0
+
+
+@pytest.mark.parametrize("refusal", [Conflict("another was faster"), StoreUnavailable("away")])
+async def test_what_could_not_be_carried_out_is_decided_once_more(
+    monkeypatch: pytest.MonkeyPatch, refusal: StoreError
+) -> None:
+    watched = _Watched(monkeypatch, RAILS)
+    watched.next_state = {"step": 1}
+    watched.refusals = [refusal]
+    with suppress(StoreUnavailable):
+        await watched.update()
+    assert watched.run.state.step == 0
+    assert await watched.update() == 1
+    assert watched.run.state.step == 1
+    assert await watched.update() == 0

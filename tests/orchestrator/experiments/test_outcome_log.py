@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections import OrderedDict
+from collections.abc import Iterator
 
 import pytest
 
@@ -13,6 +15,7 @@ from orchestrator.experiments.outcome_log import (
     Exposure,
     Outcome,
     OutcomeLog,
+    RequestRecord,
     Reward,
     analysis_set,
     comparable,
@@ -90,6 +93,28 @@ def test_the_oldest_are_forgotten() -> None:
         outcomes.add_event(JUDGED.model_copy(update={"trace_id": f"unknown{n}"}))
     outcomes.forget(2)
     assert [one.exposure.trace_id for one in outcomes.requests] == ["t3", "t4"]
+
+
+def test_to_forget_takes_no_longer_the_more_are_kept() -> None:
+    passed = 0
+
+    class Counted(OrderedDict[str, RequestRecord]):
+        def __iter__(self) -> Iterator[str]:
+            nonlocal passed
+            for key in super().__iter__():
+                passed += 1
+                yield key
+
+    outcomes = OutcomeLog()
+    outcomes._requests = Counted()
+    for n in range(300):
+        outcomes.add_event(EXPOSED.model_copy(update={"trace_id": f"t{n}"}))
+        outcomes.forget(100)
+    assert passed == 0
+    assert outcomes.count == 100
+    assert [one.exposure.trace_id for one in outcomes.requests] == [
+        f"t{n}" for n in range(200, 300)
+    ]
 
 
 def test_who_is_not_analysed() -> None:

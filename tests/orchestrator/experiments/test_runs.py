@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Experiment, StoppedArm
-from orchestrator.experiments.runs import Runs
+from orchestrator.experiments.runs import Run, Runs
 from orchestrator.http.experiment_routes import run_json
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.redis import RedisStore
@@ -71,6 +71,49 @@ async def test_an_experiment_from_start_to_stop(store: Store) -> None:
         ("experiment.start", "trial/1"),
     ]
     assert (audit[0]["author"], audit[0]["key"], audit[0]["note"]) == ("ada", "12345678", "try it")
+
+
+async def test_streams_that_nothing_reads_any_more_are_dropped(store: Store) -> None:
+    runs = runs_of(store)
+
+    async def record(run: Run) -> None:
+        for stream in (run.stream, run.readout_stream):
+            await store.append(stream, [b"{}"], keep=10)
+
+    async def held(*numbers: int) -> list[int]:
+        streams = [(f"outcomes/trial/{n}", f"readouts/trial/{n}") for n in numbers]
+        return [len(await store.read(one)) + len(await store.read(two)) for one, two in streams]
+
+    first = await runs.start(document(), ME)
+    await record(first)
+    await runs.stop("trial", ME)
+    assert await held(1) == [2]  # its report is still asked for
+    second = await runs.start(document(), ME)
+    await record(second)
+    assert await held(1, 2) == [0, 2]
+    await record(first)  # what came late goes with the next
+    await runs.stop("trial", ME)
+    await runs.remove("trial", ME)
+    assert await held(1, 2) == [0, 0]
+    await record(second)
+    third = await runs.start(document(), ME)
+    await record(third)
+    assert (third.number, await held(1, 2, 3)) == (3, [0, 0, 2])
+
+
+async def test_an_experiment_starts_though_old_streams_cannot_be_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def away(*streams: str) -> None:
+        raise StoreError("it is away")
+
+    store = MemoryStore()
+    monkeypatch.setattr(store, "drop", away)
+    runs = runs_of(store)
+    for number in (1, 2):
+        assert (await runs.start(document(), ME)).number == number
+        await runs.stop("trial", ME)
+    assert (await runs.remove("trial", ME)).number == 2
 
 
 async def test_only_one_of_two_changes_to_the_same_state_is_made(store: Store) -> None:

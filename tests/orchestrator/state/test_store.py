@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from orchestrator.errors import Conflict, InvalidRequest
+from orchestrator.state import memory
 from orchestrator.state.memory import MemoryStore
 from orchestrator.state.store import (
     AUDIT,
@@ -185,6 +186,37 @@ async def test_a_stream_keeps_its_newest(store: Store) -> None:
     assert 1000 <= len(numbers) <= 1200
 
 
+async def test_a_dropped_stream_is_empty(opened: Open) -> None:
+    store, other = opened(), opened()
+    for stream in ("a", "b", "c"):
+        await store.append(stream, [b"0", b"1"], keep=10)
+    (last,) = await other.newest("a", 1)
+    await other.drop("a", "c", "never")
+    await other.drop()
+    assert await store.read("a") == await store.newest("c", 5) == []
+    assert [entry.event for entry in await store.read("b")] == [b"0", b"1"]
+    await store.append("a", [b"late"], keep=10)  # behind all positions that readers know
+    assert [entry.event for entry in await store.read("a", after=last.at)] == [b"late"]
+
+
+async def test_memory_finds_its_place_without_a_walk(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked, position = 0, memory._position
+
+    def counted(at: str) -> tuple[int, int]:
+        nonlocal looked
+        looked += 1
+        return position(at)
+
+    monkeypatch.setattr(memory, "_position", counted)
+    store, at, events = MemoryStore(), "", []
+    await store.append("events", [b"%d" % n for n in range(10_000)], keep=10_000)
+    while page := await store.read("events", after=at, count=100):
+        events += [entry.event for entry in page]
+        at = page[-1].at
+    assert events == [b"%d" % n for n in range(10_000)]
+    assert looked <= 101 * 16  # 101 reads, each of them a search among 10,000
+
+
 async def test_values_end_with_their_time(store: Store) -> None:
     await store.put("trace/a", b"old", ttl_s=60)
     await store.put("trace/a", b"new", ttl_s=60)
@@ -204,6 +236,7 @@ async def test_names_are_paths_of_parts(store: Store, name: str) -> None:
         store.append(name, [b""], keep=1),
         store.read(name),
         store.newest(name, 1),
+        store.drop(name),
         store.put(name, b"", ttl_s=1),
         store.get(name),
     ):
