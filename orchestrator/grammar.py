@@ -23,6 +23,7 @@ from orchestrator.types import ArgumentFormat, CallFormat, Constraint
 
 LIMITS: Final = LLParserLimits(max_items_in_row=4000, initial_lexer_fuel=2_000_000)
 MAX_SOURCE: Final = 1 << 17  # characters of a grammar
+MAX_FITTING = 1 << 14  # characters of a value that is compared with a schema
 _LAYOUT: Final = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _EXACT: Final = 2**53 - 1
 _SCHEMAS: Final = {"items", "prefixItems", "additionalProperties", "anyOf", "oneOf", "allOf"}
@@ -117,10 +118,13 @@ def tool_rules(
 
 def fits(value: Any, schema: Any) -> bool:
     """Whether a value that was read from JSON is one that a text held to the schema may be, in
-    whatever order its members stand; False where nothing can be held to the schema."""
+    whatever order its members stand; False where nothing can be held to the schema, or where the
+    value is too long to be looked at while other requests wait."""
     try:
-        text = json.dumps(_in_order(value, schema, schema), ensure_ascii=False)
+        text = json.dumps(_in_order(value, schema, schema, {}), ensure_ascii=False)
     except RecursionError:
+        return False
+    if len(text) > MAX_FITTING:
         return False
     state = _whole(_json(schema)).deep_copy()
     tokens = _tokenizer().tokenize_bytes(text.encode(errors="surrogatepass"))
@@ -138,20 +142,25 @@ def _whole(rule: str) -> LLMatcher:
     return LLMatcher(_tokenizer(), f"start: {rule}", limits=LIMITS, log_level=0)
 
 
-def _in_order(value: Any, schema: Any, root: Any) -> Any:
-    """A value whose members stand as its schema lists them: a grammar knows no other order."""
-    branches = _branches(schema, root)
+def _in_order(value: Any, schema: Any, root: Any, known: dict[int, list[dict[str, Any]]]) -> Any:
+    """A value whose members stand as its schema lists them: a grammar knows no other order.
+
+    `known` are the branches of the schemas within `root`, by their identity.
+    """
+    if not isinstance(value, list | dict):
+        return value
+    if id(schema) not in known:
+        known[id(schema)] = _branches(schema, root)
+    branches = known[id(schema)]
     if isinstance(value, list):
         items = next((one["items"] for one in branches if "items" in one), None)
-        return [_in_order(one, items, root) for one in value]
-    if not isinstance(value, dict):
-        return value
+        return [_in_order(one, items, root, known) for one in value]
     listed = max(
         map(properties_of, branches), key=lambda one: len(one.keys() & value.keys()), default={}
     )
     names = [name for name in listed if name in value]
     names += [name for name in value if name not in listed]
-    return {name: _in_order(value[name], listed.get(name), root) for name in names}
+    return {name: _in_order(value[name], listed.get(name), root, known) for name in names}
 
 
 def is_free(constraint: Constraint) -> bool:

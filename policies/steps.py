@@ -26,8 +26,9 @@ DELIMITER = "\n\n"
 REST = StopCriteria(1 << 30)
 """No limit but the budget: the driver caps every call at the tokens that are left."""
 MAX_PERIOD = 4
-COMPARED = 1 << 15  # characters of the last steps; what repeats less often is no loop
 """Steps of the longest repetition that is detected; a longer one runs into the budget."""
+COMPARED = 1 << 15
+"""Characters of the last steps that are compared; what repeats less often is no loop."""
 
 
 class Stepwise(Policy):

@@ -217,7 +217,7 @@ class WorkerSpec(Strict):
         "{open, close, answer, end}",
     )
     max_len: int | None = Field(
-        default=None, ge=16, description="tokens of context; None: the model's"
+        default=None, ge=16, description="tokens of context; None: the model's, or what fits"
     )
     threads: int | None = Field(
         default=None, ge=1, description="CPU threads of torch; None: all cores"

@@ -8,7 +8,8 @@ may wait pushes out the last of whoever asks for most.
 
 Beside places there may be a limit on the prompt tokens that one asker has live, waiting ones too,
 since it is prompts that fill the workers' caches. Before a prompt was read its tokens are estimated
-from its bytes; a request that is the only one of its asker is never refused for them.
+from its bytes; a request that is the only one of its asker is never refused for them,
+unless it has several prompts.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused, no_place
 
 MOST_RETRY_AFTER_S: Final = 60
@@ -80,9 +82,10 @@ class Admission:
 
     @asynccontextmanager
     async def place(
-        self, owner: str, cost: int = 1, prompt: int = 0, priority: int = 0
+        self, owner: str, cost: int = 1, prompt: int = 0, priority: int = 0, *, prompts: int = 1
     ) -> AsyncIterator[Place]:
-        """`cost` places for a request of `owner`, once they are free; `prompt` is in tokens.
+        """`cost` places for a request of `owner`, once they are free; `prompt` is in tokens, of
+        all its `prompts` together.
 
         `priority` orders those of one owner that wait, lowest first; between owners it says
         nothing.
@@ -93,7 +96,7 @@ class Admission:
         """
         cost, live = min(cost, self._places), self._prompts[owner]
         mine = Place(prompt, self._clock())
-        self._check_prompts(mine, live)
+        self._check_prompts(mine, live, prompts)
         live.append(mine)
         try:
             if self._waiting or self._taken + cost > self._places:
@@ -111,11 +114,19 @@ class Admission:
             if not live:
                 self._prompts.pop(owner, None)
 
-    def _check_prompts(self, mine: Place, live: Sequence[Place]) -> None:
-        """Refuse a prompt that is too much beside those of the same owner."""
+    def _check_prompts(self, mine: Place, live: Sequence[Place], prompts: int) -> None:
+        """Refuse prompts that are too much beside those of the same owner; one that is alone is
+        never too much."""
         limit, sum_ = self._prompt_tokens, sum(one.prompt for one in live)
-        if limit is None or not live or sum_ + mine.prompt <= limit:
+        if limit is None or sum_ + mine.prompt <= limit or (not live and prompts == 1):
             return
+        if prompts > 1 and mine.prompt > limit:
+            raise InvalidRequest(
+                f"prompt: {prompts} prompts have about {mine.prompt} tokens together, and {limit} "
+                "at once are this key's limit; send fewer in a request",
+                param="prompt",
+                code="invalid_value",
+            )
         left, until = sum_, mine.began
         for one in live:  # the first to come are the first to go
             if not left or left + mine.prompt <= limit:

@@ -27,7 +27,7 @@ from orchestrator.loop.stop_strings import overlap
 from orchestrator.types import ArgumentFormat, CallFormat, ToolCall
 
 FENCE = "```"
-_OPENING = re.compile(r"(```[a-zA-Z_]*)\s*(\S?)")
+_OPENING = re.compile(r"(```[a-zA-Z_]{0,64})\s{0,64}(\S?)")  # bounded: tried with each piece
 _MOST_NAME = 64
 
 

@@ -18,6 +18,7 @@ Effort `none`, or a budget of 0, is an answer without a thought.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeVar
 
@@ -36,7 +37,7 @@ from pydantic_core import PydanticCustomError
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.body import parse_object
 from orchestrator.types import Constraint, Message, Sampling
-from orchestrator.validation import body_path, closest, invalid_request, place_of
+from orchestrator.validation import body_path, closest, invalid_request
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 EFFORT: Final[dict[Effort, float | None]] = {
@@ -96,6 +97,7 @@ MOST_LIKELY: Final = 20
 MAX_SEED: Final = 2**63 - 1
 """Workers want a seed that is not negative: these bits of it are enough."""
 _LONGEST_NAME: Final = 128
+_MOST_NAMES: Final = 16  # in one message
 """Characters of a parameter's name, or of its place, that an error repeats."""
 
 
@@ -330,12 +332,20 @@ def _validated(
 def _unknown_within(error: ValidationError, given: Any) -> list[tuple[int | str, ...]]:
     """The places of what is unknown in a body, where it can be left out."""
     details = error.errors(include_url=False)
-    places = [place_of(one["loc"]) for one in details if one["type"] == "extra_forbidden"]
-    return [
-        place
-        for place in dict.fromkeys(places)
-        if isinstance(inside := _at(given, place[:-1]), dict) and place[-1] in inside
-    ]
+    places = [_written(one["loc"], given) for one in details if one["type"] == "extra_forbidden"]
+    return list(dict.fromkeys(place for place in places if place))
+
+
+def _written(loc: Sequence[int | str], given: Any) -> tuple[int | str, ...]:
+    """Pydantic's place of a key as the client wrote it, without the branches of unions, which
+    nobody did; empty where there is no such key."""
+    place: list[int | str] = []
+    for part in loc:
+        is_key = part in given if isinstance(given, dict) else isinstance(part, int)
+        if is_key:
+            place.append(part)
+            given = _at(given, [part])
+    return tuple(place) if is_key and isinstance(loc[-1], str) else ()
 
 
 def _at(value: Any, place: Sequence[int | str]) -> Any:
@@ -357,14 +367,22 @@ def _refusal(
     """
     first = (*refused, *unknown)[0][:_LONGEST_NAME]
     said = [
-        ", ".join(name[:_LONGEST_NAME] for name in names[:16])
-        + f" {'is' if len(names) == 1 else 'are'} {what}"
+        _listed(names) + f" {'is' if len(names) == 1 else 'are'} {what}"
         for names, what in ((refused, "not supported here"), (unknown, "unknown here"))
         if names
     ]
     code = "unsupported_parameter" if refused else "unknown_parameter"
     meant = closest(unknown[0], known) if known and len(unknown) == 1 else ""
     return InvalidRequest("; ".join(said) + meant, param=first, code=code)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Names for an error; of many those that differ by an index alone are one."""
+    if len(names) > _MOST_NAMES:
+        names = list(dict.fromkeys(re.sub(r"\[\d+\]", "[*]", name) for name in names))
+    more = len(names) - _MOST_NAMES
+    said = ", ".join(name[:_LONGEST_NAME] for name in names[:_MOST_NAMES])
+    return f"{said} and {more} more" if more > 0 else said
 
 
 def contradiction(place: str, message: str) -> InvalidRequest:

@@ -382,7 +382,8 @@ class Service:
         """A place for a request, within the share of its key."""
         cost = context.policy.width * context.body.choices
         wanted = context.key or "", cost, context.estimated_prompt, context.body.priority
-        async with self.admission.place(*wanted) as context.place:
+        prompts = len(context.conversations)
+        async with self.admission.place(*wanted, prompts=prompts) as context.place:
             if self.draining:
                 raise shutting_down()
             self.quiet.clear()

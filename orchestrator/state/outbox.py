@@ -7,6 +7,7 @@ down they wait here; where they become too many the oldest are dropped and count
 from __future__ import annotations
 
 import asyncio
+import collections
 import json
 import logging
 from collections import OrderedDict, deque
@@ -50,7 +51,8 @@ class Outbox:
         self._events: dict[str, deque[bytes]] = {}
         self._values: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
         self._max_events, self._max_values, self._max_bytes = events, values, size
-        self._bytes = self._event_bytes = 0
+        self._bytes = 0
+        self._event_bytes: collections.Counter[str] = collections.Counter()  # by stream
         self._max_event_bytes = event_size
         self._added = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -82,15 +84,15 @@ class Outbox:
         check(stream, values=[data])
         queue = self._events.setdefault(stream, deque())
         queue.append(data)
-        self._event_bytes += len(data)
+        self._event_bytes[stream] += len(data)
         if len(queue) > self._max_events:
-            self._drop_event(queue)
-        while self._event_bytes > self._max_event_bytes:
-            self._drop_event(max(self._events.values(), key=len))
+            self._drop_event(stream)
+        while self._event_bytes.total() > self._max_event_bytes:
+            self._drop_event(max(self._event_bytes, key=self._event_bytes.__getitem__))
         self._added.set()
 
-    def _drop_event(self, queue: deque[bytes]) -> None:
-        self._event_bytes -= len(queue.popleft())
+    def _drop_event(self, stream: str) -> None:
+        self._event_bytes[stream] -= len(self._events[stream].popleft())
         self._lost.labels("event").inc()
 
     def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
@@ -154,8 +156,8 @@ class Outbox:
             # Events that were dropped meanwhile have left the queue on this side, too.
             for event in batch:
                 if queue and queue[0] is event:
-                    self._event_bytes -= len(queue.popleft())
-        del self._events[stream]
+                    self._event_bytes[stream] -= len(queue.popleft())
+        del self._events[stream], self._event_bytes[stream]
 
     async def _run(self) -> None:
         while True:

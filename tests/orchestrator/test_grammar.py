@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator import grammar
 from orchestrator.grammar import fits
 
 POINT: Any = {
@@ -62,6 +63,26 @@ def test_what_is_nested_beyond_measure_fits_nothing() -> None:
     for _ in range(5000):
         deep = {"a": deep}
     assert not fits(deep, {"type": "object"})
+
+
+def test_a_value_is_looked_at_once_for_each_schema_and_not_at_all_where_it_is_long(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked, branches = 0, grammar._branches
+
+    def counted(schema: Any, root: Any) -> Any:
+        nonlocal looked
+        looked += 1
+        return branches(schema, root)
+
+    monkeypatch.setattr(grammar, "_branches", counted)
+    numbers = {"type": "array", "items": {"anyOf": [{"type": "integer"}] * 100}}
+    assert fits([1] * 2000, numbers)
+    assert looked == 1
+    pairs = {"type": "array", "items": {"type": "array", "items": {"type": "integer"}}}
+    assert fits([[1]] * 1000, pairs)
+    assert looked == 3
+    assert not fits([1] * grammar.MAX_FITTING, numbers)
 
 
 def test_no_model_is_loaded_for_it() -> None:

@@ -68,8 +68,8 @@ def load(
         speculation: `{"method": NAME, **parameters}` of `METHODS`; None is plain decoding.
         also: further methods in the same form, one of a name; a call may name any of them.
         rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
-        max_len: longest sequence (None: the checkpoint's own, or as much of it as fits: a cache
-            of a quarter of the machine's memory, or the GPU's share).
+        max_len: longest sequence (None: the checkpoint's own, as far as a cache of a sixteenth
+            of the machine's memory goes, or of half of what a GPU has beside the weights).
         queue, lease_s, threads: see `Engine`.
         share: of the GPU's memory, which this process keeps to from here on.
         thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
@@ -185,14 +185,15 @@ def open_target(
 def _default_len(
     config: Any, longest: int, device: str, dtype: torch.dtype, slots: int, share: float
 ) -> int:
-    """The model's own context, or what of it fits."""
+    """The model's own context, or what of it fits beside draft models, other workers, and what
+    passes over long texts take."""
     place = torch.device(device)
     if place.type == "cuda":
-        _, total = torch.cuda.mem_get_info(place)
+        free, total = torch.cuda.mem_get_info(place)
         need = memory_need(config, dtype=dtype, slots=0, max_len=0)
-        size = int(share * total) - need.total
+        size = (min(int(share * total), free) - need.total) // 2
     else:
-        size = machine_memory() // 4
+        size = machine_memory() // 16
     fitting = fitting_len(config, dtype=dtype, slots=slots, size=size) // 128 * 128
     length = min(longest, max(fitting, SHORTEST))
     if length < longest:

@@ -110,7 +110,7 @@ class ReplicaServer:
         self._checked, self._stalled_s = time.monotonic(), 0.0
         self._recent, self._prefixes = RecentRequests(), PrefixReceiver()
         self._counts = dict.fromkeys(("calls", "later_calls", "affine_calls"), 0)
-        self._streams = 0  # those of now
+        self._streams = 0  # that have begun to write, now
 
     async def check_health(self) -> None:
         """Serve replaces the replica when this raises three times in a row.
@@ -196,17 +196,13 @@ class ReplicaServer:
         if call is None:
             yield PrefixMissing()
             return
-        generation = self._generate(received, call, *args, True)
-        self._streams += 1
-        try:
-            async with aclosing(batch_stream(generation, lambda: self._streams)) as items:
-                try:
-                    async for item in items:
-                        yield item
-                except Exception as error:
-                    yield _told("generate", request, error)
-        finally:
-            self._streams -= 1
+        generation = self._counted(self._generate(received, call, *args, True))
+        async with aclosing(batch_stream(generation, lambda: self._streams)) as items:
+            try:
+                async for item in items:
+                    yield item
+            except Exception as error:
+                yield _told("generate", request, error)
 
     def _begin(self, request: str, returning: bool, sent: Sent) -> Call | None:
         """The whole call, counted; None where its prefix is not here."""
@@ -222,6 +218,21 @@ class ReplicaServer:
         return resume_generation(
             self._worker.generate, self._worker.tokenizer.hash, received, *args
         )
+
+    async def _counted(
+        self, items: AsyncGenerator[Delta | Generation, None]
+    ) -> AsyncGenerator[Delta | Generation, None]:
+        """The items; from the first on, which a call that waits for a row has not, they are one of
+        the streams."""
+        counted = False
+        try:
+            async with aclosing(items):
+                async for item in items:
+                    self._streams += not counted
+                    counted = True
+                    yield item
+        finally:
+            self._streams -= counted
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never loaded

@@ -18,7 +18,6 @@ _MARKS = re.compile(
     r"|(?P<dollars>(?<!\\)\$\$)|(?P<open>(?<!\\)\\\[)|(?P<close>(?<!\\)\\\])",
     re.MULTILINE,
 )
-BEGUN = 1 << 15
 _ANNOUNCES = (":", "\uff1a")  # the second is the colon of Chinese and Japanese
 
 
@@ -114,18 +113,11 @@ class _Blocks(NamedTuple):
 
 
 def begun(transcript: Transcript, delimiters: Sequence[str]) -> str:
-    """The text of the transcript's unfinished step: what its last ended step left behind it.
-
-    Of a long one the last `BEGUN` characters or more, so that a thought without steps costs a call
-    no more than another.
-    """
-    ends, parts, size = tuple(filter(None, delimiters)), list[str](), 0
+    """The text of the transcript's unfinished step: what its last ended step left behind it."""
+    ends, parts = tuple(filter(None, delimiters)), list[str]()
     if ends:
         for segment in reversed(transcript.phase):
             if segment.finish == "until" and segment.text.rstrip(" ").endswith(ends):
                 break
             parts.append(segment.text)
-            size += len(segment.text)
-            if size >= BEGUN:
-                break
     return "".join(reversed(parts))

@@ -7,6 +7,7 @@ from collections import Counter
 
 import pytest
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.http.admission import MOST_RETRY_AFTER_S, Admission
 from orchestrator.http.errors import RequestRefused
 from policies import POLICIES
@@ -270,3 +271,16 @@ async def test_one_that_is_gone_when_another_comes_is_not_the_one_to_push_out() 
     assert admission.live == 0
     async with admission.place("b"):
         assert admission.live == 1
+
+
+async def test_several_prompts_of_one_request_have_no_more_tokens_than_several_requests() -> None:
+    admission = Admission(8, wait_s=5, prompt_tokens=100)
+    async with admission.place("a", prompt=500):  # one that is alone is never too much
+        pass
+    with pytest.raises(InvalidRequest, match="2 prompts have about 120 tokens together, and 100"):
+        async with admission.place("a", prompt=120, prompts=2):
+            pass
+    async with admission.place("a", prompt=90, prompts=2):
+        with pytest.raises(RequestRefused):
+            async with admission.place("a", prompt=90, prompts=2):
+                pass

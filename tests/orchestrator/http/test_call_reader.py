@@ -511,7 +511,9 @@ def test_one_call_where_there_may_be_one() -> None:
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("begin", ["```", "```python\n", '{"a": "', "<tool_call>\n{"])
+@pytest.mark.parametrize(
+    "begin", ["```", "```python\n", '```json\n{"a": "', '{"a": "', "<tool_call>\n{"]
+)
 def test_a_long_block_costs_what_it_has_letters(begin: str) -> None:
     """By counting: what is held is looked through once, whatever the number of pieces."""
     reader, looked = CallReader(HERMES, NAMES, "call_"), 0

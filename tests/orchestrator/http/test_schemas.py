@@ -116,8 +116,29 @@ def test_what_is_unknown_within_is_left_out_where_the_deployment_says_so() -> No
     far["tools"][0]["x"] = 1  # type: ignore[index]
     tools = [{"type": "function", "name": "a"}]
     body |= {"input": "hi", "tools": tools, "tool_choice": far}
-    with pytest.raises(InvalidRequest, match="unknown parameter"):  # nor is it found by its place
-        parse_request(json.dumps(body).encode(), ResponsesRequest, strict=False)
+    answered = parse_request(json.dumps(body).encode(), ResponsesRequest, strict=False)
+    assert answered.warnings == ("tool_choice.tools[0].x is unknown here, and left out",)
+
+
+def test_of_many_unknown_names_none_hides_another() -> None:
+    messages = [{"role": "user", "content": "hi", "time": 1} for _ in range(40)]
+    body = {**asking(), "messages": messages, "stream": True, "stream_options": {"chatty": 1}}
+    asked = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
+    assert asked.warnings == (
+        "stream_options.chatty, messages[*].time are unknown here, and left out",
+    )
+    names = {f"a{i}": 1 for i in range(20)}
+    with pytest.raises(InvalidRequest, match="a9 and 4 more are unknown here"):
+        parse_request(json.dumps(asking() | names).encode(), ChatRequest)
+
+
+@pytest.mark.parametrize("name", ["x[0]", "str", "int"])
+def test_a_name_that_reads_like_a_place_is_left_out_and_nothing_around_it(name: str) -> None:
+    schema = {"type": "json_schema", "json_schema": {"name": "a", "schema": {"type": "object"}}}
+    body = asking() | {"response_format": schema | {name: 1}}
+    asked = parse_request(json.dumps(body).encode(), ChatRequest, strict=False)
+    assert asked.warnings == (f"response_format.{name} is unknown here, and left out",)
+    assert asked.constraint is not None
 
 
 def test_hints_and_what_a_client_made_of_a_reply_pass() -> None:

@@ -103,7 +103,7 @@ def test_without_max_len_a_text_may_be_as_long_as_the_model_takes_or_memory_does
     config = load_config(str(tmp_path))
     of = memory_need(config, dtype=torch.float32, slots=2, max_len=6000).cache
     assert fitting_len(config, dtype=torch.float32, slots=2, size=of) == 6000
-    monkeypatch.setattr(loading, "machine_memory", lambda: 4 * of)
+    monkeypatch.setattr(loading, "machine_memory", lambda: 16 * of)
     assert open_target(tmp_path, slots=2).target.max_len == 6000 // 128 * 128
     assert "of the 9000 that the model can take" in caplog.text
     monkeypatch.setattr(loading, "machine_memory", lambda: 4)

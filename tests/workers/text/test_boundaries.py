@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from orchestrator.types import Message, Segment, Segments, Transcript
-from workers.text.boundaries import BEGUN, StepEnd, begun
+from workers.text.boundaries import StepEnd, begun
 from workers.text.detokenizer import Detokenizer
 
 BLANK = ("\n\n",)
@@ -101,13 +101,6 @@ def test_a_step_is_begun_by_what_was_written_before() -> None:
         assert StepEnd(BLANK, begun(transcript, BLANK)).feed("y\n\n```\n\nz") == len("y\n\n```\n\n")
         assert begun(transcript, ()) == ""
     assert begun(Transcript(question, Segments((code, Segment("small", STEP)))), BLANK) == ""
-
-
-def test_of_a_long_unfinished_step_the_end_is_enough() -> None:
-    question, piece = (Message("user", "?"),), "x" * 100
-    cut = Segment("small", piece, finish="length")
-    found = begun(Transcript(question, Segments([cut] * 5000)), BLANK)
-    assert BEGUN <= len(found) < BEGUN + len(piece)
 
 
 def test_token_by_token_it_is_the_same() -> None:
