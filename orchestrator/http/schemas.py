@@ -367,7 +367,7 @@ def _refusal(
     """
     first = (*refused, *unknown)[0][:_LONGEST_NAME]
     said = [
-        _listed(names) + f" {'is' if len(names) == 1 else 'are'} {what}"
+        _named_together(names) + f" {'is' if len(names) == 1 else 'are'} {what}"
         for names, what in ((refused, "not supported here"), (unknown, "unknown here"))
         if names
     ]
@@ -376,7 +376,7 @@ def _refusal(
     return InvalidRequest("; ".join(said) + meant, param=first, code=code)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _named_together(names: Sequence[str]) -> str:
     """Names for an error; of many those that differ by an index alone are one."""
     if len(names) > _MOST_NAMES:
         names = list(dict.fromkeys(re.sub(r"\[\d+\]", "[*]", name) for name in names))
