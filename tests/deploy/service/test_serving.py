@@ -311,7 +311,11 @@ def test_workers_that_no_gpu_can_hold_are_no_reason_to_wait(
 ) -> None:
     data = yaml.safe_load(endless_file.read_text())
     data["http_options"]["port"] = free_port()
-    data["applications"][0]["args"]["workers"]["small"] |= {"device": "cuda", "gpu": 0.25}
+    data["applications"][0]["args"]["workers"]["small"] |= {
+        "engine": "builtin",
+        "device": "cuda",
+        "gpu": 0.25,
+    }
     file = tmp_path / "cuda.yaml"
     file.write_text(yaml.safe_dump(data))
     service = Served(file)
