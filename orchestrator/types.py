@@ -233,7 +233,7 @@ class Transcript:
     answer: Segments = NO_SEGMENTS
     thinking: bool = True  # there is a thought; without one the transcript is closed from the start
     closed: bool = False  # the thought has ended; what follows is the answer
-    forced: bool = False  # the thought was closed by a budget or a loop, not by a model
+    forced: bool = False  # no model closed the thought: a budget or a loop did
     done: bool = False  # the answer has ended
     finish: Literal["stop", "length"] = "stop"  # why it ended, in OpenAI's words
     # Of thought and turn, those that a model wrote itself: a token each, in no segment. A tally,

@@ -52,7 +52,8 @@ class Stepwise(Policy):
     def think(
         self, transcript: Transcript, step: Callable[[Transcript], Script[Transcript]]
     ) -> Script[Transcript]:
-        """Step after step until the chain ends; one that repeats itself is closed."""
+        """Call `step`, which adds one or several, until the chain ends; one that ends in a loop is
+        closed."""
         while transcript.is_open:
             transcript = yield from step(transcript)
             if transcript.is_open and repeats(transcript):
@@ -136,7 +137,7 @@ def logprobs_of(draft: Segment) -> tuple[float, ...]:
 
 
 def repeats(transcript: Transcript) -> bool:
-    """Whether the last steps repeat as many steps before them.
+    """Whether the last steps repeat as many steps before them: the chain ends in a loop.
 
     SpecReason's code compares the last two steps; models also repeat several. Steps are those
     between blank lines, in however many segments they came and whatever `delimiters` a policy

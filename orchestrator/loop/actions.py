@@ -109,7 +109,8 @@ class Reject(Action[None]):
 
 @dataclass(frozen=True, slots=True)
 class Close(Action[Transcript]):
-    """End the chain; `forced` when a loop or a budget did it rather than a model."""
+    """End the thought, or where there is none the answer, as at a cap; `forced` when no model
+    ended it: a loop or a budget did."""
 
     transcript: Transcript
     forced: bool = False

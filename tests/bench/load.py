@@ -41,7 +41,8 @@ async def load(
         RuntimeError: an answer is not what an OpenAI-compatible server says.
     """
     left = iter(range(requests))
-    limits = httpx.Limits(max_connections=streams)
+    # A connection for each request: a server may close an idle one just as it is asked again.
+    limits = httpx.Limits(max_connections=streams, max_keepalive_connections=0)
     async with httpx.AsyncClient(limits=limits, timeout=TIMEOUT_S, trust_env=False) as client:
 
         async def ask_on() -> list[_Answer]:

@@ -173,7 +173,7 @@ class Engine:
             self._admit(self._next())
             if self._prefixes.copied - copied > COPIED:  # the live rows take their turn first
                 break
-        for request in [one for one in self._prefilling if self._is_cached(one)]:
+        for request in [one for one in self._prefilling if self._is_ready(one)]:
             self._end_prefill(request, None)
         spent = 0  # tokens before the live rows take their turn
         while self._prefilling:
@@ -216,9 +216,15 @@ class Engine:
         self._counts["prompt_tokens"] += len(request.ids)
         self._counts["cached_tokens"] += request.cached
 
-    def _is_cached(self, request: EngineRequest) -> bool:
-        """Whether all of a prompt is cached, and none of its logits are wanted."""
-        return self.cache.lengths[request.slot] == len(request.ids)
+    def _is_ready(self, request: EngineRequest) -> bool:
+        """Whether a prompt needs no pass of its own: nothing is left of it, and no logits are
+        wanted; or only its last token is, which a row's first round takes. That must give what
+        the prefill would: an answer does not depend on what is cached."""
+        left = len(request.ids) - self.cache.lengths[request.slot]
+        if left != 1 or not isinstance(request, GenerateRequest):
+            return left == 0
+        alike = self.decoder.begins_alike(request.method, request.sampling)
+        return request.max_tokens > 0 and request.max_entropy is None and alike
 
     def _next_chunks(self) -> list[tuple[EngineRequest, PromptChunk]]:
         """The chunks that share the next pass: of the first prompt, and what fits beside it."""
@@ -262,13 +268,16 @@ class Engine:
         self._prefilling.append(request)
 
     def _end_prefill(self, request: EngineRequest, output: ModelOutput | None) -> None:
-        """Answer a request whose prompt is cached, or make it a row."""
+        """Answer a request whose prompt is cached, or make it a row. `output`: its prefill's; None
+        where it needed none."""
         try:
-            if isinstance(request, GenerateRequest) and request.max_tokens > 0:
-                assert output is not None
-                if not request.is_uncertain(output):
-                    self._join(request, output)
-                    return
+            if (
+                isinstance(request, GenerateRequest)
+                and request.max_tokens > 0
+                and (output is None or not request.is_uncertain(output))
+            ):
+                self._join(request, output)
+                return
             answer = request.output(output)
         except Exception as error:
             self._fail_prefill(request, error)
@@ -277,8 +286,8 @@ class Engine:
         self._release(request)
         request.handle.put(answer)
 
-    def _join(self, request: GenerateRequest, output: ModelOutput) -> None:
-        """Make a request a row, with its first token."""
+    def _join(self, request: GenerateRequest, output: ModelOutput | None) -> None:
+        """Make a request a row, with its first token where the prefill's `output` gives it."""
         request.row = Row(
             request.slot,
             request.ids,
@@ -289,10 +298,15 @@ class Engine:
             request.matcher,
             answering=request.answering,
         )
-        accepted = self.decoder.join(request.row, output)
+        accepted = None
+        if output is None:
+            self.decoder.add(request.row)
+        else:
+            accepted = self.decoder.join(request.row, output)
         self._prefilling.remove(request)
         self._decoding[request.slot] = request
-        self._append(request, accepted)
+        if accepted is not None:
+            self._append(request, accepted)
 
     def _fail_prefill(self, request: EngineRequest, error: Exception) -> None:
         self.cache.reset(request.slot)

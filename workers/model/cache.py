@@ -5,10 +5,10 @@ that the windows of a pass, the copy of a prefix and the gathering of an accepte
 operation for all layers. A slot belongs to at most one live row; when the row leaves, the slot
 keeps its entries, and a later call with a common prefix starts from there.
 
-One pass: `map_slots` says where its entries go, each layer calls `update`, and nothing counts as
-cached until `commit` names the accepted path. From then on a rejected draft's entries lie beyond
-the slot's length (or were overwritten as a branch was gathered): a pass reads past that length only
-what it wrote itself, and later passes overwrite the rest.
+One pass: `map_slots` says where its entries go, each layer calls `update`, and nothing drafted
+counts as cached until `commit` names the accepted path. From then on a rejected draft's entries lie
+beyond the slot's length (or were overwritten as a branch was gathered): a pass reads past that
+length only what its own round wrote, and later passes overwrite the rest.
 """
 
 from __future__ import annotations

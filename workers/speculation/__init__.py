@@ -5,7 +5,7 @@ A method is one file here and one line in `METHODS`. In reading order:
 - `decode`: the token loop, whose `Decoder.step` is what serves, and `generate` for whole prompts.
 - `method`: the interface of a method, and verification by rejection sampling.
 - `rejection`: node-level rejection samplers, and how they verify a tree.
-- `drafter`: a draft model that grows token trees level by level.
+- `drafter`: a draft model that grows token trees level by level, and its cache.
 - `parameters`: checks of methods' parameters.
 - `vanilla`: plain decoding.
 - `chain`: speculative sampling with a draft model, and block verification.

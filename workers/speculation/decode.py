@@ -1,8 +1,8 @@
 """The token loop: draft, score in one target pass, verify, commit.
 
 `Decoder.step` is one round for the rows of one method; the engine and `generate` run it once for
-each method group, and call `join` and `leave` between iterations (continuous batching). A row
-belongs to one method. In exact arithmetic its tokens depend neither on its neighbours nor on
+each method group, and call `join` (or `add`) and `leave` between iterations (continuous batching).
+A row belongs to one method. In exact arithmetic its tokens depend neither on its neighbours nor on
 their methods; half precision rounds by the shape of a batch, so there two tokens that are almost
 tied may change places.
 """
@@ -22,6 +22,7 @@ from workers.model.masking import mask
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method
+from workers.speculation.vanilla import Vanilla
 
 
 class Decoder:
@@ -63,24 +64,27 @@ class Decoder:
             row.ids.extend(one.tokens)
             row.remaining_tokens -= len(one.tokens)
             row.advance(one.tokens)
-        method.commit(plan, accepted, scores)  # the same in the draft model's own cache
+        method.commit(plan, accepted, scores)  # what it keeps itself: a draft model's cache, say
         return list(zip(plan.rows, accepted, strict=True))
 
     @torch.inference_mode()
     def join(self, row: Row, output: ModelOutput) -> Accepted:
         """Make a row live: draw its first token from the `output` of its prompt's prefill."""
         plan = Plan([row], [Tree([row.ids[-1]], [-1])])
-        method = self.method_of(row)
-        accepted = Method.verify(method, plan, mask(plan, output))[0]
+        accepted = Method.verify(self.method_of(row), plan, mask(plan, output))[0]
         if row.failure is not None:
             raise row.failure
         row.ids.extend(accepted.tokens)
         row.advance(accepted.tokens)
         row.remaining_tokens -= 1
+        self.add(row)
+        return accepted
+
+    def add(self, row: Row) -> None:
+        """Make a row live of whose ids the newest alone is not cached."""
         insort(self.rows, row, key=lambda other: other.slot)
         if row.remaining_tokens > 0:
-            method.join(row)
-        return accepted
+            self.method_of(row).join(row)
 
     def leave(self, row: Row) -> None:
         """End a row; its slot keeps what is cached for the next call with that prefix."""
@@ -95,7 +99,15 @@ class Decoder:
 
     def method_of(self, row: Row) -> Method:
         """The method that decodes the row."""
-        return self.method if row.method is None else self.named[row.method]
+        return self._named(row.method)
+
+    def begins_alike(self, method: str | None, sampling: Sampling) -> bool:
+        """Whether a round draws a row's first token as `join` does: without drafts, or greedily."""
+        used = self._named(method)
+        return isinstance(used, Vanilla) or (used.lossless and sampling.is_greedy)
+
+    def _named(self, name: str | None) -> Method:
+        return self.method if name is None else self.named[name]
 
     @property
     def lossless(self) -> bool:

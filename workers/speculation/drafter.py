@@ -60,8 +60,8 @@ class TreeExpander(ABC):
 class Drafter:
     """A draft model with a cache of the target's slots.
 
-    Its cache may lag behind the committed tokens (by two after a fully accepted draft, by
-    more where a method keeps only the root); what is missing runs with the next draft.
+    Its cache lacks the newest of the committed tokens, two after a fully accepted draft, and more
+    where a method keeps only the root; what is missing runs with the next draft.
     """
 
     def __init__(self, model: Target) -> None:

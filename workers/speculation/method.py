@@ -41,7 +41,7 @@ class Method:
         self.target = target
 
     def join(self, row: Row) -> None:
-        """A row became live: its prompt is cached and its first token drawn."""
+        """A row became live: of its ids all but the newest are cached."""
 
     def leave(self, row: Row) -> None:
         """A row has ended; its slot may be given to another."""

@@ -129,6 +129,48 @@ async def test_a_short_prompt_waits_for_one_chunk_of_a_long_one(
     assert all(size <= 50 for rows in passes for size in rows.values())
 
 
+SAMPLED = Sampling(1.0, seed=5)
+CHAIN = {"method": "chain", "draft": "embedded:draft", "gamma": 3}
+
+
+@pytest.mark.parametrize(
+    ("speculation", "sampling", "prefills"),
+    [
+        pytest.param(None, Sampling(), 0, id="plain"),
+        pytest.param(None, SAMPLED, 0, id="plain, drawn"),
+        pytest.param(CHAIN, Sampling(), 0, id="drafts"),
+        # A draw behind a draft is not the draw behind a prompt.
+        pytest.param(CHAIN, SAMPLED, 1, id="drafts, drawn"),
+        pytest.param(CHAIN | {"method": "reflective", "alpha": 0.4}, Sampling(), 1, id="lossy"),
+    ],
+)
+async def test_the_last_token_of_a_cached_prompt_is_read_with_the_first_draft(
+    monkeypatch: pytest.MonkeyPatch,
+    speculation: dict[str, Any] | None,
+    sampling: Sampling,
+    prefills: int,
+) -> None:
+    worker = load("embedded:large", rows=2, max_len=200, speculation=speculation)
+    try:
+        known = await run(worker, QUESTIONS[0], StopCriteria(8), sampling)
+        target, counted = worker.engine.decoder.target, list[Any]()
+        extend = target.extend_all
+        monkeypatch.setattr(
+            target, "extend_all", lambda chunks: counted.append(chunks) or extend(chunks)
+        )
+        again = await run(worker, QUESTIONS[0], StopCriteria(8), sampling)
+        assert again.segment.tokens == known.segment.tokens
+        assert again.segment.logprobs == pytest.approx(known.segment.logprobs, abs=1e-4)
+        assert len(counted) == prefills
+        assert again.usage.cached == again.usage.prompt - 1
+        assert again.usage.passes <= known.usage.passes
+        sure = await run(worker, QUESTIONS[0], StopCriteria(8, max_entropy=9.0), sampling)
+        assert sure.segment.tokens == known.segment.tokens
+        assert len(counted) == prefills + 1  # whose logits tell how sure it is
+    finally:
+        worker.close()
+
+
 async def test_a_prompt_that_fails_takes_no_other_with_it(
     wide: LocalWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
