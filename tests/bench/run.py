@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -38,6 +39,7 @@ WHO: Final = ("Baton", "Baton, chain", "transformers", "vLLM", "llama.cpp", "Ser
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers are ended on the way out
     prepare()  # rows inherit it, and import ray
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--real", action="store_true", help="the pair of `make real-pair`")
