@@ -38,9 +38,11 @@ class Pool:
     gpus: int = 1
 
 
-def check(service: Any, policies: Sequence[Any] = ()) -> list[Finding]:
-    """The embedded deployment, and whether the cluster and its NetworkPolicies fit it."""
+def check(service: Any, policies: Sequence[Any] = (), budgets: Sequence[Any] = ()) -> list[Finding]:
+    """The embedded deployment, and whether the cluster, its NetworkPolicies and its
+    PodDisruptionBudgets fit it."""
     findings = list(_versions(service)) + list(_control_plane(service)) + list(_mounts(service))
+    findings += _evictions(service, budgets)
     text = at(service, _SERVED)
     if not text:
         return [*findings, finding(service, _SERVED, "is missing: nothing would be served")]
@@ -113,6 +115,27 @@ def _mounts(service: Any) -> Iterator[Finding]:
                 yield finding(service, where, f"there is no volume {mount.get('name')!r}")
 
 
+def _evictions(service: Any, budgets: Sequence[Any]) -> Iterator[Finding]:
+    """Budgets of Ray's pods must be counted from the pods.
+
+    For maxUnavailable and for percentages Kubernetes asks the pods' owner how many there should be.
+    A RayCluster cannot be asked (it has no scale subresource), and then no pod may be evicted.
+    """
+    labels = network.pod_labels(service)
+    for budget in budgets:
+        selector = at(budget, ("spec", "selector"))
+        if selector is None or at(selector, ("matchExpressions",)) is not None:
+            continue  # it means no pods, or which ones is not known here
+        if not any(network.selects(selector, own) for own in labels):
+            continue
+        for key in ("maxUnavailable", "minAvailable"):
+            given = at(budget, ("spec", key))
+            if given is not None and (key == "maxUnavailable" or str(given).endswith("%")):
+                message = f"{given}: would forbid every eviction, for a RayCluster has no scale to "
+                message += "compare with; write a number that is counted, as minAvailable: 1"
+                yield finding(budget, ("spec", key), message)
+
+
 def _together(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
     yield from _addresses(service, served, deployment)
     yield from _times(service, served, deployment)
@@ -142,7 +165,8 @@ def _addresses(service: Any, served: Any, deployment: Deployment) -> Iterator[Fi
 
 
 def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding]:
-    """Drain ≤ deletion delay ≤ grace: an answer that runs may end before its pod does."""
+    """Drain ≤ deletion delay ≤ grace, and drain ≤ preStop ≤ grace: an answer that runs may end
+    before its pod does."""
     drain = deployment.args.limits.deadline_s
     for index, override in enumerate(deployment.serve.applications[0].deployments):
         timeout = override.graceful_shutdown_timeout_s
@@ -165,7 +189,32 @@ def _times(service: Any, served: Any, deployment: Deployment) -> Iterator[Findin
         if grace < delay:
             message = f"{grace} s are less than rayClusterDeletionDelaySeconds, {delay} s"
             yield finding(service, where, message)
+    yield from _stops(service, drain)
     yield from _haproxy(service, drain)
+
+
+def _stops(service: Any, drain: float) -> Iterator[Finding]:
+    """The seconds for which drain.sh waits before a pod is told to stop."""
+    for path, group, container in _containers(service):
+        where: Path = ("lifecycle", "preStop", "exec", "command")
+        command = [str(word) for word in at(container, where, [])]
+        found = [index for index, word in enumerate(command) if word.endswith("drain.sh")]
+        if not found:
+            continue
+        seconds = next(iter(command[found[0] + 1 :]), "")
+        grace = at(group, ("template", "spec", "terminationGracePeriodSeconds"), _GRACE_S)
+        if not seconds.isdecimal():
+            message = f"drain.sh {seconds}".rstrip()
+            message += ": expected the seconds for which it waits at most, as drain.sh 660"
+        elif int(seconds) < drain:
+            message = f"drain.sh {seconds} waits less than the {drain:g} s that an answer may take "
+            message += "(limits.deadline_s)"
+        elif int(seconds) > grace:
+            message = f"drain.sh {seconds} may wait longer than terminationGracePeriodSeconds, "
+            message += f"{grace} s"
+        else:
+            continue
+        yield finding(service, (*path, *where), message)
 
 
 def _haproxy(service: Any, drain: float) -> Iterator[Finding]:
@@ -192,7 +241,7 @@ def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
     """Variables that the deployment promises must be in the pods that read them.
 
     The orchestrator reads all of them. The head puts the application together (Serve's controller
-    lives there) and wants to know that the keys of workers and store are there.
+    lives there) and wants to know that the keys of workers, store and collector are there.
     """
     args = deployment.args
     build: dict[Path, str | None] = {
@@ -200,10 +249,12 @@ def _keys(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
         for name, spec in args.workers.by_name().items()
     }
     build["store", "password_env"] = args.store.password_env
+    if args.tracing is not None:
+        build["tracing", "headers_env"] = args.tracing.headers_env
     every = dict(build)
     if args.auth is not None and args.auth != "none":
-        every["auth", "api_keys_env"] = args.auth.api_keys_env
-        every["auth", "admin_key_env"] = args.auth.admin_key_env
+        for key in ("api_keys_env", "admin_key_env", "observer_keys_env"):
+            every["auth", key] = getattr(args.auth, key)
     readers = [(group, every) for _, group in _matching(service, args.orchestrator.nodes)]
     for group, wanted in [(at(service, HEAD, {}), build), *readers]:
         container = at(group, ("template", "spec", "containers", 0), {})
@@ -252,15 +303,20 @@ def _room(service: Any, served: Any, deployment: Deployment) -> Iterator[Finding
 def _spread(
     service: Any, served: Any, deployment: Deployment, pools: list[Pool]
 ) -> Iterator[Finding]:
+    """Enough nodes for `max_replicas_per_node`; the orchestrator's update starts a new replica
+    before an old one goes, and would wait for ever for a place of its own.
+    """
     by_name = {pool.name: pool for pool in pools}
     for index, override in enumerate(deployment.serve.applications[0].deployments):
         per_node, pool = override.max_replicas_per_node, by_name.get(override.name)
         if pool is None or not isinstance(per_node, int):
             continue
         nodes = sum(_most(group) for _, group in _matching(service, pool.nodes))
-        if pool.most > per_node * nodes:
-            need = math.ceil(pool.most / per_node)
-            message = f"{pool.most} replicas at {per_node} a node need {need} nodes, "
+        spare = override.name == "Orchestrator" and override.max_surge_percent != 0
+        if pool.most + spare > per_node * nodes:
+            need = math.ceil((pool.most + spare) / per_node)
+            more = " and a new one in an update" if spare else ""
+            message = f"{pool.most} replicas{more} at {per_node} a node need {need} nodes, "
             message += f"there are {nodes:g} at maxReplicas"
             path = ("applications", 0, "deployments", index, "max_replicas_per_node")
             yield finding(served, path, message)

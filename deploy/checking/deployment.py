@@ -136,7 +136,7 @@ def _fits(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
     if timeout is not None and timeout < deadline:
         message = f"{timeout:g} s would cut answers that limits.deadline_s lets take {deadline:g} s"
         yield finding(data, ("http_options", "request_timeout_s"), message)
-    yield from _overrides(data, serve)
+    yield from _overrides(data, serve, args)
     for name, spec in args.workers.by_name().items():
         yield from _thinking(data, (*ARGS, "workers", name), spec)
     for name, spec in args.workers.by_name().items():
@@ -182,7 +182,12 @@ def _sampling(data: Any, args: Args) -> Iterator[Finding]:
         yield finding(data, path, f"{said} for requests that say nothing of sampling", "note")
 
 
-def _overrides(data: Any, serve: ServeDeploySchema) -> Iterator[Finding]:
+def _overrides(data: Any, serve: ServeDeploySchema, args: Args) -> Iterator[Finding]:
+    spread = {
+        f"workers.{name}": spec.gpus
+        for name, spec in args.workers.by_name().items()
+        if spec.on_gpu and spec.gpus > 1
+    }
     for index, override in enumerate(serve.applications[0].deployments):
         path = ("applications", 0, "deployments", index)
         if override.name not in NAMES:
@@ -193,6 +198,11 @@ def _overrides(data: Any, serve: ServeDeploySchema) -> Iterator[Finding]:
             if key in override.model_fields_set:
                 message = f"would replace what args say: write args.{NAMES[override.name]}.{ours}"
                 yield finding(data, (*path, key), message)
+        gpus = spread.get(NAMES[override.name])
+        if gpus is not None and isinstance(override.max_replicas_per_node, int):
+            message = f"{override.max_replicas_per_node}: Ray takes none for a replica over {gpus} "
+            message += "GPUs (tensor_parallel x pipeline_parallel), a placement group: leave it out"
+            yield finding(data, (*path, "max_replicas_per_node"), message)
 
 
 def _model(data: Any, path: tuple[str | int, ...], model: str | None) -> Iterator[Finding]:

@@ -53,11 +53,14 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> CheckR
         raise ConfigError(f"{file}: is empty")
     manifests = [one for one in documents if isinstance(one, Mapping) and "apiVersion" in one]
     schemas = Schemas(crd) if manifests else None
-    policies = [one for one in manifests if one.get("kind") == "NetworkPolicy"]
+    policies, budgets = (
+        [one for one in manifests if one.get("kind") == kind]
+        for kind in ("NetworkPolicy", "PodDisruptionBudget")
+    )
     for document in documents:
         if schemas is not None and isinstance(document, Mapping) and "apiVersion" in document:
             report.holds.append(f"{document.get('kind')} {_name(document)}")
-            report.findings += _manifest(schemas, document, policies)
+            report.findings += _manifest(schemas, document, policies, budgets)
         else:
             report.holds.append("deployment file")
             report.findings += deployment.check(document).findings
@@ -69,7 +72,9 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> CheckR
     return report
 
 
-def _manifest(schemas: Schemas, document: Mapping, policies: list[Mapping]) -> list[Finding]:
+def _manifest(
+    schemas: Schemas, document: Mapping, policies: list[Mapping], budgets: list[Mapping]
+) -> list[Finding]:
     findings = repeated_keys(document)
     for key in ("apiVersion", "kind"):
         if not isinstance(document.get(key), str):
@@ -78,7 +83,7 @@ def _manifest(schemas: Schemas, document: Mapping, policies: list[Mapping]) -> l
     findings += shape
     if document["kind"] == "RayService":
         try:
-            findings += operator.check(document) + cluster.check(document, policies)
+            findings += operator.check(document) + cluster.check(document, policies, budgets)
         except (AttributeError, TypeError, ValueError, IndexError, KeyError):
             if all(found.level == "note" for found in shape):
                 raise  # the shape is right, so this is our own mistake

@@ -23,13 +23,12 @@ def check(
     cluster only. What manifests do not say counts as allowed: labels that the operator adds,
     expressions, named ports.
     """
-    pods = [at(service, HEAD, {}), *(group for _, group in groups(service))]
-    labels = [dict(at(pod, ("template", "metadata", "labels"), {})) for pod in pods]
+    labels = pod_labels(service)
     holding = [
         policy
         for policy in policies
         if _holds_back(at(policy, ("spec",), {}))
-        and any(_selects(at(policy, ("spec", "podSelector"), {}), own) for own in labels)
+        and any(selects(at(policy, ("spec", "podSelector"), {}), own) for own in labels)
     ]
     if not holding:
         return []
@@ -39,6 +38,12 @@ def check(
         for path, url, port in _addresses(deployment)
         if not any(_lets(rule, port, labels) for rule in rules)
     ]
+
+
+def pod_labels(service: Any) -> list[dict[str, str]]:
+    """The labels of Ray's pods, of the head first and then of each group."""
+    pods = [at(service, HEAD, {}), *(group for _, group in groups(service))]
+    return [dict(at(pod, ("template", "metadata", "labels"), {})) for pod in pods]
 
 
 def _holds_back(spec: Any) -> bool:
@@ -83,11 +88,14 @@ def _own(peer: Any, labels: list[dict[str, str]]) -> bool:
     selector = peer.get("podSelector")
     if selector is None or "namespaceSelector" in peer or "matchExpressions" in selector:
         return False
-    return bool(selector) and any(_selects(selector, own) for own in labels)
+    return bool(selector) and any(selects(selector, own) for own in labels)
 
 
-def _selects(selector: Any, labels: dict[str, str]) -> bool:
+def selects(selector: Any, labels: dict[str, str]) -> bool:
+    """Whether a selector means pods of these labels; those that the operator adds may be any."""
     wanted = at(selector, ("matchLabels",), {})
-    return {key: wanted[key] for key in wanted if not key.startswith("ray.io/")}.items() <= (
+    if not isinstance(wanted, dict):
+        return False  # which its schema has said
+    return {key: wanted[key] for key in wanted if not str(key).startswith("ray.io/")}.items() <= (
         labels.items()
     )

@@ -34,6 +34,13 @@ def kustomize() -> list[str] | None:
     return ["kubectl", "kustomize"] if shutil.which("kubectl") else None
 
 
+def programs(folder: Path, texts: dict[str, str]) -> None:
+    """Programs of these names, each a shell script."""
+    for name, text in texts.items():
+        (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+        (folder / name).chmod(0o755)
+
+
 def by_name(documents: list[Any]) -> dict[tuple[str, str], Any]:
     return {(one["kind"], one["metadata"]["name"]): one for one in documents}
 
@@ -118,6 +125,66 @@ def test_redis_puts_out_only_what_expires_and_long_before_its_pod_is_full() -> N
     assert int(megabytes) <= 512
 
 
+@pytest.mark.parametrize("name", ["policy-redis", "gcs-redis"])
+def test_redis_takes_the_place_of_its_shell_and_reads_its_password(
+    name: str, tmp_path: Path
+) -> None:
+    """A shell in front of it would get the pod's SIGTERM in its stead."""
+    documents = by_name(render(FOLDER / "overlays" / "high-availability"))
+    pod = documents["StatefulSet", name]["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    programs(tmp_path, {"redis-server": 'echo "$$ $*"; cat'})
+    with subprocess.Popen(
+        [*container["command"], *container["args"]],
+        env={"PATH": f"{tmp_path}:{os.environ['PATH']}", "REDIS_PASSWORD": r"a$b \n'c"},
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as shell:
+        started, configuration = shell.communicate()[0].split("\n", 1)
+    assert started.startswith(f"{shell.pid} - --dir /data --appendonly yes --maxmemory")
+    assert "requirepass" not in started
+    assert configuration == "requirepass " + r"a$b \n'c" + "\n"
+
+
+@pytest.mark.parametrize(
+    ("process", "waits"),
+    [
+        ("ray::ServeReplica:baton:Orchestrator", True),
+        ("ray::ProxyActor", True),
+        ("ray::HAProxyManager.is_drained", True),
+        ("ray::IDLE", False),
+        ("/usr/bin/raylet", False),
+    ],
+)
+def test_a_pod_goes_when_neither_replica_nor_proxy_is_left(
+    process: str, waits: bool, tmp_path: Path
+) -> None:
+    cmdline = tmp_path / "cmdline"
+    cmdline.write_text(f"{process}\0")
+    programs(
+        tmp_path,
+        {
+            "ray": f'echo "$*" >>"{tmp_path}/told"',
+            "grep": f'exec {shutil.which("grep")} "$1" "$2" "{cmdline}"',  # for all processes
+            "sleep": f'echo slept >>"{tmp_path}/told"; rm "{cmdline}"',
+        },
+    )
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    subprocess.run([FOLDER / "drain.sh", "660"], env={"PATH": path}, check=True, timeout=60)
+    drained, *slept = (tmp_path / "told").read_text().splitlines()
+    assert drained.startswith("drain-node ")
+    assert drained.endswith(" --deadline-remaining-seconds 660")
+    assert slept == ["slept"] * waits
+
+
+def test_a_pod_goes_at_the_deadline_or_without_a_cluster(tmp_path: Path) -> None:
+    programs(tmp_path, {"ray": "exit 0", "grep": "exit 0"})
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    subprocess.run([FOLDER / "drain.sh", "1"], env=env, check=True, timeout=60)
+    programs(tmp_path, {"ray": "exit 1"})
+    subprocess.run([FOLDER / "drain.sh", "660"], env=env, check=True, timeout=60)
+
+
 def test_prometheus_reads_rays_port_of_every_pod_and_the_alerts_as_they_are() -> None:
     documents = by_name(render(FOLDER / "overlays" / "gpu"))
     rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "alerts.yaml").read_text())
@@ -169,15 +236,47 @@ def test_redis_and_ray_are_behind_policies(name: str) -> None:
             assert one["spec"].get("type", "ClusterIP") == "ClusterIP"
 
 
+def test_the_gateway_that_the_operator_makes_reaches_the_service() -> None:
+    def let_in(name: str) -> list[Any]:
+        rules = by_name(render(FOLDER / "overlays" / name))["NetworkPolicy", "baton"]["spec"]
+        label = {"gateway.networking.k8s.io/gateway-name": "baton-gateway"}
+        return [
+            rule["ports"]
+            for rule in rules["ingress"]
+            if {"podSelector": {"matchLabels": label}} in rule["from"]
+        ]
+
+    assert let_in("gpu") == []
+    assert let_in("high-availability") == [[{"port": 8000}]]
+
+
+def test_two_replicas_of_a_model_are_on_two_machines_and_wanted_by_serve_alone() -> None:
+    documents = by_name(render(FOLDER / "overlays" / "high-availability"))
+    for _, group in groups(documents["RayService", "baton"]):
+        (spread,) = group["template"]["spec"]["topologySpreadConstraints"]
+        assert spread["topologyKey"] == "kubernetes.io/hostname"
+        assert spread["labelSelector"] == {"matchLabels": {"ray.io/group": group["groupName"]}}
+        assert spread["matchLabelKeys"] == ["ray.io/cluster"]
+        if group["groupName"] != "orchestrator":
+            assert (spread["maxSkew"], spread["minDomains"]) == (1, 2)
+            assert spread["whenUnsatisfiable"] == "DoNotSchedule"
+            assert group["minReplicas"] == group["replicas"] == 0
+        budget = documents["PodDisruptionBudget", group["groupName"]]["spec"]
+        assert budget["minAvailable"] == 1
+        assert budget["selector"]["matchLabels"]["ray.io/group"] == group["groupName"]
+
+
 def test_the_highly_available_deployment_is_the_other_with_more_replicas() -> None:
     plain, more = (
         yaml.safe_load((FOLDER / "overlays" / name / "serve.yaml").read_text())
         for name in ("gpu", "high-availability")
     )
-    application = more["applications"][0]
-    assert {one["name"] for one in application.pop("deployments")} == {
-        "SmallWorker", "LargeWorker", "Orchestrator",
-    }  # fmt: skip
+    spread, per_node = (
+        {one["name"]: one["max_replicas_per_node"] for one in data.pop("deployments")}
+        for data in (plain["applications"][0], more["applications"][0])
+    )
+    assert spread == {"Orchestrator": 2}
+    assert per_node == {"SmallWorker": 1, "LargeWorker": 1, "Orchestrator": 1}
     for data in (plain, more):
         args = data["applications"][0]["args"]
         for pool in (args["workers"]["small"], args["workers"]["large"], args["orchestrator"]):

@@ -239,9 +239,8 @@ SERIES = {  # one that makes each alert fire, as promtool writes series
         "ray_baton_orchestrator_cpu_seconds_total 0+114x90",
     ],
     "BatonPoolFull": [
-        'ray_baton_worker_live_rows{worker="small"} 8x90',
-        'ray_baton_worker_queued{worker="small"} 8x90',
-        'ray_baton_worker_rows{worker="small"} 8x90',
+        'ray_baton_worker_queued{worker="small"} 64x90',  # no more wait in a replica
+        'ray_baton_worker_rows{worker="small"} 256x90',
     ],
     "BatonPrefixesLost": [
         'ray_baton_worker_affine_calls_total{worker="large"} 0+80x90',
