@@ -24,7 +24,7 @@ from pydantic import Field, FiniteFloat
 from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Script, Write
 from orchestrator.types import Classification, Message, Segment, Transcript
 from policies.judge import grade
-from policies.steps import Stepwise, attempt, blank, ends
+from policies.steps import Stepwise, attempt, blank, ends, steps_written
 from policies.task_group import gather
 
 CHOICE = (
@@ -81,7 +81,7 @@ class BestOfK(Stepwise):
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step. Where a worker fails, the large model writes it."""
-        if len(transcript.chain) >= self.first_n:
+        if steps_written(transcript) >= self.first_n:
             drafts = yield from self._drafts(transcript)
             scores = yield from self._scores(transcript, drafts)
             kept = self._kept(scores)
@@ -145,7 +145,11 @@ def choice(transcript: Transcript, drafts: Sequence[Segment], scoring: Scoring) 
 
 
 def shares(distribution: Classification, scoring: Scoring) -> list[float]:
-    """Each draft's score from the distribution over letters; all 0 where the reply is no letter."""
+    """Each draft's score from the distribution over letters.
+
+    All 0 where the reply is probably no letter: where all other tokens together are likelier than
+    the best letter (`greedy`), or than all letters (`expected`).
+    """
     *letters, none = distribution.probabilities
     if scoring == "greedy":
         best = max(distribution.probabilities)

@@ -26,7 +26,7 @@ from orchestrator.errors import Unsupported
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript, Verification
-from policies.steps import attempt, ends, write_out
+from policies.steps import REST, attempt, ends, write_out
 
 NOTHING = Segment("small", "")
 """No token is pending: the large model only writes the next one."""
@@ -88,16 +88,16 @@ class BiLD(Policy):
         """The small model's tokens, if it drafts, and the large model's verification of them.
 
         Gives the longer transcript, and whether the small model drafts next. Whatever fails on
-        the way, the large model writes all of the rest.
+        the way, the large model writes the rest of the chain.
         """
         draft = (yield from self._draft(transcript)) if drafting else NOTHING
         if draft is None:
-            return (yield from write_out(transcript, "large")), False
+            return (yield from Write("large", transcript, REST)), False
         verification = yield from self._verify(transcript, draft)
         if verification is None:
             if draft.tokens:
                 yield from Reject(draft)
-            return (yield from write_out(transcript, "large")), False
+            return (yield from Write("large", transcript, REST)), False
         place = self._refused(draft, verification)
         kept, dropped = (draft, NOTHING) if place is None else verification.split(draft, place)
         if kept.tokens or ends(kept):

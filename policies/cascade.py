@@ -20,7 +20,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.types import Segment, Transcript
 from policies.judge import Judging, Scoring, grade
-from policies.steps import attempt, blank, logprobs_of
+from policies.steps import attempt, blank, logprobs_of, steps_written
 
 
 class Cascade(Judging):
@@ -55,7 +55,7 @@ class Cascade(Judging):
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step: accepted by either judge, or the large model's."""
-        if len(transcript.chain) >= self.first_n:
+        if steps_written(transcript) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
                 score, kept = yield from self.verdict(transcript, draft.segment)

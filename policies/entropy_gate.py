@@ -17,7 +17,7 @@ from pydantic import Field
 
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.types import Transcript
-from policies.steps import Stepwise, attempt, blank
+from policies.steps import Stepwise, attempt, blank, steps_written
 
 
 class EntropyGate(Stepwise):
@@ -40,7 +40,7 @@ class EntropyGate(Stepwise):
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step, the small model's if it is sure of the first token."""
-        if len(transcript.chain) >= self.first_n:
+        if steps_written(transcript) >= self.first_n:
             glimpse = replace(self.criteria, max_entropy=self.threshold)
             draft = yield from attempt(Generate("small", transcript, glimpse))
             if draft is not None and draft.segment.finish != "doubt":

@@ -146,7 +146,10 @@ def grade(
 
 
 def greedy_score(digits: Classification) -> float:
-    """The likeliest digit; 0 where another token is likelier, as in the released code."""
+    """The likeliest digit; 0 where all other tokens together are likelier.
+
+    SpecReason's released code compares with the likeliest single one, which is not known here.
+    """
     best = max(range(len(digits.labels)), key=lambda index: digits.probabilities[index])
     if digits.outside > digits.probabilities[best] * (1 - digits.outside):
         return 0.0

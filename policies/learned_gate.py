@@ -2,9 +2,10 @@
 
 SpecReason (arXiv 2504.07891) asks the large model about every step. Here a small model of the pair
 (gate.py) says first, from what a draft itself shows, how likely it is that the large model's step
-would change the answer. The small model drafts on as long as what nobody has read is probably
-right: until the probability that any of it is not exceeds `risk`, or `window` drafts wait. A chain
-that ends before that is never read.
+would change the answer. The small model drafts a window of steps as long as they are probably all
+right: until the probability that any of them is not exceeds `read_above`, or `window` drafts wait,
+or the chain ends. Where it is at most `risk` then, they are kept unread, and the next window begins
+without their doubt: `risk` is per window, not per chain.
 
 Otherwise the large model reads all that waits in one pass, and the gate decides anew about each
 draft. The first above `correct_above` is cut where the large model found it unlikely, and the large

@@ -26,7 +26,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
+from orchestrator.errors import ContextLengthExceeded, Spent, Unsupported, WorkerError
 from orchestrator.loop.actions import Accept, Classify, Generate, Reject, Script, WorkerName, Write
 from orchestrator.types import Message, Segment, Transcript
 from policies.judge import Judging
@@ -93,6 +93,11 @@ class Lookahead(Judging):
     def one_vocabulary(self) -> bool:
         return self.verifier == "judge" and super().one_vocabulary
 
+    @property
+    def width(self) -> int:
+        # A step is judged, or written by the large model; the last one is drafted meanwhile.
+        return self.depth + (self.verifier == "equivalence")
+
     def solve(self, transcript: Transcript) -> Script[None]:
         window = Window()
         transcript = yield from self.think(transcript, partial(self.step, window))
@@ -132,7 +137,7 @@ class Lookahead(Judging):
         return window.steps.popleft()
 
     def _extend(self, window: Window, transcript: Transcript) -> Script[None]:
-        """Start the next draft, if the window has room and the last step ahead is drafted."""
+        """Start the next step, if the window has room and the last step ahead is drafted."""
         if window.steps:
             last = window.steps[-1]
             if len(window.steps) >= self.depth or last.draft is None:
@@ -141,12 +146,16 @@ class Lookahead(Judging):
                 return
             transcript = last.transcript.extend(last.draft)
         step = StepAhead(transcript)
+        if self.verifier == "equivalence":
+            own = Generate("large", transcript, self.criteria)
+            try:
+                yield from window.tasks.start(("own", step), own)
+            except Spent:
+                if not window.steps:
+                    raise
+                return  # the steps before it may take all that is left; they may leave some
         window.steps.append(step)
         yield from window.tasks.start(("draft", step), Generate("small", transcript, self.criteria))
-        if self.verifier == "equivalence":
-            yield from window.tasks.start(
-                ("own", step), Generate("large", transcript, self.criteria)
-            )
 
     def _verify(self, window: Window, step: StepAhead) -> Script[None]:
         """Start the verification of a step, once the segments that it needs are there."""

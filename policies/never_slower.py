@@ -29,7 +29,7 @@ from pydantic import Field
 from orchestrator.loop.actions import Account, Recent, Script, Write
 from orchestrator.types import Cost, Transcript
 from policies.specreason import SpecReason
-from policies.steps import REST
+from policies.steps import REST, steps_written
 
 PROBES = 0.1
 
@@ -104,7 +104,7 @@ class NeverSlower(SpecReason):
         spent = (yield from Account()) - before
         account.large_ms += spent.large_ms
         account.large_tokens += spent.large_tokens
-        if len(transcript.chain) >= self.first_n:
+        if steps_written(transcript) >= self.first_n:
             account.shared_steps += 1
             account.shared_ms += spent.ms
             account.shared_tokens += after.chain.tokens - transcript.chain.tokens

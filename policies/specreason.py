@@ -12,7 +12,7 @@ from pydantic import Field
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.types import Transcript
 from policies.judge import Judging
-from policies.steps import attempt
+from policies.steps import attempt, steps_written
 
 
 class SpecReason(Judging):
@@ -26,7 +26,7 @@ class SpecReason(Judging):
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step. Where a worker fails, the large model writes it."""
-        if len(transcript.chain) >= self.first_n:
+        if steps_written(transcript) >= self.first_n:
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
                 score = yield from self.score(transcript, draft.segment)

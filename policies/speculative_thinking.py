@@ -8,7 +8,8 @@ it is: an affirmation ("yes"), a reflection ("wait"; a verification counts as on
 2. Verification: if what was kept wants to check something, the large model goes on for n2 tokens.
 3. Excessive reflection: after `patience` kept reflections a sentence that calls for a check is put
    in, the large model follows it for n3 tokens, and both numbers grow (the released code anneals
-   them; the paper is silent on that).
+   them; the paper is silent on that). Where the chain is the answer nothing is put in, and the
+   large model writes these tokens all the same: an answer is the models' own.
 
 The large model always writes a number of tokens, never "a sentence": the small one takes the pen
 back wherever that is, usually in the middle of one, and writes to the end of the paragraph. A small
@@ -62,7 +63,7 @@ class SpeculativeThinking(Policy):
     check: str = Field(
         default="Let me check whether there are some wrong steps:",
         min_length=1,
-        description="the sentence that is put in before a check",
+        description="the sentence that is put into a thought before a check",
     )
     affirmation: Keywords = Field(
         default=("yeah", "yes", "final answer", "confident"), description="words of an affirmation"
@@ -106,7 +107,8 @@ class SpeculativeThinking(Policy):
             if not self._at_delimiter(transcript):
                 transcript = yield from self._paragraph(transcript)
             elif patience is not None and reflections >= patience:
-                transcript = yield from Accept(transcript, Segment("policy", self.check))
+                if transcript.thinking:  # an answer is the models' own, and may have to keep a form
+                    transcript = yield from Accept(transcript, Segment("policy", self.check))
                 transcript = yield from self._take_over(transcript, n3)
                 reflections = 0
                 patience = _grown(patience, self.patience_growth, self.patience_max)

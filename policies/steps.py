@@ -123,6 +123,15 @@ def joined(drafts: Sequence[Segment]) -> Segment:
     )
 
 
+def steps_written(transcript: Transcript) -> int:
+    """How many segments of the chain models wrote: a text that was given or put in is none."""
+    return transcript.chain.fold(_count_written, 0)
+
+
+def _count_written(count: int, segment: Segment) -> int:
+    return count + (segment.author != "policy")
+
+
 def logprobs_of(draft: Segment) -> tuple[float, ...]:
     """The log-probabilities of a draft's tokens.
 

@@ -18,9 +18,9 @@ are the small model's. And a takeover is a number of tokens, which may end withi
 several steps later: no pass is spent on what the large model writes.
 
 Steps are accepted or rejected whole, so that the large model rewrites a step from its beginning
-(BiLD instead cuts the draft at the token, by `Verification.split`). The end of a thought is not a
-token that the large model verifies, so a step that also ends the thought is judged by its text; an
-end with no text before it is left to the large model.
+(BiLD instead cuts the draft at the token, by `Verification.split`). The end of the thought, where a
+step claims it, counts as one of its tokens; an end with no text before it is left to the
+large model.
 """
 
 from __future__ import annotations

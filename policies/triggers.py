@@ -24,7 +24,7 @@ from pydantic import Field, StringConstraints
 
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Write
 from orchestrator.types import Segment, Transcript
-from policies.steps import Stepwise, attempt, blank, logprobs_of, repeats
+from policies.steps import Stepwise, attempt, blank, logprobs_of, repeats, steps_written
 
 Openings: TypeAlias = tuple[
     Annotated[str, StringConstraints(pattern=r"\S", to_lower=True, strip_whitespace=True)], ...
@@ -68,7 +68,7 @@ class Triggers(Stepwise):
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step, the small model's where no trigger is pulled."""
-        if len(transcript.chain) >= self.first_n and not self._hesitates(transcript):
+        if steps_written(transcript) >= self.first_n and not self._hesitates(transcript):
             draft = yield from attempt(Generate("small", transcript, self.criteria))
             if draft is not None:
                 if self._harmless(transcript, draft.segment):

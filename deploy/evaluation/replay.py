@@ -169,6 +169,7 @@ def _drive(
                 case Cancel(job), _:
                     open_jobs.pop(job, None)
             yield from runner.on_result(called)
+        yield from runner.rest_of_text()
         for job in open_jobs:
             yield runner.note(next_answer(Cancel(job)))
         ended = recording.ended

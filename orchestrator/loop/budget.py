@@ -31,6 +31,7 @@ class Budget:
     """The caps of one request: `thought` tokens of thinking, `total` with the answer.
 
     `reserve`: tokens at the end of a thought that are given up for an answer where `total` cuts it.
+    `nudges`: whether `NUDGE` may begin an answer.
     """
 
     total: int
@@ -39,6 +40,7 @@ class Budget:
     reserve: int = 0
     ignore_eos: bool = False
     min_tokens: int = 0
+    nudges: bool = True
 
     @classmethod
     def of(cls, limits: Limits, budget: int | None = None, reserve: int = 0) -> Budget:
@@ -54,7 +56,12 @@ class Budget:
         total = limits.max_tokens
         thought = total if budget is None else min(budget, total)
         reserve = 0 if limits.ignore_eos else min(reserve, total // 2)
-        return cls(total, thought, limits.stop, reserve, limits.ignore_eos, limits.min_tokens)
+        # It would break a form that the answer must match. Tools leave the text free, where a model
+        # need not call any; where it must, no turn ends without a call.
+        nudges = limits.constraint is None or limits.constraint.kind == "tools"
+        return cls(
+            total, thought, limits.stop, reserve, limits.ignore_eos, limits.min_tokens, nudges
+        )
 
     def left(self, transcript: Transcript) -> int:
         """Tokens that the phase the transcript is in may still take."""
@@ -123,9 +130,11 @@ class Budget:
         return after
 
     def _lacks_answer(self, transcript: Transcript, segment: Segment) -> bool:
-        """Whether a model has thought, and ends its turn before it has answered anything."""
+        """Whether a model has thought, and ends its turn before it has answered anything, though it
+        may be asked for more."""
         return (
-            transcript.thinking
+            self.nudges
+            and transcript.thinking
             and segment.finish != "stop"
             and not transcript.thought.is_blank
             and transcript.answer.is_blank

@@ -91,6 +91,7 @@ class Executor:
         self._prefills: dict[Generate, asyncio.Task[ActionCompleted]] = {}
         self._running: dict[Job, _Running] = {}
         self._calls = self._started = 0
+        self._stopped = False
         # A seed per call even where the request has none: a call retried elsewhere is the same.
         self._seed = secrets.randbits(53) if sampling.seed is None else sampling.seed
 
@@ -170,6 +171,10 @@ class Executor:
             answer = error
         yield ActionCompleted(action, answer, (perf_counter() - began) * 1000)
 
+    def stop_writing(self) -> None:
+        """Let a Write end with what it has made: the answer is complete."""
+        self._stopped = True
+
     def jobs(self) -> list[Job]:
         """Jobs that have neither been waited for nor cancelled."""
         return list(self._running)
@@ -221,6 +226,11 @@ class Executor:
         tokens: list[int] = []
         logprobs: list[float] = []
         answer: Any = None
+
+        def made() -> Generation:
+            segment = Segment(name, shown, tuple(tokens), tuple(logprobs))
+            return Generation(segment, Usage(generated=len(tokens)), ms)
+
         try:
             while answer is None:
                 began = perf_counter()  # how long a slow reader takes is not the worker's time
@@ -242,12 +252,13 @@ class Executor:
                     shown += text
                     yield TextDelta(name, phase, text, len(tokens) - told)
                     told = len(tokens)
+                    if self._stopped and answer is None:
+                        answer = made()
         except (WorkerError, InvalidRequest) as error:
             answer = error
             if shown and isinstance(error, WorkerError | ContextLengthExceeded):
                 log.warning("request %s: %s worker: %s", self._request, name, error)
-                segment = Segment(name, shown, tuple(tokens), tuple(logprobs))
-                answer = Generation(segment, Usage(generated=len(tokens)), ms)
+                answer = made()
         finally:
             await _close_stream(stream)
         yield ActionCompleted(action, answer, ms)

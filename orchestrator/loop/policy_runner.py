@@ -7,7 +7,7 @@ recording says they answered; what follows from an answer is the same in both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
@@ -19,10 +19,12 @@ from orchestrator.loop.actions import (
     Account,
     Action,
     Cancel,
+    Classify,
     Close,
     First,
     Generate,
     Reject,
+    Start,
     Write,
 )
 from orchestrator.loop.budget import NUDGE, Budget
@@ -119,7 +121,7 @@ class PolicyRunner:
         self._rationed = False
         while self.transcript.is_open and self.spending.capped:
             try:
-                left = self.spending.left(self.response.totals(), self.response.running)
+                left = self.spending.left(self.response.totals(), self._competing(action))
                 allowed = self.spending.allow(action, left)
             except Spent as error:
                 self._count_idle()
@@ -128,6 +130,12 @@ class PolicyRunner:
                 self._rationed = allowed is not action
                 return allowed
         return action
+
+    def _competing(self, action: Action[Any]) -> Iterable[Action[Any]]:
+        """The running calls that may use up what this action would spend: none if it is a question,
+        which makes no tokens."""
+        asked = action.action if isinstance(action, Start) else action
+        return () if isinstance(asked, Classify) else self.response.running
 
     def on_result(self, item: PromptsRead | TextDelta | ActionCompleted) -> Iterator[Event]:
         """Take in what the executor gives: the events it causes, the last of them `item` itself.
@@ -144,7 +152,7 @@ class PolicyRunner:
         done = self.transcript.done
         yield from map(self.response.add, self._apply(item))
         if self.transcript.done and not done:
-            yield from map(self.response.add, self._end_of_text())
+            yield from self.rest_of_text()
         yield self.response.add(item)
 
     def _add_prefills(self, prefilled: Sequence[ActionCompleted]) -> Iterator[ActionCompleted]:
@@ -165,6 +173,12 @@ class PolicyRunner:
         self.response.calls = next(iter(formats), None)
         yield from map(self.response.add, prefilled)
 
+    def rest_of_text(self) -> Iterator[TextDelta]:
+        """What was held back for stop strings, once the answer has ended; given once."""
+        last = self.transcript.last
+        if last is not None and (rest := self._stops.end()):
+            yield self.response.add(TextDelta(last.author, self.phase, rest))
+
     def note(self, result: ActionCompleted) -> ActionCompleted:
         """Count what happened outside the script: a job that it left running."""
         return self.response.add(result)
@@ -178,6 +192,11 @@ class PolicyRunner:
     def close(self) -> None:
         """Close the script: a policy's own `finally` runs."""
         self._script.close()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string of the caller's was found: nothing is shown behind it."""
+        return self._stops.found
 
     @property
     def phase(self) -> Literal["thought", "answer"]:
@@ -199,11 +218,6 @@ class PolicyRunner:
     def _written(self) -> int:
         """Tokens of the text so far, and the ends that a model wrote itself."""
         return sum(self.response.shown.values()) + self.transcript.ends
-
-    def _end_of_text(self) -> Iterator[TextDelta]:
-        last = self.transcript.last
-        if last is not None and (rest := self._stops.end()):
-            yield TextDelta(last.author, self.phase, rest)
 
     def _commit(
         self, segment: Segment, allowed: int | None = None

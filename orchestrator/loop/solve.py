@@ -106,6 +106,10 @@ async def solve(
                     for event in runner.on_result(item):
                         yield event
                         _check_complete(limits, event)
+                    if runner.stopped:  # by a string of which an earlier segment has a part
+                        executor.stop_writing()
+        for event in runner.rest_of_text():
+            yield event
         for job in executor.jobs():
             yield runner.note(ActionCompleted(Cancel(job), await executor.cancel(job), 0.0))
         yield runner.complete((perf_counter() - began) * 1000)

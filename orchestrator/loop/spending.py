@@ -8,8 +8,8 @@ chain. The answer that follows a thought is the policy's business again.
 
 Tokens count when they are made, drafts that are thrown away as well, and those of drafts that are
 still being made count as if they took all they may: the cap is never exceeded. A price is counted
-over all calls of both models; the calls that are running and what the small model and the answer
-still cost come on top.
+over all calls of both models, and those drafts likewise; other calls that are running, and what the
+small model and the answer still cost, come on top.
 
 Everything follows from results, so a replay spends the same.
 """
@@ -74,7 +74,7 @@ class Spending:
             money = self.cost - self.prices.of(totals)
             affordable = money * 1e6 / self.prices.large if self.prices.large else inf
             # The last token is not lost to rounding.
-            left = min(left, affordable + 1e-6) if money > 0 else 0
+            left = min(left, affordable - reserved + 1e-6) if money > 0 else 0
         return left
 
     def allow(self, action: Action[Any], left: float) -> Action[Any]:

@@ -33,6 +33,7 @@ from orchestrator.types import (
 )
 from policies.bild import NOTHING, BiLD
 from policies.single import LargeOnly
+from policies.steps import REST
 from tests.policies import plays
 from tests.policies.plays import GONE, TRACE
 from workers.engine.loading import load
@@ -306,6 +307,17 @@ def test_who_answers(by: str, worker: str) -> None:
     assert answer.worker == worker
     if by == "small":
         assert play(GONE).worker == "large"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("replies", [[GONE], [draft("ab"), GONE, None]])
+def test_who_answers_behind_a_failure_too(replies: list[Any]) -> None:
+    play = drafting(answer_by="small")
+    for reply in replies:
+        play(reply)
+    assert play.asked == Write("large", TRACE, REST)
+    answer = play(replace(TRACE, closed=True))
+    assert isinstance(answer, Write)
+    assert answer.worker == "small"
 
 
 @pytest.mark.parametrize(

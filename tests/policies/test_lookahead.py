@@ -12,13 +12,14 @@ from pydantic import ValidationError
 
 from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
 from deploy.evaluation.replay import replay
-from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
+from orchestrator.errors import ContextLengthExceeded, Spent, Unsupported, WorkerUnavailable
 from orchestrator.loop.actions import (
     Accept,
     Cancel,
     Classify,
     First,
     Generate,
+    Job,
     Reject,
     Start,
     Write,
@@ -155,9 +156,9 @@ def test_a_pair_that_cannot_judge_so_is_told() -> None:
 
 def equivalence(**parameters: Any) -> tuple[Play, list[Any]]:
     play = Play(Lookahead(verifier="equivalence", depth=1, **parameters))
-    begun, jobs = play.begins()
-    assert begun == [Generate("small", TRACE, SPAN), Generate("large", TRACE, SPAN)]
-    return play, jobs
+    begun, (large, small) = play.begins()
+    assert begun == [Generate("large", TRACE, SPAN), Generate("small", TRACE, SPAN)]
+    return play, [small, large]
 
 
 def test_equal_steps_need_no_judge() -> None:
@@ -217,6 +218,41 @@ def test_a_blank_step_of_the_large_models_own_is_written_anew() -> None:
     play((small, ONE))
     assert play((large, own("\n\n"))) == Reject(ONE.segment, None)
     assert play(None) == Write("large", TRACE, SPAN)
+
+
+def test_what_steps_ahead_may_take_delays_the_next_one() -> None:
+    play = Play(Lookahead(verifier="equivalence"))
+    _, (large, small) = play.begins()
+    following = Start(Generate("large", AFTER_ONE, SPAN))
+    assert play((small, ONE)) == following
+    assert play(Spent("spent")) == First((large,))
+    assert play((large, own("one.\n\n"))) == following  # which has left some
+    assert play(Job(7)) == Start(Generate("small", AFTER_ONE, SPAN))
+    assert play(Job(8)) == Accept(TRACE, ONE.segment, 9.0)
+
+
+def test_once_all_is_spent_the_rest_is_written() -> None:
+    play = Play(Lookahead(verifier="equivalence"))
+    assert play.first == Start(Generate("large", TRACE, SPAN))
+    assert play(Spent("spent")) == Write("large", TRACE, SPAN)
+
+
+@pytest.mark.parametrize("verifier", ["judge", "equivalence"])
+def test_its_width_is_how_many_calls_run_at_once(verifier: Any) -> None:
+    policy = Lookahead(depth=3, verifier=verifier)
+    play, drafts = Play(policy), iter((ONE, TWO, THREE))
+    running: dict[Any, Any] = {}
+    most = 0
+    while True:
+        begun, jobs = play.begins()
+        running |= zip(jobs, begun, strict=True)
+        most = max(most, len(running))
+        drafting = [job for job, call in running.items() if call.worker == "small"]
+        if not drafting:
+            break
+        del running[drafting[0]]
+        play((drafting[0], next(drafts)))
+    assert most == policy.width
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,12 @@ def test_rule_3_checks_when_the_counter_is_reached_exactly_and_grows() -> None:
         assert isinstance(question, Generate)
 
 
+def test_rule_3_puts_nothing_into_an_answer() -> None:
+    answer = START.without_thought().extend(segment("small", "First, 2+2=4.\n\n"))
+    transcript, question = reflect(Play(answer, patience=1, n3=10), answer)
+    assert question == Write("large", transcript, StopCriteria(10))
+
+
 def test_growth_never_shrinks_what_is_beyond_its_cap() -> None:
     play = Play(patience=1, patience_max=1, n3=300, n3_max=200)
     transcript = AFTER_ONE

@@ -1,11 +1,15 @@
-"""When a thought goes in circles."""
+"""When a thought goes in circles, and which of its segments are steps."""
 
 from __future__ import annotations
 
 import pytest
 
-from orchestrator.types import Message, Segment, Segments, Transcript
+from orchestrator.loop.events import RequestCompleted
+from orchestrator.loop.solve import solve
+from orchestrator.types import Limits, Message, Sampling, Segment, Segments, Transcript
+from policies import POLICIES
 from policies.steps import COMPARED, _last_steps, repeats
+from workers.scripted import Scripted
 
 
 def thought(steps: str) -> Transcript:
@@ -45,3 +49,22 @@ def test_of_a_thought_without_steps_only_the_end_is_looked_at() -> None:
     begun = written(*[line] * 2000, "\n\n", *["a\n\n"] * 2)
     assert repeats(begun)
     assert len(_last_steps(begun, 8)) <= COMPARED
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, policy in POLICIES.items() if "first_n" in policy.model_fields]
+)
+async def test_a_text_that_is_gone_on_with_is_none_of_the_first_steps(name: str) -> None:
+    begun = (Message("user", "2+2?"), Message("assistant", "It is"))
+    both = Scripted(story=("", "It is four.\n\nSo four."), thinks=False)
+    events = solve(
+        POLICIES[name](first_n=1),  # type: ignore[call-arg]
+        begun,
+        {"small": both, "large": both},
+        request="r",
+        sampling=Sampling(),
+        limits=Limits(),
+    )
+    *_, ended = [event async for event in events]
+    assert isinstance(ended, RequestCompleted)
+    assert (ended.steps[0].author, ended.steps[0].text) == ("large", " four.\n\n")

@@ -155,9 +155,11 @@ async def test_when_to_come_again_goes_by_who_waits_and_how_long_answers_take() 
     await asyncio.gather(*waiting)
 
 
-def test_several_drafts_at_once_count_as_such() -> None:
+def test_several_calls_at_once_count_as_such() -> None:
     assert POLICIES["best-of-k"](k=7).width == 7  # type: ignore[call-arg]
-    assert {policy().width for name, policy in POLICIES.items() if name != "best-of-k"} == {1}
+    assert POLICIES["lookahead"](depth=3).width == 3  # type: ignore[call-arg]
+    others = POLICIES.keys() - {"best-of-k", "lookahead"}
+    assert {POLICIES[name]().width for name in others} == {1}
 
 
 async def test_one_key_has_so_many_prompt_tokens_live_and_another_its_own() -> None:

@@ -8,11 +8,12 @@ import pytest
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.loop.actions import Script, Write
-from orchestrator.loop.budget import Budget, spent
+from orchestrator.loop.budget import NUDGE, Budget, spent
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.policy_runner import PolicyRunner
 from orchestrator.types import (
+    Constraint,
     Finish,
     Generation,
     Limits,
@@ -135,6 +136,19 @@ def test_a_length_short_of_what_was_allowed_is_a_full_context(transcript: Transc
 def test_nothing_left_to_answer_with_is_done() -> None:
     after = Budget.of(Limits(max_tokens=1)).commit(QUESTION, said(1))
     assert (after.closed, after.forced, after.done, after.finish) == (True, True, True, "length")
+
+
+@pytest.mark.parametrize(
+    ("constraint", "nudged"),
+    [(None, True), (Constraint("tools", "{}"), True), (Constraint("regex", "(six)?"), False)],
+)
+def test_an_answer_that_must_match_a_form_is_not_begun_for_the_model(
+    constraint: Constraint | None, nudged: bool
+) -> None:
+    budget = Budget.of(Limits(constraint=constraint))
+    thought = budget.commit(QUESTION, said(3, "think_end"))
+    after = budget.commit(thought, said(0, "eos"))
+    assert (after.last is NUDGE, after.done) == (nudged, not nudged)
 
 
 def test_empty_segments_leave_no_mark() -> None:

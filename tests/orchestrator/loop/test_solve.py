@@ -699,3 +699,25 @@ async def test_a_stop_string_across_steps_is_never_shown(stop: str, left: str) -
     *_, ended = events
     assert isinstance(ended, RequestCompleted)
     assert (ended.transcript.finish, ended.transcript.done) == ("stop", True)
+
+
+async def test_what_stop_strings_hold_back_shows_where_the_context_ends_the_answer() -> None:
+    both = Scripted(story=PLAIN, thinks=False, context=6)  # the question and the first step
+    workers: dict[WorkerName, Scripted] = {"small": both, "large": both}
+    _, ended = await run(SpecReason(), workers, limits=Limits(stop=("4.\n\nor",)))
+    assert (answer(ended), ended.transcript.finish) == ("2+2 is 4.\n\n", "length")
+
+
+async def test_a_stop_string_across_segments_ends_the_call_that_completes_it() -> None:
+    def body(transcript: Transcript) -> Script[None]:
+        transcript = yield from Write("large", transcript, StopCriteria(3))
+        yield from write_out(transcript, "large")
+
+    large = Scripted([Say("2+2 is 4.\n\n", "length"), "and 2 more is 6."], thinks=False)
+    policy = scripted_policy(body, "large")
+    events = [e async for e in start(policy, {"large": large}, limits=Limits(stop=("\n\nand",)))]
+    *_, ended = events
+    assert isinstance(ended, RequestCompleted)
+    assert "".join(e.text for e in events if isinstance(e, TextDelta)) == "2+2 is 4."
+    assert (ended.transcript.text, ended.transcript.finish) == ("2+2 is 4.\n\nand ", "stop")
+    assert (ended.metrics.large_tokens, large.live) == (4, 0)

@@ -58,6 +58,8 @@ def test_what_is_left_of_money() -> None:
     spending = Spending(cost=1e-3, prices=PRICES)
     assert int(spending.left(used())) == 100
     assert int(spending.left(used(small=500, large=20))) == 30
+    draft = Generate("large", TRACE, StopCriteria(12))
+    assert int(spending.left(used(small=500, large=20), [draft, draft])) == 6
     assert int(spending.left(used(small=999))) == 0
     assert spending.left(used(small=2000)) == 0
     assert Spending(cost=1e-3, prices=TokenPrices(small=1)).left(used()) == inf  # large is free
@@ -222,6 +224,28 @@ async def test_the_large_model_begins_alone_and_the_small_one_ends_it() -> None:
         ("small", 11),
     ]
     assert [part.author for part in ended.transcript.answer] == ["large"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "name", [name for name, policy in POLICIES.items() if "answer_by" in policy.model_fields]
+)
+async def test_behind_a_cap_answers_who_is_named(name: str) -> None:
+    policy = POLICIES[name](**PLAIN[name], answer_by="small", max_large_tokens=1)
+    _, ended, _ = await run(policy, Limits())
+    assert [part.author for part in ended.transcript.answer] == ["small"]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("own", [STORY[0], STORY[0].upper(), STORY[0].replace("6", "six")])
+async def test_what_running_drafts_may_take_is_not_spent(own: str) -> None:
+    policy = POLICIES["lookahead"](verifier="equivalence", max_large_tokens=512)  # one step's cap
+    workers: Any = {"small": Scripted(small), "large": Scripted(story=(own, STORY[1]), scores=(1,))}
+    given = solve(policy, QUESTION, workers, request="r", sampling=Sampling(), limits=Limits())
+    *_, ended = [event async for event in given]
+    assert isinstance(ended, RequestCompleted)
+    assert ended.transcript.text == STORY[0]
+    assert {part.author for part in ended.transcript.thought} == {"small"}
 
 
 @pytest.mark.asyncio
