@@ -235,6 +235,13 @@ class ResponseParser:
             if chunk.stop in self._options.criteria.until:
                 return "until"
             return "think_end" if chunk.stop == self._closing else "stop"
+        if self._capabilities.numbered:
+            # llama.cpp does not say at what it stopped. A delimiter that ended no step is in the
+            # text all the same, and the worker goes on behind it; markers and stop strings would
+            # have been seen.
+            text = self._detokenizer.text
+            if any(one in text for one in self._options.criteria.until):
+                return "until"
         # A thought that ends with no sign in its text was closed by its (invisible) marker.
         return "think_end" if self._closing and self._closed(chunk) else "eos"
 

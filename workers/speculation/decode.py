@@ -22,7 +22,6 @@ from workers.model.masking import mask
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.method import Method
-from workers.speculation.vanilla import Vanilla
 
 
 class Decoder:
@@ -104,7 +103,7 @@ class Decoder:
     def begins_alike(self, method: str | None, sampling: Sampling) -> bool:
         """Whether a round draws a row's first token as `join` does: without drafts, or greedily."""
         used = self._named(method)
-        return isinstance(used, Vanilla) or (used.lossless and sampling.is_greedy)
+        return not used.drafts or (used.lossless and sampling.is_greedy)
 
     def _named(self, name: str | None) -> Method:
         return self.method if name is None else self.named[name]

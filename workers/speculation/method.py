@@ -33,6 +33,7 @@ class Method:
     """
 
     lossless = True
+    drafts = True  # whether anything is drafted
     sampler: rejection.RejectionSampler = staticmethod(rejection.independent)  # fits the draws
     by_path = False  # whether whole paths are verified instead of one node after the other
     converged = True  # whether it has ended its trials; a method that adapts needs some steps

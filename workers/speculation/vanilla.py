@@ -7,7 +7,9 @@ from workers.speculation.method import Method
 
 
 class Vanilla(Method):
-    """Plain decoding, one token a pass; everything is the default."""
+    """Plain decoding, one token a pass; everything else is the default."""
+
+    drafts = False
 
     def __init__(self, target: Target, load_model: object = None) -> None:
         super().__init__(target)

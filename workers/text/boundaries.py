@@ -13,12 +13,17 @@ from typing import NamedTuple
 from orchestrator.types import Transcript
 
 _MARKS = re.compile(
-    r"^ {0,3}(?P<fence>`{3,}|~{3,})(?P<info>[^\n]*)$"
-    r"|(?P<begin>\\begin\{(?P<name>[^}\n]{1,40})\})|\\end\{(?P<end>[^}\n]{1,40})\}"
-    r"|(?P<dollars>(?<!\\)\$\$)|(?P<open>(?<!\\)\\\[)|(?P<close>(?<!\\)\\\])",
+    r"^(?P<before>(?:[ \t>]|[-*+][ \t]|\d{1,9}[.)][ \t])*)"
+    r"(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})(?P<info>[^\n]*)$"
+    r"|(?<![\\`])(?P<ticks>`+)(?!`)[^\n]{0,500}?(?<!`)(?P=ticks)(?!`)"  # code in a line: no marks
+    r"|\\(?P<side>begin|end)\{(?P<name>[^}\n]{1,40})\}"
+    r"|(?<!\\)(?P<display>\$\$|\\\[|\\\])"
+    r"|(?P<blank>\n[ \t]*(?=\n))",
     re.MULTILINE,
 )
 _ANNOUNCES = (":", "\uff1a")  # the second is the colon of Chinese and Japanese
+_INDENT = 3  # columns by which the end of a fence may stand behind its beginning
+_BLANKS = 2  # blank lines that a formula may go over
 
 
 class StepEnd:
@@ -79,37 +84,48 @@ class StepEnd:
 
 
 class _Blocks(NamedTuple):
-    """The blocks that are open at some place of a text."""
+    """The blocks that are open at some place of a text.
+
+    fence: what it begins with, at that `column`. formulas: displays and environments, each by what
+    ends it. blanks: blank lines since the first of these began.
+    """
 
     fence: str = ""
-    dollars: bool = False
-    bracket: bool = False
-    environments: tuple[str, ...] = ()
+    column: int = 0
+    formulas: tuple[str, ...] = ()
+    blanks: int = 0
 
     @property
     def is_open(self) -> bool:
-        return any(self)
+        return bool(self.fence or self.formulas)
 
     def behind(self, lines: str) -> _Blocks:
         """Those that are open behind some more lines, the last of which may be unfinished."""
-        fence, dollars, bracket, environments = self
+        fence, column, formulas, blanks = self
         for mark in _MARKS.finditer(lines):
             if fence:
-                closing = mark["fence"] or ""
-                if closing.startswith(fence) and not mark["info"].strip():
+                closing, indent = mark["fence"] or "", len(mark["before"] or "")
+                if (
+                    closing.startswith(fence)
+                    and indent <= column + _INDENT
+                    and not mark["info"].strip()
+                ):
                     fence = ""
             elif mark["fence"]:
-                if not (mark["fence"][0] == "`" and "`" in mark["info"]):  # that is code in a line
-                    fence = mark["fence"]
-            elif mark["dollars"]:
-                dollars = not dollars
-            elif mark["open"] or mark["close"]:
-                bracket = bool(mark["open"])
-            elif mark["begin"]:
-                environments = (*environments, mark["name"])
-            elif mark["end"] in environments:
-                environments = environments[: environments.index(mark["end"])]
-        return _Blocks(fence, dollars, bracket, environments)
+                fence, column = mark["fence"], len(mark["before"])
+            elif mark["blank"]:
+                blanks += 1
+                if blanks > _BLANKS:  # the mark was none, or the end is forgotten
+                    formulas = ()
+            elif what := mark["name"] or mark["display"]:
+                end = "\\]" if what == "\\[" else what
+                unpaired = what == "$$" and what not in formulas
+                if mark["side"] == "begin" or what == "\\[" or unpaired:
+                    blanks = blanks if formulas else 0
+                    formulas = (*formulas, end)
+                elif end in formulas:
+                    formulas = formulas[: formulas.index(end)]
+        return _Blocks(fence, column, formulas, blanks)
 
 
 def begun(transcript: Transcript, delimiters: Sequence[str]) -> str:
@@ -117,7 +133,9 @@ def begun(transcript: Transcript, delimiters: Sequence[str]) -> str:
     ends, parts = tuple(filter(None, delimiters)), list[str]()
     if ends:
         for segment in reversed(transcript.phase):
-            if segment.finish == "until" and segment.text.rstrip(" ").endswith(ends):
+            text = segment.text
+            ended = text.endswith(ends) or text.rstrip(" ").endswith(ends)  # or spaces follow it
+            if ended and segment.finish == "until":
                 break
-            parts.append(segment.text)
+            parts.append(text)
     return "".join(reversed(parts))

@@ -48,6 +48,12 @@ class ChatTemplate:
         except TemplateError as error:
             raise ConfigError(f"the chat template is not valid Jinja: {error}") from error
 
+    @property
+    def today(self) -> str:
+        """The date, where the template may write it, so that nothing is kept beyond it; else
+        empty."""
+        return _strftime_now("%Y-%m-%d") if "strftime_now" in self.source else ""
+
     def render(
         self,
         messages: Sequence[Mapping[str, Any]],

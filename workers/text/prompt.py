@@ -19,8 +19,9 @@ import re
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
-from itertools import chain
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
@@ -44,8 +45,8 @@ _PROMPT_BYTES, _MARKUP_BYTES = 32 << 20, 4 << 20
 """What is kept of prompts, and of the markup between contents."""
 _TOKEN_BYTES = 16
 """Of a prompt's id in an array, and of the text that it stands for, about."""
-Part = int | tuple[int, ...]
-"""The index of a content, or ids of markup."""
+Part = int | str | tuple[int, ...]
+"""The index of a content, spaces of markup before one, or ids of markup."""
 
 
 class _Ids(NamedTuple):
@@ -74,7 +75,7 @@ class PromptRenderer:
         self._closing = closing
         try:
             for thinking in (True, False):
-                self._opening(("user",), thinking)
+                self._opening(("user",), thinking, self._today)
             self._side(("user",))
         except InvalidRequest as error:
             raise ConfigError(f"the chat template cannot render a question: {error}") from error
@@ -93,7 +94,9 @@ class PromptRenderer:
             check_length(int(size / self.tokenizer.token_chars), context, at_least=True)
             thinking = transcript.thinking and self.tokenizer.thinks
             loop = asyncio.get_running_loop()
-            ids = await loop.run_in_executor(self._thread, self._prompt, messages, thinking, owner)
+            ids = await loop.run_in_executor(
+                self._thread, self._prompt, messages, thinking, owner, self._today
+            )
             check_length(len(ids), context)
 
     def transcript(self, transcript: Transcript, owner: str = "") -> list[int]:
@@ -103,7 +106,8 @@ class PromptRenderer:
         from the time what somebody else asked.
         """
         thinking = transcript.thinking and self.tokenizer.thinks
-        ids = [*self._prompt(transcript.messages, thinking, owner), *self._ids(transcript.thought)]
+        prompt = self._prompt(transcript.messages, thinking, owner, self._today)
+        ids = [*prompt, *self._ids(transcript.thought)]
         if transcript.closed:
             if transcript.thinking:
                 ids.extend(self._closing)
@@ -147,7 +151,7 @@ class PromptRenderer:
     def side(self, turns: Sequence[Message], lead_in: str) -> list[int]:
         """What follows a transcript for a judge: end of turn, the turns, the start of the reply."""
         parts = self._side(tuple(turn.role for turn in turns))
-        ids = self._fill(parts, [turn.content for turn in turns], self.tokenizer.encode)
+        ids = self._fill(parts, [self._content(turn) for turn in turns], self.tokenizer.encode)
         return ids + list(self.tokenizer.encode(lead_in))
 
     @cached_property
@@ -198,18 +202,22 @@ class PromptRenderer:
         if len(messages) not in texts:
             raise InvalidRequest("this model's chat template ignores assistant messages")
         texts = texts[: texts.index(len(messages))]
-        return "".join(messages[t].content if isinstance(t, int) else t for t in texts)
+        return "".join(self._content(messages[t]) if isinstance(t, int) else t for t in texts)
+
+    @property
+    def _today(self) -> str:
+        return self.tokenizer.chat_template.today
 
     def _render_prompt(
-        self, messages: tuple[Message, ...], thinking: bool, owner: str
+        self, messages: tuple[Message, ...], thinking: bool, owner: str, today: str
     ) -> Sequence[int]:
-        """`owner` says for whom it is remembered."""
+        """`owner` says for whom it is remembered, `today` (`ChatTemplate.today`) until when."""
         if messages[0].role == "prompt":
             return array("I", self._continued(messages[0]))
         if _has_tools(messages):
             return array("I", self._with_tools(messages, thinking))
-        parts = self._opening(tuple(message.role for message in messages), thinking)
-        contents = [message.content for message in messages]
+        parts = self._opening(tuple(message.role for message in messages), thinking, today)
+        contents = [self._content(message) for message in messages]
         return array("I", self._fill(parts, contents, self.tokenizer.encode_anew))
 
     def _with_tools(self, messages: tuple[Message, ...], thinking: bool) -> list[int]:
@@ -224,7 +232,7 @@ class PromptRenderer:
         tools = None
         if messages[0].role == "tools":
             tools, messages = json.loads(messages[0].content), messages[1:]
-        contents = [message.content for message in messages]
+        contents = [self._content(message) for message in messages]
         shown = [self._shown(i, message, contents) for i, message in enumerate(messages)]
         safe = self._safe(tools, contents)
         texts = self._pieces(shown, thinking, safe)
@@ -288,6 +296,23 @@ class PromptRenderer:
             return _slot(len(contents) - 1)
         return value
 
+    def _content(self, message: Message) -> str:
+        """A message's content as the template would write it."""
+        return message.content.strip() if message.role in self._trimmed else message.content
+
+    @cached_property
+    def _trimmed(self) -> frozenset[str]:
+        """Roles whose contents the template writes without the white space around them, as those of
+        Llama 3 and Gemma do; of placeholders, which have none, it is not seen."""
+        trimmed = set[str]()
+        for roles in (("system", "user"), ("user", "assistant", "user")):
+            messages = [{"role": r, "content": f"\x1f{_slot(i)}\x1f"} for i, r in enumerate(roles)]
+            with suppress(TemplateError, TypeError, ValueError):
+                text = self._written(messages, thinking=False)
+                slots = re.findall(f"(\x1f?){_PLACEHOLDER.pattern}(\x1f?)", text)
+                trimmed.update(roles[int(i)] for before, i, after in slots if not before + after)
+        return frozenset(trimmed)
+
     def _is_unsafe(self, text: str) -> bool:
         """Whether a text spells markup of the model, or one of our placeholders."""
         if _PLACEHOLDER.search(text):
@@ -329,11 +354,22 @@ class PromptRenderer:
         contents: Sequence[str],
         encode: Callable[[str], Sequence[int]],
     ) -> list[int]:
-        pieces = (encode(contents[p]) if isinstance(p, int) else p for p in parts)
-        return list(chain.from_iterable(pieces))
+        ids, spaces = list[int](), ""
+        for part in parts:
+            if isinstance(part, str):
+                spaces = part
+            elif isinstance(part, int):
+                ids.extend(encode(spaces + contents[part]))
+                spaces = ""
+            else:
+                ids.extend(part)
+        return ids
 
-    def _render_opening(self, roles: tuple[str, ...], thinking: bool) -> tuple[Part, ...]:
-        """Parts of the conversation up to where the thought begins, or an answer without one."""
+    def _render_opening(
+        self, roles: tuple[str, ...], thinking: bool, today: str
+    ) -> tuple[Part, ...]:
+        """Parts of the conversation up to where the thought begins, or an answer without one; it is
+        remembered for `today`."""
         texts = self._render(roles, thinking)
         missing = set(range(len(roles))) - {text for text in texts if isinstance(text, int)}
         if missing:
@@ -357,8 +393,10 @@ class PromptRenderer:
         return family.without
 
     def _has_switch(self, roles: tuple[str, ...]) -> bool:
-        """Whether the template itself can be told that there is to be no thought."""
-        return self._render(roles, True) != self._render(roles, False)
+        """Whether the template itself can be told that there is to be no thought. Granite's reads
+        that only where there is no system message."""
+        asked = (roles, ("user",))
+        return any(self._render(one, True) != self._render(one, False) for one in asked)
 
     def _render_side(self, roles: tuple[str, ...]) -> tuple[Part, ...]:
         """Parts after the assistant's turn of [user, assistant, *turns]."""
@@ -411,8 +449,16 @@ class PromptRenderer:
         return self.tokenizer.chat_template.render(messages, variables)
 
     def _encode(self, texts: Sequence[int | str]) -> tuple[Part, ...]:
-        encode = self.tokenizer.encode_markup
-        return tuple(t if isinstance(t, int) else encode(t) for t in texts if t != "")
+        parts = list[Part]()
+        for text, behind in pairwise((*texts, "")):
+            if isinstance(text, int):
+                parts.append(text)
+                continue
+            # A word is one token with the space before it, also where the template wrote that.
+            markup = text.rstrip(" ") if isinstance(behind, int) else text
+            both = self.tokenizer.encode_markup(markup), text[len(markup) :]
+            parts.extend(part for part in both if part)
+        return tuple(parts)
 
 
 def _bytes_of_parts(parts: Sequence[Part]) -> int:

@@ -52,7 +52,8 @@ class Tokenizer:
         thinks: whether it is to think.
         close_id: the token by which it ends its thought, None where text does.
         controls: ids that a model may emit but that are never text.
-        added: ids of all added tokens, controls among them: no text of a user's becomes one.
+        added: ids of the added tokens that no text of a user's becomes, controls among them: all
+            but white space.
         eos_id: the end of a turn, if the checkpoint names one.
         begin: ids that servers put before any text.
         token_chars: the most characters that one token may stand for; infinite where that is not
@@ -76,10 +77,16 @@ class Tokenizer:
         spec = json.loads(backend.to_str())
         added = {token["id"]: token["content"] for token in spec["added_tokens"]}
         self.hash = _hash(spec["model"], added)
+        # White space of some length is text, however it came into the vocabulary.
+        hidden = {
+            token["id"]: token["content"]
+            for token in spec["added_tokens"]
+            if token["special"] or not token["content"].replace("▁", " ").isspace()
+        }
         spec = _continuing(spec)
         self._markup = Backend.from_str(json.dumps(spec))
-        self._plain = Backend.from_str(json.dumps(_without_added(spec, added)))
-        self.pieces = _pieces(self._markup, spec, added)
+        self._plain = Backend.from_str(json.dumps(_without(spec, set(hidden.values()))))
+        self.pieces = _pieces(self._markup, spec)
         if isinstance(thinking, ThinkingFormat):
             self.format: ThinkingFormat | None = thinking
         else:
@@ -87,10 +94,10 @@ class Tokenizer:
             self.format = find_format(template, added.values())
         self.thinks = self.format is not None and thinking != NONE
         markup = "" if self.format is None else self.format.open + self.format.closing
-        markers = [i for i, content in added.items() if len(content) > 2 and content in markup]
+        markers = [i for i, content in hidden.items() if len(content) > 2 and content in markup]
         special = [token["id"] for token in spec["added_tokens"] if token["special"]]
         self.controls = frozenset(special + markers)
-        self.added = frozenset(added)
+        self.added = frozenset(hidden)
         self.token_chars = _token_chars(spec, max(map(len, self.pieces)))
         self._encode_short = remembered(
             self._encode, _REMEMBERED_BYTES, lambda ids: _ID_BYTES * len(ids)
@@ -134,10 +141,11 @@ class Tokenizer:
 
     def stops(self, thinking: bool) -> list[Stop]:
         """Texts by which the model ends a thought, or an answer, where no token does."""
-        if self.format is None or not self.thinks:
+        if self.format is None:
             return []
         if thinking:
-            text, finish = ("" if self.close_id is not None else self.format.close), "think_end"
+            ends_by_text = self.thinks and self.close_id is None
+            text, finish = (self.format.close if ends_by_text else ""), "think_end"
         else:
             text, finish = self.format.end, "eos"
             if self.controls.intersection(self.encode_markup(text)):
@@ -195,21 +203,24 @@ def _continuing(spec: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _without_added(spec: dict[str, Any], added: dict[int, str]) -> dict[str, Any]:
-    """The same vocabulary with no way to reach an added token."""
-    model = dict(spec["model"])
+def _without(spec: dict[str, Any], hidden: set[str]) -> dict[str, Any]:
+    """The same vocabulary with no way to reach these added tokens."""
+    model, kept = dict(spec["model"]), list[dict[str, Any]]()
     if isinstance(model["vocab"], dict):
-        hidden = set(added.values()) - {model.get("unk_token")}
-        model["vocab"] = {text: i for text, i in model["vocab"].items() if text not in hidden}
+        kept = [token for token in spec["added_tokens"] if token["content"] not in hidden]
+        # What the model's own vocabulary lacks would be counted anew, and get another id.
+        vocabulary = model["vocab"] | {token["content"]: token["id"] for token in kept}
+        gone = hidden - {model.get("unk_token")}
+        model["vocab"] = {text: i for text, i in vocabulary.items() if text not in gone}
         if "merges" in model:
             pairs = [m.split(" ", 1) if isinstance(m, str) else m for m in model["merges"]]
             model["merges"] = [
-                pair for pair in pairs if not hidden.intersection((*pair, "".join(pair)))
+                pair for pair in pairs if not gone.intersection((*pair, "".join(pair)))
             ]
-    return spec | {"model": model, "added_tokens": []}
+    return spec | {"model": model, "added_tokens": kept}
 
 
-def _pieces(backend: Backend, spec: dict[str, Any], added: dict[int, str]) -> list[bytes]:
+def _pieces(backend: Backend, spec: dict[str, Any]) -> list[bytes]:
     """Bytes of every id, for byte-level and for sentencepiece vocabularies."""
     kinds = json.dumps(spec.get("decoder"))
     vocabulary = backend.get_vocab(with_added_tokens=True)
@@ -224,8 +235,9 @@ def _pieces(backend: Backend, spec: dict[str, Any], added: dict[int, str]) -> li
             pieces[i] = bytes([int(byte[1], 16)]) if byte else text.replace("▁", " ").encode()
     else:
         raise ConfigError(f"a tokenizer with the decoder {kinds} is not supported")
-    for i, content in added.items():
-        pieces[i] = content.encode()
+    for token in spec["added_tokens"]:
+        if token["special"] or '"ByteLevel"' in kinds:
+            pieces[token["id"]] = token["content"].encode()
     return pieces
 
 

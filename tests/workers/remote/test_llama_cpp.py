@@ -37,9 +37,11 @@ from tests.workers.remote.test_worker import (
 from workers.embedded.checkpoints import resolve
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
-from workers.remote.protocol import ServerCapabilities
+from workers.remote.protocol import Chunk, ServerCapabilities, Token
+from workers.remote.response_parser import ParserOptions, ResponseParser
 from workers.remote.server import Server
 from workers.remote.worker import RemoteWorker
+from workers.text.prompt import PromptRenderer
 
 MODEL = "any name"  # a server of one model does not mind
 ABLE = ServerCapabilities("ids", ids=True, top=20, wide=1000, numbered=True)
@@ -106,6 +108,32 @@ async def test_texts_are_those_of_the_model(
             ]
             assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
             assert theirs.logprobs == pytest.approx(ours.logprobs, abs=5e-3)
+
+
+async def test_a_block_stays_whole(
+    served: dict[Any, RemoteWorker], pair: dict[Any, LocalWorker]
+) -> None:
+    fence, criteria = Segment("policy", "```\n"), StopCriteria(200, until=("\n\n",))
+    for question in QUESTIONS:
+        ours, theirs = [
+            (await write(worker["small"], ask(question).extend(fence), criteria)).segment
+            for worker in (pair, served)
+        ]
+        assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
+        assert "\n\n" in theirs.text
+
+
+def test_a_delimiter_that_ends_no_step_is_not_the_end(prompts: PromptRenderer) -> None:
+    """The server stops at it, and does not say at what it stopped."""
+    tokenizer, criteria = prompts.tokenizer, StopCriteria(50, until=("\n\n",))
+    options = ParserOptions.of(ask("2 + 2?"), 9, criteria, None, tokenizer.controls)
+    ends = []
+    for text in ("We compute:\n\n", "It is 4.", "```\nx = 1\n\n"):
+        parser = ResponseParser(tokenizer, ABLE, options)
+        tokens = tuple(Token(i, -0.5, {}) for i in tokenizer.encode(text))
+        assert parser.push(Chunk(text, tokens, None, None)) is None
+        ends.append(parser.push(Chunk("", (), "stop", None)))
+    assert ends == ["until", "eos", "until"]
 
 
 async def test_distributions_are_those_of_the_model(

@@ -36,6 +36,11 @@ def first_end(text: str, delimiters: tuple[str, ...], size: int) -> int | None:
         "~~~\na\n\n```\n\nb\n~~~",
         "````md\n```\n\n```\n\nstill\n````",
         "   ```\nindented\n\nfence\n   ```",
+        "- ```sh\n  ls\n\n  pwd\n  ```",
+        "1. a\n   - ~~~\n     b\n\n     ~~~",
+        "> - ```\nlazy\n\nquote\n> ```",
+        "10. Run it:\n\n    ```sh\n    ls\n\n    pwd\n    ```",
+        "```python\nif x:\n    s = '''\n    ```\n\n    '''\n```",
         "$$\nx = 1\n\n+ y\n$$",
         "\\[\nx\n\n= 2\n\\]",
         "\\begin{align*}\nx &= 1\n\n\\\\ y &= 2\n\\end{align*}",
@@ -55,6 +60,10 @@ def test_a_block_stays_whole(block: str, size: int) -> None:
     "text",
     [
         "Use `x` and ```y``` in a line.\n\n",
+        "```y``` is `$$`, ``\\[ ` `` and `\\begin{align}`.\n\n",
+        "An odd ` and \\` here, `$$` there.\n\n",
+        "- ```sh\n  ls\n  ```\n\n",
+        "$$ \\begin{a} $$\n\n",
         "It costs \\$\\$5.\n\n",
         "a \\\\[2pt] b\n\n",
         "\\end{align} alone\n\n",
@@ -76,6 +85,18 @@ def test_a_table_is_one_step_also_line_by_line() -> None:
 
 def test_a_block_that_never_closes_ends_nothing() -> None:
     assert steps("```\na\n\nb\n\n") == ["```\na\n\nb\n\n"]
+
+
+@pytest.mark.parametrize("mark", ["$$", "\\[", "\\begin{align}", "$$ \\["])
+@pytest.mark.parametrize("size", [1, 5, 1 << 30])
+def test_a_formula_that_never_closes_is_none_in_the_end(mark: str, size: int) -> None:
+    text = f"{mark} a.\n\nb.\n\nc.\n\nd.\n\n"
+    assert steps(f"{text}e.\n\n", size=size) == [text, "e.\n\n"]
+
+
+def test_each_formula_has_blank_lines_of_its_own() -> None:
+    two = "$$\na\n\nb\n\nc\n$$ and $$\nd\n\ne\n\nf\n$$\n\n"
+    assert steps(f"{two}g\n\n") == [two, "g\n\n"]
 
 
 def test_several_delimiters_the_first_wins() -> None:
@@ -101,6 +122,8 @@ def test_a_step_is_begun_by_what_was_written_before() -> None:
         assert StepEnd(BLANK, begun(transcript, BLANK)).feed("y\n\n```\n\nz") == len("y\n\n```\n\n")
         assert begun(transcript, ()) == ""
     assert begun(Transcript(question, Segments((code, Segment("small", STEP)))), BLANK) == ""
+    spaced = Segments((Segment("small", "It is 4. "),))
+    assert begun(Transcript(question, spaced), (". ",)) == ""
 
 
 def test_token_by_token_it_is_the_same() -> None:

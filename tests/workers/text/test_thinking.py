@@ -226,6 +226,24 @@ def test_switched_off_by_the_deployment(prompts_with: Callable[..., PromptRender
     assert text.endswith("<|im_start|>assistant\n<think>\n</think>")
 
 
+def test_a_switch_that_a_system_message_hides(renderer: Callable[[str], PromptRenderer]) -> None:
+    """Granite 3.3: with one the template never asks for a thought, so none is made up."""
+    template = (
+        "{% if messages[0].role != 'system' and thinking %}Write <think></think>"
+        "<response></response>.{% endif %}" + TURNS + "<|im_start|>assistant" + NEWLINE
+    )
+    prompts = renderer(template)
+    tokenizer = prompts.tokenizer
+    assert tokenizer.format is BY_NAME["granite_thinking"]
+    for messages in (QUESTION.messages, (Message("system", "Be brief."), *QUESTION.messages)):
+        ids = prompts.transcript(Transcript(messages).without_thought())
+        assert tokenizer.decode(ids).endswith("2+2?<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.stops(thinking=False) == [("</response>", "eos")]
+    silent = Tokenizer(make_tokenizer(template).backend_tokenizer, {}, template, "none")
+    assert silent.stops(thinking=True) == []
+    assert silent.stops(thinking=False) == [("</response>", "eos")]
+
+
 def test_a_family_of_the_users_own() -> None:
     own = parse_thinking({"open": "Plan:", "close": "Done:", "end": "Bye"})
     fast = make_tokenizer(TURNS, controls=CONTROLS[:3])
