@@ -221,10 +221,11 @@ class Engine:
         wanted; or only its last token is, which a row's first round takes. That must give what
         the prefill would: an answer does not depend on what is cached."""
         left = len(request.ids) - self.cache.lengths[request.slot]
-        if left != 1 or not isinstance(request, GenerateRequest):
+        if left != 1 or not request.ids or not isinstance(request, GenerateRequest):
             return left == 0
         alike = self.decoder.begins_alike(request.method, request.sampling)
-        return request.max_tokens > 0 and request.max_entropy is None and alike
+        # For one token alone no drafter need read the prompt.
+        return request.max_tokens > 1 and request.max_entropy is None and alike
 
     def _next_chunks(self) -> list[tuple[EngineRequest, PromptChunk]]:
         """The chunks that share the next pass: of the first prompt, and what fits beside it."""

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from orchestrator.types import Transcript
 
 _MARKS = re.compile(
-    r"^(?P<before>(?:[ \t>]|[-*+][ \t]|\d{1,9}[.)][ \t])*)"
+    r"^(?P<before>(?:[ \t]|[-*+][ \t]|\d{1,9}[.)][ \t])*)"
     r"(?P<fence>`{3,}(?=[^`\n]*$)|~{3,})(?P<info>[^\n]*)$"
     r"|(?<![\\`])(?P<ticks>`+)(?!`)[^\n]{0,500}?(?<!`)(?P=ticks)(?!`)"  # code in a line: no marks
     r"|\\(?P<side>begin|end)\{(?P<name>[^}\n]{1,40})\}"
@@ -104,11 +104,11 @@ class _Blocks(NamedTuple):
         fence, column, formulas, blanks = self
         for mark in _MARKS.finditer(lines):
             if fence:
-                closing, indent = mark["fence"] or "", len(mark["before"] or "")
+                closing, before = mark["fence"] or "", mark["before"] or ""
                 if (
                     closing.startswith(fence)
-                    and indent <= column + _INDENT
-                    and not mark["info"].strip()
+                    and len(before) <= column + _INDENT
+                    and not (before + mark["info"]).strip()
                 ):
                     fence = ""
             elif mark["fence"]:

@@ -304,14 +304,15 @@ class PromptRenderer:
     def _trimmed(self) -> frozenset[str]:
         """Roles whose contents the template writes without the white space around them, as those of
         Llama 3 and Gemma do; of placeholders, which have none, it is not seen."""
-        trimmed = set[str]()
+        trimmed, kept = set[str](), set[str]()
         for roles in (("system", "user"), ("user", "assistant", "user")):
             messages = [{"role": r, "content": f"\x1f{_slot(i)}\x1f"} for i, r in enumerate(roles)]
             with suppress(TemplateError, TypeError, ValueError):
                 text = self._written(messages, thinking=False)
-                slots = re.findall(f"(\x1f?){_PLACEHOLDER.pattern}(\x1f?)", text)
-                trimmed.update(roles[int(i)] for before, i, after in slots if not before + after)
-        return frozenset(trimmed)
+                space = r"(\x1f|\\u001f)?"  # as it is, or as `tojson` writes it
+                for before, i, after in re.findall(space + _PLACEHOLDER.pattern + space, text):
+                    (kept if before or after else trimmed).add(roles[int(i)])
+        return frozenset(trimmed - kept)
 
     def _is_unsafe(self, text: str) -> bool:
         """Whether a text spells markup of the model, or one of our placeholders."""

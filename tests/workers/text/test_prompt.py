@@ -262,6 +262,21 @@ def test_contents_are_trimmed_where_the_template_trims_them(
     assert last in side
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        "{{ m.content | tojson }}",
+        "{{ m.content if loop.last or m.role != 'user' else m.content | trim }}",
+    ],
+)
+def test_contents_are_whole_where_the_template_keeps_any_of_them(
+    prompts_with: Callable[..., PromptRenderer], written: str
+) -> None:
+    turn = "<|im_start|>{{ m.role }}\n" + written + "<|im_end|>\n"
+    prompts = prompts_with(template="{% for m in messages %}" + turn + "{% endfor %}")
+    assert prompts._trimmed == frozenset()
+
+
 def test_the_date_in_a_prompt_is_todays(
     prompts_with: Callable[..., PromptRenderer],
     prompts: PromptRenderer,
