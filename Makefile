@@ -86,8 +86,8 @@ BENCH := $(BIN)/python -m tests.bench.run $(if $(QUICK),--quick) $(if $(ROWS),--
 bench: $(STAMP) $(VLLM_STAMP) ## what Baton costs beside transformers, vLLM and llama.cpp, docs/bench.md (half an hour)
 	@$(BENCH) $(if $(QUICK)$(ROWS),,--page docs/bench.md)
 
-bench-real: $(STAMP) $(VLLM_STAMP) real-pair ## the same on pretrained models (an hour)
-	@$(BENCH) --real
+bench-real: $(STAMP) $(VLLM_STAMP) real-pair ## servers on the pretrained models, docs/bench-real.md (an hour)
+	@$(BENCH) --real $(if $(QUICK)$(ROWS),,--rows decode,baton,chain,transformers,vllm,llama_cpp --page docs/bench-real.md)
 
 fuzz-api: $(STAMP) ## 10,000 requests made from /openapi.json, right and wrong ones (5 minutes)
 	@FUZZ_CASES=15000 $(BIN)/python -m pytest -s tests/orchestrator/http/test_fuzz.py
