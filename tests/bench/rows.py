@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import log
 from pathlib import Path
@@ -150,7 +150,8 @@ def chain(run: Run) -> Iterator[Figure]:
 def transformers(run: Run) -> Iterator[Figure]:
     """`transformers serve`."""
     with _running(run, "transformers", servers.transformers(run.pair)) as server:
-        yield from _streams(run, "transformers", server)
+        # It answers one after the other: on a large model 64 would wait for longer than clients do.
+        yield from _streams(run, "transformers", server, STREAMS[:3] if run.real else STREAMS)
 
 
 def vllm(run: Run) -> Iterator[Figure]:
@@ -319,10 +320,12 @@ def _set_max_len(file: Path, max_len: int) -> None:
     file.write_text(yaml.safe_dump(document))
 
 
-def _streams(run: Run, who: str, server: servers.Server) -> Iterator[Figure]:
+def _streams(
+    run: Run, who: str, server: servers.Server, levels: Sequence[int] = STREAMS
+) -> Iterator[Figure]:
     yield _figure("start", who, server.start_s, "s")
     questions, most = _questions(), _max_tokens(run)
-    for streams in STREAMS[: run.of(2, len(STREAMS))]:
+    for streams in levels[: run.of(2, len(levels))]:
         requests = run.of(streams, max(8, 3 * streams), streams)
         _tell(f"{who}, {streams} streams")
         if streams == STREAMS[0]:  # the first answers warm up
