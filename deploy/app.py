@@ -50,6 +50,8 @@ log = logging.getLogger(__name__)
 
 READY_S = 1.0  # for which the answer of /ready, or that a pool did not tell its context, is reused
 
+BESIDE = 128  # requests at a replica beside those that have or await a place: probes, refusals
+
 SAMPLING_S = 2.0  # for the large model's pool to tell its sampling, once
 
 
@@ -200,8 +202,8 @@ def build(args: Args) -> Application:
         **args.orchestrator.replicas.scaling(args.limits.concurrent),
         # Admission is ours, with an OpenAI error; Serve's own limit answers in plain text and is
         # the outer fuse only. Probes and scrapes need room beside the requests.
-        max_ongoing_requests=2 * args.limits.concurrent + 16,
-        max_queued_requests=64,
+        max_ongoing_requests=2 * args.limits.concurrent + BESIDE,
+        max_queued_requests=BESIDE,
         # An update lets running requests finish (Serve's 20 s would cut a long thought).
         graceful_shutdown_timeout_s=args.limits.deadline_s,
         graceful_shutdown_wait_loop_s=0.1,

@@ -502,7 +502,7 @@ class LimitsSpec(Strict):
         default=64, ge=1, description="requests at once, by the calls each makes; one more waits"
     )
     wait_s: float = Field(
-        default=2.0,
+        default=1.0,
         ge=0,
         description="for a place; then it is 429. Up to ten times as long for a key that has less "
         "than an equal share of the places",

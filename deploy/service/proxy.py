@@ -7,6 +7,7 @@ Error", and a stream whose replica died not at all. Here
   by 503 in OpenAI's form, with a time to try again; a stream that broke off ends by an error event.
   It is made again once: one that ends the replicas it comes to ends two of them, and no more;
 - a body is gathered before the request takes a place in a replica, so that slow bodies take none;
+- large bodies go to Serve one after the other, so that small ones do not queue behind many of them;
 - headers that Serve cannot read are refused by 400, too many by 431;
 - a key that was just told that there is no place is told so again, for a moment, at no cost
   (`recent_refusals`);
@@ -48,6 +49,8 @@ log = logging.getLogger(__name__)
 PAUSE_S: Final = 0.5  # before a request is made again
 OF_SERVE: Final = {404, 408, 429, 500, 503}  # in plain text these are Serve's own answers
 BUFFER_BYTES: Final = 1 << 20  # of a body; a longer one is passed on as it comes, and made once
+LARGE_BYTES: Final = 64 << 10  # of a body that waits for its turn
+TURN_S: Final = 0.1  # for which it keeps its turn, unless it is answered before
 BODY_S: Final = 30.0  # for that much of a body to arrive
 MAX_HEAD_BYTES: Final = 64 << 10  # of a request's headers
 TO_SERVE: Final = {b"x-request-timeout-seconds", b"x-request-disconnect-disabled"}
@@ -74,6 +77,7 @@ class ProxyMiddleware:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app, self._origins, self._refusals = app, AllowedOrigins(), RecentRefusals()
+        self._large = asyncio.Lock()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -92,17 +96,42 @@ class ProxyMiddleware:
             return
         attempt = self._attempt(scope, body, receive, send)
         again = _may_be_repeated(scope) and not body[-1]["more_body"]
-        if await attempt.was_lost(self._app) and again:
+        if await self._carry(attempt) and again:
             log.warning("%s %r was lost: made again", scope["method"], scope["path"])
             await asyncio.sleep(PAUSE_S)
             attempt = self._attempt(scope, body, receive, send)
-            await attempt.was_lost(self._app)
+            await self._carry(attempt)
         await attempt.finish()
+
+    async def _carry(self, attempt: _Attempt) -> bool:
+        """Whether a request was lost; one with a large body has its turn first."""
+        if attempt.body_bytes <= LARGE_BYTES:
+            return await attempt.was_lost(self._app)
+        await self._large.acquire()
+        turn = Turn(self._large)
+        later = asyncio.get_running_loop().call_later(TURN_S, turn.end)
+        try:
+            return await attempt.was_lost(self._app)
+        finally:
+            later.cancel()
+            turn.end()
 
     def _attempt(
         self, scope: Scope, body: Sequence[Message], receive: Receive, send: Send
     ) -> _Attempt:
         return _Attempt(scope, body, receive, send, self._origins, self._refusals)
+
+
+class Turn:
+    """Holds a lock until it ends, once."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        self._lock: asyncio.Lock | None = lock
+
+    def end(self) -> None:
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
 
 
 class AllowedOrigins:
@@ -149,6 +178,7 @@ class _Attempt:
         refusals: RecentRefusals,
     ) -> None:
         self._given = body
+        self.body_bytes = sum(len(message.get("body", b"")) for message in body)
         # Serve puts headers of its own into a request.
         headers = [header for header in scope["headers"] if header[0] not in TO_SERVE]
         self._scope, self._body = {**scope, "headers": headers}, list(body)

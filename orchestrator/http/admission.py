@@ -1,10 +1,12 @@
 """Who is answered next: places for requests, shared fairly between those who ask.
 
 A request takes as many places as it makes calls at once: its policy's, for each answer it wants.
-Where none is free it waits for a short while; a place that becomes free goes to whoever holds the
-least, not to whoever asked most often; of one owner's, to the lowest `priority` first. Whoever has
-less than an equal share waits longer before it is refused, since it is its turn next. One more than
-may wait pushes out the last of whoever asks for most.
+Where none is free it waits for a short while; a place that becomes free goes to whoever would then
+hold the least, not to whoever asked most often; of one owner's, to the lowest `priority` first.
+Places stand empty for a request that needs several only while it is within its owner's equal share.
+Whoever has less than that share waits longer before it is refused, since it is its turn next. One
+more than may wait, or than would find a place in time at the present pace, pushes out the last of
+whoever asks for most.
 
 Beside places there may be a limit on the prompt tokens that one asker has live, waiting ones too,
 since it is prompts that fill the workers' caches. Before a prompt was read its tokens are estimated
@@ -158,8 +160,7 @@ class Admission:
         try:
             self._waiting.append(mine)
             self._forget_gone()
-            if len(self._waiting) > self._places:
-                self._push_out()
+            self._shorten()
             self._grant()
             await mine.granted
         except asyncio.CancelledError:
@@ -181,36 +182,57 @@ class Admission:
         """Refuse one that has waited for long, unless its owner has less than its share."""
         if one.granted.done():
             return
-        owners = self._held.keys() | {other.owner for other in self._waiting}
-        share = self._places / len(owners)
-        if times > 1 and self._held.get(one.owner, 0) + one.cost <= share:
+        if times > 1 and self._with(one) <= self._share():
             self._time(one, times - 1)
         else:
             one.granted.set_exception(self._refusal())
 
-    def _push_out(self) -> None:
-        """Refuse the last of those that wait for whoever holds and wants most."""
+    def _shorten(self) -> None:
+        """Refuse the last of those that wait for whoever holds and wants most, where more wait than
+        there are places, or than find one in time though their owner has its share."""
         wanted = defaultdict(int, self._held)
         for one in self._waiting:
             wanted[one.owner] += one.cost
         owner = max(reversed(self._waiting), key=lambda one: wanted[one.owner]).owner
         theirs = [one for one in reversed(self._waiting) if one.owner == owner]
         last = max(theirs, key=lambda one: one.priority)
-        self._waiting.remove(last)
-        last.granted.set_exception(self._refusal())
+        late = self._mean_s * sum(one.cost for one in self._waiting) > self._wait_s * self._places
+        has_share = len(self._waiting) > 1 and self._with(last) > self._share()
+        if len(self._waiting) > self._places or (late and has_share):
+            self._waiting.remove(last)
+            last.granted.set_exception(self._refusal())
+
+    def _share(self) -> float:
+        """An equal share of the places, of those who hold or await some."""
+        owners = self._held.keys() | {one.owner for one in self._waiting}
+        return self._places / max(1, len(owners))
 
     def _grant(self) -> None:
-        """Give what is free to those who hold the least; the first of them first."""
+        """Give what is free to those who would then hold the least; the first of them first."""
         self._forget_gone()
-        while self._waiting:
-            owner = min(self._waiting, key=lambda one: self._held.get(one.owner, 0)).owner
-            theirs = [one for one in self._waiting if one.owner == owner]
-            first = min(theirs, key=lambda one: one.priority)
-            if self._taken + first.cost > self._places:
-                return  # it is its turn, and others do not keep it waiting
-            self._waiting.remove(first)
-            self._take(first.owner, first.cost)
-            first.granted.set_result(None)
+        while (one := self._next()) is not None:
+            self._waiting.remove(one)
+            self._take(one.owner, one.cost)
+            one.granted.set_result(None)
+
+    def _next(self) -> _Waiting | None:
+        """Who takes places now. What fits passes one that does not and that would bring its owner
+        above an equal share; for others places are kept free until theirs are enough."""
+        firsts = dict[str, _Waiting]()
+        for one in self._waiting:
+            first = firsts.setdefault(one.owner, one)
+            if one.priority < first.priority:
+                firsts[one.owner] = one
+        for one in sorted(firsts.values(), key=self._with):
+            if self._taken + one.cost <= self._places:
+                return one
+            if self._with(one) <= self._share():
+                return None
+        return None
+
+    def _with(self, one: _Waiting) -> int:
+        """Places that its owner holds once it has its own."""
+        return self._held.get(one.owner, 0) + one.cost
 
     def _forget_gone(self) -> None:
         # Who was cancelled in this turn of the loop waits here until its task runs.

@@ -12,7 +12,7 @@ class ServiceLimits:
     """Times in seconds, sizes in bytes, `max_tokens` in tokens."""
 
     concurrent: int = 64  # calls of requests being answered; one more waits
-    wait_s: float = 2.0  # for a place, before a request is refused with 429
+    wait_s: float = 1.0  # for a place, before a request is refused with 429
     prompt_tokens: int | None = None  # of one key's live requests; one more is refused with 429
     max_tokens: int = 2048  # for a request that names none
     max_tokens_cap: int = 32_768  # the most that a request may name

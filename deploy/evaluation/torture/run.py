@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from itertools import cycle
 from typing import Final
 
 import httpx
@@ -28,6 +29,27 @@ SCENARIOS: Final[Mapping[str, Callable[[Attack], Awaitable[None]]]] = {
     "soak": soak,
 }
 
+POOLS: Final = 32
+
+
+class ManyPools(httpx.AsyncBaseTransport):
+    """Connections without limit in many pools, in turn: a pool looks at all of its connections for
+    each request, which with hundreds of them takes more than the request itself."""
+
+    def __init__(self) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        self._pools = [
+            httpx.AsyncHTTPTransport(limits=limits, trust_env=False) for _ in range(POOLS)
+        ]
+        self._turn = cycle(self._pools)
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        return await next(self._turn).handle_async_request(request)
+
+    async def aclose(self) -> None:
+        for pool in self._pools:
+            await pool.aclose()
+
 
 async def torture(
     target: AttackedService, scenarios: Mapping[str, int], seed: int = 0
@@ -35,9 +57,8 @@ async def torture(
     """Run scenarios, each of the given size, one after the other."""
     for name, number in scenarios.items():
         outcome, began = ScenarioOutcome(name), time.monotonic()
-        limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(
-            base_url=target.url, timeout=2 * HANG_S, limits=limits, trust_env=False
+            base_url=target.url, timeout=2 * HANG_S, transport=ManyPools(), trust_env=False
         ) as http:
             attack = Attack(target, http, outcome, number, random.Random(seed))
             async with attack.watched_health():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -318,6 +319,42 @@ def test_a_body_that_did_not_reach_the_replica_is_sent_again() -> None:
         assert httpx.post(f"{url}{CHAT}", content=b"x").json()["error"]["code"] == "replica_lost"
         app.answers = [late]  # it is the client that was late with a body that is not kept
         assert httpx.post(f"{url}{CHAT}", content=b"x" * (3 << 20)).status_code == 408
+
+
+async def test_large_bodies_have_their_turns_and_small_ones_pass(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy, "TURN_S", 0.2)
+    live, most, order = 0, 0, list[str]()
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        nonlocal live, most
+        name, answered_s = scope["path"].split("/")[1:]
+        live += name != "small"
+        most = max(most, live)
+        await asyncio.sleep(float(answered_s))
+        order.append(name)
+        live -= name != "small"
+        await JSONResponse({})(scope, receive, send)
+
+    async def ask(path: str, size: int) -> None:
+        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"x" * size, "more_body": False}
+
+        async def send(message: Message) -> None:
+            pass
+
+        await middleware(scope, receive, send)
+
+    middleware = ProxyMiddleware(app)
+    large = [ask("/large/0.01", proxy.LARGE_BYTES + 1) for _ in range(5)]
+    await asyncio.gather(*large, ask("/small/0.002", 100))
+    assert (most, order[0]) == (1, "small")
+    slow = [ask(f"/{name}/{s}", proxy.LARGE_BYTES + 1) for name, s in (("slow", 0.4), ("quick", 0))]
+    await asyncio.gather(*slow)  # its turn ends before its answer
+    assert order[-2:] == ["quick", "slow"]
 
 
 def test_what_a_key_was_just_told_it_is_told_again_at_no_cost(

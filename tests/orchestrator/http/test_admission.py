@@ -286,3 +286,41 @@ async def test_several_prompts_of_one_request_have_no_more_tokens_than_several_r
         with pytest.raises(RequestRefused):
             async with admission.place("a", prompt=90, prompts=2):
                 pass
+
+
+async def test_wide_requests_that_do_not_fit_leave_others_their_places() -> None:
+    admission, answered = Admission(8, wait_s=0.5), Counter[str]()
+    over = asyncio.Event()
+
+    async def ask(owner: str, cost: int) -> None:
+        while not over.is_set():
+            try:
+                async with admission.place(owner, cost):
+                    await asyncio.sleep(0.002)
+                    answered[owner] += 1
+            except RequestRefused:
+                await asyncio.sleep(0)
+
+    victims = [asyncio.create_task(ask("narrow", 1)) for _ in range(6)]
+    await asyncio.sleep(0.1)
+    alone = answered["narrow"]
+    attackers = [asyncio.create_task(ask("wide", 8)) for _ in range(2)]
+    await asyncio.sleep(0.1)
+    over.set()
+    await asyncio.gather(*victims, *attackers)
+    assert answered["narrow"] - alone > 0.6 * alone
+
+
+async def test_who_would_find_no_place_in_time_is_refused_at_once() -> None:
+    now = 0.0
+    admission = Admission(2, wait_s=5, clock=lambda: now)
+    for _ in range(60):
+        async with admission.place("a"):
+            now += 4
+    async with admission.place("a"), admission.place("a"):
+        line = [asyncio.create_task(flood(admission, {"a": 1})) for _ in range(5)]
+        for _ in range(4):
+            await asyncio.sleep(0)
+        refused = [one.result()[1] for one in line if one.done()]
+    assert refused == [{"a": 1}] * 3  # four seconds for two of them
+    await asyncio.gather(*line)
