@@ -290,8 +290,10 @@ def bench_calls(sizes: Sequence[int], *, tokens: int = 20, rounds: int = 20) -> 
             return pickle.dumps(next(sender.forms(call)), protocol=pickle.HIGHEST_PROTOCOL)
 
         def unpack(data: bytes, receiver: PrefixReceiver = receiver) -> None:
-            if receiver.restore(pickle.loads(data)) is None:  # noqa: S301
+            call = receiver.restore(pickle.loads(data))  # noqa: S301
+            if call is None:
                 raise RuntimeError("expected the replica to have what was sent before")
+            receiver.keep(call)
 
         whole = Call("bench", transcript)
         for kind in ("whole", "next"):

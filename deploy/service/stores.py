@@ -65,7 +65,7 @@ class ServedStore:
         *,
         create: Mapping[str, bytes] | None = None,
         update: Sequence[PointerUpdate] = (),
-        audit: bytes,
+        audit: bytes | None,
     ) -> str:
         revision: str = await self._ask("commit", create=create, update=update, audit=audit)
         return revision

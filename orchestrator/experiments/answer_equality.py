@@ -12,10 +12,11 @@ from fractions import Fraction
 from typing import Final
 
 _DIGITS: Final = r"(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3}(?!\d))?"
-_NUMBER: Final = rf"(?:(?<![\w)])[-+]\s*)?{_DIGITS}"
+_BLANKS: Final = r"[ \t\u00a0\u202f]*"  # a rule (---) or a list above is no sign of what follows
+_NUMBER: Final = rf"(?:(?<![\w)])[-+]{_BLANKS})?{_DIGITS}"
 _VALUE: Final = re.compile(rf"({_NUMBER})(?:\s*/\s*({_NUMBER}))?\s*(%)?")
 _FRACTION: Final = re.compile(
-    r"([-+]?)\s*\\[dt]?frac\s*(?:\{([^{}]*)\}\s*\{([^{}]*)\}|(\d)\s*(\d))"
+    rf"(?:([-+]){_BLANKS})?\\[dt]?frac\s*(?:\{{([^{{}}]*)\}}\s*\{{([^{{}}]*)\}}|(\d)\s*(\d))"
 )
 _WORD: Final = re.compile(r"[^\W\d_]{2,}(?:[\s'-]+[^\W\d_]+)*\.?")
 _MAX_LENGTH: Final = 1000  # characters of a value; anything longer is no answer
@@ -87,7 +88,7 @@ def _value(match: re.Match[str]) -> Number | None:
 
 
 def _exact(text: str) -> Fraction:
-    return Fraction(text.replace(",", "").replace(" ", ""))
+    return Fraction("".join(text.replace(",", "").split()))
 
 
 def _plain(text: str) -> str:
@@ -103,7 +104,7 @@ def _plain(text: str) -> str:
 
 def _slash(match: re.Match[str]) -> str:
     sign, above, below, *short = match.groups()
-    return f"{sign}{above or short[0]}/{below or short[1]}"
+    return f"{sign or ''}{above or short[0]}/{below or short[1]}"
 
 
 def boxed(text: str) -> str | None:

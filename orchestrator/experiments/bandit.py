@@ -147,9 +147,15 @@ def _best(drawn: Vector, among: NDArray[np.bool_]) -> Vector:
 
 
 def doubly_robust_scores(
-    by_arm: Mapping[str, Sequence[RequestRecord]], metric: MetricName, prices: Prices
+    by_arm: Mapping[str, Sequence[RequestRecord]],
+    metric: MetricName,
+    until: float,
+    prices: Prices,
 ) -> dict[str, Vector]:
     """For each arm a score per request of *any* arm, whose mean estimates the arm's, unbiased.
+
+    Only requests until then count: of one that an arm could not have had, since it was stopped,
+    the score would be the guess alone, which tells nothing new of the arm.
 
     The score of arm a is `guess + drawn(a) (value - guess) / probability`, where the guess is the
     arm's mean over the requests before: augmented inverse-probability weighting. Scores of two
@@ -160,6 +166,7 @@ def doubly_robust_scores(
             (request.exposure.at, name, above / below, request.exposure.probability)
             for name, requests in by_arm.items()
             for request, above, below in observations(requests, metric, prices)
+            if request.exposure.at <= until
         ),
         key=lambda row: row[0],
     )

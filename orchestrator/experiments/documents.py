@@ -128,9 +128,10 @@ class Guardrail(ExperimentDocument):
     One of: `at_most` or `at_least` (in the metric's unit), or `worse_than_control_by` (likewise).
     With a `quantile` (of a time) it is that quantile that may be `at_most` so many ms. `alpha`
     bounds the probability that an arm within the limit is ever stopped by it, for times as they
-    were observed: a request that its client cancelled counts against `at_most` with the time that
-    had passed, against the control with the worst time of all arms; an arm of which one was
-    cancelled crosses no `at_least` of a time. `cancelled` is a metric of its own.
+    were observed: a request that its client cancelled, or that failed, counts against `at_most`
+    with the time that had passed, against the control with the worst time of all arms; an arm that
+    has one of them crosses no `at_least` of a time. `cancelled` and `error` are metrics of their
+    own.
     """
 
     metric: MetricName

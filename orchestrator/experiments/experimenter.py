@@ -40,7 +40,7 @@ from orchestrator.experiments.outcome_log import (
 from orchestrator.experiments.report import ExperimentReport, report
 from orchestrator.experiments.runs import BuiltArm, Run, Runs, outcome_stream
 from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
-from orchestrator.state.outbox import Outbox
+from orchestrator.state.outbox import EVENTS_KEPT, Outbox
 from orchestrator.state.store import Store
 from orchestrator.state.versions import AuditInfo
 
@@ -191,7 +191,7 @@ class Experimenter:
             self._outbox.event(outcome_stream(name, number), reward)
 
     async def report(self, name: str) -> tuple[Run, ExperimentReport]:
-        """The readout of an experiment's newest run, over all its events.
+        """The readout of an experiment's newest run, over all its events that are kept.
 
         Raises:
             UnknownPolicy: no experiment of this name. StoreError: the store is down.
@@ -200,7 +200,9 @@ class Experimenter:
         reader = self._readers.get(run.stream) or _Reader(run.stream)
         await reader.read(self._store)
         requests, unreadable = reader.outcomes.requests, reader.outcomes.unreadable
-        return run, await asyncio.to_thread(report, run.experiment, run.state, requests, unreadable)
+        return run, await asyncio.to_thread(
+            report, run.experiment, run.state, requests, unreadable, reader.since
+        )
 
     async def past(self, run: Run) -> list[dict[str, Any]]:
         """Readouts of a run as they were kept, oldest first; see `readouts.read`."""
@@ -238,7 +240,8 @@ class Experimenter:
         if not _calls_for_decision(run, self._decided.get(run.stream), reader, at):
             return
         decision = self._decided[run.stream] = _Decision(at, reader.events, _stage(run))
-        state, action = await asyncio.to_thread(_decide, run, reader.outcomes.requests, at)
+        requests, whole = reader.outcomes.requests, not reader.forgotten
+        state, action = await asyncio.to_thread(_decide, run, requests, at, whole)
         if state != run.state:
             del self._decided[run.stream]
             if await self._change(run, state, action):
@@ -252,13 +255,14 @@ class Experimenter:
         if due <= at:
             newest, analysis = await self.report(run.name)
             if newest.number == run.number:
-                await readouts.keep(self._store, run, analysis, at)
+                await readouts.keep(self._store, newest, analysis, at)
             due = at + readouts.APART_S
         self._due[run.stream] = due
 
     async def _change(self, run: Run, state: ExperimentState, action: str) -> bool:
         try:
-            await self.runs.change(run, state, action, ITSELF)
+            audited = action != "weights"  # there are too many: the audit log is for people
+            await self.runs.change(run, state, action, ITSELF, audited=audited)
         except Conflict:
             return False  # another replica was faster, or somebody stopped it
         stopped = state.stopped.keys() - run.state.stopped.keys()
@@ -304,19 +308,30 @@ class _Reader:
 
     def __init__(self, stream: str) -> None:
         self.outcomes, self.events = OutcomeLog(), 0
+        self.forgotten = False  # requests, by the store or here
         self._stream, self._position = stream, ""
         self._reading = asyncio.Lock()
 
     async def read(self, store: Store) -> None:
         """Read what is new."""
         async with self._reading:
+            before = self.events
             while entries := await store.read(self._stream, after=self._position, count=BATCH):
                 for entry in entries:
                     self.outcomes.add(entry.event)
                 self.events += len(entries)
                 self._position = entries[-1].at
                 await asyncio.sleep(0)  # requests go first
+            # So many at once are all that the stream holds: there may have been more before them.
+            self.forgotten |= self.events - before >= EVENTS_KEPT or self.outcomes.count > KEPT
             self.outcomes.forget(KEPT)
+
+    @property
+    def since(self) -> float | None:
+        """When the first request that is known came; None where none was forgotten."""
+        if not self.forgotten:
+            return None
+        return min((one.exposure.at for one in self.outcomes.requests), default=time.time())
 
 
 def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:
@@ -345,8 +360,15 @@ def _calls_for_decision(run: Run, last: _Decision | None, reader: _Reader, at: f
     return news > 0 and (late or news >= NEWS * reader.outcomes.count)
 
 
-def _decide(run: Run, requests: Sequence[RequestRecord], at: float) -> tuple[ExperimentState, str]:
-    """The state that follows from a run's log, and the action that leads to it."""
+def _decide(
+    run: Run, requests: Sequence[RequestRecord], at: float, whole: bool
+) -> tuple[ExperimentState, str]:
+    """The state that follows from a run's log, and the action that leads to it.
+
+    Where requests are forgotten (the log is not `whole`), guardrails go by those that are known: an
+    arm that becomes bad late is stopped. Of a bandit's bounds nothing is sure then, so its weights
+    stay.
+    """
     experiment, state = run.experiment, run.state
     analysed = analysis_set(requests, experiment.weights)
     stopped = crossed_guardrails(experiment, state, analysed.by_arm)
@@ -359,7 +381,7 @@ def _decide(run: Run, requests: Sequence[RequestRecord], at: float) -> tuple[Exp
     higher = next_ramp_step(experiment, state, units, at)
     if higher is not None:
         return higher, "ramp"
-    if experiment.kind == "bandit":
+    if experiment.kind == "bandit" and whole:
         return _reweighed(run, analysed, at), "weights"
     return state, ""
 
@@ -376,4 +398,5 @@ def _reweighed(run: Run, analysed: AnalysisSet, at: float) -> ExperimentState:
     random = np.random.default_rng([fnv1a(experiment.seed), ended])
     allocation = allocate(experiment, by_arm, random)
     evidence = {"at": at, "ended": ended, "beliefs": dict(allocation.beliefs)}
-    return state.model_copy(update={"weights": dict(allocation.weights), "evidence": evidence})
+    weights = {name: allocation.weights.get(name, 0.0) for name in experiment.weights}
+    return state.model_copy(update={"weights": weights, "evidence": evidence})

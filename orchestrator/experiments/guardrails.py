@@ -3,11 +3,12 @@
 Both are evaluated after every few requests, so a limit counts as crossed only by a sequential test:
 an arm within its limit is stopped with probability `alpha` at most, over all looks.
 
-That holds for times as they were observed. What a cancelled request would have taken is not known:
-against a limit (`at_most`, a quantile) it counts with the time that had passed, a lower bound, so
-what it adds is never more than was seen; against the control with the worst time of all arms
-(`comparable`). No upper bound is known, so an `at_least` of a time is not decided where any was
-cancelled. How many are cancelled is a metric of its own, `cancelled`.
+That holds for times as they were observed. What a request would have taken that was cancelled, or
+failed, is not known: against a limit (`at_most`, a quantile) it counts with the time that had
+passed, a lower bound, so what it adds is never more than was seen; against the control with the
+worst time of all arms (`comparable`). No upper bound is known, so an `at_least` of a time is not
+decided where there is any of them. How many there are are metrics of their own, `cancelled` and
+`error`.
 """
 
 from __future__ import annotations
@@ -126,8 +127,8 @@ def _crossed(
 
 
 def _censored(request: RequestRecord) -> bool:
-    """Whether its client cancelled it, so that its times may be lower bounds."""
-    return request.outcome is not None and request.outcome.status == "cancelled"
+    """Whether its times may be lower bounds."""
+    return request.outcome is not None and request.outcome.censored
 
 
 def _absolute(rail: Guardrail, own: Sample, tuned_for: float) -> str | None:

@@ -47,8 +47,9 @@ class Outcome(_Event):
 
     `accepted` is the share of judged drafts that were accepted, `prompt_tokens` are those computed.
     The arm that served a request is in its exposure. A `shadow` outcome names its arm and the trace
-    of the served request; `agreement`: both answers have the same value. Of a cancelled request
-    `ms` is what had passed by then.
+    of the served request; `agreement`: both answers have the same value. Of a request that was
+    cancelled, or failed, `ms` is what had passed by then. `refused`: it failed because it can never
+    be answered (a 4xx), however long one waits.
     """
 
     kind: Literal["outcome"] = "outcome"
@@ -57,6 +58,7 @@ class Outcome(_Event):
     arm: Name | None = None
     shadow: bool = False
     status: Literal["finished", "failed", "cancelled"] = "finished"
+    refused: bool = False
     ms: float | None = None
     first_step_ms: float | None = None
     small_tokens: int = 0
@@ -65,9 +67,14 @@ class Outcome(_Event):
     accepted: float | None = None
     agreement: bool | None = None
 
+    @property
+    def censored(self) -> bool:
+        """Whether it got no answer in its time, so that times may be lower bounds."""
+        return self.status != "finished" and not self.refused
+
     def time(self, name: TimeName) -> float | None:
-        """A time in ms, None where the request failed; a lower bound where it was cancelled."""
-        if self.status == "failed":
+        """A time in ms, None where the request was refused; a lower bound where it is censored."""
+        if self.refused:
             return None
         if name == "first_step_ms" and (
             self.status == "finished" or self.first_step_ms is not None
@@ -202,9 +209,10 @@ def analysis_set(requests: Iterable[RequestRecord], arms: Iterable[str]) -> Anal
 def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:
     """The requests with times that arms may be compared by.
 
-    A request that its client cancelled would have taken longer than the client's patience. Left
-    out, the arm that tries it most would look fastest; so its times are the worst of all arms.
-    Against a limit of its own an arm has its own times alone (`Outcome.time`).
+    A request that its client cancelled would have taken longer than the client's patience, and one
+    that failed has no answer yet, in particular where its time was up. Left out, the arm that tries
+    patience most would look fastest; so their times are the worst of all arms. Against a limit of
+    its own an arm has its own times alone (`Outcome.time`).
     """
     outcomes = [one.outcome for own in by_arm.values() for one in own if one.outcome is not None]
     times = {name: [outcome.time(name) for outcome in outcomes] for name in TIMES}
@@ -216,9 +224,9 @@ def comparable(by_arm: ByArm) -> dict[str, list[RequestRecord]]:
 
 
 def _with_worst(request: RequestRecord, worst: Mapping[TimeName, float | None]) -> RequestRecord:
-    """The request, with the worst times where it was cancelled before they were known."""
+    """The request, with the worst times where it ended before they were known."""
     outcome = request.outcome
-    if outcome is None or outcome.status != "cancelled":
+    if outcome is None or not outcome.censored:
         return request
     known = outcome.first_step_ms
     first = worst["first_step_ms"] if known is None else known

@@ -33,7 +33,8 @@ async def next_due(store: Store, run: Run, at: float) -> float:
 
 
 async def keep(store: Store, run: Run, report: ExperimentReport, at: float) -> None:
-    """Keep what a readout says of the goal's metric, and the weights that the arms have."""
+    """Keep what a readout says of the goal's metric, and the weights that the arms have; of a
+    bandit also what they follow from (`Allocation.beliefs`)."""
     made = report.json()
     intervals = {
         one["arm"]: [one["always_valid"][name] for name in ("estimate", "low", "high")]
@@ -41,6 +42,8 @@ async def keep(store: Store, run: Run, report: ExperimentReport, at: float) -> N
         if one["metric"] == made["metric"]
     }
     readout = {"at": round(at, 3), "intervals": intervals, "weights": made["weights"]}
+    if beliefs := run.state.evidence.get("beliefs"):
+        readout["beliefs"] = beliefs
     await store.append(run.readout_stream, [json.dumps(readout).encode()], keep=KEPT)
 
 

@@ -4,16 +4,21 @@ The order is that of the reasoning. First the sample ratio: if arms did not get 
 that were intended, assignment is biased and no difference can be trusted. Then, per metric, each
 arm against the control: an always-valid interval (a confidence sequence), and beside it a
 fixed-horizon test. Verdicts use the always-valid intervals alone.
+
+Of a run whose first requests are forgotten the rest is a window that moves on. A sequential test
+holds for a sample that grows, so nothing that would hold at any number of looks is said of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
 from typing import Any, Final, Literal
 
 import numpy as np
 
+from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.bandit import doubly_robust_scores
 from orchestrator.experiments.documents import Bound, Experiment, ExperimentState, MetricName
 from orchestrator.experiments.metrics import METRICS
@@ -44,7 +49,13 @@ from orchestrator.experiments.sequential import (
 )
 
 Verdict = Literal[
-    "sample_ratio_mismatch", "too_early", "better", "worse", "breaks_bounds", "no_difference"
+    "sample_ratio_mismatch",
+    "too_early",
+    "better",
+    "worse",
+    "breaks_bounds",
+    "no_difference",
+    "forgotten",
 ]
 QUANTILES: Final = (0.5, 0.95)
 
@@ -95,7 +106,10 @@ class BoundCheck:
 
 @dataclass(frozen=True, slots=True)
 class ExperimentReport:
-    """The whole readout; `verdicts` by arm, `sentence` in words."""
+    """The whole readout; `verdicts` by arm, `sentence` in words.
+
+    `since`: requests before this moment (seconds since 1970) are forgotten; None: none are.
+    """
 
     experiment: str
     kind: str
@@ -105,6 +119,7 @@ class ExperimentReport:
     forced_requests: int
     moved_units: int
     unreadable: int
+    since: float | None
     arms: Mapping[str, Mapping[MetricName, ArmMetric]]
     comparisons: Sequence[Comparison]
     bounds: Sequence[BoundCheck]
@@ -124,14 +139,19 @@ def report(
     state: ExperimentState,
     requests: Iterable[RequestRecord],
     unreadable: int = 0,
+    since: float | None = None,
 ) -> ExperimentReport:
-    """Analyse an experiment's requests; valid at any time and any number of times."""
+    """Analyse an experiment's requests; valid at any time and any number of times.
+
+    `since`: those before are forgotten; None: `requests` are all there were.
+    """
     served = [arm.name for arm in experiment.served]
     usable = analysis_set(requests, served)
     by_arm = comparable(usable.by_arm)
-    comparer = _Comparer(experiment, state, by_arm)
+    comparer = _Comparer(experiment, state, by_arm, whole=since is None)
     others = [name for name in served if name != experiment.base]
-    ratio = None if experiment.kind == "bandit" else _ratio(experiment, state, by_arm)
+    tested = experiment.kind != "bandit" and since is None
+    ratio = _ratio(experiment, state, by_arm) if tested else None
     comparisons = [
         comparison
         for name in [*others, *(arm.name for arm in experiment.shadows)]
@@ -140,7 +160,12 @@ def report(
     ]
     bounds = [comparer.bound(name, bound) for name in others for bound in experiment.goal.within]
     bounds = [one for one in bounds if one.than != one.arm]
-    verdicts = {name: _verdict(experiment, ratio, comparisons, bounds, name) for name in others}
+    verdicts: dict[str, Verdict] = {
+        name: _verdict(experiment, ratio, comparisons, bounds, name)
+        if since is None
+        else "forgotten"
+        for name in others
+    }
     return ExperimentReport(
         experiment=experiment.name,
         kind=experiment.kind,
@@ -150,25 +175,34 @@ def report(
         forced_requests=usable.forced,
         moved_units=usable.moved_units,
         unreadable=unreadable,
+        since=since,
         arms={name: comparer.figures(name) for name in by_arm},
         comparisons=comparisons,
         bounds=bounds,
         stopped={name: stop.why for name, stop in state.stopped.items()},
-        weights=state.weights or experiment.weights,
+        weights=current_weights(experiment, state),
         verdicts=verdicts,
-        sentence=_sentence(experiment, state, ratio, comparisons, verdicts),
+        sentence=_sentence(experiment, state, ratio, comparisons, verdicts)
+        if since is None
+        else _no_claim(state, since),
     )
 
 
 class _Comparer:
-    """Compares arms of one experiment, each pair over the time when both were live."""
+    """Compares arms of one experiment, each pair over the time when both were live.
 
-    def __init__(self, experiment: Experiment, state: ExperimentState, by_arm: ByArm) -> None:
+    `whole`: no request of the run is missing; else no interval holds at any number of looks.
+    """
+
+    def __init__(
+        self, experiment: Experiment, state: ExperimentState, by_arm: ByArm, *, whole: bool
+    ) -> None:
         self._experiment, self._state, self._by_arm = experiment, state, by_arm
+        self._whole = whole
         # Bonferroni over the arms, which are all compared with one control.
         self._alpha = experiment.alpha / max(1, len(experiment.all_arms) - 1)
         self._values: dict[tuple[str, MetricName, float], MetricValues] = {}
-        self._scores: dict[MetricName, Mapping[str, np.ndarray[Any, Any]]] = {}
+        self._scores: dict[tuple[MetricName, float], Mapping[str, np.ndarray[Any, Any]]] = {}
 
     def compare(self, name: str, metric: MetricName) -> Comparison | None:
         """None where there is nothing to compare."""
@@ -178,7 +212,8 @@ class _Comparer:
             differences = paired_sample(self._by_arm[base], name, metric, prices)
             if not differences.count:
                 return None
-            interval, units = mean_interval(differences, self._alpha, tuned), differences.count
+            interval = self._claim(mean_interval(differences, self._alpha, tuned))
+            units = differences.count
             if metric == "agreement":  # a share, not a difference
                 return Comparison(name, base, metric, units, interval, None, None, None, True)
             tested = fixed_paired_test(differences, self._alpha)
@@ -191,7 +226,7 @@ class _Comparer:
         wanted = (
             experiment.goal.detect * abs(control.mean) if metric == experiment.goal.metric else 0
         )
-        shares = self._state.weights or experiment.weights
+        shares = current_weights(experiment, self._state)
         ratio = shares[name] / shares[base]
         interval = self._interval(name, base, metric, self._alpha)
         return Comparison(
@@ -205,7 +240,9 @@ class _Comparer:
             fixed_horizon=None
             if experiment.kind == "bandit"
             else fixed_difference_test(own, control, self._alpha),
-            needed=required_units(own, control, wanted, ratio, self._alpha, tuned),
+            needed=required_units(own, control, wanted, ratio, self._alpha, tuned)
+            if ratio
+            else None,
         )
 
     def bound(self, name: str, bound: Bound) -> BoundCheck:
@@ -222,17 +259,25 @@ class _Comparer:
     def _interval(self, name: str, than: str, metric: MetricName, alpha: float) -> Interval:
         tuned = self._experiment.tuned_for
         if self._experiment.kind == "bandit":
-            if metric not in self._scores:
+            key = metric, self._until(name, than)
+            if key not in self._scores:
                 prices = self._experiment.prices
-                self._scores[metric] = doubly_robust_scores(self._by_arm, metric, prices)
-            scores = self._scores[metric]
-            return mean_interval(Sample(scores[name] - scores[than]), alpha, tuned)
+                self._scores[key] = doubly_robust_scores(self._by_arm, *key, prices)
+            scores = self._scores[key]
+            return self._claim(mean_interval(Sample(scores[name] - scores[than]), alpha, tuned))
         own, other = self._samples(name, than, metric)
-        return difference_interval(own, other, alpha, tuned)
+        return self._claim(difference_interval(own, other, alpha, tuned))
+
+    def _claim(self, interval: Interval) -> Interval:
+        return interval if self._whole else Interval(interval.estimate, -np.inf, np.inf)
+
+    def _until(self, name: str, than: str) -> float:
+        """When the first of two arms was stopped."""
+        ends = [stop.at for arm, stop in self._state.stopped.items() if arm in (name, than)]
+        return min(ends, default=float("inf"))
 
     def _samples(self, name: str, than: str, metric: MetricName) -> tuple[Sample, Sample]:
-        ends = [stop.at for arm, stop in self._state.stopped.items() if arm in (name, than)]
-        until = min(ends, default=float("inf"))
+        until = self._until(name, than)
         return self._sample(name, metric, until), self._sample(than, metric, until)
 
     def _sample(self, name: str, metric: MetricName, until: float) -> Sample:
@@ -345,6 +390,16 @@ def _sentence(
     if not sentences:
         return "Only one arm is served: see the paired comparisons of its shadows."
     return "; ".join(sentences) + "."
+
+
+def _no_claim(state: ExperimentState, since: float) -> str:
+    when = datetime.fromtimestamp(since, UTC)
+    stops = (f" {arm} was stopped ({stop.why})." for arm, stop in state.stopped.items())
+    return (
+        f"Nothing is claimed: the requests before {when:%Y-%m-%d %H:%M} UTC are no longer kept, "
+        "and what holds at any number of looks takes all of a run. Start the experiment again for "
+        f"another verdict.{''.join(stops)}"
+    )
 
 
 def _arm_sentence(

@@ -1,4 +1,5 @@
-"""Experiments in the store: start, change, stop; every change has an audit entry.
+"""Experiments in the store: start, change, stop; every change has an audit entry, except a bandit's
+weights: they are in its state, and in its readouts what they were.
 
     experiment/NAME/RUN   document   the experiment as it was started for the RUN-th time
     experiment/NAME       pointer    the number of the newest run, and its state
@@ -23,7 +24,13 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
+from orchestrator.errors import (
+    Conflict,
+    InvalidRequest,
+    StoreError,
+    StoreUnavailable,
+    UnknownPolicy,
+)
 from orchestrator.experiments.documents import Arm, Experiment, ExperimentState, initial_state
 from orchestrator.loop.policy import Policy
 from orchestrator.state.store import PointerUpdate, Store, StoreState
@@ -166,7 +173,15 @@ class Runs:
         await self._drop_streams(name, before=run.number + 1)
         return run
 
-    async def change(self, run: Run, state: ExperimentState, action: str, info: AuditInfo) -> Run:
+    async def change(
+        self,
+        run: Run,
+        state: ExperimentState,
+        action: str,
+        info: AuditInfo,
+        *,
+        audited: bool = True,
+    ) -> Run:
         """Replace the state of a run.
 
         Raises:
@@ -174,7 +189,8 @@ class Runs:
         """
         changed = replace(run, state=state, pointer=_pointer(run.number, state))
         move = PointerUpdate(POINTER + run.name, run.pointer, changed.pointer)
-        await self._store.commit(update=[move], audit=_audit(action, changed, info))
+        audit = _audit(action, changed, info) if audited else None
+        await self._store.commit(update=[move], audit=audit)
         return changed
 
     async def _drop_streams(self, name: str, before: int) -> None:
@@ -213,6 +229,10 @@ class Runs:
             if pointer.startswith(POINTER):
                 runs.append(await self._run(identity, pointer.removeprefix(POINTER), data))
         return tuple(sorted(runs, key=lambda run: (run.state.started, run.name)))
+
+    def forget(self) -> None:
+        """Forget what was read: the store's contents are others, though under one identity."""
+        self._cache.clear()
 
     async def _run(self, identity: str, name: str, data: bytes) -> Run:
         try:
@@ -257,6 +277,10 @@ class Runs:
                 document = (await self._versions.find(arm.policy)).document
             except UnknownPolicy as error:
                 raise InvalidRequest(f"{place}.policy: {error.message}", param=place) from None
+            except StoreUnavailable:
+                raise
+            except StoreError as error:  # its policy or a parameter is gone since: no other's fault
+                raise InvalidRequest(f"{place}.policy: {error}", param=place) from None
             name, version, params = document.policy, document.version, document.params
         if name not in self._policies:
             raise InvalidRequest(f"{place}.policy: no policy is named {name[:64]!r}", param=place)

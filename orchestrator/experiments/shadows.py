@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter
 
-from orchestrator.errors import BatonError
+from orchestrator.errors import BatonError, describe
 from orchestrator.experiments.answer_equality import compare, final
 from orchestrator.experiments.outcome_log import Outcome
 from orchestrator.loop.events import Event, RequestCompleted, StepCompleted
@@ -122,9 +122,14 @@ class ShadowRunner:
             else:
                 self._count.labels("dropped").inc()
             return
-        outcome = task.result()
-        self._count.labels(outcome.status).inc()
-        self._outbox.event(job.stream, outcome.model_dump())
+        try:
+            outcome = task.result()
+            self._outbox.event(job.stream, outcome.model_dump())
+        except Exception as error:  # whatever it is: without this task no shadow answers
+            log.error("a shadow of %s failed: %s", job.request.trace_id, describe(error))
+            self._count.labels("failed").inc()
+        else:
+            self._count.labels(outcome.status).inc()
 
     async def _answer(self, job: _ShadowJob) -> Outcome:
         began, first, ended = perf_counter(), None, None

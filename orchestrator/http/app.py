@@ -27,7 +27,6 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
-from orchestrator.errors import StoreError
 from orchestrator.http.body import json_body
 from orchestrator.http.chat_format import ChatFormat
 from orchestrator.http.chat_response import ChatResponse
@@ -166,14 +165,8 @@ def create_app(service: Service) -> FastAPI:
     )
     async def feedback(request: Request) -> Response:
         body = parse_feedback(await json_body(request, service.limits))
-        try:
-            found = await read_record(service, body.trace_id)
-        except StoreError:
-            if not service.access.sees_all(request.headers.get("authorization")):
-                raise  # whose answer it was is not known
-            record = {}  # the reward is kept; which answer it is about shows when the store is back
-        else:
-            record = await own_record(service, request, found)
+        # Where the store is away, whose answer it was and which arm gave it are not known: 503.
+        record = await own_record(service, request, await read_record(service, body.trace_id))
         key = request.state.key
         if await is_first_feedback(service.outbox, body, key, service.trace_ttl_s):
             event = reward(body, record, key)

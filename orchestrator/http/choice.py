@@ -9,7 +9,16 @@ from orchestrator.experiments.shadows import ShadowRequest
 from orchestrator.http.call_reader import read_answer
 from orchestrator.http.chat_format import AnswerFormat
 from orchestrator.http.context import RequestContext
-from orchestrator.http.rendering import OUTCOMES, Json, dump, outcome, record, trace_name
+from orchestrator.http.rendering import (
+    OUTCOMES,
+    OUTCOMES_OF,
+    OUTCOMES_OF_KEPT,
+    Json,
+    dump,
+    outcome,
+    record,
+    trace_name,
+)
 from orchestrator.http.service import Service
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.events import Event, RequestCompleted
@@ -79,8 +88,11 @@ class Choice:
         service, context, response = self._service, self._context, self.response
         data = dump(record(context, response, status, error))
         service.outbox.put(trace_name(context.trace_id), data, ttl_s=service.trace_ttl_s)
-        ended = outcome(context, response, status)
+        ended = outcome(context, response, status, error)
         service.outbox.event(OUTCOMES, ended)
+        if not service.access.sees_all(context.headers.get("authorization")):
+            own = f"{OUTCOMES_OF}{context.key}"
+            service.outbox.event(own, ended, keep=OUTCOMES_OF_KEPT)
         if context.enrollment is not None and self._exposed:
             again = ShadowRequest(
                 context.trace_id,

@@ -65,10 +65,8 @@ async def is_first_feedback(
 
 
 def reward(feedback: Feedback, record: dict[str, Any], key: str | None) -> dict[str, Any]:
-    """The event of a judgement by `key`, 8 hex digits of its digest.
-
-    `record` is the answer's trace, empty where that is not at hand.
-    """
+    """The event of a judgement by `key`, 8 hex digits of its digest, of the answer whose trace is
+    `record`."""
     about = {key: record.get(key) for key in ("policy", "version", "experiment", "arm")}
     return {
         "kind": "reward",

@@ -85,8 +85,13 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/policies/active", **described("What the model baton means", errors=(503,)))
     async def show_active() -> Response:
-        state = await service.store.state()
+        state, current = await service.store.state(), service.watcher.current
         assert state is not None
+        if current.revision and not state.revision:  # it was wiped: what was read last is served
+            known = current.active
+            return JSONResponse(
+                await _version(service, None) if known is None else version_json(known.document)
+            )
         return JSONResponse(await _version(service, active(state)))
 
     @app.put(

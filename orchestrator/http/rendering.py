@@ -22,6 +22,10 @@ DONE: Final = b"data: [DONE]\n\n"
 """The end of a stream."""
 OUTCOMES: Final = "outcomes"
 """The store's stream of outcomes."""
+OUTCOMES_OF: Final = "outcomes-of/"
+"""With a key's name, that of the outcomes of its own requests."""
+OUTCOMES_OF_KEPT: Final = 2000
+"""Outcomes that stay in it."""
 REWARDS: Final = "rewards"
 """That of rewards, apart: many judgements of one answer push no outcome out of the list."""
 BRIEF: Final = 2000
@@ -304,10 +308,16 @@ def _brief(text: str) -> str:
     return text if len(text) <= BRIEF else f"{text[:BRIEF]}\u2026"
 
 
-def outcome(context: RequestContext, response: ResponseAccumulator, status: str) -> Json:
+def outcome(
+    context: RequestContext,
+    response: ResponseAccumulator,
+    status: str,
+    error: Json | None = None,
+) -> Json:
     """A request that ended, as an event for experiments; times in ms, None for what never came.
 
-    `status` is finished, failed or cancelled. `overrides` names the parameters that the request
+    `status` is finished, failed or cancelled; what failed and can never be answered, whose `error`
+    is the request's own, is `refused`. `overrides` names the parameters that the request
     set itself: where there are any, it says little about the version. `accepted` is the share of
     judged drafts that stayed, `prompt_tokens` are those computed. `speculation` is what the large
     worker decoded with, marked where it is lossy.
@@ -324,6 +334,7 @@ def outcome(context: RequestContext, response: ResponseAccumulator, status: str)
         "experiment": context.experiment,
         "arm": context.arm,
         "status": status,
+        "refused": error is not None and error["type"] == "invalid_request_error",
         "finish_reason": response.finish_reason if status == "finished" else None,
         "ms": response.ms,
         "first_step_ms": response.first_step_ms,

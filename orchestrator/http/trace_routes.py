@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.errors import StoreError
 from orchestrator.http.errors import RequestRefused
 from orchestrator.http.openapi import described
-from orchestrator.http.rendering import OUTCOMES, trace_id_of, trace_name
+from orchestrator.http.rendering import OUTCOMES, OUTCOMES_OF, trace_id_of, trace_name
 from orchestrator.http.service import Service
 
 Json = dict[str, Any]
@@ -58,10 +58,13 @@ def add_trace_routes(app: FastAPI, service: Service) -> None:
             )
             if value is not None
         }
+        # A key's own have a stream of their own: in that of all keys they would be pushed out by
+        # others' requests, and how many are left would tell how many these are.
+        stream = OUTCOMES
         if not service.access.sees_all(request.headers.get("authorization")):
-            wanted["key"] = request.state.key
+            stream = f"{OUTCOMES_OF}{request.state.key}"
         rows = []
-        for entry in await service.store.newest(OUTCOMES, SEARCHED):
+        for entry in await service.store.newest(stream, SEARCHED):
             row = json.loads(entry.event)
             if (
                 row["kind"] == "outcome"  # a store may hold rewards among them, of before

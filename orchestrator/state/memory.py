@@ -52,7 +52,7 @@ class MemoryStore:
         *,
         create: Mapping[str, bytes] | None = None,
         update: Sequence[PointerUpdate] = (),
-        audit: bytes,
+        audit: bytes | None,
     ) -> str:
         create = create or {}
         check_commit(create, update, audit)
@@ -62,7 +62,8 @@ class MemoryStore:
         for one in update:
             if self._pointers.get(one.pointer) != one.expected:
                 raise Conflict(f"{one.pointer} has been changed by somebody else")
-        self._add(AUDIT, [audit], AUDIT_ENTRIES)
+        if audit is not None:
+            self._add(AUDIT, [audit], AUDIT_ENTRIES)
         self._documents |= create
         for one in update:
             self._pointers.pop(one.pointer, None)

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 BATCH: Final = 500  # events sent at once
 RETRY_S: Final = 0.5
 FLUSH_S: Final = 2.0  # for what is left when the service stops
+EVENTS_KEPT: Final = 100_000
+"""Events that stay in a stream."""
 
 
 class Outbox:
@@ -33,7 +35,7 @@ class Outbox:
 
     At most `events` wait per stream, of `event_size` bytes in all streams together, and `values`
     values of `size` bytes together. `error` says why they wait, None while the store takes them.
-    `keep`: events that stay in each stream.
+    `keep`: events that stay in each stream, where an event does not say otherwise.
     """
 
     def __init__(
@@ -45,10 +47,11 @@ class Outbox:
         values: int = 1000,
         size: int = 64 << 20,
         event_size: int = 64 << 20,
-        keep: int = 100_000,
+        keep: int = EVENTS_KEPT,
     ) -> None:
         self._store, self._keep = store, keep
         self._events: dict[str, deque[bytes]] = {}
+        self._kept: dict[str, int] = {}  # by stream
         self._values: OrderedDict[str, tuple[bytes, float]] = OrderedDict()
         self._max_events, self._max_values, self._max_bytes = events, values, size
         self._bytes = 0
@@ -74,8 +77,8 @@ class Outbox:
         waiting.labels("event").set_function(lambda: sum(map(len, self._events.values())))
         waiting.labels("value").set_function(lambda: len(self._values))
 
-    def event(self, stream: str, event: Mapping[str, Any]) -> None:
-        """Add an event for the end of a stream.
+    def event(self, stream: str, event: Mapping[str, Any], *, keep: int | None = None) -> None:
+        """Add an event for the end of a stream, in which so many stay.
 
         Raises:
             InvalidRequest: its name or its size is not allowed, as `check` says.
@@ -84,6 +87,7 @@ class Outbox:
         check(stream, values=[data])
         queue = self._events.setdefault(stream, deque())
         queue.append(data)
+        self._kept[stream] = keep or self._keep
         self._event_bytes[stream] += len(data)
         if len(queue) > self._max_events:
             self._drop_event(stream)
@@ -152,12 +156,12 @@ class Outbox:
         queue = self._events[stream]
         while queue:
             batch = list(islice(queue, BATCH))
-            await self._store.append(stream, batch, keep=self._keep)
+            await self._store.append(stream, batch, keep=self._kept[stream])
             # Events that were dropped meanwhile have left the queue on this side, too.
             for event in batch:
                 if queue and queue[0] is event:
                     self._event_bytes[stream] -= len(queue.popleft())
-        del self._events[stream], self._event_bytes[stream]
+        del self._events[stream], self._event_bytes[stream], self._kept[stream]
 
     async def _run(self) -> None:
         while True:

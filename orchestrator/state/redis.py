@@ -52,7 +52,9 @@ end
 for key = 3, #KEYS do
   if redis.call('EXISTS', KEYS[key]) == 1 then return {'exists', key - 3} end
 end
-redis.call('XADD', audit, 'MAXLEN', '~', kept, '*', 'e', entry)
+if entry ~= '' then
+  redis.call('XADD', audit, 'MAXLEN', '~', kept, '*', 'e', string.sub(entry, 2))
+end
 for key = 3, #KEYS do
   redis.call('SET', KEYS[key], ARGV[first + 3 * count + key - 3])
 end
@@ -115,14 +117,14 @@ class RedisStore:
         *,
         create: Mapping[str, bytes] | None = None,
         update: Sequence[PointerUpdate] = (),
-        audit: bytes,
+        audit: bytes | None,
     ) -> str:
         create = create or {}
         check_commit(create, update, audit)
         names = list(create)
         keys = [self._key("pointers"), self._key("stream", AUDIT)]
         keys += [self._key("document", name) for name in names]
-        arguments: list[bytes | str | int] = [secrets.token_hex(8), audit, AUDIT_ENTRIES]
+        arguments: list[bytes | str | int] = [secrets.token_hex(8), _optional(audit), AUDIT_ENTRIES]
         arguments += [self._key("changes"), len(update)]
         for one in update:
             arguments += [one.pointer, _optional(one.expected), _optional(one.new)]

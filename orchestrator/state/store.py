@@ -35,9 +35,9 @@ TIMEOUT_S: Final = 1.0
 DOCUMENT_BYTES: Final = 64 << 10
 """The largest document, pointer or event."""
 AUDIT_ENTRIES: Final = 10_000
-"""Commits whose audit entries are kept."""
+"""Audit entries that are kept."""
 AUDIT: Final = "audit"
-"""The stream of audit entries, one per commit."""
+"""The stream of audit entries, one for each commit that has one."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9._@:-]+(/[A-Za-z0-9._@:-]+)*")
 
@@ -79,9 +79,12 @@ class Store(Protocol):
         *,
         create: Mapping[str, bytes] | None = None,
         update: Sequence[PointerUpdate] = (),
-        audit: bytes,
+        audit: bytes | None,
     ) -> str:
         """Create documents and update pointers, all or none, with an entry in the audit stream.
+
+        Without one (None) where the service goes on by itself, as often as requests come: such
+        entries would push out what people did.
 
         Returns:
             The revision that this made.
@@ -154,12 +157,12 @@ def check(*names: str, values: Sequence[bytes] = ()) -> None:
 
 
 def check_commit(
-    create: Mapping[str, bytes], update: Sequence[PointerUpdate], audit: bytes
+    create: Mapping[str, bytes], update: Sequence[PointerUpdate], audit: bytes | None
 ) -> None:
     """As `check`, for everything in a commit.
 
     Raises:
         InvalidRequest: as `check`.
     """
-    values = (*create.values(), *(one.new or b"" for one in update), audit)
+    values = (*create.values(), *(one.new or b"" for one in update), audit or b"")
     check(*create, *(one.pointer for one in update), values=values)

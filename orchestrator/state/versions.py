@@ -233,6 +233,10 @@ class PolicyVersions:
                 self._cache.popitem(last=False)
         return published
 
+    def forget(self) -> None:
+        """Forget what was read: the store's contents are others, though under one identity."""
+        self._cache.clear()
+
     async def newest(self, name: str, count: int) -> list[PolicyVersion]:
         """The newest versions of a policy, newest first; what cannot be read is left out."""
         if name not in self._policies:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -28,6 +29,8 @@ POLL_S: Final = 0.5
 """Seconds between two refreshes when no hint comes."""
 FIRST_REFRESH_S: Final = 2 * TIMEOUT_S
 """Seconds that a starting replica waits for its first refresh."""
+
+_REVISION: Final = re.compile(r"([0-9a-f]+):([0-9]{1,18})")  # the identity, and a count of commits
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,9 @@ class ConfigWatcher:
     async def _read(self, state: StoreState) -> Configuration:
         if not state.revision:
             raise StoreError("the store is empty: it has been wiped")
+        if _went_back(self.current.revision, state.revision):  # an older backup was restored
+            self._versions.forget()
+            self._runs.forget()
         target = active(state)
         try:
             published = None if target is None else await self._versions.find(target)
@@ -130,3 +136,11 @@ class ConfigWatcher:
         if reason != self.error:
             log.warning("the last good configuration stays: %s", reason)
         self.error = reason
+
+
+def _went_back(before: str, now: str) -> bool:
+    """Whether a revision is an earlier one of the same contents."""
+    former, latter = _REVISION.fullmatch(before), _REVISION.fullmatch(now)
+    if former is None or latter is None or former[1] != latter[1]:
+        return False
+    return int(latter[2]) < int(former[2])

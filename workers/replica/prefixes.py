@@ -12,15 +12,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
+from sys import getsizeof
 
 from orchestrator.types import Message, Segment, Segments, Transcript
 from orchestrator.worker import Call
 from workers.memo import remembered
 
-MAX_TOKENS = 1 << 22
-"""Of the transcripts that a replica keeps, some 50 bytes each: 128 of 32,000 tokens."""
-ENTRY_TOKENS = 16
-"""What a transcript, and each of its messages, takes beside its tokens, in tokens."""
+MAX_BYTES = 256 << 20
+"""Of the transcripts that a replica keeps: more than a hundred thoughts of 32,000 tokens."""
+ENTRY_BYTES = 512
+"""What a transcript, a message, a call of a tool or a segment takes beside its texts and tokens."""
+TOKEN_BYTES = 40
+"""What a token's id takes, with its place among the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,22 +105,16 @@ class PrefixReceiver:
     """The replica's side: the last transcript of each request, those that called lately.
 
     Args:
-        max_tokens: how many tokens they may have together, about.
+        max_bytes: how much they may take together, about.
     """
 
-    def __init__(self, max_tokens: int = MAX_TOKENS) -> None:
-        self._max_tokens, self._tokens = max_tokens, 0
+    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
+        self._max_bytes, self._bytes = max_bytes, 0
         self._known: dict[str, Transcript] = {}  # the latest is last
 
     def restore(self, call: Call | CallSuffix) -> Call | None:
         """The whole call; None where its beginning is not here."""
-        if isinstance(call, CallSuffix):
-            whole = self._restored(call)
-            if whole is None:
-                return None
-            call = whole
-        self._keep(call.request, call.transcript)
-        return call
+        return self._restored(call) if isinstance(call, CallSuffix) else call
 
     def _restored(self, suffix: CallSuffix) -> Call | None:
         known, rest = self._known.get(suffix.call.request), suffix.call.transcript
@@ -138,17 +135,19 @@ class PrefixReceiver:
         )
         return replace(suffix.call, transcript=whole)
 
-    def _keep(self, request: str, transcript: Transcript) -> None:
-        """Keep a request's transcript, or the one that is there where that goes on from it."""
+    def keep(self, call: Call) -> None:
+        """Keep the transcript of a call that the worker has taken, or the one that is there where
+        that goes on from it. What is refused is not kept: anybody could fill the memory with it."""
+        request, transcript = call.request, call.transcript
         known = self._known.pop(request, None)
         if known is not None:
-            self._tokens -= _tokens(known)
+            self._bytes -= _transcript_bytes(known)
             if _continues(known, transcript):
                 transcript = known
         self._known[request] = transcript
-        self._tokens += _tokens(transcript)
-        while self._tokens > self._max_tokens:
-            self._tokens -= _tokens(self._known.pop(next(iter(self._known))))
+        self._bytes += _transcript_bytes(transcript)
+        while self._bytes > self._max_bytes:
+            self._bytes -= _transcript_bytes(self._known.pop(next(iter(self._known))))
 
 
 def digest(request: str, transcript: Transcript) -> bytes:
@@ -162,9 +161,9 @@ def digest(request: str, transcript: Transcript) -> bytes:
 
 
 def _messages_digest(request: str, messages: tuple[Message, ...]) -> tuple[bytes, int]:
-    """The digest, and how many bytes it is made of."""
-    said = repr(messages).encode()
-    return blake2b(said, digest_size=16).digest(), len(said)
+    """The digest, and how many bytes the messages take."""
+    said = blake2b(repr(messages).encode(), digest_size=16).digest()
+    return said, sum(map(_message_bytes, messages))
 
 
 _digest_of = remembered(_messages_digest, 16 << 20, lambda made: made[1])
@@ -198,9 +197,21 @@ def _continues(longer: Transcript, shorter: Transcript) -> bool:
     )
 
 
-def _tokens(transcript: Transcript) -> int:
-    """About how many tokens a transcript has, its messages included, and what holds them."""
-    prompt = ENTRY_TOKENS * (1 + len(transcript.messages))
-    for message in transcript.messages:
-        prompt += len(message.content) // 4 + len(message.tokens or ())
-    return prompt + transcript.thought.tokens + transcript.answer.tokens
+def _transcript_bytes(transcript: Transcript) -> int:
+    """About how many bytes a transcript takes, its messages included."""
+    segments = (transcript.thought, transcript.answer)
+    taken = sum(each.fold(_with_segment_bytes, 0) for each in segments)
+    return ENTRY_BYTES + taken + sum(map(_message_bytes, transcript.messages))
+
+
+def _message_bytes(message: Message) -> int:
+    texts = [message.content, message.reasoning, message.call_id, message.name]
+    for call in message.calls:
+        texts += [call.id, call.name, call.arguments]
+    entries, tokens = ENTRY_BYTES * (1 + len(message.calls)), len(message.tokens or ())
+    return entries + sum(map(getsizeof, texts)) + TOKEN_BYTES * tokens
+
+
+def _with_segment_bytes(before: int, segment: Segment) -> int:
+    numbers = len(segment.tokens) + len(segment.logprobs)
+    return before + ENTRY_BYTES + getsizeof(segment.text) + TOKEN_BYTES * numbers

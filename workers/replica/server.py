@@ -174,14 +174,19 @@ class ReplicaServer:
         if call is None:
             return PrefixMissing()
         try:
-            if operation == "classify":
-                return await self._worker.classify(call, *args)
-            if operation == "verify":
-                return await self._worker.verify(call, *args)
-            async with aclosing(self._generate(NOTHING, call, *args, False)) as items:
-                return await anext(items)
+            answer = await self._answer(operation, call, *args)
         except Exception as error:
             return _told(operation, request, error)
+        self._prefixes.keep(call)
+        return answer
+
+    async def _answer(self, operation: Operation, call: Call, *args: Any) -> Any:
+        if operation == "classify":
+            return await self._worker.classify(call, *args)
+        if operation == "verify":
+            return await self._worker.verify(call, *args)
+        async with aclosing(self._generate(NOTHING, call, *args, False)) as items:
+            return await anext(items)
 
     async def stream_call(
         self, request: str, returning: bool, sent: Sent, received: Delta, *args: Any
@@ -196,7 +201,7 @@ class ReplicaServer:
         if call is None:
             yield PrefixMissing()
             return
-        generation = self._counted(self._generate(received, call, *args, True))
+        generation = self._taken(call, self._generate(received, call, *args, True))
         async with aclosing(batch_stream(generation, lambda: self._streams)) as items:
             try:
                 async for item in items:
@@ -219,20 +224,22 @@ class ReplicaServer:
             self._worker.generate, self._worker.tokenizer.hash, received, *args
         )
 
-    async def _counted(
-        self, items: AsyncGenerator[Delta | Generation, None]
+    async def _taken(
+        self, call: Call, items: AsyncGenerator[Delta | Generation, None]
     ) -> AsyncGenerator[Delta | Generation, None]:
-        """The items; from the first on, which a call that waits for a row has not, they are one of
-        the streams."""
-        counted = False
+        """The items; from the first on, which a call that waits for a row or is refused has not,
+        they are one of the streams, and the call's transcript is kept."""
+        taken = False
         try:
             async with aclosing(items):
                 async for item in items:
-                    self._streams += not counted
-                    counted = True
+                    if not taken:
+                        taken = True
+                        self._streams += 1
+                        self._prefixes.keep(call)
                     yield item
         finally:
-            self._streams -= counted
+            self._streams -= taken
 
     def __del__(self) -> None:
         with suppress(AttributeError):  # it never loaded

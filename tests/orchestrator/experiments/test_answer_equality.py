@@ -31,13 +31,18 @@ from orchestrator.experiments.answer_equality import Number, compare, expected, 
         ("$\\frac{1}{4}$", Fraction(1, 4)),
         ("1.5e3", 1500),
         ("\N{MINUS SIGN}8", -8),
+        ("-\N{NO-BREAK SPACE}8", -8),
+        ("+\t8", 8),
+        ("1\t/\n2", Fraction(1, 2)),
     ],
 )
 def test_numbers(text: str, value: Fraction | int) -> None:
     assert number(text) == Number(Fraction(value))
 
 
-@pytest.mark.parametrize("text", ["1/0", "blue", "", "2\\sqrt{3}", "x = 5", "(1,2)", "9" * 2000])
+@pytest.mark.parametrize(
+    "text", ["1/0", "blue", "", "2\\sqrt{3}", "x = 5", "(1,2)", "9" * 2000, "-\n8"]
+)
 def test_what_is_no_plain_number(text: str) -> None:
     assert number(text) is None
 
@@ -52,6 +57,10 @@ def test_what_is_no_plain_number(text: str) -> None:
         ("first 12, then 34", "34"),
         ("it costs $1,234.50 in all", "1,234.50"),
         ("between 3 and 4.", "4"),
+        ("First this.\n\n---\n\n1. Buy 3", "3"),
+        ("First this.\n\n---\n\n7", "7"),
+        ("It is\n\n---\n\n\\frac{1}{2}", "1/2"),
+        ("It is 2 \\frac{1}{2}", "1/2"),
         ("blue", "blue"),
         ("", ""),
     ],

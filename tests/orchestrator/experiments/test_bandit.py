@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,13 @@ from orchestrator.experiments.bandit import (
     doubly_robust_scores,
     known_bound,
 )
-from orchestrator.experiments.documents import Bound, Experiment, Prices, initial_state
+from orchestrator.experiments.documents import (
+    Bound,
+    Experiment,
+    Prices,
+    StoppedArm,
+    initial_state,
+)
 from orchestrator.experiments.outcome_log import RequestRecord
 from orchestrator.experiments.report import report
 from orchestrator.experiments.samples import Sample
@@ -197,7 +204,7 @@ def test_estimates_are_unbiased_where_the_means_are_not() -> None:
     biased, unbiased = [], []
     for seed in range(400):
         by_arm = adaptive(seed)
-        scores = doubly_robust_scores(by_arm, "ms", Prices())
+        scores = doubly_robust_scores(by_arm, "ms", inf, Prices())
         for arm, own in by_arm.items():
             biased.append(np.mean([r.outcome.ms for r in own if r.outcome and r.outcome.ms]))
             unbiased.append(scores[arm].mean())
@@ -206,11 +213,15 @@ def test_estimates_are_unbiased_where_the_means_are_not() -> None:
     assert np.mean(biased) > 100 + 4 * np.std(biased) / np.sqrt(len(biased))
 
 
-def test_the_report_of_a_bandit_goes_by_them() -> None:
-    arms = [{"name": "a", "policy": "x"}, {"name": "b", "policy": "x"}]
-    made = Experiment.parse(
+def of_arms(*names: str) -> Experiment:
+    arms = [{"name": name, "policy": "x"} for name in names]
+    return Experiment.parse(
         {"name": "pilot", "kind": "bandit", "arms": arms, "goal": {"metric": "ms"}, "min_units": 10}
     )
+
+
+def test_the_report_of_a_bandit_goes_by_them() -> None:
+    made = of_arms("a", "b")
     wrong = 0
     for seed in range(40):
         by_arm = adaptive(seed)
@@ -219,3 +230,34 @@ def test_the_report_of_a_bandit_goes_by_them() -> None:
         assert all(one.fixed_horizon is None for one in found.comparisons)
         wrong += found.verdicts["b"] in ("better", "worse")
     assert wrong <= 5
+
+
+def test_what_comes_after_an_arm_was_stopped_says_nothing_of_it() -> None:
+    """Arms that are alike, of which one is stopped early: its mean stays, and is seen no more."""
+    made, wrong = of_arms("a", "b", "c"), 0
+    stopped = {"b": StoppedArm(at=60.0, why="it was slow")}
+    state = initial_state(0.0).model_copy(update={"stopped": stopped})
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        requests = []
+        for n in range(3000):
+            names = "abc" if n <= 60 else "ac"
+            arm = names[int(random.integers(len(names)))]
+            ms = float(100 * random.lognormal(0, 0.6))
+            requests.append(request(arm, n, ms=ms, probability=1 / len(names)))
+        found = report(made, state, requests)
+        wrong += found.verdicts["b"] in ("better", "worse")
+        assert found.verdicts["c"] == "too_early"
+    assert wrong <= 3
+
+
+@pytest.mark.parametrize("weights", [{"a": 0.5, "c": 0.5}, {"a": 0.5, "b": 0.0, "c": 0.5}])
+def test_the_report_of_a_bandit_whose_arm_was_stopped(weights: dict[str, float]) -> None:
+    stopped = {"b": StoppedArm(at=90.0, why="it was slow")}
+    update = {"stopped": stopped, "weights": weights}
+    requests = [request("abc"[n % 3], n, ms=100.0 + n % 7, probability=1 / 3) for n in range(300)]
+    found = report(of_arms("a", "b", "c"), initial_state(0.0).model_copy(update=update), requests)
+    needed = {one.arm: one.needed for one in found.comparisons if one.metric == "ms"}
+    assert needed["b"] is None
+    assert needed["c"] is not None
+    assert found.weights == {"a": 0.5, "b": 0.0, "c": 0.5}

@@ -267,6 +267,22 @@ def test_rewards_reach_the_report() -> None:
         }
 
 
+@pytest.mark.parametrize(
+    ("failure", "refused"), [(WorkerError("gone"), False), (InvalidRequest("too long"), True)]
+)
+def test_an_outcome_says_whether_the_request_could_be_answered_at_all(
+    failure: Exception, refused: bool
+) -> None:
+    made = service(large=scripted(failures={0: failure}))
+    with serving(made) as url:
+        start(url)
+        assert post(url, headers={"x-baton-arm": "trial/large"}).status_code == 503 - 103 * refused
+        until(lambda: len(recorded(made)) == 2)
+        (ended,) = [one for one in recorded(made) if one["kind"] == "outcome"]
+        assert (ended["status"], ended["refused"]) == ("failed", refused)
+        assert ended["ms"] > 0
+
+
 def test_a_guardrail_stops_an_arm_by_itself_and_says_why() -> None:
     made = service(small=_Broken())
     rails = [{"metric": "error", "at_most": 0.05}]
@@ -408,6 +424,9 @@ def test_a_bandit_finds_its_weights_and_records_what_it_went_by() -> None:
 
         until(lambda: {0.5, 0.95} <= went_by())
         assert show(url)["weights"] == {"large": pytest.approx(0.05), "small": pytest.approx(0.95)}
+        audit = HTTP.get(f"{url}/v1/policies/history").json()["data"]
+        assert [one["action"] for one in audit] == ["experiment.start"]  # none is pushed out
+        until(lambda: any("beliefs" in one for one in show(url, "trial/report")["readouts"]), 10)
 
 
 def test_experiments_are_listed_started_once_and_stopped() -> None:
@@ -464,7 +483,7 @@ def test_a_ramp_counts_units_since_its_last_step() -> None:
             for arm in ARMS
             for n in range(50)
         ]
-        return experimenter._decide(run, seen, 5000.0)[1] == "ramp"
+        return experimenter._decide(run, seen, 5000.0, True)[1] == "ramp"
 
     assert not steps(at=900.0)
     assert steps(at=1001.0)
@@ -499,12 +518,15 @@ class _Watched:
         self.monkeypatch.setattr(readouts, "next_due", self.never)
 
     def decide(
-        self, run: Run, requests: Sequence[RequestRecord], at: float
+        self, run: Run, requests: Sequence[RequestRecord], at: float, whole: bool
     ) -> tuple[ExperimentState, str]:
         self.decisions.append(len(requests))
         return run.state.model_copy(update=self.next_state), "step"
 
-    async def change(self, run: Run, state: ExperimentState, action: str, info: Any) -> Run:
+    async def change(
+        self, run: Run, state: ExperimentState, action: str, info: Any, *, audited: bool
+    ) -> Run:
+        assert audited
         if self.refusals:
             raise self.refusals.pop()
         self.run = replace(run, state=state)
@@ -597,3 +619,57 @@ async def test_what_could_not_be_carried_out_is_decided_once_more(
     assert await watched.update() == 1
     assert watched.run.state.step == 1
     assert await watched.update() == 0
+
+
+def lines(first: int, count: int) -> list[bytes]:
+    made = [request("large", n, ms=1.0) for n in range(first, first + count)]
+    return [one.exposure.model_dump_json().encode() for one in made]
+
+
+async def test_a_reader_knows_whether_requests_were_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(experimenter, "EVENTS_KEPT", 20)
+    monkeypatch.setattr(experimenter, "KEPT", 30)
+    store, early = MemoryStore(), experimenter._Reader("s")
+    await early.read(store)
+    assert early.since is None
+    for n in range(3):
+        await store.append("s", lines(10 * n, 10), keep=20)
+        await early.read(store)
+    assert early.since is None  # it was there all the while
+    late = experimenter._Reader("s")
+    await late.read(store)
+    assert late.since == 10.0
+    await store.append("s", lines(30, 1), keep=20)
+    for reader, since in ((early, 1.0), (late, 10.0)):
+        await reader.read(store)
+        assert reader.since == since
+
+
+def test_a_bandits_weights_name_the_arms_that_were_stopped() -> None:
+    made = Experiment.parse(
+        {"name": "trial", "kind": "bandit", "arms": ARMS, "goal": {"metric": "ms"}}
+    )
+    stopped = {"small": {"at": 1.0, "why": "it was slow"}}
+    state = ExperimentState.model_validate({**initial_state(0.0).model_dump(), "stopped": stopped})
+    requests = [request(ARMS[n % 2]["name"], n) for n in range(200)]
+    run = Run(1, made, state, {}, b"")
+    changed, action = experimenter._decide(run, requests, 9.0, True)
+    assert (action, changed.weights) == ("weights", {"large": 1.0, "small": 0.0})
+    assert experimenter._decide(run, requests, 9.0, False) == (state, "")  # some are forgotten
+
+
+def test_a_report_says_from_when_its_requests_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(experimenter, "KEPT", 8)
+    made = service()
+    with serving(made) as url:
+        start(url)
+        assert show(url, "trial/report")["since"] is None
+        for _ in range(12):
+            ask(url)
+        until(lambda: len(recorded(made)) == 24)
+        report = show(url, "trial/report")
+        exposed = sorted(one["at"] for one in recorded(made) if one["kind"] == "exposure")
+        assert report["since"] == pytest.approx(exposed[4])
+        assert report["verdicts"] == {"small": "forgotten"}

@@ -173,21 +173,22 @@ def test_units_that_are_all_slow_are_counted_not_their_requests() -> None:
 
 @pytest.mark.parametrize("rail", [{}, {"quantile": 0.95}])
 @pytest.mark.parametrize("metric", ["ms", "first_step_ms"])
-def test_a_slow_control_stops_no_arm_whose_requests_were_cancelled(
-    metric: str, rail: dict[str, Any]
+@pytest.mark.parametrize("status", ["cancelled", "failed"])
+def test_a_slow_control_stops_no_arm_whose_requests_got_no_answer(
+    status: str, metric: str, rail: dict[str, Any]
 ) -> None:
-    """Against a limit a cancelled request counts with the time that had passed."""
+    """Against a limit a request without an answer counts with the time that had passed."""
     made = experiment({"metric": metric, "at_most": 2000, **rail})
     control = [request("large", 100 + n, ms=500.0, first_step_ms=400.0) for n in range(60)]
     control.append(request("large", 200, ms=600_000.0, first_step_ms=600_000.0))
 
     def new(patience_ms: float) -> list[RequestRecord]:
-        """Every third request is cancelled after about so long, without a first step."""
+        """Every third request ends after about so long, without a first step."""
         done = {"ms": 500.0, "first_step_ms": 400.0}
         return [
             request("new", n, **done)
             if n % 3
-            else request("new", n, ms=patience_ms + n, status="cancelled")
+            else request("new", n, ms=patience_ms + n, status=status)
             for n in range(90)
         ]
 
@@ -202,7 +203,7 @@ def test_a_slow_control_stops_no_arm_whose_requests_were_cancelled(
 
 
 @pytest.mark.parametrize("metric", ["ms", "first_step_ms"])
-def test_an_arm_with_cancelled_requests_is_not_too_fast(metric: str) -> None:
+def test_an_arm_with_requests_without_an_answer_is_not_too_fast(metric: str) -> None:
     """How long they would have taken nobody knows."""
     made = experiment({"metric": metric, "at_least": 50})
     fast = {
@@ -212,7 +213,9 @@ def test_an_arm_with_cancelled_requests_is_not_too_fast(metric: str) -> None:
     own = requests("new", 60, **fast)
     (found,) = looked(made, own, [])
     assert found.arm == "new"
-    assert looked(made, [*own, request("new", 99, ms=9.0, status="cancelled")], []) == []
+    for status in ("cancelled", "failed"):
+        assert looked(made, [*own, request("new", 99, ms=9.0, status=status)], []) == []
+    assert looked(made, [*own, request("new", 99, ms=9.0, status="failed", refused=True)], [])
 
 
 def test_the_rails_of_correlated_users_stop_what_is_within_its_limit_seldom() -> None:

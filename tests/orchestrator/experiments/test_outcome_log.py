@@ -6,6 +6,7 @@ import itertools
 import json
 from collections import OrderedDict
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -167,11 +168,12 @@ def test_each_metric_of_a_request() -> None:
 
 
 def test_what_failed_or_was_cancelled_says_little() -> None:
-    def metrics(status: str) -> set[str]:
-        one = request("a", 1, status=status)
+    def metrics(status: str, **more: Any) -> set[str]:
+        one = request("a", 1, status=status, **more)
         return {name for name in METRICS for _ in observations([one], name, Prices(large=1.0))}
 
-    assert metrics("failed") == {"error", "cost", "cancelled"}
+    assert metrics("failed") == {"ms", "first_step_ms", "error", "cost", "cancelled"}
+    assert metrics("failed", refused=True) == {"error", "cost", "cancelled"}
     assert metrics("cancelled") == {"ms", "first_step_ms", "cost", "cancelled"}
 
 
@@ -190,6 +192,21 @@ def test_an_impatient_client_makes_no_arm_look_fast() -> None:
     assert first == (85 * 50 + 14 * 700 + 60) / 100
     assert sample(found["b"], "cancelled", Prices()).mean == 0.15
     assert [one.outcome.ms for one in seen["b"][85:87] if one.outcome] == [700.0, 700.0]
+
+
+def test_requests_whose_time_is_up_make_no_arm_look_fast() -> None:
+    """Whoever waits until the service gives up has waited longer than anybody; one that can never
+    be answered has not."""
+    steady = [request("a", n, ms=1000.0, first_step_ms=50.0) for n in range(100)]
+    hanging = [request("b", 100 + n, ms=900.0, first_step_ms=50.0) for n in range(85)]
+    hanging += [request("b", 200 + n, ms=600_000.0, status="failed") for n in range(14)]
+    hanging += [request("b", 300, ms=20.0, status="failed", first_step_ms=10.0)]  # a worker's death
+    hanging += [request("b", 400 + n, ms=9.0, status="failed", refused=True) for n in range(50)]
+    found = comparable(analysis_set([*steady, *hanging], ["a", "b"]).by_arm)
+    times = {arm: sample(own, "ms", Prices()).mean for arm, own in found.items()}
+    assert times == {"a": 1000.0, "b": (85 * 900 + 15 * 600_000) / 100}
+    first = sample(found["b"], "first_step_ms", Prices()).mean
+    assert first == (85 * 50 + 14 * 600_000 + 10) / 100
 
 
 def test_the_share_of_large_tokens_is_of_all_tokens() -> None:

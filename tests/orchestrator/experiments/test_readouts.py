@@ -82,6 +82,10 @@ async def test_a_readout_says_the_goals_intervals_and_the_weights() -> None:
         "weights": {"one": 0.5, "two": 0.5},
     }
     assert kept["intervals"]["two"][2] < 0
+    beliefs = {"two": {"best": 1.0}}
+    state = RUN.state.model_copy(update={"evidence": {"beliefs": beliefs}})
+    await readouts.keep(store, replace(RUN, state=state), made, 6000.0)
+    assert (await readouts.read(store, RUN))[-1]["beliefs"] == beliefs
 
 
 def test_a_service_keeps_them_and_its_report_has_them(monkeypatch: pytest.MonkeyPatch) -> None:

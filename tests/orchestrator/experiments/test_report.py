@@ -180,3 +180,29 @@ def test_reports_of_aa_experiments_seldom_claim_anything() -> None:
         }
         claimed += bool(verdicts & {"better", "worse"})
     assert claimed <= 3
+
+
+@pytest.mark.parametrize("kind", ["ab", "bandit"])
+def test_where_requests_are_forgotten_nothing_is_claimed(kind: str) -> None:
+    arms = [
+        *experiment().model_dump(include={"arms"}, exclude_defaults=True)["arms"],
+        {"name": "ghost", "policy": "bild", "shadow": True},
+    ]
+    made = experiment(kind=kind, arms=arms[: 3 if kind == "ab" else 2], goal=BOUNDED)
+    requests = rewarded(500, 0.95, 0.5)
+    for one in requests:
+        assert one.outcome is not None
+        one.shadows["ghost"] = one.outcome.model_copy(update={"shadow": True, "agreement": True})
+    stopped = {"shared": StoppedArm(at=1e9, why="it was slow")}
+    state = initial_state(0.0).model_copy(update={"stopped": stopped})
+    found = report(made, state, requests, since=86_400.0)
+    assert found.since == 86_400.0
+    assert found.verdicts == {"shared": "forgotten"}
+    assert found.sample_ratio is None
+    assert "before 1970-01-02 00:00 UTC are no longer kept" in found.sentence
+    assert found.sentence.endswith("shared was stopped (it was slow).")
+    intervals = [one.always_valid for one in (*found.comparisons, *found.bounds)]
+    assert len(intervals) > 5
+    assert all(np.isinf(one.low) and np.isinf(one.high) for one in intervals)
+    assert not any(one.surely or one.broken for one in found.bounds)
+    assert found.arms["shared"]["ms"].units == 500

@@ -9,7 +9,13 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry
 
-from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
+from orchestrator.errors import (
+    Conflict,
+    InvalidRequest,
+    StoreError,
+    StoreUnavailable,
+    UnknownPolicy,
+)
 from orchestrator.experiments.documents import Experiment, StoppedArm
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.http.experiment_routes import run_json
@@ -283,3 +289,41 @@ async def test_a_running_one_that_cannot_be_built_gets_no_requests_and_can_be_st
     assert run.live
     assert run.error is not None
     assert not (await new.stop("trial", ME)).live
+
+
+async def test_a_pinned_version_that_cannot_be_built_any_more_takes_nothing_else_away() -> None:
+    store = MemoryStore()
+    versions = PolicyVersions(store, POLICIES, {})
+    await versions.publish(Publication(policy="specreason", activate=False), ME)
+    arms = [{"name": "old", "policy": "bild"}, {"name": "new", "policy": "specreason@1"}]
+    await runs_of(store).start(document(arms=arms), ME)
+    await runs_of(store).stop("trial", ME)
+    await versions.publish(Publication(policy="bild"), ME)
+    policies = {name: made for name, made in POLICIES.items() if name != "specreason"}
+    fewer = PolicyVersions(store, policies, {})
+    new = Runs(store, fewer, policies, {}, ())
+    watcher = ConfigWatcher(store, fewer, new, CollectorRegistry())
+    await watcher.refresh()
+    assert watcher.current.active is not None
+    (run,) = watcher.current.experiments
+    assert "no such policy any more" in (run.error or "")
+    with pytest.raises(InvalidRequest, match="no such policy any more"):
+        await new.start(document(name="other", arms=arms), ME)
+
+
+async def test_a_store_that_is_away_breaks_no_experiment(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    versions = PolicyVersions(store, POLICIES, {})
+    await versions.publish(Publication(policy="specreason"), ME)
+    arms = [{"name": "old", "policy": "bild"}, {"name": "new", "policy": "specreason@1"}]
+    await runs_of(store).start(document(arms=arms), ME)
+
+    async def away(*names: Any, **more: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(versions, "find", away)
+    new = Runs(store, versions, POLICIES, {}, ())
+    with pytest.raises(StoreUnavailable):
+        await new.find("trial")
+    monkeypatch.undo()
+    assert (await new.find("trial")).error is None

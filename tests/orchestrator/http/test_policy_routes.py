@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from orchestrator.errors import StoreUnavailable
 from orchestrator.http.rendering import OUTCOMES, REWARDS
 from orchestrator.http.service import Service
 from orchestrator.state.memory import MemoryStore
@@ -216,3 +217,51 @@ def test_two_replicas_share_versions_and_traces() -> None:
         until(lambda: HTTP.get(f"{one}/v1/traces/{trace}").status_code == 200)
         given = {"trace_id": trace, "reward": 1}
         assert HTTP.post(f"{one}/v1/feedback", json=given).status_code == 200
+
+
+@pytest.mark.parametrize("back_to_the_file", [False, True])
+def test_what_is_active_after_a_wipe_is_what_is_served(back_to_the_file: bool) -> None:
+    made = service()
+    with serving(made) as url:
+        publish(url, params={"threshold": 7})
+        if back_to_the_file:
+            HTTP.put(f"{url}/v1/policies/active", json={"version": None})
+        before = HTTP.get(f"{url}/v1/policies/active").json()
+        assert isinstance(made.store, MemoryStore)
+        made.store._pointers.clear()
+        made.store._documents.clear()
+        made.store._commits = 0
+        until(lambda: HTTP.get(f"{url}/v1/policies").json()["degraded"])
+        shown = HTTP.get(f"{url}/v1/policies/active")
+        assert shown.status_code == 200
+        assert shown.json() == before
+        assert shown.json()["version"] == post(url).json()["baton"]["version"]
+
+
+def test_feedback_while_the_store_is_away_is_given_again() -> None:
+    """Nothing is acknowledged that would not count."""
+
+    class Moody(MemoryStore):
+        away = False
+
+        async def get(self, name: str) -> bytes | None:
+            if self.away:
+                raise StoreUnavailable("away")
+            return await super().get(name)
+
+    store = Moody()
+    made = service(store=store)
+    arms = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "small-only"}]
+    with serving(made) as url:
+        HTTP.post(f"{url}/v1/experiments", json={"name": "trial", "arms": arms}).raise_for_status()
+        trace = post(url).json()["baton"]["trace_id"]
+        until(lambda: f"trace/{trace}" in store._values)
+        given = {"trace_id": trace, "reward": 1}
+        store.away = True
+        reply = HTTP.post(f"{url}/v1/feedback", json=given)
+        assert refused(reply, 503)["code"] == "store_unavailable"
+        assert reply.headers["retry-after"]
+        store.away = False
+        assert HTTP.post(f"{url}/v1/feedback", json=given).status_code == 200
+        until(lambda: len(store._streams.get("outcomes/trial/1", ())) == 3)
+        assert len(store._streams[REWARDS]) == 1

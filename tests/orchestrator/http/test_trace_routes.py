@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from orchestrator.errors import WorkerUnavailable
+from orchestrator.http import choice, trace_routes
 from orchestrator.http.auth import Access, Keys
-from orchestrator.http.rendering import REWARDS
+from orchestrator.http.rendering import OUTCOMES_OF, REWARDS
+from orchestrator.state.memory import MemoryStore
 from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
 
 
@@ -89,6 +91,27 @@ def test_a_key_sees_its_own_requests_and_the_admin_key_everybodys() -> None:
         assert len(listed(url, "one")) == len(listed(url, "two")) == 1
         assert listed(url, "one") != listed(url, "two")
         assert HTTP.get(f"{url}/v1/traces").status_code == 401
+
+
+def test_a_keys_list_says_nothing_of_others_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither by what it lacks, nor do others push its own out."""
+    monkeypatch.setattr(trace_routes, "SEARCHED", 4)
+    monkeypatch.setattr(choice, "OUTCOMES_OF_KEPT", 8)
+    made = service(access=Access(Keys(["one", "two"]), Keys(["boss"])))
+    with serving(made) as url:
+        mine = [post(url, headers={"authorization": "Bearer one"}) for _ in range(3)]
+        for _ in range(12):
+            post(url, headers={"authorization": "Bearer two"})
+        post(url, headers={"authorization": "Bearer boss"})
+        until(lambda: len(listed(url, "one")) == 3 and len(listed(url, "two")) == 4)
+        ids = [one.json()["baton"]["trace_id"] for one in mine]
+        assert [row["id"] for row in listed(url, "one")] == ids[::-1]
+        until(lambda: len({row["key"] for row in listed(url, "boss")}) == 2)
+    assert isinstance(made.store, MemoryStore)
+    streams = made.store._streams
+    few, many = sorted(len(own) for name, own in streams.items() if name.startswith(OUTCOMES_OF))
+    assert few == 3
+    assert 8 <= many <= 9  # of 12; an eighth more may stay, and boss has none
 
 
 def test_a_key_reads_and_judges_its_own_answers_alone_and_once() -> None:

@@ -13,6 +13,7 @@ import redis as plain
 import trustme
 
 from orchestrator.errors import ConfigError, StoreError, StoreUnavailable
+from orchestrator.experiments.documents import Experiment
 from orchestrator.http.rendering import OUTCOMES, REWARDS
 from orchestrator.http.service import Service
 from orchestrator.state.redis import RedisStore
@@ -124,6 +125,41 @@ async def test_wiped_while_it_runs(redis: RedisServer) -> None:
         redis.admin.flushall()
         await until(lambda: made.degraded is not None)
         assert await threshold(made) == 3
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+async def test_an_older_backup_while_it_runs(redis: RedisServer, renamed: bool) -> None:
+    """What was read of versions and experiments with the same names is read anew."""
+    admin = redis.admin
+
+    async def trial(made: Service, policy: str) -> None:
+        arms = [{"name": "one", "policy": policy}, {"name": "two", "policy": policy}]
+        experiment = Experiment.parse({"name": "trial", "arms": arms})
+        await made.experimenter.runs.start(experiment, WHO)
+
+    def arm(made: Service) -> str | None:
+        found = made.watcher.current.experiments
+        return found[0].arms["one"].name if found else None
+
+    async with replica(redis) as made, replica(redis) as other:
+        await publish(made, 3)
+        backup = {key: admin.dump(key) for key in admin.scan_iter()}
+        await publish(other, 4)
+        await trial(other, "bild")
+        await until(lambda: version(made) == 2 and arm(made) == "bild")
+        assert (await admitted(made, "specreason@2")).policy.threshold == 4  # type: ignore[attr-defined]
+        with admin.pipeline() as pipe:
+            pipe.flushall()
+            for key, data in backup.items():
+                pipe.restore(key, 0, data)
+            if renamed:  # as docs/operations.md has it
+                pipe.hset("baton:pointers", "", f"{int(time.time())}:1")
+            pipe.execute()
+        await until(lambda: version(made) == version(other) == 1)
+        await publish(other, 9)
+        await trial(other, "large-only")
+        await until(lambda: version(made) == 2 and arm(made) == "large-only")
+        assert (await admitted(made, "specreason@2")).policy.threshold == 9  # type: ignore[attr-defined]
 
 
 def test_slow_for_those_who_ask(redis: RedisServer) -> None:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import pickle
 import random
-from dataclasses import replace
+import tracemalloc
+from dataclasses import fields, replace
 from hashlib import blake2b
 from typing import Any
 
 import pytest
 
-from orchestrator.types import LabelQuery, Message, Segment, Segments, Transcript
-from orchestrator.worker import Call
+from orchestrator.errors import InvalidRequest
+from orchestrator.types import LabelQuery, Message, Segment, Segments, ToolCall, Transcript
+from orchestrator.worker import Call, Delta
 from tests.workers.replica.handles import CRITERIA, GREEDY, Handle, respond, story
 from workers.replica import prefixes
 from workers.replica.client import ReplicaWorker
@@ -56,6 +58,7 @@ def delivered(sender: PrefixSender, receiver: PrefixReceiver, call: Call) -> Cal
     """What of a call a replica took; it has the whole of it then."""
     for sent in sender.forms(call):
         if (whole := receiver.restore(travelled(sent))) is not None:
+            receiver.keep(whole)
             assert whole == replace(call, transcript=bare(call.transcript))
             sender.delivered(call)
             return sent
@@ -109,11 +112,11 @@ def test_a_replica_that_has_something_else_says_so() -> None:
     for other in others:
         receiver = PrefixReceiver()
         assert receiver.restore(suffix) is None
-        receiver.restore(Call("r", bare(other)))
-        receiver.restore(Call("another", bare(transcript)))
+        receiver.keep(Call("r", bare(other)))
+        receiver.keep(Call("another", bare(transcript)))
         assert receiver.restore(suffix) is None
         assert receiver.restore(whole) == whole
-    receiver.restore(Call("r", bare(thought(5))))
+    receiver.keep(Call("r", bare(thought(5))))
     assert receiver.restore(suffix) is not None  # more than it needs
 
 
@@ -138,14 +141,14 @@ def test_nobody_can_tell_what_another_request_said(monkeypatch: pytest.MonkeyPat
 def test_a_call_that_comes_late_takes_nothing_away() -> None:
     sender, receiver, transcript = PrefixSender(), PrefixReceiver(), thought(5)
     delivered(sender, receiver, Call("r", transcript))
-    receiver.restore(travelled(sender.whole(Call("r", thought(2)))))
+    receiver.keep(travelled(sender.whole(Call("r", thought(2)))))
     assert isinstance(
         delivered(sender, receiver, Call("r", transcript.extend(said(5)))), CallSuffix
     )
 
 
 def test_the_requests_that_called_longest_ago_are_forgotten() -> None:
-    sender, receiver = PrefixSender(), PrefixReceiver(max_tokens=130)  # of 60 to 64 each
+    sender, receiver = PrefixSender(), PrefixReceiver(max_bytes=11_000)  # 4.3 to 5.0 kB each
     mine, other = thought(4), thought(4)
     delivered(sender, receiver, Call("mine", mine))
     delivered(sender, receiver, Call("other", other))
@@ -156,15 +159,81 @@ def test_the_requests_that_called_longest_ago_are_forgotten() -> None:
     assert isinstance(delivered(sender, receiver, Call("other", other.extend(said(4)))), Call)
 
 
-def test_prompts_of_ids_count_as_what_they_are() -> None:
-    receiver = PrefixReceiver(max_tokens=1000)
+SAID: dict[str, Any] = {
+    "content": "x" * 10_000,
+    "tokens": tuple(range(1000)),
+    "calls": (ToolCall("c", "f", "x" * 10_000),),
+    "reasoning": "x" * 10_000,
+    "call_id": "x" * 10_000,
+    "name": "x" * 10_000,
+}
+
+
+@pytest.mark.parametrize("said", [spec.name for spec in fields(Message) if spec.name != "role"])
+def test_whatever_a_message_says_counts(said: str) -> None:
+    receiver = PrefixReceiver(max_bytes=100_000)
+    message = replace(Message("user", ""), **{said: SAID[said]})
     for number in range(50):
-        prompt = Message("prompt", "", tuple(range(300)))
-        receiver.restore(Call(f"r{number}", Transcript((prompt,))))
-    assert len(receiver._known) == 3
+        receiver.keep(Call(f"r{number}", Transcript((message,))))
+    assert 1 <= len(receiver._known) < 10
+
+
+@pytest.mark.parametrize("letter", ["x", "\N{GREEK SMALL LETTER PI}", "\N{PILE OF POO}"])
+def test_what_is_kept_takes_no_more_than_it_may(letter: str) -> None:
+    """In fact, with the digests that are kept beside the segments."""
+
+    def sent(number: int) -> Any:
+        messages = [
+            Message("user", letter * (500 + number)),
+            Message("assistant", "", calls=(ToolCall("c", "f", letter * 3000),), reasoning=letter),
+            Message("prompt", "", tuple(range(1000, 1200))),
+            *(Message("tool", str(n), name="f", call_id=str(n)) for n in range(10)),
+        ]
+        transcript = Transcript(tuple(messages))
+        for n in range(20):
+            transcript = transcript.extend(Segment("small", f"{n} {letter}", (1000 + n,) * 2))
+        return pickle.dumps(Call(f"r{number}", transcript))
+
+    every = [sent(number) for number in range(300)]
+    receiver = PrefixReceiver(max_bytes=1 << 20)
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for one in every:
+            call = pickle.loads(one)
+            receiver.keep(call)
+            digest(call.request, replace(call.transcript, messages=()))
+        del call
+        assert tracemalloc.get_traced_memory()[0] - before < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert 10 < len(receiver._known) < 300
+
+
+def test_many_small_messages_count_too() -> None:
+    receiver = PrefixReceiver(max_bytes=100_000)
     for number in range(500):
-        receiver.restore(Call(f"e{number}", Transcript((Message("user", ""),))))
-    assert len(receiver._known) <= 1000 / 32
+        receiver.keep(Call(f"e{number}", Transcript((Message("user", ""),))))
+    assert len(receiver._known) < 100_000 / 1000
+
+
+async def test_what_a_worker_refuses_is_not_kept() -> None:
+    refusals = {n: InvalidRequest("too long") for n in range(2)}
+    replica = ReplicaServer(lambda: story(failures=refusals))
+    call = Call("r", QUESTION)
+    assert isinstance(
+        await replica.answer_call("classify", "r", False, call, DIGITS), InvalidRequest
+    )
+    args = Delta("", ()), CRITERIA, GREEDY
+    *_, last = [item async for item in replica.stream_call("r", False, call, *args)]
+    assert isinstance(last, InvalidRequest)
+    assert not replica._prefixes._known
+    await replica.answer_call("classify", "r", False, call, DIGITS)
+    assert list(replica._prefixes._known) == ["r"]
+    call = Call("s", QUESTION)
+    async for _ in replica.stream_call("s", False, call, *args):
+        pass
+    assert list(replica._prefixes._known) == ["r", "s"]
 
 
 class Listening(Handle):

@@ -64,7 +64,7 @@ export class ExperimentsView {
         h("tbody", {}, report.comparisons.map((one) => h("tr", { class: one.metric === goal ? "goal" : null },
           h("td", {}, one.arm), h("td", {}, one.metric, one.metric === goal ? " (goal)" : ""),
           h("td", { class: "figure" }, signed(one.always_valid.estimate)),
-          h("td", { class: "figure" }, one.always_valid.low === null ? "too early" : `${signed(one.always_valid.low)} to ${signed(one.always_valid.high)}`),
+          h("td", { class: "figure" }, one.always_valid.low === null ? (report.since == null ? "too early" : "not known") : `${signed(one.always_valid.low)} to ${signed(one.always_valid.high)}`),
           h("td", {}, whisker(one.always_valid))))))),
       h("figure", { class: "overtime" },
         h("figcaption", {}, `${goal}: difference from the control, as it was read at each time`),

@@ -1,0 +1,59 @@
+"""The runner of shadow arms: what fails is counted, and the next one is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from orchestrator.errors import WorkerError
+from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
+from orchestrator.loop.events import Event
+from orchestrator.loop.policy import Policy
+from orchestrator.loop.solve import solve
+from orchestrator.types import Limits, Message, Sampling
+from policies import POLICIES
+from tests.orchestrator.serving import scripted
+
+
+def request(trace: str) -> ShadowRequest:
+    question = (Message("user", "Twice 2+2?"),)
+    return ShadowRequest(trace, question, Sampling(), Limits(), "The answer is 8.")
+
+
+@pytest.mark.parametrize(
+    ("failure", "recorded"), [(WorkerError("gone"), "failed"), (ValueError("odd"), None)]
+)
+async def test_a_shadow_that_fails_ends_no_other(failure: Exception, recorded: str | None) -> None:
+    registry, idle, events = CollectorRegistry(), asyncio.Event(), list[dict[str, Any]]()
+    idle.set()
+
+    class Kept:
+        def event(self, stream: str, event: dict[str, Any]) -> None:
+            events.append(event)
+
+    async def answer(policy: Policy, asked: ShadowRequest) -> AsyncGenerator[Event, None]:
+        if asked.trace_id == "bad":
+            raise failure
+        workers: Any = {"small": scripted(), "large": scripted()}
+        more: Any = {"sampling": asked.sampling, "limits": asked.limits}
+        made = solve(policy, asked.messages, workers, request="r", **more)
+        async for event in made:
+            yield event
+
+    outbox: Any = Kept()
+    runner = ShadowRunner(answer, idle, outbox, registry)
+    await runner.start()
+    for trace in ("bad", "good"):
+        runner.add("outcomes/trial/1", "ghost", POLICIES["small-only"](), request(trace))
+    async with asyncio.timeout(10):
+        while not any(event["trace_id"] == "good" for event in events):
+            await asyncio.sleep(0.01)
+    await runner.stop()
+    told = {event["trace_id"]: event["status"] for event in events}
+    assert told == {"good": "finished"} | ({"bad": recorded} if recorded else {})
+    for ended in ("failed", "finished"):
+        assert registry.get_sample_value("baton_shadows_total", {"ended": ended}) == 1
