@@ -64,8 +64,17 @@ $(VLLM_STAMP): pyproject.toml requirements-vllm.lock
 real-pair: $(STAMP) ## fetch pretrained models to build/real-pair (3 minutes, 7 GB in ~/.cache/baton; quick the second time)
 	@$(BIN)/python -m tests.real.fetch
 
-test-real: real-pair ## a short set over pretrained models (10 minutes)
+# Frameworks for agents have pins of their own.
+AGENTS := .venv-agents
+AGENTS_STAMP := $(AGENTS)/.installed
+
+test-real: real-pair $(AGENTS_STAMP) ## a short set over pretrained models (10 minutes)
 	@$(BIN)/python -m pytest $(RERUNS) -m real tests/real --durations=5
+
+$(AGENTS_STAMP): requirements-agents.lock
+	@test -x $(AGENTS)/bin/python || $(PYTHON) -m venv $(AGENTS)
+	@$(AGENTS)/bin/python -m pip install --quiet --no-deps --requirement requirements-agents.lock
+	@touch $@
 
 test-real-vllm: $(VLLM_STAMP) real-pair ## pretrained models over vLLM in the actor (10 minutes)
 	@TORCHDYNAMO_DISABLE=1 OMP_WAIT_POLICY=PASSIVE $(VLLM)/bin/python -m pytest $(RERUNS) -m real tests/real/test_vllm.py

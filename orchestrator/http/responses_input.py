@@ -79,7 +79,14 @@ def read_input(given: object) -> object:
         elif kind == "function_call_output":
             turns.append(_output(item, called, place))
         else:
-            turns.append(_message(item, place))
+            turn = _message(item, place)
+            last = turns[-1] if turns else None
+            if turn.role == "assistant" and last and last.calls:
+                # An answer may go on behind its calls: what they gave back follows all of it.
+                text = "\n".join(filter(None, (last.content, turn.content)))
+                turns[-1] = replace(last, content=text)
+            else:
+                turns.append(turn)
         reasoning = reasoning if kind == "message" and turns[-1].role == "assistant" else ""
     return tuple(turns)
 

@@ -185,7 +185,12 @@ class ToolUse:
         if not self.tools:
             return ()
         listed = [
-            {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"strict"})}
+            {
+                "type": "function",
+                "function": tool.model_dump(
+                    include={"name", "description", "parameters"}, exclude_none=True
+                ),
+            }
             for tool in self.tools
         ]
         return (Message("tools", json.dumps(listed, ensure_ascii=False)),)

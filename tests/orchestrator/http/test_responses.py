@@ -332,6 +332,30 @@ def test_earlier_calls_without_arguments() -> None:
             assert [call.arguments for call in heard[1].calls] == ["{}"]
 
 
+def test_text_behind_a_call_belongs_to_the_same_turn() -> None:
+    large = tool_worker()
+    before, behind = ({"role": "assistant", "content": text} for text in ("Let me see.", "Wait."))
+    with serving(service(tool_worker(), large)) as url:
+        given = items(before, CALLED, behind, GIVEN_BACK)
+        create(url, model="large-only", tools=[FUNCTION], **given)
+    turns = large.calls[-1].call.transcript.messages
+    assert [turn.role for turn in turns] == ["tools", "user", "assistant", "tool"]
+    assert turns[2].content == "Let me see.\nWait."
+    assert [call.id for call in turns[2].calls] == ["c"]
+
+
+def test_a_model_reads_of_tools_what_it_reads_in_chat_completions() -> None:
+    large = tool_worker()
+    with serving(service(tool_worker(), large)) as url, client(url) as api:
+        create(url, model="large-only", tools=[FUNCTION])
+        flat = {key: value for key, value in FUNCTION.items() if key != "type"}
+        tools: Any = [{"type": "function", "function": flat}]
+        asked: Any = [{"role": "user", "content": ASKED}]
+        api.chat.completions.create(model="large-only", messages=asked, tools=tools)
+    ours, theirs = (each.call.transcript.messages for each in (large.calls[0], large.calls[-1]))
+    assert ours == theirs
+
+
 def test_the_form_of_the_answer_reaches_its_writer() -> None:
     large = scripted()
     schema = {"type": "object", "properties": {}}
