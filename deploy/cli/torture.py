@@ -81,7 +81,8 @@ def torture(
     from orchestrator.errors import InvalidRequest, WorkerError
 
     if (url is None) != own:
-        raise InvalidRequest("name a URL, or say --own: one of them")
+        got = f"--own and {url}: scenarios go behind --scenarios" if own else "neither"
+        raise InvalidRequest(f"expected a URL or --own, got {got}")
     other_key = os.environ.get("BATON_OTHER_API_KEY")
     wanted = _wanted(scenarios, SHORT if short else LONG, own, own or other_key is not None)
     if url is not None and not remote and not _is_loopback(url):

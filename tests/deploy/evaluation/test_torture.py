@@ -131,8 +131,8 @@ def test_attacks_are_repeatable_and_of_every_kind() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        ((), "one of them"),
-        (("http://127.0.0.1:1", "--own"), "one of them"),
+        ((), "expected a URL or --own, got neither"),
+        (("--own", "large=48"), "got --own and large=48: scenarios go behind --scenarios"),
         (("http://10.0.0.7:8000",), "not on this machine"),
         (
             ("http://127.0.0.1:1", "--scenarios", "faults"),
