@@ -17,8 +17,9 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from deploy.checking.located_yaml import Finding, Items, Mapping, at, finding, repeated_keys
-from deploy.service.calibration import notes
-from deploy.service.config import Args, Deployment, MethodSpec, WorkerSpec, model_of
+from deploy.evaluation.calibration_file import notes
+from deploy.launch.deployment_file import Deployment, model_of
+from deploy.service.config import Args, MethodSpec, WorkerSpec
 from orchestrator.errors import ConfigError
 from orchestrator.validation import error_text, unknown
 from workers.embedded.checkpoints import MODELS, folder_of

@@ -15,7 +15,7 @@ Error", and a stream whose replica died not at all. Here
   browser's preflight) before: the proxy knows no settings.
 
 Ray calls `middlewares` by the name in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
-(`deploy.service.environment`).
+(`deploy.launch.environment`).
 """
 
 from __future__ import annotations

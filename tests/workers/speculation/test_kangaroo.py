@@ -24,8 +24,9 @@ from workers.model.layer import Layer
 from workers.model.placement import rotary_table
 from workers.model.target import Target
 from workers.model.tree import Row
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
 from workers.speculation.kangaroo import Kangaroo
+from workers.training.generation import generate
 
 PROMPTS = [[5, 9, 2, 7], [8] * 20, [1, 2, 3], [300, 20, 10, 5, 4, 3, 2]]
 
