@@ -180,6 +180,15 @@ class Segment:
     tokenizer: str = ""
     finish: Finish = "until"
 
+    def __add__(self, rest: Segment) -> Segment:
+        """Both texts as one segment, which ends as the second does."""
+        return replace(
+            rest,
+            text=self.text + rest.text,
+            tokens=self.tokens + rest.tokens,
+            logprobs=self.logprobs + rest.logprobs,
+        )
+
 
 class Segments(PersistentSequence[Segment]):
     """The accepted segments of a phase. What is known of them costs the same however many."""

@@ -7,8 +7,7 @@ thought; of models that have none it is the answer itself, and nothing is left t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
@@ -111,16 +110,6 @@ def ends(segment: Segment) -> bool:
 def blank(segment: Segment) -> bool:
     """Whether a step has no text and does not end the chain."""
     return not segment.text.strip() and not ends(segment)
-
-
-def joined(drafts: Sequence[Segment]) -> Segment:
-    """Drafts that follow each other as one segment, which ends as the last of them."""
-    return replace(
-        drafts[-1],
-        text="".join(draft.text for draft in drafts),
-        tokens=tuple(token for draft in drafts for token in draft.tokens),
-        logprobs=tuple(logprob for draft in drafts for logprob in draft.logprobs),
-    )
 
 
 def steps_written(transcript: Transcript) -> int:

@@ -84,10 +84,7 @@ class Tree:
     @property
     def depth(self) -> int:
         """Positions behind the newest token that its longest branch reaches."""
-        depths = [0] * len(self.parents)
-        for node in range(1, len(self.parents)):
-            depths[node] = depths[self.parents[node]] + 1
-        return max(depths)
+        return max(self.ancestor_masks()[0])
 
     def children(self, node: int) -> list[int]:
         return [i for i in range(node + 1, len(self.parents)) if self.parents[i] == node]
