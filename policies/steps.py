@@ -31,7 +31,10 @@ COMPARED = 1 << 15
 
 
 class Stepwise(Policy):
-    """Base of the policies that think step by step: `think`, then `answer`."""
+    """Base of the policies that think step by step: `think`, then `answer`.
+
+    A subclass has a `step`, or, where steps share what belongs to one request, a `solve`.
+    """
 
     step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
     delimiters: Delimiters = Field(
@@ -47,6 +50,14 @@ class Stepwise(Policy):
     def criteria(self) -> StopCriteria:
         """When a step ends."""
         return StopCriteria(self.step_tokens, until=self.delimiters)
+
+    def solve(self, transcript: Transcript) -> Script[None]:
+        transcript = yield from self.think(transcript, self.step)
+        yield from self.answer(transcript)
+
+    def step(self, transcript: Transcript) -> Script[Transcript]:
+        """The transcript with one more step, or several."""
+        raise NotImplementedError
 
     def think(
         self, transcript: Transcript, step: Callable[[Transcript], Script[Transcript]]

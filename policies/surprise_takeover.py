@@ -64,11 +64,7 @@ class SurpriseTakeover(Stepwise):
     def one_vocabulary(self) -> bool:
         return True
 
-    def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, self._steps)
-        yield from self.answer(transcript)
-
-    def _steps(self, transcript: Transcript) -> Script[Transcript]:
+    def step(self, transcript: Transcript) -> Script[Transcript]:
         """The steps that one verification accepts; after a rejected one the large model writes."""
         drafts = yield from self._drafts(transcript)
         peaks = yield from self._peaks(transcript, drafts)
