@@ -70,9 +70,9 @@ class Tree:
     drawn: list[list[int]] | None = None
 
     @classmethod
-    def chain(cls, tokens: list[int], probs: Any = None) -> Tree:
+    def chain(cls, tokens: list[int]) -> Tree:
         """A tree with one branch."""
-        return cls(tokens, list(range(-1, len(tokens) - 1)), probs)
+        return cls(tokens, list(range(-1, len(tokens) - 1)))
 
     def __len__(self) -> int:
         return len(self.tokens)
