@@ -31,7 +31,7 @@ serve: $(STAMP) ## serve the embedded pair at http://127.0.0.1:8000 (PORT= chang
 	@exec $(BIN)/baton serve --port $(PORT)
 
 # The tests of services mostly wait for processes to start, so the others run beside them.
-SERVICES := $(addprefix tests/deploy/,bench cli service telemetry) tests/bench tests/clients tests/house
+SERVICES := $(addprefix tests/deploy/,bench cli launch service telemetry) tests/bench tests/clients tests/house
 
 # Tests of real processes share a machine with whatever else it does: in CI what fails is tried once more, and
 # the summary names it (RERUN).

@@ -1,8 +1,9 @@
 """The composition root, where names become objects: it imports everything, nothing imports it.
 
 - `app`: builds the Ray Serve application from a deployment file's `args`.
-- `service`: deployment files, and what a service is made of.
+- `service`: what a deployment file may say of a service, and what a service is made of.
 - `telemetry`: metrics, logs and spans of a running service.
+- `launch`: from a deployment file to something that runs on this machine.
 - `cli`: the command line `baton`.
 - `evaluation`: policies measured side by side, calibrated, predicted, replayed.
 - `bench`: token-level methods measured side by side.

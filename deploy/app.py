@@ -21,7 +21,7 @@ from ray import serve
 from ray.serve import Application
 from starlette.types import ASGIApp
 
-from deploy.service.config import Args, Auth, WorkerSpec
+from deploy.service.config import Args, WorkerSpec
 from deploy.service.sampling import DefaultSampling
 from deploy.service.scaling import by_load
 from deploy.service.stores import open_store, store_deployment
@@ -31,7 +31,6 @@ from deploy.telemetry.metrics import RayExporter, count_replicas, scrape, worker
 from deploy.telemetry.tracing import headers, open_spans
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from orchestrator.http.app import create_app
-from orchestrator.http.auth import Access
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.service import Service
 from orchestrator.loop.actions import WorkerName
@@ -85,7 +84,7 @@ class Orchestrator:
             defaults=args.policy.params,
             speculation=args.workers.speculation(),
             methods=args.workers.methods(),
-            access=_access(args),
+            access=args.access(),
             loopback=args.auth is None,
             store=open_store(args.store, store),
             trace_ttl_s=args.store.trace_ttl_s,
@@ -119,7 +118,7 @@ class Orchestrator:
         read again."""
         self._export()
         try:
-            self._service.access = _access(self._args)
+            self._service.access = self._args.access()
         except ConfigError as error:
             log.error("the keys stay as they were: %s", error)
 
@@ -215,10 +214,6 @@ def build(args: Args) -> Application:
         ray_actor_options={"num_cpus": 0.2, "label_selector": args.orchestrator.nodes},
     )
     return orchestrator.bind(args, pools.get("small"), pools.get("large"), store)
-
-
-def _access(args: Args) -> Access:
-    return args.auth.access() if isinstance(args.auth, Auth) else Access()
 
 
 def _load(spec: WorkerSpec) -> "LocalWorker | VllmWorker":

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
-from typing import Any, Final, TypeGuard
+from typing import Any, Final
 from urllib.parse import unquote
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -268,7 +268,8 @@ def value_form(schema: Any, root: Any) -> ValueForm:
     types, listed, free, closed = set[str](), list[Any](), False, True
     for one in _branches(schema, root):
         named = one.get("type")
-        kinds = {kind for kind in (named if isinstance(named, list) else [named]) if _is_text(kind)}
+        named = named if isinstance(named, list) else [named]
+        kinds = {kind for kind in named if isinstance(kind, str)}
         values = one["enum"] if isinstance(one.get("enum"), list) else None
         if "const" in one:
             values = [one["const"]]
@@ -408,21 +409,14 @@ def _exact_bounds(schema: dict[str, Any]) -> dict[str, int]:
     low = [schema[name] for name in ("minimum", "exclusiveMinimum") if name in schema]
     high = [schema[name] for name in ("maximum", "exclusiveMaximum") if name in schema]
     lacking: dict[str, int] = {}
-    if schema.keys() & {"enum", "const"} or not all(map(_is_number, low + high)):
+    numbers = all(isinstance(one, int | float) for one in low + high)
+    if schema.keys() & {"enum", "const"} or not numbers:
         return lacking  # what is no number the library refuses
     if not low and all(one > -_EXACT for one in high):
         lacking["minimum"] = -_EXACT
     if not high and all(one < _EXACT for one in low):
         lacking["maximum"] = _EXACT
     return lacking
-
-
-def _is_text(value: object) -> TypeGuard[str]:
-    return isinstance(value, str)
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float)
 
 
 def _fault(grammar: str) -> str:

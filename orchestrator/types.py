@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from itertools import zip_longest
 from typing import Any, ClassVar, Literal, Protocol
 
@@ -179,6 +179,15 @@ class Segment:
     logprobs: tuple[float, ...] = ()
     tokenizer: str = ""
     finish: Finish = "until"
+
+    def __add__(self, rest: Segment) -> Segment:
+        """Both texts as one segment, which ends as the second does."""
+        return replace(
+            rest,
+            text=self.text + rest.text,
+            tokens=self.tokens + rest.tokens,
+            logprobs=self.logprobs + rest.logprobs,
+        )
 
 
 class Segments(PersistentSequence[Segment]):
@@ -480,13 +489,8 @@ class Cost:
         return self.small_ms + self.large_ms + self.judge_ms
 
     def __sub__(self, earlier: Cost) -> Cost:
-        return Cost(
-            self.small_ms - earlier.small_ms,
-            self.large_ms - earlier.large_ms,
-            self.judge_ms - earlier.judge_ms,
-            self.small_tokens - earlier.small_tokens,
-            self.large_tokens - earlier.large_tokens,
-        )
+        pairs = zip(astuple(self), astuple(earlier), strict=True)
+        return Cost(*(now - then for now, then in pairs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,10 +75,6 @@ class BestOfK(Stepwise):
     def one_vocabulary(self) -> bool:
         return self.scoring == "likelihood"
 
-    def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, self.step)
-        yield from self.answer(transcript)
-
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step. Where a worker fails, the large model writes it."""
         if steps_written(transcript) >= self.first_n:

@@ -49,10 +49,6 @@ class Cascade(Judging):
             raise ValueError("cannot be above accept_at")
         return value
 
-    def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, self.step)
-        yield from self.answer(transcript)
-
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step: accepted by either judge, or the large model's."""
         if steps_written(transcript) >= self.first_n:

@@ -34,10 +34,6 @@ class EntropyGate(Stepwise):
     )
     first_n: int = Field(default=0, ge=0, description="first steps that the large model writes")
 
-    def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, self.step)
-        yield from self.answer(transcript)
-
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step, the small model's if it is sure of the first token."""
         if steps_written(transcript) >= self.first_n:

@@ -19,8 +19,9 @@ which the small model was corrected so often is too hard for it: the large model
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from math import inf
+from operator import add
 from typing import ClassVar
 
 from pydantic import Field
@@ -29,7 +30,7 @@ from orchestrator.errors import Unsupported
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.types import Segment, Transcript, Verification
 from policies.gate import Gate, probability
-from policies.steps import REST, Stepwise, attempt, blank, ends, joined, logprobs_of
+from policies.steps import REST, Stepwise, attempt, blank, ends, logprobs_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +111,7 @@ class LearnedGate(Stepwise):
             return (yield from self._accept(transcript, drafts))
         if drafts:
             verification = yield from attempt(
-                Verify("large", transcript, joined([one.segment for one in drafts]))
+                Verify("large", transcript, reduce(add, (one.segment for one in drafts)))
             )
             if verification is not None:
                 return (yield from self._read(corrections, transcript, drafts, verification))

@@ -100,11 +100,11 @@ class Lookahead(Judging):
 
     def solve(self, transcript: Transcript) -> Script[None]:
         window = Window()
-        transcript = yield from self.think(transcript, partial(self.step, window))
+        transcript = yield from self.think(transcript, partial(self._step, window))
         yield from window.clear()  # useless drafts must not slow the answer
         yield from self.answer(transcript)
 
-    def step(self, window: Window, transcript: Transcript) -> Script[Transcript]:
+    def _step(self, window: Window, transcript: Transcript) -> Script[Transcript]:
         """Decide on the first step ahead. Where a worker fails, the large model writes it."""
         try:
             head = yield from self._decide_first(window, transcript)

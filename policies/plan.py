@@ -60,9 +60,7 @@ class PlanFirst(Judging):
         return self.judged and super().one_vocabulary
 
     def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self._plan(transcript)
-        transcript = yield from self.think(transcript, self.step)
-        yield from self.answer(transcript)
+        yield from super().solve((yield from self._plan(transcript)))
 
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step behind the plan."""

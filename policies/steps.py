@@ -7,8 +7,7 @@ thought; of models that have none it is the answer itself, and nothing is left t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Annotated, Literal, TypeAlias
 
 from pydantic import Field, StringConstraints
@@ -32,7 +31,10 @@ COMPARED = 1 << 15
 
 
 class Stepwise(Policy):
-    """Base of the policies that think step by step: `think`, then `answer`."""
+    """Base of the policies that think step by step: `think`, then `answer`.
+
+    A subclass has a `step`, or, where steps share what belongs to one request, a `solve`.
+    """
 
     step_tokens: int = Field(default=512, ge=1, description="cap on the tokens of one step")
     delimiters: Delimiters = Field(
@@ -48,6 +50,14 @@ class Stepwise(Policy):
     def criteria(self) -> StopCriteria:
         """When a step ends."""
         return StopCriteria(self.step_tokens, until=self.delimiters)
+
+    def solve(self, transcript: Transcript) -> Script[None]:
+        transcript = yield from self.think(transcript, self.step)
+        yield from self.answer(transcript)
+
+    def step(self, transcript: Transcript) -> Script[Transcript]:
+        """The transcript with one more step, or several."""
+        raise NotImplementedError
 
     def think(
         self, transcript: Transcript, step: Callable[[Transcript], Script[Transcript]]
@@ -111,16 +121,6 @@ def ends(segment: Segment) -> bool:
 def blank(segment: Segment) -> bool:
     """Whether a step has no text and does not end the chain."""
     return not segment.text.strip() and not ends(segment)
-
-
-def joined(drafts: Sequence[Segment]) -> Segment:
-    """Drafts that follow each other as one segment, which ends as the last of them."""
-    return replace(
-        drafts[-1],
-        text="".join(draft.text for draft in drafts),
-        tokens=tuple(token for draft in drafts for token in draft.tokens),
-        logprobs=tuple(logprob for draft in drafts for logprob in draft.logprobs),
-    )
 
 
 def steps_written(transcript: Transcript) -> int:

@@ -25,15 +25,17 @@ large model.
 
 from __future__ import annotations
 
+from functools import reduce
 from itertools import islice
 from math import exp
+from operator import add
 from typing import ClassVar, Literal
 
 from pydantic import Field
 
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.types import Segment, StopCriteria, Transcript
-from policies.steps import Stepwise, attempt, ends, joined
+from policies.steps import Stepwise, attempt, ends
 
 
 class SurpriseTakeover(Stepwise):
@@ -62,11 +64,7 @@ class SurpriseTakeover(Stepwise):
     def one_vocabulary(self) -> bool:
         return True
 
-    def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, self._steps)
-        yield from self.answer(transcript)
-
-    def _steps(self, transcript: Transcript) -> Script[Transcript]:
+    def step(self, transcript: Transcript) -> Script[Transcript]:
         """The steps that one verification accepts; after a rejected one the large model writes."""
         drafts = yield from self._drafts(transcript)
         peaks = yield from self._peaks(transcript, drafts)
@@ -101,7 +99,7 @@ class SurpriseTakeover(Stepwise):
         """Each draft's highest negative log-likelihood, from one pass; None where that failed."""
         if not drafts:
             return []
-        verification = yield from attempt(Verify("large", transcript, joined(drafts)))
+        verification = yield from attempt(Verify("large", transcript, reduce(add, drafts)))
         if verification is None:
             return [None] * len(drafts)
         nll = iter(verification.nll)

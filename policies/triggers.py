@@ -62,10 +62,6 @@ class Triggers(Stepwise):
         description="what a hesitating step begins with, in small or capital letters",
     )
 
-    def solve(self, transcript: Transcript) -> Script[None]:
-        transcript = yield from self.think(transcript, self.step)
-        yield from self.answer(transcript)
-
     def step(self, transcript: Transcript) -> Script[Transcript]:
         """The transcript with one more step, the small model's where no trigger is pulled."""
         if steps_written(transcript) >= self.first_n and not self._hesitates(transcript):

@@ -13,7 +13,8 @@ ROOT = Path(__file__).parents[1]
 OURS = ("orchestrator", "policies", "workers", "deploy")
 
 OFFLINE = (
-    "deploy.bench", "deploy.checking", "deploy.cli", "deploy.evaluation", "workers.training",
+    "deploy.bench", "deploy.checking", "deploy.cli", "deploy.evaluation", "deploy.launch",
+    "workers.training",
 )  # fmt: skip
 """Rooms of tools that no request needs; all others serve."""
 POLICY_MAY = {f"orchestrator.{name}" for name in ("types", "errors", "loop.actions", "loop.policy")}
@@ -156,7 +157,8 @@ _SLOW_OURS = {
     "deploy.app",
     "deploy.evaluation.clients",
     "deploy.evaluation.service_client",
-    "deploy.service.cluster",
+    "deploy.launch.cluster",
+    "deploy.launch.deployment_file",
+    "deploy.launch.workers",
     "deploy.service.config",
-    "deploy.service.workers",
 }

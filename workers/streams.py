@@ -59,12 +59,7 @@ async def resume_generation(
 
     def whole(made: Generation) -> Generation:
         rest, usage = made.segment, made.usage
-        segment = replace(
-            rest,
-            text=sent.text + rest.text,
-            tokens=sent.tokens + rest.tokens,
-            logprobs=sent.logprobs + rest.logprobs,
-        )
+        segment = sent + rest
         prompt, generated = usage.prompt - len(received.tokens), len(segment.tokens)
         cached = min(usage.cached, prompt)  # what was received is no prompt of the caller's
         usage = replace(usage, prompt=prompt, cached=cached, generated=generated)

@@ -22,10 +22,11 @@ from workers.model.sampling import warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan
 from workers.speculation import METHODS, build
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
 from workers.speculation.feature_head import VARIANTS
 from workers.speculation.method import Method
 from workers.text.gguf_tokenizer import is_gguf
+from workers.training.generation import generate
 
 BASELINE: Final = "vanilla"
 PEERS: Final = ("hf-generate", "hf-assisted")

@@ -17,7 +17,7 @@ from ray import serve
 from deploy.bench.instant import STEP, InstantWorker
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column
-from deploy.service.cluster import own_ray
+from deploy.launch.cluster import own_ray
 from orchestrator.types import LabelQuery, Message, Sampling, Segment, Transcript
 from orchestrator.worker import Call
 from workers.replica.client import ReplicaWorker
@@ -46,7 +46,7 @@ COLUMNS: Final[list[Column]] = [
 def bench_round_trip(blocks: int = 20) -> list[Row]:
     """A row for each kind of call, over `blocks` blocks of `BLOCK` calls each.
 
-    Call `deploy.service.environment.prepare` before anything imports ray.
+    Call `deploy.launch.environment.prepare` before anything imports ray.
     """
     pool = deployment("InstantWorker", InstantEngine)
     with own_ray():

@@ -13,7 +13,7 @@ from deploy.checking import deployment as inner
 from deploy.checking import network
 from deploy.checking.located_yaml import Finding, LocatedText, at, finding, location_of, read
 from deploy.checking.operator import CLUSTER, HEAD, Path, environment, groups, version
-from deploy.service.config import Deployment
+from deploy.launch.deployment_file import Deployment
 from orchestrator.errors import ConfigError
 
 GPU = "nvidia.com/gpu"

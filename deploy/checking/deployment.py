@@ -1,6 +1,6 @@
 """A deployment file, on its own or inside a RayService: every key, and what fits together.
 
-`deploy.service.config.load` stops at the first mistake; here all are found, each with its line.
+`deploy.launch.deployment_file` stops at the first mistake; here all are found, each with its line.
 """
 
 from __future__ import annotations
@@ -17,14 +17,16 @@ from pydantic import BaseModel, ValidationError
 from ray.serve.schema import ServeDeploySchema
 
 from deploy.checking.located_yaml import Finding, Items, Mapping, at, finding, repeated_keys
-from deploy.service.calibration import notes
-from deploy.service.config import Args, Deployment, MethodSpec, WorkerSpec, model_of
+from deploy.evaluation.calibration_file import notes
+from deploy.launch.deployment_file import Deployment, model_of
+from deploy.service.config import Args, MethodSpec, WorkerSpec
 from orchestrator.errors import ConfigError
 from orchestrator.validation import error_text, unknown
 from workers.embedded.checkpoints import MODELS, folder_of
 from workers.model.families import check_family
 from workers.text.generation_config import sampling_defaults
 from workers.text.thinking import parse_thinking
+from workers.text.tokenizer import Tokenizer
 from workers.text.tokenizer_files import load_tokenizer
 
 BUILDER = "deploy.app:build"
@@ -163,7 +165,17 @@ def _thinking(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Itera
         yield finding(data, (*path, "model"), str(error))
         return
     where = "thinking" if "thinking" in spec.model_fields_set else "model"
-    yield finding(data, (*path, where), f"thinking: {tokenizer.family}", "note")
+    yield finding(data, (*path, where), f"thinking: {_said_of(tokenizer)}", "note")
+
+
+def _said_of(tokenizer: Tokenizer) -> str:
+    """How a model thinks, in words."""
+    if tokenizer.format is None:
+        return "none (the steps are the answer)"
+    markup = f"{tokenizer.format.open.strip()!r} to {tokenizer.format.close.strip()!r}"
+    if not tokenizer.thinks:
+        return f"switched off ({tokenizer.format.name}, {markup})"
+    return f"{tokenizer.format.name}, {markup}"
 
 
 def _sampling(data: Any, args: Args) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from deploy.checking import deployment as inner
 from deploy.checking.located_yaml import Finding, at, finding
 from deploy.checking.operator import HEAD, Path, groups
-from deploy.service.config import Deployment
+from deploy.launch.deployment_file import Deployment
 
 _PORTS = {"http": 80, "https": 443, "redis": 6379, "rediss": 6379}
 

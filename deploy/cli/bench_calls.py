@@ -52,8 +52,8 @@ def bench_calls(
         raise InvalidRequest("two files have one name, which is the row's: rename one")
     from deploy.bench import calls
     from deploy.evaluation.tables import markdown, show
-    from deploy.service.config import load
-    from deploy.service.workers import close, open_worker
+    from deploy.launch.deployment_file import load
+    from deploy.launch.workers import close, open_worker
 
     specs = {file.stem: load(file).args.workers.large for file in files}
 

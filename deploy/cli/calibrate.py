@@ -211,12 +211,12 @@ async def _calibrate(
 ) -> dict[str, Any]:
     """The calibration file's content."""
     from deploy.evaluation.cached_worker import opened_pair
+    from deploy.evaluation.calibration_file import document_of, pair_of
     from deploy.evaluation.calibrator import Calibrator, as_json
     from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
     from deploy.evaluation.grading import Grader
-    from deploy.service.calibration import document_of, pair_of
-    from deploy.service.config import DEFAULT_FILE, load
+    from deploy.launch.deployment_file import DEFAULT_FILE, load
 
     args = load(options.config or DEFAULT_FILE).args
     for candidate, _ in searches:

@@ -78,8 +78,9 @@ async def open_client(
         finally:
             await remote.aclose()
         return
-    from deploy.service.config import DEFAULT_FILE, Speculation, load
-    from deploy.service.workers import close, load_pair
+    from deploy.launch.deployment_file import DEFAULT_FILE, load
+    from deploy.launch.workers import close, load_pair
+    from deploy.service.config import Speculation
 
     args = load(config or DEFAULT_FILE).args
     for candidate in candidates:

@@ -297,8 +297,9 @@ def _served_by(
     if url is not None:
         return SERVICE, {"url": url}
     from deploy.evaluation.candidates import policy_of
+    from deploy.launch.deployment_file import DEFAULT_FILE, load
     from deploy.service.calibration import fingerprint
-    from deploy.service.config import DEFAULT_FILE, Speculation, load
+    from deploy.service.config import Speculation
     from workers.embedded.checkpoints import folder_of
 
     args = load(config or DEFAULT_FILE).args

@@ -77,8 +77,8 @@ def gate(
         import sklearn  # noqa: F401
     except ImportError:
         raise ConfigError("baton learn needs scikit-learn: pip install 'baton[learn]'") from None
-    from deploy.service.calibration import document_of, pair_of
-    from deploy.service.config import DEFAULT_FILE, load
+    from deploy.evaluation.calibration_file import document_of, pair_of
+    from deploy.launch.deployment_file import DEFAULT_FILE, load
 
     args = load(config or DEFAULT_FILE).args
     pair = pair_of(args.workers)

@@ -31,7 +31,7 @@ from deploy.cli.size import size
 from deploy.cli.torture import torture
 from deploy.cli.trace import trace
 from deploy.cli.train import train
-from deploy.service.environment import prepare_torch
+from deploy.launch.environment import prepare_torch
 from orchestrator.errors import BatonError, InvalidRequest
 
 app = typer.Typer(

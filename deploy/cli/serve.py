@@ -62,18 +62,19 @@ def serve(
             return
         _write_new(out, text)
         config = out
-    from deploy.service.environment import prepare
+    from deploy.launch.environment import prepare
 
     prepare()  # before the imports below, which import ray
-    from deploy.service.calibration import notes
-    from deploy.service.cluster import serving
-    from deploy.service.config import DEFAULT_FILE, Auth, load
-    from deploy.service.workers import want_engines
+    from deploy.evaluation.calibration_file import notes
+    from deploy.launch.cluster import serving
+    from deploy.launch.deployment_file import DEFAULT_FILE, load
+    from deploy.launch.workers import want_engines
+    from deploy.service.config import Auth
 
     console = Console(highlight=False, soft_wrap=True)
     deployment = load(config or DEFAULT_FILE, port=port)
     want_engines(deployment.args.workers)
-    deployment.args.api_keys()  # missing keys are an error before anything starts
+    deployment.args.access()  # missing keys are an error before anything starts
     with _stopping() as stop:
         console.print("Starting Ray and the two workers ...", style="dim")
         with serving(
@@ -122,7 +123,7 @@ def _planned(config: Path | None, small: str | None, large: str | None, port: in
         raise InvalidRequest("--small and --large go together: name both models")
     if config is not None:
         raise InvalidRequest(f"{config}: name a deployment file, or --small and --large, not both")
-    from deploy.service.plan import Machine, ModelSize, plan
+    from deploy.launch.plan import Machine, ModelSize, plan
 
     return plan(ModelSize.of(small), ModelSize.of(large), Machine.look()).text(port or 8000)
 

@@ -154,7 +154,7 @@ def _with_own(
     from deploy.evaluation.torture.faults import OwnProcesses
     from deploy.evaluation.torture.own_machine import OwnClock, OwnDisk, OwnMemory
     from deploy.evaluation.torture.own_redis import own_redis
-    from deploy.service.environment import prepare
+    from deploy.launch.environment import prepare
 
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -176,8 +176,8 @@ def _with_own(
             states["clock"] = clock = OwnClock(folder)
             os.environ |= clock.environment
         prepare()  # before the imports below, which import ray
-        from deploy.service.cluster import serving
-        from deploy.service.config import DEFAULT_FILE, load
+        from deploy.launch.cluster import serving
+        from deploy.launch.deployment_file import DEFAULT_FILE, load
 
         load(config or DEFAULT_FILE)  # what is wrong with it is said of the file itself
         document = yaml.safe_load((config or DEFAULT_FILE).read_text(encoding="utf-8"))

@@ -21,6 +21,7 @@ In reading order:
 - `judging`: whether a judge's scores tell anything on a pair, and the curve of its likelihoods.
 - `calibration`: the value of a threshold that meets a target, by bisection.
 - `calibrator`: both for a pair of models and any questions.
+- `calibration_file`: the file they are written to, held against the pair that is served.
 - `gate_learning`: a gate learned from recordings: what a rewrite of each draft would have changed.
 - `costs`: what recorded calls would cost on another pair of models.
 - `prediction`: a recorded evaluation at such costs, as rows.

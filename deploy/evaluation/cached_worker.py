@@ -22,8 +22,8 @@ from typing import Any, Final
 
 from deploy.evaluation.call_log import CallLog
 from deploy.evaluation.recording import Recording
+from deploy.launch.workers import close, open_worker
 from deploy.service.config import Workers
-from deploy.service.workers import close, open_worker
 from orchestrator.loop.actions import (
     Classify,
     First,

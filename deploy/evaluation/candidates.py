@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
+from deploy.service.config import Args, explain
 from orchestrator.errors import InvalidRequest, UnknownPolicy
 from orchestrator.loop.policy import Policy
 from orchestrator.state.versions import build
 from policies import POLICIES
-
-if TYPE_CHECKING:
-    from deploy.service.config import Args
 
 BASELINE: Final = "large-only"
 
@@ -92,8 +90,6 @@ def build_policy(name: str, params: Mapping[str, Any]) -> Policy:
     Raises:
         UnknownPolicy, InvalidRequest: names what is wrong.
     """
-    from deploy.service.config import explain  # it imports Ray
-
     if name not in POLICIES:
         raise UnknownPolicy(f"no policy {name!r}; there are {', '.join(POLICIES)}")
     try:

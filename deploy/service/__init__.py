@@ -1,19 +1,15 @@
-"""Deployment files, and what a service is made of.
+"""What a deployment file may say of a service, and what a service is made of.
 
 In reading order:
 
-- `config`: the deployment file, typed: every key, its default and its checks.
-- `plan`: such a file for two models, from a look at the machine.
-- `quantization`: how many bits the weights of a quantized checkpoint have.
+- `config`: the deployment file's `args`, typed: every key, its default and its checks.
 - `calibration`: thresholds that were measured on a pair of models, and which pair that was.
 - `store_spec`: the file's `store`: where replicas of the orchestrator meet.
 - `workers`: from a worker's part of the file to a worker in this process or over a server.
 - `stores`: the store that the file names: Redis, or a deployment that holds it in memory.
 - `sampling`: what requests get that say nothing of theirs.
 - `scaling`: how many replicas a worker's pool should have.
-- `environment`: the variables that Ray reads when it is imported.
 - `proxy`: what stands before Serve's own HTTP handling: retries, errors in OpenAI's form, bodies.
 - `recent_refusals`: keys there that were just told that there is no place.
 - `http_protocol`: connections there, whose headers are bounded in size and time.
-- `cluster`: a Ray of our own on this machine, for `baton serve`.
 """

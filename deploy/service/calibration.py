@@ -15,12 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import ConfigError
-from policies import POLICIES
-from policies.coin import Coin
-from workers.embedded.checkpoints import EMBEDDED
 
 if TYPE_CHECKING:
-    from deploy.service.config import Args, Workers, WorkerSpec
+    from deploy.service.config import WorkerSpec
 
 SAMPLE = 1 << 20  # bytes read at each end of a file of weights
 
@@ -68,25 +65,6 @@ def read(path: Path) -> Calibration:
         ) from None
 
 
-def document_of(path: Path, pair: dict[str, str]) -> dict[str, Any]:
-    """The whole file, to be added to; an empty one where there is none yet.
-
-    Raises:
-        ConfigError: it is not a calibration file, or belongs to another pair.
-    """
-    if not path.exists():
-        return {"baton_calibration": 1, "pair": pair, "policies": {}}
-    if read(path).pair != pair:
-        raise ConfigError(f"{path}: belongs to another pair of models; name another file")
-    document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return document
-
-
-def pair_of(workers: Workers) -> dict[str, str]:
-    """The checkpoints of a deployment file's workers, by name."""
-    return {name: checkpoint(spec) for name, spec in workers.by_name().items()}
-
-
 def checkpoint(spec: WorkerSpec) -> str:
     """What tells a worker's checkpoint from others; see `fingerprint`."""
     return fingerprint(spec.folder(), str(spec.model))
@@ -113,41 +91,3 @@ def same_checkpoint(one: str, other: str) -> bool:
     """By the weights where both are known, else by the name."""
     (name, _, weights), (others_name, _, others_weights) = one.partition("@"), other.partition("@")
     return weights == others_weights if weights and others_weights else name == others_name
-
-
-def notes(args: Args) -> list[str]:
-    """A line for a pair that runs on thresholds which were not measured on it; else none."""
-    workers, chosen, known = args.workers, args.policy.calibration, set[str]()
-    if chosen is not None:
-        calibration, pair = read(chosen), pair_of(workers)
-        measured, known = calibration.pair, {*calibration.policies, *calibration.unmet}
-        if not all(same_checkpoint(pair[name], measured.get(name, "")) for name in pair):
-            return [
-                f"policy.calibration: {chosen} belongs to {_named(measured)}, not to "
-                f"{_named(pair)}: its thresholds decide by the scores of other models; run baton "
-                "calibrate for this pair"
-            ]
-    if all((spec.model or "").startswith(EMBEDDED) for spec in workers.by_name().values()):
-        return []  # the defaults are theirs
-    # A file of this pair leaves out whom nobody asked for, or the pair cannot run: what is served
-    # unless a request says otherwise must be in it.
-    asked = POLICIES if chosen is None else (args.policy.default,)
-    guessed = [
-        name
-        for name in asked
-        if POLICIES[name].calibrated is not None
-        and POLICIES[name] is not Coin  # chance needs no scores
-        and name not in known
-    ]
-    if not guessed:
-        return []
-    where = "--out FILE and name it as policy.calibration" if chosen is None else f"--out {chosen}"
-    return [
-        f"thresholds were never measured on this pair: {', '.join(guessed)}; run baton calibrate "
-        f"{where}"
-    ]
-
-
-def _named(pair: dict[str, str]) -> str:
-    names = [pair.get(name, "?").partition("@")[0] for name in ("small", "large")]
-    return f"{names[0]} with {names[1]}"

@@ -1,7 +1,6 @@
-"""The deployment file: a Ray Serve config whose application's `args` are one typed model.
+"""What a deployment file says of Baton itself: the application's `args`, one typed model.
 
-Everything a deployer may say about Baton itself is in `Args`; the rest of the file is Ray Serve's.
-Unknown keys are refused by name, at every level: Ray Serve's own schema would let a typo pass.
+The rest of the file is Ray Serve's. Unknown keys are refused by name, at every level.
 """
 
 from __future__ import annotations
@@ -9,12 +8,10 @@ from __future__ import annotations
 import ipaddress
 import json
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -23,7 +20,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from ray.serve.schema import ServeDeploySchema
 
 from deploy.service.calibration import checkpoint, same_checkpoint
 from deploy.service.calibration import read as read_calibration
@@ -43,10 +39,6 @@ from workers.remote.address import base
 from workers.text.thinking import parse_thinking
 from workers.vllm import is_lossy
 
-HERE = Path(__file__).parents[1]
-DEFAULT_FILE = HERE / "local.yaml"
-
-
 SERVERS = {"tokenizer", "api_key_env", "connect_s", "silence_s", "retries"}
 """Settings of a worker that go with a url."""
 OURS = {
@@ -60,8 +52,6 @@ VLLM_METHODS = (
     "vanilla", "draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix",
 )  # fmt: skip
 """Methods of vLLM's own speculation; all lossless under its standard rejection sampling."""
-
-
 LOSSY = {"reflective"}
 """Methods of `METHODS` that change the text; named here, since those cannot be imported
 without torch."""
@@ -428,34 +418,17 @@ class Auth(Strict):
             raise ValueError("name api_keys_env or api_keys_file, or write `auth: none`")
         return self
 
-    def api_keys(self) -> frozenset[str]:
-        """The keys that open the API.
-
-        Raises:
-            ConfigError: the variable or file is missing or holds no key.
-        """
-        return _keys(self.api_keys_env, self.api_keys_file)
-
-    def admin_keys(self) -> frozenset[str]:
-        """The keys that may change policies; empty where none is named."""
-        if self.admin_key_env is None and self.admin_key_file is None:
-            return frozenset()
-        return _keys(self.admin_key_env, self.admin_key_file)
-
-    def observer_keys(self) -> frozenset[str]:
-        """The keys that may read everything; empty where none is named."""
-        if self.observer_keys_env is None and self.observer_keys_file is None:
-            return frozenset()
-        return _keys(self.observer_keys_env, self.observer_keys_file)
-
     def access(self) -> Access:
-        """Who may do what, by the keys as they are now.
+        """Who may do what, by the keys as they are now; of a kind that is not named there are none.
 
         Raises:
             ConfigError: a variable or file is missing, holds no key, or one that is no key.
         """
-        kinds = (self.api_keys(), self.admin_keys(), self.observer_keys())
-        return Access(*(Keys(sorted(keys)) for keys in kinds))
+        return Access(
+            _keys(self.api_keys_env, self.api_keys_file),
+            _keys(self.admin_key_env, self.admin_key_file),
+            _keys(self.observer_keys_env, self.observer_keys_file),
+        )
 
 
 class OrchestratorSpec(Strict):
@@ -633,21 +606,13 @@ class Args(Strict):
             raise ValueError("must be `memory`, redis://HOST:PORT/DB, or an object with url")
         return store
 
-    def api_keys(self) -> frozenset[str]:
-        """The keys that clients need; empty where none is needed.
+    def access(self) -> Access:
+        """Who may do what, by the keys as they are now; everything is open where none is named.
 
         Raises:
             ConfigError: auth names keys, and there are none.
         """
-        return self.auth.api_keys() if isinstance(self.auth, Auth) else frozenset()
-
-    def admin_keys(self) -> frozenset[str]:
-        """The keys of administrators; empty where none is named.
-
-        Raises:
-            ConfigError: auth names keys, and there are none.
-        """
-        return self.auth.admin_keys() if isinstance(self.auth, Auth) else frozenset()
+        return self.auth.access() if isinstance(self.auth, Auth) else Access()
 
     def check_host(self, host: str | None) -> None:
         """Without keys, only this machine may connect.
@@ -662,76 +627,6 @@ class Args(Strict):
             )
 
 
-class Deployment:
-    """A deployment file that has been checked: Ray Serve's part and ours."""
-
-    def __init__(self, serve: ServeDeploySchema, args: Args) -> None:
-        self.serve, self.args = serve, args
-
-    @property
-    def url(self) -> str:
-        options = self.serve.http_options
-        host = "127.0.0.1" if options.host in ("0.0.0.0", "::", None) else options.host  # noqa: S104
-        prefix = (self.serve.applications[0].route_prefix or "/").rstrip("/")
-        return f"http://{f'[{host}]' if ':' in host else host}:{options.port}{prefix}"
-
-
-def load(path: Path | str, *, port: int | None = None) -> Deployment:
-    """Read and check a deployment file; `port` replaces the file's.
-
-    Raises:
-        ConfigError: names the file and the key that is wrong.
-    """
-    try:
-        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"{path}: {error.strerror or error}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
-    try:
-        return _parse(data, port)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    except ValidationError as error:
-        raise ConfigError(f"{path}: {explain(error)}") from None
-
-
-def _parse(data: Any, port: int | None) -> Deployment:
-    if not isinstance(data, dict):
-        raise ConfigError("not a mapping; see deploy/local.yaml for a deployment file")
-    for key in unknown_keys(ServeDeploySchema, data):
-        hint = "; it goes under applications[0].args" if key in Args.model_fields else ""
-        raise ConfigError(f"{key}: unknown field{hint}")
-    if port is not None:
-        data = {**data, "http_options": {**(data.get("http_options") or {}), "port": port}}
-    serve = ServeDeploySchema.model_validate(data)
-    if len(serve.applications) != 1:
-        raise ConfigError("applications: exactly one is expected")
-    try:
-        args = Args.model_validate(serve.applications[0].args)
-    except ValidationError as error:
-        raise ConfigError(f"applications.0.args.{explain(error, Args)}") from None
-    args.check_host(serve.http_options.host)
-    return Deployment(serve, args)
-
-
-def unknown_keys(model: type[BaseModel], data: Any, path: str = "") -> Iterator[str]:
-    """Dotted paths of keys that Ray Serve's schema would silently ignore."""
-    if not isinstance(data, dict):
-        return
-    for key, value in data.items():
-        field = model.model_fields.get(key)
-        if field is None:
-            yield f"{path}{key}"
-            continue
-        inner = model_of(field.annotation)
-        if inner is not None:
-            items = value if isinstance(value, list) else [value]
-            for index, item in enumerate(items):
-                where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
-                yield from unknown_keys(inner, item, where)
-
-
 def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str:
     """The first thing that is wrong, in one line: `where: what`.
 
@@ -742,16 +637,10 @@ def explain(error: ValidationError, model: type[BaseModel] | None = None) -> str
     return f"{where}: {what}" if where else what
 
 
-def model_of(annotation: Any) -> type[BaseModel] | None:
-    """The model inside `X`, `X | None` or `list[X]`; none where a value may be anything else."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    inner = [arg for arg in getattr(annotation, "__args__", ()) if arg is not type(None)]
-    return model_of(inner[0]) if len(inner) == 1 else None
-
-
-def _keys(variable: str | None, file: Path | None) -> frozenset[str]:
+def _keys(variable: str | None, file: Path | None) -> Keys:
     lines: list[str] = []
+    if variable is None and file is None:
+        return Keys()
     if variable is not None:
         lines += os.environ.get(variable, "").split(",")
     if file is not None:
@@ -761,11 +650,11 @@ def _keys(variable: str | None, file: Path | None) -> frozenset[str]:
             raise ConfigError(f"auth: {file}: {error.strerror or error}") from None
         except UnicodeError:  # its message would show a byte of a key
             raise ConfigError(f"auth: {file}: not UTF-8 text; write one key a line") from None
-    keys = frozenset(key.strip() for key in lines if key.strip())
+    keys = {key.strip() for key in lines if key.strip()}
     if not keys:
         source = f"${variable}" if variable is not None else str(file)
         raise ConfigError(f"auth: {source} holds no key; put at least one there before the start")
-    return keys
+    return Keys(sorted(keys))
 
 
 def _is_loopback(host: str | None) -> bool:

@@ -15,7 +15,7 @@ Error", and a stream whose replica died not at all. Here
   browser's preflight) before: the proxy knows no settings.
 
 Ray calls `middlewares` by the name in RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH
-(`deploy.service.environment`).
+(`deploy.launch.environment`).
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
 import uvicorn.config
+from cachetools import LRUCache
 from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -138,7 +138,7 @@ class AllowedOrigins:
     """Origins whose pages the application let read its answers, and what it told their browsers."""
 
     def __init__(self) -> None:
-        self._told: OrderedDict[str, str] = OrderedDict()
+        self._told: LRUCache[str, str] = LRUCache(ORIGINS)
 
     def note(self, scope: Scope, answered: Headers) -> None:
         """What the application said to the origin of a request."""
@@ -148,8 +148,6 @@ class AllowedOrigins:
         self._told.pop(origin, None)
         if (told := answered.get(ALLOWED)) is not None:
             self._told[origin] = told
-            if len(self._told) > ORIGINS:
-                self._told.popitem(last=False)
 
     def readable(self, error: HttpError, scope: Scope) -> HttpError:
         """A refusal of this request, readable by its page where the page may read answers."""

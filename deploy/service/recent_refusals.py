@@ -13,10 +13,10 @@ import hashlib
 import re
 import secrets
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from cachetools import TTLCache
 from starlette.datastructures import Headers
 from starlette.types import Message, Scope
 
@@ -33,18 +33,14 @@ class RecentRefusals:
     """What keys were told in the last `REPEATED_S` seconds of `clock`, by digest."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock, self._salt = clock, secrets.token_bytes(16)
-        self._told: OrderedDict[bytes, tuple[float, str]] = OrderedDict()
+        self._salt = secrets.token_bytes(16)
+        self._told: TTLCache[bytes, str] = TTLCache(KEYS, REPEATED_S, clock)
 
     def note(self, scope: Scope, body: Sequence[Message], status: int, answered: Headers) -> None:
         """What a request was answered; only a refusal for want of a place is remembered."""
         if status != 429 or answered.get(NO_PLACE[0]) != NO_PLACE[1] or not _asks(scope, body):
             return
-        key = self._key(scope)
-        self._told.pop(key, None)
-        self._told[key] = self._clock() + REPEATED_S, answered.get("retry-after", "1")
-        if len(self._told) > KEYS:
-            self._told.popitem(last=False)
+        self._told[self._key(scope)] = answered.get("retry-after", "1")
 
     def check(self, scope: Scope, body: Sequence[Message]) -> None:
         """Whether a request may pass.
@@ -54,11 +50,8 @@ class RecentRefusals:
         """
         if not self._told or not _asks(scope, body):
             return
-        key = self._key(scope)
-        until, after = self._told.get(key, (0.0, ""))
-        if self._clock() < until:
+        if (after := self._told.get(self._key(scope))) is not None:
             raise no_place(int(after))
-        self._told.pop(key, None)
 
     def _key(self, scope: Scope) -> bytes:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

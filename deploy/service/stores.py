@@ -4,7 +4,8 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextvars import Context
-from typing import Any, Final
+from functools import partial
+from typing import Any, Final, cast
 
 from grpc import RpcError
 from ray import serve
@@ -15,7 +16,7 @@ from ray.serve.exceptions import RayServeException
 from deploy.service.store_spec import StoreSpec
 from orchestrator.errors import BatonError, StoreUnavailable
 from orchestrator.state.memory import MemoryStore
-from orchestrator.state.store import TIMEOUT_S, PointerUpdate, Store, StoreState, StreamEntry
+from orchestrator.state.store import TIMEOUT_S, Store
 
 WAITING: Final = 1000  # calls at once; those that wait for a change are one per replica
 
@@ -34,12 +35,17 @@ class StoreReplica:
 
 
 class ServedStore:
-    """A `Store` over the handle of `StoreReplica`."""
+    """A `Store` over the handle of `StoreReplica`: what it is asked is asked there."""
 
     def __init__(self, handle: Any) -> None:
         self._handle = handle.options(
             _by_reference=False, request_serialization="pickle", response_serialization="pickle"
         )
+
+    def __getattr__(self, verb: str) -> Any:
+        if verb.startswith("_") or not hasattr(Store, verb):
+            raise AttributeError(verb)
+        return partial(self._ask, verb)
 
     async def _ask(self, verb: str, *arguments: Any, longer_s: float = 0.0, **more: Any) -> Any:
         try:
@@ -60,47 +66,8 @@ class ServedStore:
             raise answer
         return answer
 
-    async def commit(
-        self,
-        *,
-        create: Mapping[str, bytes] | None = None,
-        update: Sequence[PointerUpdate] = (),
-        audit: bytes | None,
-    ) -> str:
-        revision: str = await self._ask("commit", create=create, update=update, audit=audit)
-        return revision
-
-    async def state(self, known: str | None = None) -> StoreState | None:
-        state: StoreState | None = await self._ask("state", known)
-        return state
-
-    async def documents(self, names: Sequence[str]) -> list[bytes | None]:
-        contents: list[bytes | None] = await self._ask("documents", names)
-        return contents
-
     async def wait_for_change(self, known: str, timeout_s: float) -> None:
         await self._ask("wait_for_change", known, timeout_s, longer_s=timeout_s)
-
-    async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
-        await self._ask("append", stream, events, keep=keep)
-
-    async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
-        entries: list[StreamEntry] = await self._ask("read", stream, after=after, count=count)
-        return entries
-
-    async def newest(self, stream: str, count: int) -> list[StreamEntry]:
-        entries: list[StreamEntry] = await self._ask("newest", stream, count)
-        return entries
-
-    async def drop(self, *streams: str) -> None:
-        await self._ask("drop", *streams)
-
-    async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
-        await self._ask("put", name, value, ttl_s=ttl_s)
-
-    async def get(self, name: str) -> bytes | None:
-        value: bytes | None = await self._ask("get", name)
-        return value
 
     async def aclose(self) -> None:
         """The handle has nothing to close."""
@@ -123,4 +90,6 @@ def store_deployment() -> Application:
 
 def open_store(spec: StoreSpec, handle: Any) -> Store:
     """The store of one replica of the ingress; `handle` is the `Store`'s where that is used."""
-    return ServedStore(handle) if spec.url == "memory" else spec.redis(spec.password())
+    if spec.url == "memory":
+        return cast("Store", ServedStore(handle))
+    return spec.redis(spec.password())

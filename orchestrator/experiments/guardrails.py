@@ -121,14 +121,10 @@ def _crossed(
     if rail.quantile is not None:
         assert rail.at_most is not None
         return _slow(rail, rail.at_most, rail.quantile, requests, experiment)
-    if rail.at_least is not None and rail.metric in TIMES and any(map(_censored, requests)):
+    censored = any(one.outcome is not None and one.outcome.censored for one in requests)
+    if rail.at_least is not None and rail.metric in TIMES and censored:
         return None
     return _absolute(rail, own, experiment.tuned_for)
-
-
-def _censored(request: RequestRecord) -> bool:
-    """Whether its times may be lower bounds."""
-    return request.outcome is not None and request.outcome.censored
 
 
 def _absolute(rail: Guardrail, own: Sample, tuned_for: float) -> str | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from orchestrator.experiments.documents import MetricName, Prices
-from orchestrator.experiments.outcome_log import Outcome, RequestRecord, TimeName
+from orchestrator.experiments.outcome_log import Outcome, RequestRecord
 
 Observation = tuple[float, float] | None
 """A request's numerator and denominator; None where the metric is not known of it."""
@@ -17,14 +17,14 @@ Observation = tuple[float, float] | None
 class Metric:
     """A metric: the ratio of two sums over requests.
 
-    `bounded` metrics lie in [0, 1]. `of` takes an outcome (None while there is none), the reward
-    and the prices.
+    `bounded` metrics lie in [0, 1]. `of` takes the outcome of a request and the prices; a `reward`
+    is in no outcome.
     """
 
     title: str
     better: Literal["lower", "higher"]
     bounded: bool
-    of: Callable[[Outcome | None, float | None, Prices], Observation]
+    of: Callable[[Outcome, Prices], Observation]
 
     @property
     def sign(self) -> int:
@@ -32,32 +32,22 @@ class Metric:
         return 1 if self.better == "higher" else -1
 
 
-def _time(name: TimeName) -> Callable[..., Observation]:
-    def of(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-        value = None if outcome is None else outcome.time(name)
-        return None if value is None else (value, 1.0)
-
-    return of
+def _known(value: float | None) -> Observation:
+    return None if value is None else (float(value), 1.0)
 
 
 def _tokens(name: Literal["small_tokens", "large_tokens"]) -> Callable[..., Observation]:
-    def of(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-        done = outcome is not None and outcome.status == "finished"
-        return (float(getattr(outcome, name)), 1.0) if done else None
-
-    return of
+    return lambda one, _: _known(getattr(one, name) if one.status == "finished" else None)
 
 
-def _large_share(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-    if outcome is None or outcome.status != "finished":
-        return None
+def _large_share(outcome: Outcome, _: Prices) -> Observation:
     total = outcome.small_tokens + outcome.large_tokens
-    return (outcome.large_tokens, total) if total else None
+    return (outcome.large_tokens, total) if total and outcome.status == "finished" else None
 
 
-def _cost(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
+def _cost(outcome: Outcome, prices: Prices) -> Observation:
     # Counted however the request ended.
-    if outcome is None or not (prices.small or prices.large or prices.prompt):
+    if not (prices.small or prices.large or prices.prompt):
         return None
     paid = (
         outcome.small_tokens * prices.small
@@ -67,52 +57,52 @@ def _cost(outcome: Outcome | None, reward: float | None, prices: Prices) -> Obse
     return paid / 1e6, 1.0
 
 
-def _accepted(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-    return None if outcome is None or outcome.accepted is None else (outcome.accepted, 1.0)
-
-
-def _agreement(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-    agrees = None if outcome is None else outcome.agreement
-    return None if agrees is None else (float(agrees), 1.0)
-
-
-def _reward(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-    return None if reward is None else (reward, 1.0)
-
-
-def _error(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-    # A request that its client cancelled is neither a success nor a failure; see `_cancelled`.
-    if outcome is None or outcome.status == "cancelled":
-        return None
-    return float(outcome.status == "failed"), 1.0
-
-
-def _cancelled(outcome: Outcome | None, reward: float | None, prices: Prices) -> Observation:
-    return None if outcome is None else (float(outcome.status == "cancelled"), 1.0)
+def _error(outcome: Outcome, _: Prices) -> Observation:
+    # A request that its client cancelled is neither a success nor a failure; see `cancelled`.
+    return None if outcome.status == "cancelled" else _known(outcome.status == "failed")
 
 
 METRICS: Final[dict[MetricName, Metric]] = {
-    "ms": Metric("latency, ms", "lower", False, _time("ms")),
-    "first_step_ms": Metric("time to the first step, ms", "lower", False, _time("first_step_ms")),
+    "ms": Metric("latency, ms", "lower", False, lambda one, _: _known(one.time("ms"))),
+    "first_step_ms": Metric(
+        "time to the first step, ms",
+        "lower",
+        False,
+        lambda one, _: _known(one.time("first_step_ms")),
+    ),
     "small_tokens": Metric("tokens by small", "lower", False, _tokens("small_tokens")),
     "large_tokens": Metric("tokens by large", "lower", False, _tokens("large_tokens")),
     "large_share": Metric("share of large tokens", "lower", True, _large_share),
     "cost": Metric("cost of a request", "lower", False, _cost),
-    "accepted": Metric("accepted share of drafts", "higher", True, _accepted),
-    "agreement": Metric("answers that agree", "higher", True, _agreement),
-    "reward": Metric("reward", "higher", True, _reward),
+    "accepted": Metric(
+        "accepted share of drafts", "higher", True, lambda one, _: _known(one.accepted)
+    ),
+    "agreement": Metric("answers that agree", "higher", True, lambda one, _: _known(one.agreement)),
+    "reward": Metric("reward", "higher", True, lambda *_: None),
     "error": Metric("share of errors", "lower", True, _error),
-    "cancelled": Metric("share of cancelled requests", "lower", True, _cancelled),
+    "cancelled": Metric(
+        "share of cancelled requests",
+        "lower",
+        True,
+        lambda one, _: _known(one.status == "cancelled"),
+    ),
 }
+
+
+def _observed(outcome: Outcome | None, metric: MetricName, prices: Prices) -> Observation:
+    return None if outcome is None else METRICS[metric].of(outcome, prices)
 
 
 def observations(
     requests: Iterable[RequestRecord], metric: MetricName, prices: Prices
 ) -> Iterator[tuple[RequestRecord, float, float]]:
     """Each request of which the metric is known, with numerator and denominator."""
-    of = METRICS[metric].of
     for request in requests:
-        observed = of(request.outcome, request.reward, prices)
+        observed = (
+            _known(request.reward)
+            if metric == "reward"
+            else _observed(request.outcome, metric, prices)
+        )
         if observed is not None:
             yield request, *observed
 
@@ -124,14 +114,13 @@ def paired_differences(
 
     Agreement is a property of the pair: its own value, not a difference.
     """
-    of = METRICS[metric].of
     for request in requests:
-        own = of(request.shadows.get(shadow), None, prices)
-        if own is None or metric == "reward":
+        own = _observed(request.shadows.get(shadow), metric, prices)
+        if own is None:
             continue
         if metric == "agreement":
             yield request, own[0]
             continue
-        served = of(request.outcome, None, prices)
+        served = _observed(request.outcome, metric, prices)
         if served is not None:
             yield request, own[0] / own[1] - served[0] / served[1]

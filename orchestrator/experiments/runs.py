@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
+from cachetools import LRUCache
 from pydantic import ValidationError
 
 from orchestrator.errors import (
@@ -101,7 +101,7 @@ class Runs:
     ) -> None:
         self._store, self._versions = store, versions
         self._policies, self._defaults, self._methods = policies, defaults, methods
-        self._cache: OrderedDict[tuple[str, str], Run] = OrderedDict()
+        self._cache: LRUCache[tuple[str, str], Run] = LRUCache(_CACHED)
 
     async def start(self, experiment: Experiment, info: AuditInfo) -> Run:
         """Start an experiment, again if it was stopped.
@@ -246,8 +246,6 @@ class Runs:
             known = await self._load(name, number, path)
             if identity:
                 self._cache[identity, path] = known
-                while len(self._cache) > _CACHED:
-                    self._cache.popitem(last=False)
         return replace(known, state=state, pointer=data)
 
     async def _load(self, name: str, number: int, path: str) -> Run:
@@ -326,13 +324,5 @@ def _pointer(number: int, state: ExperimentState) -> bytes:
 
 
 def _audit(action: str, run: Run, info: AuditInfo) -> bytes:
-    entry = {
-        "at": time.time(),
-        "action": f"experiment.{action}",
-        "what": f"{run.name}/{run.number}",
-        "state": run.state.model_dump(),
-        "author": info.author,
-        "key": info.key,
-        "note": info.note,
-    }
-    return json.dumps(entry, ensure_ascii=False).encode()
+    what, state = f"{run.name}/{run.number}", run.state.model_dump()
+    return info.entry(f"experiment.{action}", what, state=state)

@@ -13,7 +13,7 @@ from collections.abc import (
 )
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cachetools import LRUCache
 from prometheus_client import CollectorRegistry, Counter, generate_latest
@@ -28,7 +28,6 @@ from orchestrator.http.auth import Access
 from orchestrator.http.context import RequestContext
 from orchestrator.http.errors import RequestRefused, shutting_down
 from orchestrator.http.limits import ServiceLimits
-from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
 from orchestrator.loop.policy import Policy
@@ -40,7 +39,7 @@ from orchestrator.state.store import Store
 from orchestrator.state.versions import PolicyVersions, PublishedPolicy, build
 from orchestrator.state.watcher import ConfigWatcher
 from orchestrator.telemetry.metrics import ServiceMetrics
-from orchestrator.types import GREEDY, Limits, Message, Sampling
+from orchestrator.types import GREEDY, Sampling
 from orchestrator.validation import invalid_request
 from orchestrator.worker import Worker, check_method
 
@@ -57,25 +56,6 @@ RECENT_POLICIES = 64
 """Policies with their parameters of which it is kept what requests have cost lately."""
 DEFAULT_MODEL = "baton"
 """The model name that means: the active version, or the deployment file's default policy."""
-
-
-class Solve(Protocol):
-    """`orchestrator.loop.solve.solve`, or what stands in for it."""
-
-    def __call__(
-        self,
-        policy: Policy,
-        messages: Sequence[Message],
-        workers: Mapping[WorkerName, Worker],
-        *,
-        request: str,
-        sampling: Sampling,
-        limits: Limits,
-        speculation: str | None = None,
-        owner: str = "",
-        response: ResponseAccumulator | None = None,
-        recent: RecentCost | None = None,
-    ) -> AsyncGenerator[Event, None]: ...
 
 
 async def _nothing_to_check() -> Mapping[str, bool]:
@@ -132,7 +112,7 @@ class Service:
     spans: Spans | None = None
     proxy_adds_request_id: bool = False
     loopback: bool = False  # only this machine is to ask: pages elsewhere that point here may not
-    solve: Solve = solve
+    solve: Callable[..., AsyncGenerator[Event, None]] = solve
     metrics: ServiceMetrics = field(init=False)
     responses: Counter = field(init=False)
     versions: PolicyVersions = field(init=False)

@@ -413,19 +413,14 @@ def _is_cut(generation: Generation, max_tokens: int) -> bool:
 
 def _joined(first: Generation, rest: Generation) -> Generation:
     """A generation that was made by two calls."""
-    end = rest.segment
-    begin, usage = first.segment, first.usage
-    segment = replace(
-        end,
-        text=begin.text + end.text,
-        tokens=begin.tokens + end.tokens,
-        logprobs=begin.logprobs + end.logprobs,
-    )
+    begin, end, usage = first.segment, rest.segment, first.usage
     generated, passes = usage.generated + rest.usage.generated, usage.passes + rest.usage.passes
-    usage = replace(usage, generated=generated, passes=passes)
-    provenance = joined_provenance(begin, first.provenance, end, rest.provenance)
     return replace(
-        first, segment=segment, usage=usage, ms=first.ms + rest.ms, provenance=provenance
+        first,
+        segment=begin + end,
+        usage=replace(usage, generated=generated, passes=passes),
+        ms=first.ms + rest.ms,
+        provenance=joined_provenance(begin, first.provenance, end, rest.provenance),
     )
 
 

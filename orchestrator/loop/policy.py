@@ -118,5 +118,5 @@ class Policy(BaseModel):
         - read a clock, draw random numbers or await: a replay must yield the same actions. Times
           come in results, by `Account` and by `Recent`, randomness from the request's sampling.
 
-        `policies/specreason.py` is a real one, hardly longer.
+        `policies/specreason.py` is a real one, which has its loop from `policies/steps.py`.
         """

@@ -18,12 +18,8 @@ nothing is told of it before both are through (`PromptsRead`).
 A transcript is a thought and an answer. Where no model of the policy marks a thought of its own
 (`Generation.thinks` of the prefills), it is an answer alone, and the steps make up that.
 
-Where things go: a stop condition of one generation (a delimiter, a length, low confidence) is a
-field of `StopCriteria`, which workers apply. A cap on the thought or the answer belongs to
-`Budget`, which sees every accepted segment. What the steps say (they repeat) ends the thought in
-`Stepwise.think` (policies/steps.py), by the action `Close`, after which the answer is written. A
-new action is a class in actions.py, a case in `Executor` if it needs a worker, and one in
-`PolicyRunner` if it changes the transcript.
+Where a stop condition goes, ARCHITECTURE.md says. A new action is a class in actions.py, a case in
+`Executor` if it needs a worker, and one in `PolicyRunner` if it changes the transcript.
 """
 
 from __future__ import annotations

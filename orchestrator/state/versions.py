@@ -15,11 +15,11 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
+from cachetools import LRUCache
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
@@ -79,6 +79,11 @@ class AuditInfo:
     key: str | None = None
     note: str = ""
 
+    def entry(self, action: str, what: str, **more: object) -> bytes:
+        """The audit entry of a change that is made now."""
+        said = {"at": time.time(), "action": action, "what": what, **more, **asdict(self)}
+        return json.dumps(said, ensure_ascii=False).encode()
+
 
 @dataclass(frozen=True, slots=True)
 class PublishedPolicy:
@@ -115,7 +120,7 @@ class PolicyVersions:
         defaults: Mapping[str, Mapping[str, Any]],
     ) -> None:
         self._store, self._policies, self._defaults = store, policies, defaults
-        self._cache: OrderedDict[tuple[str, str], PublishedPolicy] = OrderedDict()
+        self._cache: LRUCache[tuple[str, str], PublishedPolicy] = LRUCache(_CACHED)
 
     async def publish(self, given: Publication, info: AuditInfo) -> PolicyVersion:
         """Make a new version, and the active one where the publication says so.
@@ -220,17 +225,14 @@ class PolicyVersions:
         parts = reference(target)
         if parts is None:
             raise UnknownPolicy(f"{target[:80]!r} is not NAME@VERSION")
-        if identity is not None and (identity, target) in self._cache:
-            self._cache.move_to_end((identity, target))
-            return self._cache[identity, target]
+        if identity is not None and (known := self._cache.get((identity, target))) is not None:
+            return known
         (data,) = await self._store.documents([_path(*parts)])
         if data is None:
             raise UnknownPolicy(f"no version {target} has been published")
         published = self._validated(target, data)
         if identity is not None:
             self._cache[identity, target] = published
-            while len(self._cache) > _CACHED:
-                self._cache.popitem(last=False)
         return published
 
     def forget(self) -> None:
@@ -343,14 +345,5 @@ def _pointers(
 
 
 def _audit(action: str, info: AuditInfo, what: str, state: StoreState, moved: bool) -> bytes:
-    entry = {
-        "at": time.time(),
-        "action": f"policy.{action}",
-        "what": what,
-        "before": state.pointers.get(ACTIVE, FILE.encode()).decode(errors="replace"),
-        "active": moved,
-        "author": info.author,
-        "key": info.key,
-        "note": info.note,
-    }
-    return json.dumps(entry, ensure_ascii=False).encode()
+    before = state.pointers.get(ACTIVE, FILE.encode()).decode(errors="replace")
+    return info.entry(f"policy.{action}", what, before=before, active=moved)

@@ -111,13 +111,13 @@ def baton(run: Run) -> Iterator[Figure]:
 
 def idle(run: Run) -> Iterator[Figure]:
     """Ray Serve's own replicas that nobody calls, as many as the row `baton` has."""
-    from deploy.service.environment import prepare
+    from deploy.launch.environment import prepare
 
     prepare()
     from ray import serve
 
     from deploy.bench.round_trip import SHARE, Bare
-    from deploy.service.cluster import descendants, own_ray
+    from deploy.launch.cluster import descendants, own_ray
 
     with own_ray() as before:
         bare = serve.deployment(Bare, num_replicas=REPLICAS, ray_actor_options=SHARE)
@@ -168,7 +168,7 @@ def llama_cpp(run: Run) -> Iterator[Figure]:
 
 def call(run: Run) -> Iterator[Figure]:
     """A call through Serve beside Serve's own."""
-    from deploy.service.environment import prepare
+    from deploy.launch.environment import prepare
 
     prepare()
     from deploy.bench.round_trip import bench_round_trip

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from deploy.evaluation.plots import figure_of, save
 from deploy.evaluation.tables import Column, markdown
-from deploy.service.environment import prepare
+from deploy.launch.environment import prepare
 from tests.bench.rows import ROWS, STREAMS, Figure, Run
 from tests.bench.servers import ROOT
 

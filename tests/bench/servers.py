@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import yaml
 
-from deploy.service.cluster import descendants
+from deploy.launch.cluster import descendants
 from tests.deploy.conftest import free_port
 from workers.embedded.checkpoints import resolve
 

@@ -18,7 +18,7 @@ import openai
 import pytest
 import yaml
 
-from deploy.service.cluster import descendants
+from deploy.launch.cluster import descendants
 from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,8 @@ from typing import Any
 
 from playwright.sync_api import Browser, Page
 
-from deploy.service.config import DEFAULT_FILE, MethodSpec, load
+from deploy.launch.deployment_file import DEFAULT_FILE, load
+from deploy.service.config import MethodSpec
 from deploy.service.workers import load_worker
 from orchestrator.errors import WorkerUnavailable
 from orchestrator.http.limits import ServiceLimits

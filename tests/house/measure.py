@@ -21,7 +21,7 @@ from typing import Any
 PACKAGES = ("orchestrator", "policies", "workers", "deploy")
 OFFLINE = (
     "workers/training", "workers/scripted", "deploy/bench", "deploy/checking", "deploy/cli",
-    "deploy/evaluation",
+    "deploy/evaluation", "deploy/launch",
     # The same tools where they lay before.
     "workers/models", "deploy/commands", "deploy/decoding", "deploy/askers", "deploy/grading",
     "deploy/journal", "deploy/plots", "deploy/prediction", "deploy/problems", "deploy/results",

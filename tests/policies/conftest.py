@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from deploy.service.config import DEFAULT_FILE, load
+from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.worker import Worker
 

@@ -11,7 +11,7 @@ import pytest
 from pydantic import ValidationError
 
 from deploy.evaluation.candidates import build_policy
-from deploy.service.config import DEFAULT_FILE, load
+from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.errors import InvalidRequest, Unsupported
 from orchestrator.loop.actions import Classify, Verify

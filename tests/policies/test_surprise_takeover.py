@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from deploy.service.config import DEFAULT_FILE, load
+from deploy.launch.deployment_file import DEFAULT_FILE, load
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerUnavailable
 from orchestrator.loop.actions import Accept, Action, Generate, Reject, Verify, Write
 from orchestrator.types import (

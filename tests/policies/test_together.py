@@ -13,7 +13,7 @@ import pytest
 
 from deploy.evaluation.recording import RecordedRequest, Recording, dumps, loads
 from deploy.evaluation.replay import replay
-from deploy.service.config import DEFAULT_FILE, load
+from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.loop.budget import spent
 from orchestrator.loop.events import Event, RequestCompleted, TextDelta

@@ -21,8 +21,8 @@ from typing import Any
 from jsonschema import Draft202012Validator
 from openai import OpenAI, OpenAIError
 
-from deploy.service.config import DEFAULT_FILE
-from deploy.service.config import load as load_file
+from deploy.launch.deployment_file import DEFAULT_FILE
+from deploy.launch.deployment_file import load as load_file
 from orchestrator.http.limits import ServiceLimits
 from policies import POLICIES
 from tests.orchestrator.serving import client, service, serving

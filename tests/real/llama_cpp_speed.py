@@ -23,9 +23,10 @@ from deploy.evaluation.problems import load_problems
 from orchestrator.types import Message, Sampling, Transcript
 from tests.bench import servers
 from workers.engine.loading import open_target
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
 from workers.speculation.vanilla import Vanilla
 from workers.text.prompt import PromptRenderer
+from workers.training.generation import generate
 
 PAIR = Path("build/real-pair")
 PROBLEMS = "gym:gsm_symbolic:20261202"

@@ -23,10 +23,11 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from workers.model.early_exit import Adapter, AdapterShape
+from workers.model.early_exit import AdapterShape
 from workers.speculation.feature_head import FeatureHead, Variant
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer_files import load_tokenizer
+from workers.training.kangaroo import TrainableAdapter
 
 CONTROLS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>")
 TEMPLATE = (
@@ -117,7 +118,7 @@ def make_adapter(
     """A folder with a random adapter, for models of `make_model`'s shape unless it is given."""
     torch.manual_seed(seed)
     shape = AdapterShape(exit_layer, width, heads, key_heads, width // heads, feed_forward)
-    adapter = Adapter(shape, 1e-6)
+    adapter = TrainableAdapter(shape, 1e-6)
     adapter.after.weight.data.mul_(6)  # so that some distributions are sharp and some are not
     name = f"{exit_layer}-{width}-{heads}-{key_heads}-{seed}-{feed_forward}"
     folder = Path(_FOLDERS.name) / name

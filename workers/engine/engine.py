@@ -36,6 +36,7 @@ from workers.speculation.decode import Decoder
 
 log = logging.getLogger(__name__)
 
+LEASE_S = 10.0  # after which a request that nobody waits for is dropped
 COPIED = 8 * CHUNK  # tokens of prefixes copied before the live rows take their turn, about
 
 
@@ -46,7 +47,6 @@ class Engine:
         decoder: target and methods; its cache has at least `rows` slots, the more the longer
             prefixes stay cached.
         rows: most requests served at once; `queue` more may wait, then `Overloaded`.
-        lease_s: seconds after which a request that nobody waits for is dropped.
         threads: intra-op threads of torch in the engine's thread (None: torch's choice).
     """
 
@@ -56,7 +56,6 @@ class Engine:
         *,
         rows: int,
         queue: int = 64,
-        lease_s: float = 10.0,
         threads: int | None = None,
     ) -> None:
         self.decoder, self.cache = decoder, decoder.target.cache
@@ -64,7 +63,7 @@ class Engine:
             raise ValueError(
                 f"rows must be from 1 to {self.cache.slots} (the cache's slots), not {rows}"
             )
-        self.rows, self.queue, self.lease_s, self._threads = rows, queue, lease_s, threads
+        self.rows, self.queue, self.lease_s, self._threads = rows, queue, LEASE_S, threads
         self._prefixes = PrefixCache(decoder)
         self._waiting: deque[EngineRequest] = deque()  # as they came; callers append
         self._prefilling: list[EngineRequest] = []

@@ -53,7 +53,6 @@ def load(
     slots: int | None = None,
     max_len: int | None = None,
     queue: int = 64,
-    lease_s: float = 10.0,
     threads: int | None = None,
     share: float = 1.0,
     thinking: ThinkingFormat | str = AUTO,
@@ -70,7 +69,7 @@ def load(
         rows: most calls served at once; `slots` prefixes are cached (None: twice as many).
         max_len: longest sequence (None: the checkpoint's own, as far as a cache of a sixteenth
             of the machine's memory goes, or of half of what a GPU has beside the weights).
-        queue, lease_s, threads: see `Engine`.
+        queue, threads: see `Engine`.
         share: of the GPU's memory, which this process keeps to from here on.
         thinking: how the model marks its thought; see `workers.text.tokenizer.Tokenizer`.
 
@@ -103,7 +102,7 @@ def load(
     decoder = Decoder(loaded.target, next(iter(named.values())), named)
     if threads is None and device == "cpu" and loaded.is_small:
         threads = 1
-    engine = Engine(decoder, rows=rows, queue=queue, lease_s=lease_s, threads=threads)
+    engine = Engine(decoder, rows=rows, queue=queue, threads=threads)
     sampling = sampling_defaults(resolve(model))
     return LocalWorker(engine, loaded.tokenizer, loaded.stop_token_ids, sampling)
 

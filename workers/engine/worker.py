@@ -60,8 +60,7 @@ class LocalWorker:
         """Continue the transcript; see `orchestrator.worker.Worker.generate`."""
         check_sampling(sampling)
         check_method(call.speculation, self.engine.decoder.named)
-        await self.prompts.prepare(call.transcript, self.context, call.owner)
-        ids = self.prompts.transcript(call.transcript, call.owner)
+        ids = await self.prompts.prepare(call.transcript, self.context, call.owner)
         continuation = Continuation(
             call,
             criteria,
@@ -106,8 +105,7 @@ class LocalWorker:
         labels = label_ids(self.tokenizer, query.labels)
         last = call.transcript.last if query.nll else None
         scored = self.prompts.verified(last)
-        await self.prompts.prepare(call.transcript, self.context, call.owner)
-        prefix = self.prompts.transcript(call.transcript, call.owner)
+        prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
         side = self.prompts.side(query.turns, query.lead_in)
         ids = prefix + side
         check_length(len(ids), self.context)
@@ -139,8 +137,7 @@ class LocalWorker:
         """The negative log-likelihood of a segment's k tokens, and k + 1 choices of this model."""
         check_sampling(sampling)
         tokens = self.prompts.verified(segment)
-        await self.prompts.prepare(call.transcript, self.context, call.owner)
-        prefix = self.prompts.transcript(call.transcript, call.owner)
+        prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
         ids = prefix + list(tokens)
         check_length(len(ids), self.context)
         request = VerifyRequest(

@@ -5,8 +5,8 @@ connection, and a last RMSNorm before the target's language-model head, which it
 paper's has no feed-forward part, which costs more than it gains in a model of billions; in a small
 model, where launches cost more than arithmetic, it pays, and an adapter may have one. It has the
 target's attention heads and positions, so its keys and values lie in the target's cache as one
-more layer and are committed, copied and reset with the others. `Adapter` is the trained module,
-`EarlyExitHead` what a target runs of it.
+more layer and are committed, copied and reset with the others. `Adapter` holds the trained weights,
+`EarlyExitHead` is what a target runs of it; it is trained by `workers/training/kangaroo.py`.
 
 On disk it is a folder of `adapter.safetensors` and `adapter.json`.
 """
@@ -15,21 +15,21 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import silu
 
 from workers.model.cache import KVCache
 from workers.model.families import AttentionKind, Computation
-from workers.model.layer import Attention, FeedForward, RMSNorm, attend, rotate
+from workers.model.layer import Attention, FeedForward, RMSNorm
 from workers.model.linear import FusedLinear
-from workers.model.placement import Rotary, View
+from workers.model.placement import View
 
 WEIGHTS, CONFIG = "adapter.safetensors", "adapter.json"
 
@@ -68,7 +68,7 @@ class AdapterShape:
 
 
 class Adapter(nn.Module):
-    """From the residual stream before a layer to the input of the target's head."""
+    """The weights, from the residual stream before a layer to the input of the target's head."""
 
     def __init__(self, shape: AdapterShape, epsilon: float) -> None:
         super().__init__()
@@ -86,41 +86,13 @@ class Adapter(nn.Module):
             self.down = nn.Linear(shape.feed_forward, shape.width, bias=False)
         self.after = nn.RMSNorm(shape.width, epsilon)
 
-    def forward(self, states: Tensor, rotary: Rotary) -> Tensor:
-        """Hidden states [rows, n, width] of whole texts to the head's input, [rows, n, width]."""
-        inner = self.before(states)
-        query, key, value = (
-            part(inner).unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2)
-            for part in (self.query, self.key, self.value)
-        )
-        mixed = attend(rotate(query, rotary), rotate(key, rotary), value, None)
-        stream = states + self.out(mixed.transpose(1, 2).flatten(2))
-        if self.shape.feed_forward:
-            inner = self.between(stream)
-            stream = stream + self.down(silu(self.gate(inner)) * self.up(inner))
-        lm_head_input: Tensor = self.after(stream)
-        return lm_head_input
-
     def equals(self, other: Adapter) -> bool:
         """Whether shape and weights are equal."""
         mine, theirs = self.state_dict(), other.state_dict()
         return self.shape == other.shape and all(torch.equal(mine[k], theirs[k]) for k in mine)
 
-    # On disk -----------------------------------------------------------------------------
-
-    def save(self, folder: Path, **notes: Any) -> None:
-        """Write the folder, in bfloat16; `notes` are stored beside the shape for information."""
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {
-            name: tensor.to("cpu", torch.bfloat16, copy=True).contiguous()
-            for name, tensor in self.state_dict().items()
-        }
-        save_file(state, folder / WEIGHTS, {"format": "pt"})
-        text = json.dumps({"shape": asdict(self.shape), **notes}, indent=2)
-        (folder / CONFIG).write_text(text + "\n")
-
     @classmethod
-    def load(cls, folder: Path, model: Any, exit_layer: int | None = None) -> Adapter:
+    def load(cls, folder: Path, model: Any, exit_layer: int | None = None) -> Self:
         """The folder's adapter for a transformers model, in its type and on its device.
 
         Raises:

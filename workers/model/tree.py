@@ -70,9 +70,9 @@ class Tree:
     drawn: list[list[int]] | None = None
 
     @classmethod
-    def chain(cls, tokens: list[int], probs: Any = None) -> Tree:
+    def chain(cls, tokens: list[int]) -> Tree:
         """A tree with one branch."""
-        return cls(tokens, list(range(-1, len(tokens) - 1)), probs)
+        return cls(tokens, list(range(-1, len(tokens) - 1)))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -84,10 +84,7 @@ class Tree:
     @property
     def depth(self) -> int:
         """Positions behind the newest token that its longest branch reaches."""
-        depths = [0] * len(self.parents)
-        for node in range(1, len(self.parents)):
-            depths[node] = depths[self.parents[node]] + 1
-        return max(depths)
+        return max(self.ancestor_masks()[0])
 
     def children(self, node: int) -> list[int]:
         return [i for i in range(node + 1, len(self.parents)) if self.parents[i] == node]

@@ -135,8 +135,7 @@ class RemoteWorker:
             raise self._lacks("log-probabilities, which a distribution over labels needs")
         judged = call.transcript.last if nll else None
         verified = self.prompts.verified(judged)
-        await self.prompts.prepare(call.transcript, self.context, call.owner)
-        prefix = self.prompts.transcript(call.transcript, call.owner)
+        prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
         stop_token_ids = finish_token_ids(
@@ -184,8 +183,7 @@ class RemoteWorker:
         tokens, capabilities = self.prompts.verified(segment), await self.capabilities()
         if top > capabilities.top:
             raise self._lacks(f"more than the {capabilities.top} likeliest tokens of a position")
-        await self.prompts.prepare(call.transcript, self.context, call.owner)
-        prefix = self.prompts.transcript(call.transcript, call.owner)
+        prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
         if not prefix:
             raise Unsupported("log-probabilities from the first token on")
         ids = prefix + list(tokens)
@@ -292,8 +290,7 @@ class RemoteWorker:
         ):
             if limited and not (capabilities.ids and capabilities.top):
                 raise self._lacks(f"log-probabilities of tokens, which {name} needs")
-        await self.prompts.prepare(call.transcript, self.context, call.owner)
-        ids = self.prompts.transcript(call.transcript, call.owner)
+        ids = await self.prompts.prepare(call.transcript, self.context, call.owner)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
         if criteria.min_tokens and not capabilities.min_tokens:
             raise self._lacks("a way to hold back the end of a text (min_tokens)")

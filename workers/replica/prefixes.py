@@ -112,11 +112,10 @@ class PrefixReceiver:
         self._max_bytes, self._bytes = max_bytes, 0
         self._known: dict[str, Transcript] = {}  # the latest is last
 
-    def restore(self, call: Call | CallSuffix) -> Call | None:
+    def restore(self, suffix: Call | CallSuffix) -> Call | None:
         """The whole call; None where its beginning is not here."""
-        return self._restored(call) if isinstance(call, CallSuffix) else call
-
-    def _restored(self, suffix: CallSuffix) -> Call | None:
+        if isinstance(suffix, Call):
+            return suffix
         known, rest = self._known.get(suffix.call.request), suffix.call.transcript
         if known is None:
             return None

@@ -2,7 +2,7 @@
 
 A method is one file here and one line in `METHODS`. In reading order:
 
-- `decode`: the token loop, whose `Decoder.step` is what serves, and `generate` for whole prompts.
+- `decode`: the token loop, `Decoder.step`.
 - `method`: the interface of a method, and verification by rejection sampling.
 - `rejection`: node-level rejection samplers, and how they verify a tree.
 - `drafter`: a draft model that grows token trees level by level, and its cache.

@@ -300,9 +300,7 @@ class Auto(Method):
         drafts = [
             (
                 # What was emitted is subtracted already; the last token is never a draft.
-                min(length, row.remaining_tokens + len(one.tokens) - 1)
-                if length
-                else max(tree.ancestor_masks()[0]),
+                min(length, row.remaining_tokens + len(one.tokens) - 1) if length else tree.depth,
                 len(one.path) - 1,
             )
             for row, tree, one in zip(plan.rows, plan.trees, accepted, strict=True)

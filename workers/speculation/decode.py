@@ -1,17 +1,16 @@
 """The token loop: draft, score in one target pass, verify, commit.
 
-`Decoder.step` is one round for the rows of one method; the engine and `generate` run it once for
-each method group, and call `join` (or `add`) and `leave` between iterations (continuous batching).
-A row belongs to one method. In exact arithmetic its tokens depend neither on its neighbours nor on
-their methods; half precision rounds by the shape of a batch, so there two tokens that are almost
-tied may change places.
+`Decoder.step` is one round for the rows of one method; the engine runs it once for each method
+group, and calls `join` (or `add`) and `leave` between iterations (continuous batching). A row
+belongs to one method. In exact arithmetic its tokens depend neither on its neighbours nor on their
+methods; half precision rounds by the shape of a batch, so there two tokens that are almost tied may
+change places.
 """
 
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import torch
@@ -120,47 +119,3 @@ class Decoder:
             for name, count in method.stats().items():
                 counts[name] = counts.get(name, 0) + count
         return counts
-
-
-def generate(
-    decoder: Decoder,
-    prompts: Sequence[Sequence[int]],
-    max_new: int,
-    *,
-    sampling: Sampling | None = None,
-    stop_token_ids: Sequence[int] = (),
-    methods: Sequence[str | None] = (),
-) -> list[list[int]]:
-    """Decode prompts to the end, as many at once as there are slots.
-
-    For benchmarks, tests and training data. Returns the new tokens of each prompt, a stop token
-    included. `methods` names one for each prompt; none: the decoder's default for all.
-    """
-    sampling = sampling or Sampling()
-    outputs: list[list[int]] = [[] for _ in prompts]
-    waiting, free = deque(enumerate(prompts)), list(range(decoder.target.cache.slots))
-    owners: dict[int, int] = {}  # prompt of each slot
-
-    def append(row: Row, tokens: list[int]) -> None:
-        output = outputs[owners[row.slot]]
-        for token in tokens:
-            output.append(token)
-            if token in stop_token_ids or len(output) == max_new:
-                decoder.leave(row)
-                insort(free, row.slot)
-                return
-
-    while waiting or decoder.rows:
-        while waiting and free:
-            number, prompt = waiting.popleft()
-            slot = free.pop(0)
-            owners[slot] = number
-            method = methods[number] if methods else None
-            seed = (sampling.seed or 0) + number
-            row = Row(slot, list(prompt), sampling, seed, max_new, method)
-            decoder.target.cache.allocate(slot, row.ids, len(prompt) - 1)
-            append(row, decoder.join(row, decoder.target.prefill(slot, row.ids)).tokens)
-        for rows in decoder.method_groups():
-            for row, accepted in decoder.step(rows):
-                append(row, accepted.tokens)
-    return outputs

@@ -80,10 +80,11 @@ class PromptRenderer:
         except InvalidRequest as error:
             raise ConfigError(f"the chat template cannot render a question: {error}") from error
 
-    async def prepare(self, transcript: Transcript, context: int | None, owner: str = "") -> None:
-        """Refuse messages that are too long for a context of so many tokens, and have those that
-        are merely long tokenized by a thread, one prompt after the other; call it before
-        `transcript`, with the same owner.
+    async def prepare(
+        self, transcript: Transcript, context: int | None, owner: str = ""
+    ) -> list[int]:
+        """The ids of `transcript`; messages that are too long for a context of so many tokens are
+        refused, and those that are merely long tokenized by a thread, one prompt after the other.
 
         Raises:
             ContextLengthExceeded: they do not fit, however their text is cut into tokens.
@@ -98,6 +99,7 @@ class PromptRenderer:
                 self._thread, self._prompt, messages, thinking, owner, self._today
             )
             check_length(len(ids), context)
+        return self.transcript(transcript, owner)
 
     def transcript(self, transcript: Transcript, owner: str = "") -> list[int]:
         """Ids of everything accepted so far; the next token continues thought or answer.

@@ -129,16 +129,6 @@ class Tokenizer:
     def decode(self, ids: Any) -> str:
         return b"".join(self.pieces[i] for i in ids).decode("utf-8", "replace")
 
-    @property
-    def family(self) -> str:
-        """How the model thinks, in words: for `baton check-config` and the log."""
-        if self.format is None:
-            return "none (the steps are the answer)"
-        markup = f"{self.format.open.strip()!r} to {self.format.close.strip()!r}"
-        if not self.thinks:
-            return f"switched off ({self.format.name}, {markup})"
-        return f"{self.format.name}, {markup}"
-
     def stops(self, thinking: bool) -> list[Stop]:
         """Texts by which the model ends a thought, or an answer, where no token does."""
         if self.format is None:

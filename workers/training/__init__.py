@@ -30,6 +30,7 @@ The pair:
 
 The drafters:
 
+- `generation`: prompts decoded to the end, without an engine.
 - `chains`: the large model's own answers.
 - `fit`: the loop that trains a drafter on them.
 - `kangaroo`: the adapter behind the first layers.

@@ -16,9 +16,10 @@ from pathlib import Path
 
 from orchestrator.types import Sampling
 from workers.model.target import Target
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
 from workers.speculation.vanilla import Vanilla
 from workers.training.batches import TrainingDocument
+from workers.training.generation import generate
 from workers.training.harvest import Author
 from workers.training.noise import disturb
 from workers.training.problems import stream

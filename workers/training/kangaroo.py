@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn.functional import silu
 
 from workers.engine.loading import load_model
 from workers.model.early_exit import CONFIG, WEIGHTS, Adapter, AdapterShape
-from workers.model.placement import rotary_table
+from workers.model.layer import attend, rotate
+from workers.model.placement import Rotary, rotary_table
 from workers.training.batches import TrainingDocument, collate
 from workers.training.chains import in_turn, read_chains
 from workers.training.fit import fit
@@ -62,6 +65,36 @@ class Rates:
     loss: float
 
 
+class TrainableAdapter(Adapter):
+    """The adapter as a module of torch's, over whole texts."""
+
+    def forward(self, states: Tensor, rotary: Rotary) -> Tensor:
+        """Hidden states [rows, n, width] of whole texts to the head's input, [rows, n, width]."""
+        inner = self.before(states)
+        query, key, value = (
+            part(inner).unflatten(-1, (-1, self.shape.head_size)).transpose(1, 2)
+            for part in (self.query, self.key, self.value)
+        )
+        mixed = attend(rotate(query, rotary), rotate(key, rotary), value, None)
+        stream = states + self.out(mixed.transpose(1, 2).flatten(2))
+        if self.shape.feed_forward:
+            inner = self.between(stream)
+            stream = stream + self.down(silu(self.gate(inner)) * self.up(inner))
+        lm_head_input: Tensor = self.after(stream)
+        return lm_head_input
+
+    def save(self, folder: Path, **notes: Any) -> None:
+        """Write the folder, in bfloat16; `notes` are stored beside the shape for information."""
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {
+            name: tensor.to("cpu", torch.bfloat16, copy=True).contiguous()
+            for name, tensor in self.state_dict().items()
+        }
+        save_file(state, folder / WEIGHTS, {"format": "pt"})
+        text = json.dumps({"shape": asdict(self.shape), **notes}, indent=2)
+        (folder / CONFIG).write_text(text + "\n")
+
+
 class Distillation:
     """A frozen target and the adapter that learns from it; `weights`: the target's fingerprint."""
 
@@ -76,7 +109,7 @@ class Distillation:
         torch.manual_seed(seed)
         self.model, self.exit_layer, self.weights = model, exit_layer, weights
         shape = AdapterShape.of(model.config, exit_layer, feed_forward)
-        adapter = Adapter(shape, model.config.rms_norm_eps).to(model.device)
+        adapter = TrainableAdapter(shape, model.config.rms_norm_eps).to(model.device)
         with torch.no_grad():  # the start: the target's norm and head on the shallow layer
             adapter.out.weight.zero_()
             if feed_forward:

@@ -142,8 +142,7 @@ class VllmWorker:
         began = perf_counter()
         check_sampling(sampling)
         check_method(call.speculation, ())
-        await self.prompts.prepare(call.transcript, self.context, call.owner)
-        ids = self.prompts.transcript(call.transcript, call.owner)
+        ids = await self.prompts.prepare(call.transcript, self.context, call.owner)
         text = Continuation(
             call,
             criteria,
@@ -207,8 +206,7 @@ class VllmWorker:
         labels = label_ids(self.tokenizer, query.labels)
         last = call.transcript.last if query.nll else None
         scored = self.prompts.verified(last)
-        await self.prompts.prepare(call.transcript, self.context, call.owner)
-        prefix = self.prompts.transcript(call.transcript, call.owner)
+        prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
         cost = _Cost(len(ids), call.owner)
@@ -254,8 +252,7 @@ class VllmWorker:
         if call.constraint is not None:
             raise Unsupported("choices at the places of a text that is held to a grammar")
         tokens = self.prompts.verified(segment)
-        await self.prompts.prepare(call.transcript, self.context, call.owner)
-        prefix = self.prompts.transcript(call.transcript, call.owner)
+        prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
         ids = prefix + list(tokens)
         given = 0 if prefix else 1  # nothing precedes the first token, so it is given
         check_length(len(ids) + 1, self.context)

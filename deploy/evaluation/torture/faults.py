@@ -93,7 +93,7 @@ def first_process(kind: str) -> int:
 
 
 def _descendants() -> set[int]:
-    from deploy.service.cluster import descendants  # it imports ray, which reads the environment
+    from deploy.launch.cluster import descendants  # it imports ray, which reads the environment
 
     return descendants(os.getpid())
 

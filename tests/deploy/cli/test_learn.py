@@ -11,8 +11,8 @@ import pytest
 
 from deploy.cli import main as cli
 from deploy.evaluation import gate_learning
+from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.calibration import read
-from deploy.service.config import DEFAULT_FILE, load
 from policies.gate import Gate
 from policies.learned_gate import LearnedGate
 

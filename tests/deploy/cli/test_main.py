@@ -16,8 +16,8 @@ from deploy.cli import main as cli
 from deploy.cli import serve
 from deploy.cli.eval import _served_by, rows_kept
 from deploy.evaluation import recording as record
-from deploy.service.calibration import notes
-from deploy.service.config import load
+from deploy.evaluation.calibration_file import notes
+from deploy.launch.deployment_file import load
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Segments, Step, Transcript
 from policies import POLICIES

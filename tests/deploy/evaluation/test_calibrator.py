@@ -15,8 +15,8 @@ from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import LocalClient, RequestOptions, ask
 from deploy.evaluation.evaluate import Question
 from deploy.evaluation.grading import Grader
-from deploy.service.config import DEFAULT_FILE, load
-from deploy.service.workers import load_pair
+from deploy.launch.deployment_file import DEFAULT_FILE, load
+from deploy.launch.workers import load_pair
 from policies.specreason import SpecReason
 from workers.training.problems import draw
 

@@ -13,7 +13,8 @@ from deploy.evaluation.clients import (
     ask,
     error_of,
 )
-from deploy.service.config import DEFAULT_FILE, LimitsSpec, load
+from deploy.launch.deployment_file import DEFAULT_FILE, load
+from deploy.service.config import LimitsSpec
 from orchestrator.errors import ConfigError, WorkerUnavailable
 from tests.deploy.conftest import free_port
 from workers.engine.worker import LocalWorker

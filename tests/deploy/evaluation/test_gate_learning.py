@@ -21,8 +21,8 @@ from deploy.evaluation.gate_learning import (
     reliability,
 )
 from deploy.evaluation.recording import Recording
-from deploy.service.config import DEFAULT_FILE, load
-from deploy.service.workers import load_pair
+from deploy.launch.deployment_file import DEFAULT_FILE, load
+from deploy.launch.workers import load_pair
 from orchestrator.errors import BatonError, WorkerUnavailable
 from orchestrator.experiments.answer_equality import compare
 from policies.gate import DraftSignal, LogisticModel, ReadingSignal

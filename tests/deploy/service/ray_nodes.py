@@ -21,7 +21,7 @@ import sys
 from contextlib import suppress
 from typing import Any
 
-from deploy.service.cluster import descendants
+from deploy.launch.cluster import descendants
 
 OBJECTS_BYTES = 80 << 20
 NEW_NETWORK = 0x40000000  # CLONE_NEWNET

@@ -1,4 +1,4 @@
-"""A pair's thresholds in a deployment file, and what is said where they are another pair's."""
+"""A pair's thresholds in a deployment file."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ from typing import Any
 
 import pytest
 
-from deploy.checking.files import check
-from deploy.service.calibration import notes, pair_of, read, same_checkpoint
-from deploy.service.config import load
+from deploy.evaluation.calibration_file import pair_of
+from deploy.launch.deployment_file import load
+from deploy.service.calibration import read, same_checkpoint
 from orchestrator.errors import ConfigError
-from policies import POLICIES
 from tests.deploy.service.test_config import ARGS, write
-
-STRANGERS = {
-    f"{ARGS}.workers.small.model": "Qwen/Qwen3-0.6B",
-    f"{ARGS}.workers.large.model": "Qwen/Qwen3-8B",
-}
 
 
 def calibrated(folder: Path, pair: dict[str, str], **params: Any) -> Path:
@@ -37,7 +31,6 @@ def test_measured_thresholds_are_defaults(tmp_path: Path) -> None:
     policy = args.policy.policy("specreason")
     assert (policy.threshold, policy.likelihood) == (4.25, (2.0, 0.5))  # type: ignore[attr-defined]
     assert policy.judge == "short"  # type: ignore[attr-defined]
-    assert notes(args) == []
 
 
 def test_a_parameter_that_stands_twice_is_named(tmp_path: Path) -> None:
@@ -50,41 +43,6 @@ def test_a_parameter_that_stands_twice_is_named(tmp_path: Path) -> None:
     del written["params"]["specreason"]["threshold"]  # type: ignore[index]
     policy = load(write(tmp_path, {f"{ARGS}.policy": written})).args.policy.policy("specreason")
     assert (policy.threshold, policy.first_n) == (4.25, 2)  # type: ignore[attr-defined]
-
-
-def test_a_pair_on_the_thresholds_of_another(tmp_path: Path) -> None:
-    file = calibrated(tmp_path, {"small": "Qwen/Qwen3-1.7B", "large": "Qwen/Qwen3-8B"})
-    change = STRANGERS | {f"{ARGS}.policy": {"calibration": str(file)}}
-    path = write(tmp_path, change)
-    (line,) = notes(load(path).args)
-    assert "belongs to Qwen/Qwen3-1.7B with Qwen/Qwen3-8B, not to Qwen/Qwen3-0.6B with" in line
-    report = check(str(path))
-    assert [(one.level, one.message) for one in report.findings] == [("note", line)]
-    assert report.ok
-
-
-def test_a_pair_that_was_never_calibrated(tmp_path: Path) -> None:
-    assert notes(load(write(tmp_path)).args) == []  # the embedded pair's are the defaults
-    (line,) = notes(load(write(tmp_path, STRANGERS)).args)
-    named = [name for name, policy in POLICIES.items() if policy.calibrated is not None]
-    named.remove("coin")  # which needs no scores
-    assert f"never measured on this pair: {', '.join(named)};" in line
-
-
-def test_a_default_policy_that_the_calibration_leaves_out(tmp_path: Path) -> None:
-    pair = pair_of(load(write(tmp_path, STRANGERS)).args.workers)
-    file = calibrated(tmp_path, pair)  # of specreason
-    for default, named in (("specreason", False), ("bild", True), ("large-only", False)):
-        policy = {"calibration": str(file), "default": default}
-        found = notes(load(write(tmp_path, STRANGERS | {f"{ARGS}.policy": policy})).args)
-        assert len(found) == named
-        if named:
-            assert "never measured on this pair: bild;" in found[0]
-            assert found[0].endswith(f"--out {file}")
-    data = json.loads(file.read_text())
-    file.write_text(json.dumps({**data, "unmet": {"bild": {}}}))  # it was looked for
-    policy = {"calibration": str(file), "default": "bild"}
-    assert notes(load(write(tmp_path, STRANGERS | {f"{ARGS}.policy": policy})).args) == []
 
 
 def test_checkpoints_are_compared_by_weights_where_they_can_be() -> None:

@@ -13,18 +13,10 @@ import pytest
 import yaml
 from ray.serve.config import AutoscalingConfig
 
-from deploy.service.config import (
-    DEFAULT_FILE,
-    LOSSY,
-    Args,
-    Auth,
-    MethodSpec,
-    Replicas,
-    Workers,
-    WorkerSpec,
-    load,
-)
+from deploy.launch.deployment_file import DEFAULT_FILE, load
+from deploy.service.config import LOSSY, Args, Auth, MethodSpec, Replicas, Workers, WorkerSpec
 from orchestrator.errors import ConfigError
+from orchestrator.http.auth import Access, Keys
 from orchestrator.types import TokenPrices
 from policies import POLICIES
 from policies.judge import Judging
@@ -244,15 +236,16 @@ def test_keys_come_from_the_environment_or_a_file(
     auth = {"api_keys_env": "KEYS", "api_keys_file": str(file), "admin_key_env": "ADMIN"}
     args = load(write(tmp_path, {f"{ARGS}.auth": auth})).args
     monkeypatch.setenv("KEYS", "a, b")
-    assert args.api_keys() == {"a", "b", "c", "d"}
-    assert load(DEFAULT_FILE).args.api_keys() == frozenset()
+    monkeypatch.setenv("ADMIN", " root ")
+    assert args.access() == Access(Keys("abcd"), Keys(["root"]))
+    assert load(DEFAULT_FILE).args.access() == Access()
 
 
 def test_keys_that_are_promised_must_be_there(tmp_path: Path) -> None:
     for auth in ({"api_keys_env": "NOT_SET_ANYWHERE"}, {"api_keys_file": "/nowhere"}):
         args = load(write(tmp_path, {f"{ARGS}.auth": auth})).args
         with pytest.raises(ConfigError, match="auth"):
-            args.api_keys()
+            args.access()
 
 
 def test_a_key_file_that_is_no_text_is_named_and_not_shown(tmp_path: Path) -> None:
@@ -260,7 +253,7 @@ def test_a_key_file_that_is_no_text_is_named_and_not_shown(tmp_path: Path) -> No
     file.write_bytes(b"good\n\xe9vil\n")
     args = load(write(tmp_path, {f"{ARGS}.auth": {"api_keys_file": str(file)}})).args
     with pytest.raises(ConfigError, match=r"keys: not UTF-8 text") as told:
-        args.api_keys()
+        args.access()
     assert "0xe9" not in str(told.value)
 
 
@@ -313,15 +306,12 @@ def test_a_store_by_its_url_or_with_more(tmp_path: Path, monkeypatch: pytest.Mon
     assert more.password() == "secret"
 
 
-def test_the_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_admin_key_that_is_promised_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
     auth = {"api_keys_env": "ASK", "admin_key_env": "ADMIN"}
     args = Args.model_validate({**GOOD["applications"][0]["args"], "auth": auth})
-    monkeypatch.setenv("ADMIN", " sk-admin ")
-    assert args.admin_keys() == {"sk-admin"}
-    monkeypatch.delenv("ADMIN")
+    monkeypatch.setenv("ASK", "sk-ask")
     with pytest.raises(ConfigError, match=r"\$ADMIN holds no key"):
-        args.admin_keys()
-    assert Args.model_validate(GOOD["applications"][0]["args"]).admin_keys() == frozenset()
+        args.access()
 
 
 def test_keys_are_rotated_without_a_restart(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-from deploy.service.config import DEFAULT_FILE
+from deploy.launch.deployment_file import DEFAULT_FILE
 from policies import POLICIES
 from tests.deploy.conftest import Served, free_port, running
 from tests.deploy.service.test_serving import until

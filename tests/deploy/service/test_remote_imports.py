@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from deploy.service.config import HERE
+from deploy.launch.deployment_file import DEFAULT_FILE
 from tests.house.http_process import measured
 
 CHECK = """
@@ -24,7 +24,7 @@ def test_the_http_process_of_a_remote_pair_imports_no_torch() -> None:
 
 def test_a_deployment_file_of_servers_is_checked_without_torch() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CHECK, str(HERE / "remote.yaml")],
+        [sys.executable, "-c", CHECK, str(DEFAULT_FILE.with_name("remote.yaml"))],
         capture_output=True,
         text=True,
         check=True,

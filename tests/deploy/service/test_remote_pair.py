@@ -13,8 +13,9 @@ import yaml
 
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import LocalClient, ask
-from deploy.service.config import DEFAULT_FILE, Args, load
-from deploy.service.workers import close, load_pair
+from deploy.launch.deployment_file import DEFAULT_FILE, load
+from deploy.launch.workers import close, load_pair
+from deploy.service.config import Args
 from orchestrator.errors import ConfigError
 from tests.deploy.cli.test_main import baton  # noqa: F401
 from tests.deploy.conftest import free_port, running

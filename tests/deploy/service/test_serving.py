@@ -17,8 +17,8 @@ import yaml
 
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.clients import LocalClient, RequestOptions, ask
-from deploy.service.config import load
-from deploy.service.workers import load_pair
+from deploy.launch.deployment_file import load
+from deploy.launch.workers import load_pair
 from tests.deploy.conftest import Served, alive, free_port
 
 pytestmark = [pytest.mark.serve, pytest.mark.timeout(400)]

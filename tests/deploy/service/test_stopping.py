@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from deploy.service.cluster import NodeDied, RunningService
+from deploy.launch.cluster import NodeDied, RunningService
 from tests.deploy.conftest import Served, alive, running
 
 ASKED = {

@@ -11,7 +11,7 @@ from typing import Any
 import openai
 import pytest
 
-from deploy.service.config import DEFAULT_FILE, load
+from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.errors import Unsupported
 from orchestrator.http.limits import ServiceLimits

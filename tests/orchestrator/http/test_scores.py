@@ -10,7 +10,7 @@ from typing import Any
 import openai
 import pytest
 
-from deploy.service.config import DEFAULT_FILE, load
+from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.workers import load_worker
 from orchestrator.errors import ContextLengthExceeded, Unsupported
 from orchestrator.http.chat_schema import ChatRequest

@@ -21,7 +21,8 @@ from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation import METHODS, build
 from workers.speculation.auto import MARGIN, STALE, TRIAL, Auto, Chooser
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
+from workers.training.generation import generate
 
 LENGTHS = [(0,), (1, 2, 4, 8)]
 

@@ -15,7 +15,8 @@ from workers.model.sampling import draw, warp
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation import build
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
+from workers.training.generation import generate
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 40, [300, 20, 10, 5, 4, 3, 2]]
 DRAFTS = {"same": {"seed": 0}, "other": {"layers": 1, "width": 16, "seed": 7}}

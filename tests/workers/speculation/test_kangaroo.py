@@ -24,8 +24,10 @@ from workers.model.layer import Layer
 from workers.model.placement import rotary_table
 from workers.model.target import Target
 from workers.model.tree import Row
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
 from workers.speculation.kangaroo import Kangaroo
+from workers.training.generation import generate
+from workers.training.kangaroo import TrainableAdapter
 
 PROMPTS = [[5, 9, 2, 7], [8] * 20, [1, 2, 3], [300, 20, 10, 5, 4, 3, 2]]
 
@@ -56,7 +58,7 @@ def obvious_model() -> Any:
 
 
 def oracle(folder: Path, model: Any) -> str:
-    adapter = Adapter(AdapterShape.of(model.config, 1), model.config.rms_norm_eps)
+    adapter = TrainableAdapter(AdapterShape.of(model.config, 1), model.config.rms_norm_eps)
     with torch.no_grad():
         adapter.out.weight.zero_()
         adapter.after.weight.copy_(model.model.norm.weight)
@@ -129,7 +131,8 @@ def alone(model: Any, adapter: Any, ids: list[int]) -> Tensor:
         out = model.model(torch.tensor([ids]), output_hidden_states=True)
         states = out.hidden_states[adapter.shape.exit_layer]
         rotary = rotary_table(model.model.rotary_emb, torch.arange(len(ids))[None], states.dtype)
-        return model.lm_head(adapter(states, rotary))[0, -1].softmax(-1)  # type: ignore[no-any-return]
+        read = TrainableAdapter.forward(adapter, states, rotary)  # of what is served, too
+        return model.lm_head(read)[0, -1].softmax(-1)  # type: ignore[no-any-return]
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -247,7 +250,7 @@ def test_passes_that_end_early_are_no_passes_of_the_target() -> None:
 
 def test_an_adapter_is_stored_and_loaded(tmp_path: Path) -> None:
     model = make_model(layers=3)
-    stored = Adapter.load(Path(make_adapter(2)), model)
+    stored = TrainableAdapter.load(Path(make_adapter(2)), model)
     stored.save(tmp_path / "a", target="abc")
     again = Adapter.load(tmp_path / "a", model, exit_layer=2)
     for one, other in zip(stored.parameters(), again.parameters(), strict=True):
@@ -264,7 +267,7 @@ def test_an_adapter_that_does_not_fit_is_refused(tmp_path: Path) -> None:
         decoder(make_model(layers=2), adapter=make_adapter(2))
     with pytest.raises(ValueError, match=r"width=64.*the model needs .*width=32"):
         decoder(adapter=make_adapter(1, width=64))
-    Adapter.load(Path(make_adapter()), make_model()).save(tmp_path)
+    TrainableAdapter.load(Path(make_adapter()), make_model()).save(tmp_path)
     told = (tmp_path / CONFIG).read_text()
     (tmp_path / CONFIG).write_text(told.replace('"feed_forward": 0', '"feed_forward": -8'))
     with pytest.raises(ValueError, match="feed_forward must be a width or 0, not -8"):
@@ -289,7 +292,7 @@ def test_an_adapter_beside_the_weights_is_found(checkpoint: Path, tmp_path: Path
     for path in checkpoint.iterdir():
         (tmp_path / path.name).symlink_to(path)
     model = make_model("qwen3")
-    Adapter.load(Path(make_adapter()), model).save(tmp_path / "kangaroo")
+    TrainableAdapter.load(Path(make_adapter()), model).save(tmp_path / "kangaroo")
     worker = load(tmp_path, speculation={"method": "kangaroo", "exit_layer": 1})
     worker.close()
     assert worker.engine.decoder.target.exit_layer == 1

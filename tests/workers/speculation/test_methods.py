@@ -27,9 +27,10 @@ from workers.model.sampling import warp
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation import METHODS, build
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
 from workers.speculation.drafter import DrafterMethod
 from workers.text.tokenizer_files import load_tokenizer
+from workers.training.generation import generate
 
 OPTIONS: list[tuple[str, dict[str, Any]]] = [
     ("vanilla", {}),

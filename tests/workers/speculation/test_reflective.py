@@ -20,8 +20,9 @@ from workers.model.sampling import warp
 from workers.model.target import Target
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation import build
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
 from workers.text.tokenizer_files import load_tokenizer
+from workers.training.generation import generate
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 20, [300, 20, 10, 5, 4, 3, 2]]
 REFLECTION = [17, 4, 99]

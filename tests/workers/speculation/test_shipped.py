@@ -9,8 +9,9 @@ import pytest
 from orchestrator.types import Message, Transcript
 from workers.engine.loading import LoadedTarget, open_target
 from workers.speculation import build
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
 from workers.text.prompt import PromptRenderer
+from workers.training.generation import generate
 from workers.training.problems import draw
 
 PROBLEMS, MOST = 12, 120

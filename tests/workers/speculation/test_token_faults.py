@@ -42,11 +42,11 @@ from workers.model.sampling import KeyedRng, warp
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation import drafter, rejection
 from workers.speculation import method as base
-from workers.speculation.decode import generate
 from workers.speculation.drafter import IndependentExpander, draft_probs
 from workers.speculation.method import Method
 from workers.speculation.recursive_c import GumbelTopK
 from workers.speculation.recursive_s import StochasticBeam
+from workers.training.generation import generate
 
 # Laws by enumeration of the numbers ---------------------------------------------------------
 

@@ -21,7 +21,8 @@ from tests.workers.speculation.test_methods import DRAFTS, LOSSLESS
 from workers.engine.loading import load
 from workers.model.target import Target
 from workers.speculation import build
-from workers.speculation.decode import Decoder, generate
+from workers.speculation.decode import Decoder
+from workers.training.generation import generate
 
 PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 20, [30, 20, 10, 5, 4, 3, 2], [11, 12]]
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import httpx
 
-from deploy.service.config import Deployment, Workers
+from deploy.launch.deployment_file import Deployment
+from deploy.service.config import Workers
 from orchestrator.errors import BatonError
 
 READY_S = 300.0  # to answer, once Serve says that everything runs
@@ -104,7 +105,7 @@ def serving(
     waits for, once for each cause, and every minute with what is still starting.
 
     Nothing that was started outlives the block, not even after an exception. Call
-    `deploy.service.environment.prepare` before anything imports ray.
+    `deploy.launch.environment.prepare` before anything imports ray.
 
     Raises:
         NotServing: the port is taken, GPUs are missing, a deployment failed, or it was not ready
@@ -129,7 +130,7 @@ def own_ray() -> Iterator[set[int]]:
     """A Ray of our own, gone at the end with all that it started.
 
     Gives the process ids that this process had below it before. Call
-    `deploy.service.environment.prepare` before anything imports ray.
+    `deploy.launch.environment.prepare` before anything imports ray.
     """
     import ray
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from deploy.service.quantization import weight_bits
+from deploy.launch.quantization import weight_bits
 from orchestrator.errors import ConfigError
 from workers.reporting import first_line
 

@@ -10,8 +10,8 @@ import pytest
 import ray
 from ray import serve
 
-from deploy.service import cluster
-from deploy.service.cluster import NotServing, _gist, _want_gpus
+from deploy.launch import cluster
+from deploy.launch.cluster import NotServing, _gist, _want_gpus
 from deploy.service.config import Workers
 
 CPU = {"model": "embedded:small"}
@@ -60,8 +60,8 @@ class Starting:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, loaded_at: float, ready: int = 200) -> None:
         self.now, self.loaded_at, self.ready = 0.0, loaded_at, ready
-        monkeypatch.setattr("deploy.service.cluster.time.monotonic", lambda: self.now)
-        monkeypatch.setattr("deploy.service.cluster.time.sleep", self._sleep)
+        monkeypatch.setattr("deploy.launch.cluster.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("deploy.launch.cluster.time.sleep", self._sleep)
         monkeypatch.setattr(serve, "status", self._status)
         monkeypatch.setattr(httpx.Client, "get", self._get)
 

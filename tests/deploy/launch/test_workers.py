@@ -1,4 +1,4 @@
-"""From a worker's part of the deployment file to a worker: what its engine is given."""
+"""Workers in one process: what their engines are given, and what is missing here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import pytest
 
 from deploy.cli import main as cli
 from deploy.cli.common import _draft
-from deploy.service import workers
-from deploy.service.config import Workers, WorkerSpec, load
+from deploy.launch import workers
+from deploy.launch.deployment_file import load
+from deploy.service import workers as service_workers
+from deploy.service.config import Workers, WorkerSpec
 from orchestrator.errors import ConfigError
 from tests.deploy.conftest import ROOT
 from workers.engine import loading
@@ -24,7 +26,7 @@ def spec(**more: Any) -> WorkerSpec:
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """Of the GPU, as engines are given them; none is loaded."""
     given: list[float] = []
-    monkeypatch.setattr(workers, "_load_vllm", lambda spec, share: given.append(share))
+    monkeypatch.setattr(service_workers, "_load_vllm", lambda spec, share: given.append(share))
     monkeypatch.setattr(loading, "load", lambda model, **options: given.append(options["share"]))
     return given
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from deploy.cli import main as cli
-from deploy.service.config import load
-from deploy.service.plan import (
+from deploy.launch.deployment_file import load
+from deploy.launch.plan import (
     ENGINE_BYTES,
     GB,
     DeploymentPlan,

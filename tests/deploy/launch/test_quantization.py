@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from deploy.service.quantization import weight_bits
+from deploy.launch.quantization import weight_bits
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,98 @@
+"""A deployment file read and checked: Ray Serve's part, and the `args` that are Baton's own.
+
+Ray Serve hands a service its `args` alone, so only tools read whole files. Unknown keys are refused
+by name: Serve's own schema would let a typo pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from ray.serve.schema import ServeDeploySchema
+
+from deploy.service.config import Args, explain
+from orchestrator.errors import ConfigError
+
+DEFAULT_FILE = Path(__file__).parents[1] / "local.yaml"
+
+
+class Deployment:
+    """A deployment file that has been checked: Ray Serve's part and ours."""
+
+    def __init__(self, serve: ServeDeploySchema, args: Args) -> None:
+        self.serve, self.args = serve, args
+
+    @property
+    def url(self) -> str:
+        options = self.serve.http_options
+        host = "127.0.0.1" if options.host in ("0.0.0.0", "::", None) else options.host  # noqa: S104
+        prefix = (self.serve.applications[0].route_prefix or "/").rstrip("/")
+        return f"http://{f'[{host}]' if ':' in host else host}:{options.port}{prefix}"
+
+
+def load(path: Path | str, *, port: int | None = None) -> Deployment:
+    """Read and check a deployment file; `port` replaces the file's.
+
+    Raises:
+        ConfigError: names the file and the key that is wrong.
+    """
+    try:
+        data = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"{path}: {error.strerror or error}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+    try:
+        return _parse(data, port)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {explain(error)}") from None
+
+
+def _parse(data: Any, port: int | None) -> Deployment:
+    if not isinstance(data, dict):
+        raise ConfigError("not a mapping; see deploy/local.yaml for a deployment file")
+    for key in unknown_keys(ServeDeploySchema, data):
+        hint = "; it goes under applications[0].args" if key in Args.model_fields else ""
+        raise ConfigError(f"{key}: unknown field{hint}")
+    if port is not None:
+        data = {**data, "http_options": {**(data.get("http_options") or {}), "port": port}}
+    serve = ServeDeploySchema.model_validate(data)
+    if len(serve.applications) != 1:
+        raise ConfigError("applications: exactly one is expected")
+    try:
+        args = Args.model_validate(serve.applications[0].args)
+    except ValidationError as error:
+        raise ConfigError(f"applications.0.args.{explain(error, Args)}") from None
+    args.check_host(serve.http_options.host)
+    return Deployment(serve, args)
+
+
+def unknown_keys(model: type[BaseModel], data: Any, path: str = "") -> Iterator[str]:
+    """Dotted paths of keys that Ray Serve's schema would silently ignore."""
+    if not isinstance(data, dict):
+        return
+    for key, value in data.items():
+        field = model.model_fields.get(key)
+        if field is None:
+            yield f"{path}{key}"
+            continue
+        inner = model_of(field.annotation)
+        if inner is not None:
+            items = value if isinstance(value, list) else [value]
+            for index, item in enumerate(items):
+                where = f"{path}{key}.{index}." if isinstance(value, list) else f"{path}{key}."
+                yield from unknown_keys(inner, item, where)
+
+
+def model_of(annotation: Any) -> type[BaseModel] | None:
+    """The model inside `X`, `X | None` or `list[X]`; none where a value may be anything else."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    inner = [arg for arg in getattr(annotation, "__args__", ()) if arg is not type(None)]
+    return model_of(inner[0]) if len(inner) == 1 else None

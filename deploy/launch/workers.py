@@ -1,0 +1,65 @@
+"""Both workers in one process, for tools that need no service."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from deploy.service.config import Workers, WorkerSpec
+from deploy.service.workers import WITH_VLLM, connect_worker, load_worker
+from orchestrator.errors import ConfigError
+from orchestrator.loop.actions import WorkerName
+
+if TYPE_CHECKING:
+    from workers.engine.worker import LocalWorker
+    from workers.remote.worker import RemoteWorker
+    from workers.vllm.worker import VllmWorker
+
+
+def want_engines(workers: Workers) -> None:
+    """Say what is not installed here, before anything is started.
+
+    Raises:
+        ConfigError: vLLM is to run a model, and is missing.
+    """
+    for name, spec in workers.by_name().items():
+        if spec.runs_vllm and find_spec("vllm") is None:
+            raise ConfigError(
+                f"workers.{name} is for the engine vllm (auto on cuda), which is not installed "
+                f"here: {WITH_VLLM}"
+            )
+
+
+def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker | VllmWorker:
+    """A worker in this process, which may hold another, or over the server `spec.url` names."""
+    if spec.url is not None:
+        return connect_worker(spec)
+    # Two engines of our own share this process's cap; vLLM's are processes, each with a share.
+    return load_worker(spec, share=spec.gpu if spec.runs_vllm else 1.0)
+
+
+def load_pair(workers: Workers) -> dict[WorkerName, LocalWorker | RemoteWorker | VllmWorker]:
+    """Both workers, each in this process or over its server."""
+    from workers.remote.worker import RemoteWorker
+
+    small = open_worker(workers.small)
+    try:
+        return {"small": small, "large": open_worker(workers.large)}
+    except BaseException:
+        if not isinstance(small, RemoteWorker):  # which has no connection yet
+            with suppress(Exception):
+                small.close()
+        raise
+
+
+async def close(workers: Iterable[LocalWorker | RemoteWorker | VllmWorker]) -> None:
+    """Stop the models and hang up on the servers."""
+    from workers.remote.worker import RemoteWorker
+
+    for worker in workers:
+        if isinstance(worker, RemoteWorker):
+            await worker.aclose()
+        else:
+            worker.close()
