@@ -41,6 +41,10 @@ TYPES: Final[Mapping[type, str]] = {
     type(None): "null",
 }
 """What a JSON Schema calls the type of a value."""
+_REMARKS: Final = {"title", "description", "default", "examples", "$comment", "deprecated"}
+_ANY_OBJECT: Final = {"type": "object"}
+_SOME_FORM: Final = CallFormat("<call>", " ", "</call>", "</call><call>")
+"""Of calls, where it is not known which the models have."""
 _WHITE: Final = "WHITE: /[ \\n]{1,4}/\n"
 
 
@@ -80,11 +84,7 @@ def check(constraint: Constraint, place: str) -> None:
     Raises:
         InvalidRequest: names `place`, and what is wrong with it.
     """
-    try:
-        fault = _fault(lark(constraint))
-    except InvalidRequest as error:
-        fault = str(error)
-    if fault:
+    if fault := _fault_of(constraint):
         raise InvalidRequest(f"{place}: {fault}", param=place, code="invalid_value")
 
 
@@ -96,24 +96,43 @@ def tool_rules(
     Args:
         tools: name, JSON Schema of the arguments (`parameters`) and `strict` of each, and its
             `place` in the request. A schema that no text can be held to stands for any object,
-            unless it is `strict`.
+            unless it is `strict`; so do all that are not, where they are too large together.
         required: whether it must.
         parallel: whether it may make several calls.
         answer: JSON Schema, as JSON, of an answer without calls; None: any text.
 
     Raises:
-        InvalidRequest: a strict schema cannot be held to.
+        InvalidRequest: a strict schema cannot be held to, by itself or together with the others.
     """
-    listed = []
-    for tool in tools:
-        schema = tool["parameters"]
-        fault = _fault(f"start: {_json(schema)}")
-        if fault and tool["strict"]:
-            place = tool["place"]
-            raise InvalidRequest(f"{place}: {fault}", param=place, code="invalid_value")
-        listed.append([tool["name"], {"type": "object"} if fault else schema])
-    rules = {"tools": listed, "required": required, "parallel": parallel, "answer": answer}
-    return Constraint("tools", json.dumps(rules))
+    schemas = [_bare(tool["parameters"]) for tool in tools]
+
+    def rules() -> Constraint:
+        listed = [[tool["name"], schema] for tool, schema in zip(tools, schemas, strict=True)]
+        named = {"tools": listed, "required": required, "parallel": parallel, "answer": answer}
+        return Constraint("tools", json.dumps(named))
+
+    def fault() -> str:
+        return _fault_of(rules(), _SOME_FORM) if tools else ""
+
+    if fault():
+        for i, tool in enumerate(tools):
+            if wrong := _fault(f"start: {_json(schemas[i])}"):
+                if tool["strict"]:
+                    place = tool["place"]
+                    raise InvalidRequest(f"{place}: {wrong}", param=place, code="invalid_value")
+                schemas[i] = _ANY_OBJECT
+        if fault():
+            schemas = [
+                schema if tool["strict"] else _ANY_OBJECT
+                for tool, schema in zip(tools, schemas, strict=True)
+            ]
+            if wrong := fault():
+                raise InvalidRequest(
+                    f"tools: the schemas of the strict ones are too large together: {wrong}",
+                    param="tools",
+                    code="invalid_value",
+                )
+    return rules()
 
 
 def fits(value: Any, schema: Any) -> bool:
@@ -391,6 +410,14 @@ def _bounded(schema: Any) -> Any:
     return found
 
 
+def _bare(schema: Any) -> Any:
+    """A schema without what is written for its readers."""
+    if not isinstance(schema, dict):
+        return schema
+    said = {name: one for name, one in schema.items() if name not in _REMARKS}
+    return _within(said, _bare)
+
+
 def _within(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
     """A schema, with each of those that stand right in it changed."""
     found = dict(schema)
@@ -425,6 +452,15 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float)
 
 
+def _fault_of(constraint: Constraint, calls: CallFormat | None = None) -> str:
+    """What is wrong with the grammar of a constraint; empty for nothing."""
+    try:
+        return _fault(lark(constraint, calls))
+    except InvalidRequest as error:
+        return str(error)
+
+
+@lru_cache(maxsize=512)  # agents send their tools with every turn
 def _fault(grammar: str) -> str:
     """What is wrong with a grammar; empty for nothing."""
     fault = LLMatcher.validate_grammar(grammar, limits=LIMITS)
