@@ -1,6 +1,6 @@
 """What an answer must match, as a grammar in Lark's notation (that of the library llguidance).
 
-The white space before an answer, which nobody is shown, is free: models are trained to begin with
+The white space before an answer is free where nobody is shown it: models are trained to begin with
 some. JSON is written on one line, with a blank behind commas and colons, and whole numbers without
 bounds stay within those that JSON's readers keep exact (RFC 8259, section 6): a model that may
 write any white space between two values, or any number of digits, may write nothing else any more.
@@ -67,11 +67,12 @@ def lark(
         raise InvalidRequest(
             f"the grammar has {len(source)} characters; at most {MAX_SOURCE} are allowed"
         )
+    before = "" if constraint.exact else "WHITE? "
     match constraint.kind:
         case "json_schema":
-            return f"start: WHITE? body\nbody: {_json(json.loads(source))}\n{_WHITE}"
+            return f"start: {before}body\nbody: {_json(json.loads(source))}\n{_WHITE}"
         case "regex":
-            return f"start: WHITE? body\nbody: /{_escaped(source)}/\n{_WHITE}"
+            return f"start: {before}body\nbody: /{_escaped(source)}/\n{_WHITE}"
         case "grammar":
             return source
     assert calls is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PlainValidator, model_validator
@@ -103,7 +104,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
 
     @property
     def constraint(self) -> Constraint | None:
-        return self.form
+        return self.form and replace(self.form, exact=True)
 
     @property
     def thinking(self) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -71,7 +72,7 @@ def test_what_an_answer_must_match(body: dict[str, Any], constraint: Constraint 
     assert chat(body).constraint == constraint
     completion = {"model": "large-only", "prompt": "Hi", **body}
     parsed = parse_request(json.dumps(completion).encode(), CompletionRequest)
-    assert parsed.constraint == constraint
+    assert parsed.constraint == (constraint and replace(constraint, exact=True))
 
 
 @pytest.mark.parametrize(("body", "place"), BAD, ids=range(len(BAD)))
