@@ -12,7 +12,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, lru_cache
+from itertools import zip_longest
 from typing import Any, Final, TypeGuard
 from urllib.parse import unquote
 
@@ -141,12 +143,30 @@ def fits(value: Any, schema: Any) -> bool:
     whatever order its members stand; False where nothing can be held to the schema, or where the
     value is too long to be looked at while other requests wait."""
     try:
-        text = json.dumps(_in_order(value, schema, schema, {}), ensure_ascii=False)
+        return len(json.dumps(value)) <= MAX_FITTING and _fits(value, schema)
     except RecursionError:
         return False
-    if len(text) > MAX_FITTING:
-        return False
-    state = _whole(_json(schema)).deep_copy()
+
+
+def holds(constraint: Constraint, text: str) -> bool:
+    """Whether a whole answer that something else wrote matches a schema or a regular expression.
+    JSON may be laid out and ordered in any way. Long ones take a while: call it in a thread."""
+    if constraint.kind == "json_schema":
+        try:
+            return _fits(json.loads(text), json.loads(constraint.source))
+        except (ValueError, RecursionError):
+            return False
+    return _matches(text if constraint.exact else text.strip(), f"/{_escaped(constraint.source)}/")
+
+
+def _fits(value: Any, schema: Any) -> bool:
+    # A grammar knows one order of members: the value's own may be it, or that of its schema.
+    ways = (_laid_out(value, None, None, {}), _laid_out(value, schema, schema, {}))
+    return any(_matches(text, _json_rule(schema)) for text in ways)
+
+
+def _matches(text: str, rule: str) -> bool:
+    state = _whole(rule).deep_copy()
     tokens = _tokenizer().tokenize_bytes(text.encode(errors="surrogatepass"))
     return state.try_consume_tokens(tokens) == len(tokens) and state.is_accepting()
 
@@ -162,25 +182,36 @@ def _whole(rule: str) -> LLMatcher:
     return LLMatcher(_tokenizer(), f"start: {rule}", limits=LIMITS, log_level=0)
 
 
-def _in_order(value: Any, schema: Any, root: Any, known: dict[int, list[dict[str, Any]]]) -> Any:
-    """A value whose members stand as its schema lists them: a grammar knows no other order.
+def _laid_out(value: Any, schema: Any, root: Any, known: dict[int, list[dict[str, Any]]]) -> str:
+    """A value's JSON as grammars want it, its members as its schema lists them.
 
     `known` are the branches of the schemas within `root`, by their identity.
     """
+    if isinstance(value, float):  # bounded numbers may have no exponent
+        return format(Decimal(repr(value)), "f")
     if not isinstance(value, list | dict):
-        return value
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if id(schema) not in known:
         known[id(schema)] = _branches(schema, root)
     branches = known[id(schema)]
     if isinstance(value, list):
+        first: list[Any] = next(
+            (one["prefixItems"] for one in branches if "prefixItems" in one), []
+        )
         items = next((one["items"] for one in branches if "items" in one), None)
-        return [_in_order(one, items, root, known) for one in value]
+        each = zip_longest(value, first[: len(value)], fillvalue=items)
+        return f"[{', '.join(_laid_out(*one, root, known) for one in each)}]"
     listed = max(
         map(properties_of, branches), key=lambda one: len(one.keys() & value.keys()), default={}
     )
-    names = [name for name in listed if name in value]
-    names += [name for name in value if name not in listed]
-    return {name: _in_order(value[name], listed.get(name), root, known) for name in names}
+    required = [name for one in branches for name in one.get("required", ())]
+    names = [name for name in dict.fromkeys([*listed, *required, *value]) if name in value]
+    members = (
+        f"{json.dumps(name, ensure_ascii=False)}: "
+        + _laid_out(value[name], listed.get(name), root, known)
+        for name in names
+    )
+    return f"{{{', '.join(members)}}}"
 
 
 def is_free(constraint: Constraint) -> bool:
@@ -393,8 +424,11 @@ def _literal(text: str, literal: Callable[[str], str]) -> str:
 
 
 def _json(schema: Any) -> str:
-    """The body of a rule: JSON that matches a schema."""
-    schema = _bounded(schema)
+    """The body of a rule: JSON that matches a schema, for a model to write."""
+    return _json_rule(_bounded(schema))
+
+
+def _json_rule(schema: Any) -> str:
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": _LAYOUT}
     return f"%json {json.dumps(schema)}"
