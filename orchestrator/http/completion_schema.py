@@ -54,6 +54,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
         **UNSUPPORTED,
         "add_special_tokens": (True,),  # such as begin a text
         "suffix": ("",),
+        "thinking_token_budget": (),
         "top_logprobs": (0,),
         "prompt_logprobs": (0,),
     }
