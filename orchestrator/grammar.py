@@ -1,6 +1,6 @@
 """What an answer must match, as a grammar in Lark's notation (that of the library llguidance).
 
-The white space before an answer, which nobody is shown, is free: models are trained to begin with
+The white space before an answer is free where nobody is shown it: models are trained to begin with
 some. JSON is written on one line, with a blank behind commas and colons, and whole numbers without
 bounds stay within those that JSON's readers keep exact (RFC 8259, section 6): a model that may
 write any white space between two values, or any number of digits, may write nothing else any more.
@@ -12,7 +12,9 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache, lru_cache
+from itertools import zip_longest
 from typing import Any, Final
 from urllib.parse import unquote
 
@@ -41,6 +43,10 @@ TYPES: Final[Mapping[type, str]] = {
     type(None): "null",
 }
 """What a JSON Schema calls the type of a value."""
+_REMARKS: Final = {"title", "description", "default", "examples", "$comment", "deprecated"}
+_ANY_OBJECT: Final = {"type": "object"}
+_SOME_FORM: Final = CallFormat("<call>", " ", "</call>", "</call><call>")
+"""Of calls, where it is not known which the models have."""
 _WHITE: Final = "WHITE: /[ \\n]{1,4}/\n"
 
 
@@ -63,11 +69,12 @@ def lark(
         raise InvalidRequest(
             f"the grammar has {len(source)} characters; at most {MAX_SOURCE} are allowed"
         )
+    before = "" if constraint.exact else "WHITE? "
     match constraint.kind:
         case "json_schema":
-            return f"start: WHITE? body\nbody: {_json(json.loads(source))}\n{_WHITE}"
+            return f"start: {before}body\nbody: {_json(json.loads(source))}\n{_WHITE}"
         case "regex":
-            return f"start: WHITE? body\nbody: /{_escaped(source)}/\n{_WHITE}"
+            return f"start: {before}body\nbody: /{_escaped(source)}/\n{_WHITE}"
         case "grammar":
             return source
     assert calls is not None
@@ -80,11 +87,7 @@ def check(constraint: Constraint, place: str) -> None:
     Raises:
         InvalidRequest: names `place`, and what is wrong with it.
     """
-    try:
-        fault = _fault(lark(constraint))
-    except InvalidRequest as error:
-        fault = str(error)
-    if fault:
+    if fault := _fault_of(constraint):
         raise InvalidRequest(f"{place}: {fault}", param=place, code="invalid_value")
 
 
@@ -96,24 +99,43 @@ def tool_rules(
     Args:
         tools: name, JSON Schema of the arguments (`parameters`) and `strict` of each, and its
             `place` in the request. A schema that no text can be held to stands for any object,
-            unless it is `strict`.
+            unless it is `strict`; so do all that are not, where they are too large together.
         required: whether it must.
         parallel: whether it may make several calls.
         answer: JSON Schema, as JSON, of an answer without calls; None: any text.
 
     Raises:
-        InvalidRequest: a strict schema cannot be held to.
+        InvalidRequest: a strict schema cannot be held to, by itself or together with the others.
     """
-    listed = []
-    for tool in tools:
-        schema = tool["parameters"]
-        fault = _fault(f"start: {_json(schema)}")
-        if fault and tool["strict"]:
-            place = tool["place"]
-            raise InvalidRequest(f"{place}: {fault}", param=place, code="invalid_value")
-        listed.append([tool["name"], {"type": "object"} if fault else schema])
-    rules = {"tools": listed, "required": required, "parallel": parallel, "answer": answer}
-    return Constraint("tools", json.dumps(rules))
+    schemas = [_bare(tool["parameters"]) for tool in tools]
+
+    def rules() -> Constraint:
+        listed = [[tool["name"], schema] for tool, schema in zip(tools, schemas, strict=True)]
+        named = {"tools": listed, "required": required, "parallel": parallel, "answer": answer}
+        return Constraint("tools", json.dumps(named))
+
+    def fault() -> str:
+        return _fault_of(rules(), _SOME_FORM) if tools else ""
+
+    if fault():
+        for i, tool in enumerate(tools):
+            if wrong := _fault(f"start: {_json(schemas[i])}"):
+                if tool["strict"]:
+                    place = tool["place"]
+                    raise InvalidRequest(f"{place}: {wrong}", param=place, code="invalid_value")
+                schemas[i] = _ANY_OBJECT
+        if fault():
+            schemas = [
+                schema if tool["strict"] else _ANY_OBJECT
+                for tool, schema in zip(tools, schemas, strict=True)
+            ]
+            if wrong := fault():
+                raise InvalidRequest(
+                    f"tools: the schemas of the strict ones are too large together: {wrong}",
+                    param="tools",
+                    code="invalid_value",
+                )
+    return rules()
 
 
 def fits(value: Any, schema: Any) -> bool:
@@ -121,12 +143,30 @@ def fits(value: Any, schema: Any) -> bool:
     whatever order its members stand; False where nothing can be held to the schema, or where the
     value is too long to be looked at while other requests wait."""
     try:
-        text = json.dumps(_in_order(value, schema, schema, {}), ensure_ascii=False)
+        return len(json.dumps(value)) <= MAX_FITTING and _fits(value, schema)
     except RecursionError:
         return False
-    if len(text) > MAX_FITTING:
-        return False
-    state = _whole(_json(schema)).deep_copy()
+
+
+def holds(constraint: Constraint, text: str) -> bool:
+    """Whether a whole answer that something else wrote matches a schema or a regular expression.
+    JSON may be laid out and ordered in any way. Long ones take a while: call it in a thread."""
+    if constraint.kind == "json_schema":
+        try:
+            return _fits(json.loads(text), json.loads(constraint.source))
+        except (ValueError, RecursionError):
+            return False
+    return _matches(text if constraint.exact else text.strip(), f"/{_escaped(constraint.source)}/")
+
+
+def _fits(value: Any, schema: Any) -> bool:
+    # A grammar knows one order of members: the value's own may be it, or that of its schema.
+    ways = (_laid_out(value, None, None, {}), _laid_out(value, schema, schema, {}))
+    return any(_matches(text, _json_rule(schema)) for text in ways)
+
+
+def _matches(text: str, rule: str) -> bool:
+    state = _whole(rule).deep_copy()
     tokens = _tokenizer().tokenize_bytes(text.encode(errors="surrogatepass"))
     return state.try_consume_tokens(tokens) == len(tokens) and state.is_accepting()
 
@@ -142,25 +182,36 @@ def _whole(rule: str) -> LLMatcher:
     return LLMatcher(_tokenizer(), f"start: {rule}", limits=LIMITS, log_level=0)
 
 
-def _in_order(value: Any, schema: Any, root: Any, known: dict[int, list[dict[str, Any]]]) -> Any:
-    """A value whose members stand as its schema lists them: a grammar knows no other order.
+def _laid_out(value: Any, schema: Any, root: Any, known: dict[int, list[dict[str, Any]]]) -> str:
+    """A value's JSON as grammars want it, its members as its schema lists them.
 
     `known` are the branches of the schemas within `root`, by their identity.
     """
+    if isinstance(value, float):  # bounded numbers may have no exponent
+        return format(Decimal(repr(value)), "f")
     if not isinstance(value, list | dict):
-        return value
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
     if id(schema) not in known:
         known[id(schema)] = _branches(schema, root)
     branches = known[id(schema)]
     if isinstance(value, list):
+        first: list[Any] = next(
+            (one["prefixItems"] for one in branches if "prefixItems" in one), []
+        )
         items = next((one["items"] for one in branches if "items" in one), None)
-        return [_in_order(one, items, root, known) for one in value]
+        each = zip_longest(value, first[: len(value)], fillvalue=items)
+        return f"[{', '.join(_laid_out(*one, root, known) for one in each)}]"
     listed = max(
         map(properties_of, branches), key=lambda one: len(one.keys() & value.keys()), default={}
     )
-    names = [name for name in listed if name in value]
-    names += [name for name in value if name not in listed]
-    return {name: _in_order(value[name], listed.get(name), root, known) for name in names}
+    required = [name for one in branches for name in one.get("required", ())]
+    names = [name for name in dict.fromkeys([*listed, *required, *value]) if name in value]
+    members = (
+        f"{json.dumps(name, ensure_ascii=False)}: "
+        + _laid_out(value[name], listed.get(name), root, known)
+        for name in names
+    )
+    return f"{{{', '.join(members)}}}"
 
 
 def is_free(constraint: Constraint) -> bool:
@@ -374,8 +425,11 @@ def _literal(text: str, literal: Callable[[str], str]) -> str:
 
 
 def _json(schema: Any) -> str:
-    """The body of a rule: JSON that matches a schema."""
-    schema = _bounded(schema)
+    """The body of a rule: JSON that matches a schema, for a model to write."""
+    return _json_rule(_bounded(schema))
+
+
+def _json_rule(schema: Any) -> str:
     if isinstance(schema, dict):
         schema = {**schema, "x-guidance": _LAYOUT}
     return f"%json {json.dumps(schema)}"
@@ -390,6 +444,14 @@ def _bounded(schema: Any) -> Any:
     if "integer" in (kinds if isinstance(kinds, list) else [kinds]):
         found |= _exact_bounds(found)
     return found
+
+
+def _bare(schema: Any) -> Any:
+    """A schema without what is written for its readers."""
+    if not isinstance(schema, dict):
+        return schema
+    said = {name: one for name, one in schema.items() if name not in _REMARKS}
+    return _within(said, _bare)
 
 
 def _within(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
@@ -419,6 +481,15 @@ def _exact_bounds(schema: dict[str, Any]) -> dict[str, int]:
     return lacking
 
 
+def _fault_of(constraint: Constraint, calls: CallFormat | None = None) -> str:
+    """What is wrong with the grammar of a constraint; empty for nothing."""
+    try:
+        return _fault(lark(constraint, calls))
+    except InvalidRequest as error:
+        return str(error)
+
+
+@lru_cache(maxsize=512)  # agents send their tools with every turn
 def _fault(grammar: str) -> str:
     """What is wrong with a grammar; empty for nothing."""
     fault = LLMatcher.validate_grammar(grammar, limits=LIMITS)

@@ -107,10 +107,12 @@ class Constraint:
     kind: "json_schema" (a JSON Schema, `source` its JSON), "regex", "grammar" (a grammar in Lark's
     notation), or "tools" (calls of tools in the form of the model that writes them; `source` is the
     JSON of what `orchestrator.grammar.tool_rules` makes).
+    exact: whether no other white space may stand before the answer, which is shown as it is.
     """
 
     kind: Literal["json_schema", "regex", "grammar", "tools"]
     source: str
+    exact: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -113,9 +113,9 @@ def create_app(service: Service) -> FastAPI:
         """Serve requests for a text: of this kind, answered in this form."""
 
         async def respond(request: Request) -> Response:
-            body = parse_request(
-                await json_body(request, service.limits), kind, strict=service.strict
-            )
+            given = await json_body(request, service.limits)
+            # In a thread: a second may go by until the grammars of many schemas are known.
+            body = await asyncio.to_thread(parse_request, given, kind, strict=service.strict)
             return ChatResponse(service, RequestContext.of(request, body, service.limits), make)
 
         app.post(

@@ -7,6 +7,9 @@ where it names a tool that may be called and, if that is `strict`, its arguments
 since nothing held them to it; else it is text. What was a call stays one: its arguments are passed
 on as they come, and may be cut off with the answer. Where a model writes each argument in tags, its
 value is the text there, or the JSON that the text is, as the tool's schema has it.
+
+A call that breaks off and is written anew, as where another model goes on, is one call. Where there
+may be one call alone the first counts, and the others are dropped.
 """
 
 from __future__ import annotations
@@ -29,6 +32,10 @@ from orchestrator.types import ArgumentFormat, CallFormat, ToolCall
 FENCE = "```"
 _OPENING = re.compile(r"(```[a-zA-Z_]{0,64})\s{0,64}(\S?)")  # bounded: tried with each piece
 _MOST_NAME = 64
+_BROKEN_OFF = re.compile(r'[^"{]{0,80}\{\{?\s*"name"\s*:\s*"([\w.:/-]{1,64})')
+_ANEW = re.compile(r'(```[a-zA-Z_]{0,64}\s{0,64}|<[^<>\s]{1,64}>\s{0,64})?\{\{?\s{0,64}"name"\s*:')
+_MOST_ANEW = 256
+"""A call that may break off, the beginning of one written anew, and how long that is at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +101,8 @@ class CallReader:
         names: the tools that may be called.
         prefix: what the ids of calls begin with.
         strict: of some of them the schema that arguments must fit in a call of another form.
-        parallel: whether there may be several calls.
+        parallel: whether there may be several calls; else all but the first are dropped.
         schemas: of the arguments of each tool, where it has one.
-
-    Attributes:
-        calls: those found so far.
     """
 
     def __init__(
@@ -121,7 +125,14 @@ class CallReader:
         self._object = _JsonEnd()
         self._doubled = False  # a loose call's outer braces
         self._searched = 0  # of what is held, for the end of a loose call or an argument in tags
-        self.calls: list[ToolCall] = []
+        self._broken_off, self._named = "", ""  # a call, held back as it may be written anew
+        self._in_fence = False  # whether it opened a block that is still to be closed
+        self._found: list[ToolCall] = []
+
+    @property
+    def calls(self) -> Sequence[ToolCall]:
+        """Those found so far."""
+        return self._found if self._parallel else self._found[:1]
 
     def feed(self, text: str) -> list[Piece]:
         """What is certain with this piece of the answer."""
@@ -139,13 +150,13 @@ class CallReader:
             step = getattr(self, f"_in_{state}")
             pieces += step(ended)
             if not self._held or (self._state == state and len(self._held) == length):
-                return pieces
+                break
+        if ended:
+            pieces += self._give_back()
+        return [one for one in pieces if isinstance(one, str) or self._parallel or one.index == 0]
 
     def _in_text(self, ended: bool) -> list[Piece]:
         held, trigger = self._held, self._format.trigger
-        if self.calls and not self._parallel:  # there is no other
-            self._held = ""
-            return self._text(held)
         starts = [at for mark in (trigger, FENCE) if mark and (at := held.find(mark)) >= 0]
         if self._blank and held.lstrip().startswith("{"):
             starts.append(len(held) - len(held.lstrip()))
@@ -174,7 +185,7 @@ class CallReader:
         if found and name in self._names:
             self._held, self._state, self._object = rest, "arguments", _JsonEnd()
             self._searched = 0
-            return [self._called(name, "")]
+            return self._called(name, "")
         if not ended and not found and len(self._held) < _MOST_NAME + len(self._format.middle):
             return []
         self._held = self._format.before.lstrip() + self._held
@@ -215,7 +226,7 @@ class CallReader:
         value = held[middle.end() : at] if middle else ""
         value = value.removeprefix(form.middle[len(form.middle.rstrip()) :])
         value = value.removesuffix(form.after[: form.after.index(end)])
-        call = self.calls[-1]
+        call = self._found[-1]
         root = self._schemas.get(call.name)
         member = f"{_dumped(name)}: {_argument(value, properties_of(root).get(name), root)}"
         return self._argue((", " if self._begun else "{") + member)
@@ -223,21 +234,21 @@ class CallReader:
     @property
     def _begun(self) -> bool:
         """Whether the last call has an argument."""
-        return bool(self.calls[-1].arguments)
+        return bool(self._found[-1].arguments)
 
     def _argue(self, text: str) -> list[Piece]:
         """More of the last call's arguments, if it is any."""
         if not text:
             return []
-        index = len(self.calls) - 1
-        call = self.calls[index]
-        self.calls[index] = ToolCall(call.id, call.name, call.arguments + text)
+        index = len(self._found) - 1
+        call = self._found[index]
+        self._found[index] = ToolCall(call.id, call.name, call.arguments + text)
         return [CallPiece(index, call.id, None, text)]
 
     def _in_behind(self, ended: bool) -> list[Piece]:
         """Behind the arguments: another call, or the end of the calls; white space may differ."""
         held, after = self._held, self._format.after
-        between = self._format.between if self._parallel else None
+        between = self._format.between
         if between and (found := _spaced(between).match(held)):
             self._held, self._state = held[found.end() :], "name"
         elif not ended and between and _begins(between, held):
@@ -281,14 +292,40 @@ class CallReader:
             start = max(begin, self._searched)
             if (found := self._object.feed(held[start:])) is None:
                 self._searched = len(held)
-                return self._give_up(len(held)) if ended else []
+                return self._break_off(len(held), ended) if ended else []
             size = start + found
             body = held[begin:size]
-        calls = [call for one in _objects(body) for call in self._calls_in(one)]
-        if not calls or (not self._parallel and len(self.calls) + len(calls) > 1):
-            return self._give_up(size)
+        values = _objects(body)
+        calls = [call for one in values for call in self._calls_in(one)]
+        if not calls:
+            return self._give_up(size) if values else self._break_off(size, ended)
         self._held, self._state = held[size:], "tag"
-        return [self._called(name, arguments) for name, arguments in calls]
+        return [piece for call in calls for piece in self._called(*call)]
+
+    def _break_off(self, size: int, ended: bool) -> list[Piece]:
+        """What began as a call and is no JSON: it may be written anew within it, or behind it."""
+        held, found = self._held, _BROKEN_OFF.match(self._held)
+        if not found or not any(name.startswith(found[1]) for name in self._names):
+            return self._give_up(size)
+        anew = _ANEW.search(held, found.end(), size)
+        if anew is None and held.startswith(FENCE) and held[:size].endswith(FENCE):
+            end = size - len(FENCE)  # what ends the block may begin another
+            if len(held) < end + _MOST_ANEW and not ended:
+                self._searched = end
+                return []
+            anew = _ANEW.match(held, end, end + _MOST_ANEW)
+        if anew is None:
+            return self._give_up(size)
+        pieces = self._give_back()
+        self._broken_off, self._named = held[: anew.start()], found[1]
+        self._in_fence = held.startswith(FENCE) and not anew[0].startswith(FENCE)
+        self._held, self._state = held[anew.start() :], "call"
+        return pieces
+
+    def _give_back(self) -> list[Piece]:
+        """What broke off is text: no call followed it."""
+        text, self._broken_off = self._broken_off, ""
+        return self._text(text)
 
     def _in_code(self, ended: bool) -> list[Piece]:
         """In a fenced block that holds no call, up to its end."""
@@ -299,10 +336,13 @@ class CallReader:
         self._held = held[len(held) - kept :]
         return self._text(held[: len(held) - kept])
 
-    def _called(self, name: str, arguments: str) -> CallPiece:
-        call = ToolCall(f"{self._prefix}{len(self.calls)}", name, arguments)
-        self.calls.append(call)
-        return CallPiece(len(self.calls) - 1, call.id, name, arguments)
+    def _called(self, name: str, arguments: str) -> list[Piece]:
+        if name.startswith(self._named):
+            self._broken_off = ""
+        pieces = self._give_back()
+        call = ToolCall(f"{self._prefix}{len(self._found)}", name, arguments)
+        self._found.append(call)
+        return [*pieces, CallPiece(len(self._found) - 1, call.id, name, arguments)]
 
     def _in_tag(self, ended: bool) -> list[Piece]:
         """Behind a call in a form of its own, which may have been put into a tag."""
@@ -310,10 +350,11 @@ class CallReader:
         if self._doubled and rest:
             rest, self._doubled = rest.removeprefix("}").lstrip(), False
             self._held = rest
-        if tag := re.match(r"</[^>]*>", rest):
-            self._held, self._state = rest[tag.end() :], "text"
-        elif ended or (rest and not "</".startswith(rest[:2])):
-            self._state = "text"
+        end = FENCE if self._in_fence else "</"
+        if tag := re.match(FENCE if self._in_fence else r"</[^>]*>", rest):
+            self._held, self._state, self._in_fence = rest[tag.end() :], "text", False
+        elif ended or (rest and not end.startswith(rest[: len(end)])):
+            self._state, self._in_fence = "text", False
         return []
 
     def _give_up(self, size: int) -> list[Piece]:
@@ -322,6 +363,8 @@ class CallReader:
         return self._text(text)
 
     def _text(self, text: str) -> list[Piece]:
+        if self._broken_off:
+            text, self._broken_off = self._broken_off + text, ""
         self._blank = self._blank and not text.strip()
         return [text] if text else []
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, ClassVar
 
 from pydantic import Field, PlainValidator, model_validator
@@ -53,6 +54,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
         **UNSUPPORTED,
         "add_special_tokens": (True,),  # such as begin a text
         "suffix": ("",),
+        "thinking_token_budget": (),
         "top_logprobs": (0,),
         "prompt_logprobs": (0,),
     }
@@ -103,7 +105,7 @@ class CompletionRequest(StructuredOutputs, GenerationRequest):
 
     @property
     def constraint(self) -> Constraint | None:
-        return self.form
+        return self.form and replace(self.form, exact=True)
 
     @property
     def thinking(self) -> bool:

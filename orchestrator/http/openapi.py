@@ -289,10 +289,23 @@ def _policy(schemas: dict[str, Json], service: Service, name: str) -> str:
     return f"policy.{name}"
 
 
+def _or_null(schema: Json) -> Json:
+    """A schema that allows null beside what it allows."""
+    about: Json = {
+        name: schema[name] for name in ("title", "description", "default") if name in schema
+    }
+    rest = {name: one for name, one in schema.items() if name not in about}
+    ways = rest["anyOf"] if rest.keys() == {"anyOf"} else [rest]
+    null = {"type": "null"}
+    return {**about, "anyOf": ways if null in ways else [*ways, null]}
+
+
 def _complete(schema: Json, body: type[GenerationRequest], policies: list[str]) -> None:
     """Add what a body may hold beside its fields, and what its `policy` may."""
     properties = schema["properties"]
     properties["policy"]["anyOf"] = [_ref(name) for name in policies]
+    for name in properties.keys() - schema["required"]:
+        properties[name] = _or_null(properties[name])
     for name in sorted(body.hints - properties.keys()):
         properties[name] = {"description": HINT}
     unsupported: Mapping[str, tuple[object, ...]] = body.unsupported

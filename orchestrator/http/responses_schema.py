@@ -18,11 +18,12 @@ from orchestrator.http.schemas import (
     EFFORT,
     HINTS,
     RESPONSE,
+    UNSUPPORTED,
     Effort,
     GenerationRequest,
     contradiction,
 )
-from orchestrator.http.structured_outputs import ANY_OBJECT
+from orchestrator.http.structured_outputs import ANY_OBJECT, StructuredOutputs
 from orchestrator.http.tools import (
     MAX_TOOLS,
     AllowedChoice,
@@ -94,6 +95,9 @@ class ResponsesRequest(GenerationRequest):
 
     hints: ClassVar[frozenset[str]] = (HINTS - {"verbosity"}) | {"max_tool_calls"}
     unsupported: ClassVar[dict[str, tuple[object, ...]]] = {
+        **UNSUPPORTED,
+        **dict.fromkeys(StructuredOutputs.model_fields, ()),
+        "thinking_token_budget": (),
         "previous_response_id": (),
         "conversation": (),
         "prompt": (),
@@ -103,7 +107,6 @@ class ResponsesRequest(GenerationRequest):
         "logprobs": (False,),
         "top_logprobs": (0,),
         "context_management": ([],),
-        "moderation": (),
     }
 
     question_name: ClassVar[str] = "input"

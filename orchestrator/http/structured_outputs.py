@@ -59,6 +59,11 @@ class GuidedOutput(BaseModel):
     choice: _Choices | None = None
     grammar: str | None = Field(default=None, description="in Lark's notation")
     json_object: bool | None = None
+    disable_any_whitespace: bool | None = Field(default=None, description="JSON has none anyway")
+    disable_fallback: bool | None = Field(default=None, description="there is none anyway")
+    disable_additional_properties: Literal[False] | None = None
+    whitespace_pattern: None = None
+    structural_tag: None = None
 
 
 class StructuredOutputs(BaseModel):

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from orchestrator.errors import Unsupported, WorkerError, WorkerUnavailable
-from orchestrator.grammar import is_free
+from orchestrator.grammar import holds, is_free
 from orchestrator.types import Classification, Constraint, Sampling, Usage
 from orchestrator.worker import Call
 from workers.text.tokenizer import Tokenizer
@@ -195,20 +195,16 @@ def constraint_fields(call: Call, capabilities: ServerCapabilities) -> dict[str,
 
 
 def check_held(constraint: Constraint | None, text: str, name: str) -> None:
-    """Refuse an answer that should be JSON and is not: its server did not hold it to the schema.
+    """Refuse a whole answer that its server did not hold to what it was asked to.
 
     Raises:
         WorkerError: names the server.
     """
-    if constraint is None or constraint.kind != "json_schema":
-        return
-    try:
-        json.loads(text)
-    except ValueError:
+    if constraint is not None and not is_free(constraint) and not holds(constraint, text):
         raise WorkerError(
             f"{name} did not hold its answer to the form that was asked for: check that it takes "
             "structured_outputs (vLLM) or json_schema (llama.cpp)"
-        ) from None
+        )
 
 
 def logprob_fields(top: int, capabilities: ServerCapabilities) -> dict[str, Any]:

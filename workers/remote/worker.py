@@ -348,7 +348,9 @@ class RemoteWorker:
             yield delta
         segment = parser.segment(call.author, finish or "length")
         if finish == "eos":
-            protocol.check_held(call.constraint, segment.text, self.server.name)
+            await asyncio.to_thread(
+                protocol.check_held, call.constraint, segment.text, self.server.name
+            )
         made = parser.made or len(segment.tokens)
         if finish == "length":
             made = max(made, options.remaining_tokens)  # a text encoded again may have fewer tokens

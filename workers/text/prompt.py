@@ -14,12 +14,14 @@ It holds because nothing is ever encoded across the border of a segment.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import re
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -38,15 +40,30 @@ from workers.text.tool_calls import TOOLS, find_call_format
 FINAL_ANSWER = "\n\n**Final Answer**\n\n"
 """Between a thought of somebody else's and the answer of a model that marks none: without it the
 model takes the thought for its answer, and has nothing to add."""
-_PLACEHOLDER = re.compile(r"BATON(\d{4,})SLOT")
+_PLACEHOLDER = re.compile(r'BATON(\d{4,})(\\*)"SLOT')
+"""Its quotation mark shows how often the template wrote it as JSON."""
 LONG = 1 << 14
 """Characters of a prompt that is tokenized in a thread: other calls do not wait for it."""
 _PROMPT_BYTES, _MARKUP_BYTES = 32 << 20, 4 << 20
 """What is kept of prompts, and of the markup between contents."""
 _TOKEN_BYTES = 16
 """Of a prompt's id in an array, and of the text that it stands for, about."""
-Part = int | str | tuple[int, ...]
-"""The index of a content, spaces of markup before one, or ids of markup."""
+
+
+class Slot(NamedTuple):
+    """Where a template wrote a content.
+
+    Attributes:
+        content: which one, by its index.
+        escapes: how often it is written as a string of JSON: twice within JSON within JSON.
+    """
+
+    content: int
+    escapes: int = 0
+
+
+Part = Slot | str | tuple[int, ...]
+"""A content's place, spaces of markup before one, or ids of markup."""
 
 
 class _Ids(NamedTuple):
@@ -201,10 +218,12 @@ class PromptRenderer:
             raise Unsupported("tools, which the server of a chat is not told of")
         roles = (*(message.role for message in messages), "assistant")
         texts = self._render(roles, self.tokenizer.thinks)
-        if len(messages) not in texts:
+        places = _places(texts)
+        if len(messages) not in places:
             raise InvalidRequest("this model's chat template ignores assistant messages")
-        texts = texts[: texts.index(len(messages))]
-        return "".join(self._content(messages[t]) if isinstance(t, int) else t for t in texts)
+        texts = texts[: places[len(messages)]]
+        contents = [self._content(message) for message in messages]
+        return "".join(t if isinstance(t, str) else _written_at(t, contents) for t in texts)
 
     @property
     def _today(self) -> str:
@@ -234,16 +253,42 @@ class PromptRenderer:
         tools = None
         if messages[0].role == "tools":
             tools, messages = json.loads(messages[0].content), messages[1:]
+        if self.calls.between is None:
+            messages = _one_call_a_turn(messages)
         contents = [self._content(message) for message in messages]
         shown = [self._shown(i, message, contents) for i, message in enumerate(messages)]
-        safe = self._safe(tools, contents)
-        texts = self._pieces(shown, thinking, safe)
+        texts = self._with_system(shown, thinking, self._safe(tools, contents))
         needed = {i for i, message in enumerate(messages) if message.content and not message.calls}
-        if missing := needed - {text for text in texts if isinstance(text, int)}:
+        if missing := needed - _places(texts).keys():
             role = messages[min(missing)].role
             raise InvalidRequest(f"this model's chat template ignores {role} messages here")
+        markup = "".join(text for text in texts if isinstance(text, str))
+        if not all(tool["function"]["name"] in markup for tool in tools or ()):
+            raise InvalidRequest(
+                "tools: this model's chat template does not show them here", param="tools"
+            )
         after = self._after_prompt(("user",), texts, thinking)
         return self._fill(self._encode([*texts, after]), contents, self.tokenizer.encode_anew)
+
+    def _with_system(
+        self, shown: Sequence[Mapping[str, Any]], thinking: bool, tools: Any
+    ) -> list[Slot | str]:
+        """What the template writes of a conversation with tools. Some refuse a system message, or
+        drop it behind what a tool gave back: there it begins the last question, as in Mistral's own
+        tokenizer."""
+        system, *rest = shown
+        questions = [i for i, message in enumerate(rest) if message["role"] == "user"]
+        inside = system["role"] == "system" and system["content"] and questions
+        try:
+            texts = self._pieces(shown, thinking, tools)
+            if not inside or 0 in _places(texts):
+                return texts
+        except InvalidRequest:
+            if not inside:
+                raise
+        asked = rest[questions[-1]]
+        rest[questions[-1]] = {**asked, "content": f"{system['content']}\n\n{asked['content']}"}
+        return self._pieces(rest, thinking, tools)
 
     def _shown(self, i: int, message: Message, contents: list[str]) -> dict[str, Any]:
         """A message as the template gets it; texts that it must not read go into `contents`."""
@@ -254,7 +299,7 @@ class PromptRenderer:
                 shown["reasoning_content"] = _slot(len(contents) - 1)
             shown["tool_calls"] = [
                 {
-                    "id": self._safe(call.id, contents),
+                    "id": _short_id(call.id),
                     "type": "function",
                     "function": {
                         "name": self._safe(call.name, contents),
@@ -264,27 +309,19 @@ class PromptRenderer:
                 for call in message.calls
             ]
         if message.role == "tool":
-            shown["tool_call_id"] = self._safe(message.call_id, contents)
+            shown["tool_call_id"] = _short_id(message.call_id)
             shown["name"] = self._safe(message.name, contents)
         return shown
 
     def _arguments(self, text: str, contents: list[str]) -> Any:
-        calls, given = self.calls, json.loads(text)
-        assert calls is not None
+        assert self.calls is not None
         # JSON may escape half a surrogate pair, which no tokenizer takes.
-        given = json.loads(json.dumps(given, ensure_ascii=False).encode(errors="replace"))
-        if calls.each is not None:  # whose texts stand as they are
-            plain = {name: one for name, one in given.items() if isinstance(one, str)}
-            safe = self._safe({**given, **dict.fromkeys(plain, "")}, contents)
-            return safe | {
-                name: self._safe(one, contents, quoted=False) for name, one in plain.items()
-            }
-        safe = self._safe(given, contents)
-        return json.dumps(safe) if calls.text_arguments else safe
+        plain = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+        safe = self._safe(json.loads(plain), contents)
+        return json.dumps(safe, ensure_ascii=False) if self.calls.text_arguments else safe
 
-    def _safe(self, value: Any, contents: list[str], *, quoted: bool = True) -> Any:
-        """A value without texts that spell markup: placeholders stand for them. `quoted`: the
-        template writes texts as JSON."""
+    def _safe(self, value: Any, contents: list[str]) -> Any:
+        """A value without texts that spell markup: placeholders stand for them."""
         if isinstance(value, dict):
             if self._is_unsafe("\n".join(value)):
                 raise InvalidRequest(
@@ -294,7 +331,7 @@ class PromptRenderer:
         if isinstance(value, list):
             return [self._safe(one, contents) for one in value]
         if isinstance(value, str) and self._is_unsafe(value):
-            contents.append(json.dumps(value, ensure_ascii=False)[1:-1] if quoted else value)
+            contents.append(value)
             return _slot(len(contents) - 1)
         return value
 
@@ -312,7 +349,7 @@ class PromptRenderer:
             with suppress(TemplateError, TypeError, ValueError):
                 text = self._written(messages, thinking=False)
                 space = r"(\x1f|\\u001f)?"  # as it is, or as `tojson` writes it
-                for before, i, after in re.findall(space + _PLACEHOLDER.pattern + space, text):
+                for before, i, _, after in re.findall(space + _PLACEHOLDER.pattern + space, text):
                     (kept if before or after else trimmed).add(roles[int(i)])
         return frozenset(trimmed - kept)
 
@@ -361,8 +398,8 @@ class PromptRenderer:
         for part in parts:
             if isinstance(part, str):
                 spaces = part
-            elif isinstance(part, int):
-                ids.extend(encode(spaces + contents[part]))
+            elif isinstance(part, Slot):
+                ids.extend(encode(spaces + _written_at(part, contents)))
                 spaces = ""
             else:
                 ids.extend(part)
@@ -374,14 +411,13 @@ class PromptRenderer:
         """Parts of the conversation up to where the thought begins, or an answer without one; it is
         remembered for `today`."""
         texts = self._render(roles, thinking)
-        missing = set(range(len(roles))) - {text for text in texts if isinstance(text, int)}
-        if missing:
+        if missing := set(range(len(roles))) - _places(texts).keys():
             role = roles[min(missing)]
             raise InvalidRequest(f"this model's chat template ignores {role} messages here")
         return self._encode([*texts, self._after_prompt(roles, texts, thinking)])
 
     def _after_prompt(
-        self, roles: tuple[str, ...], texts: Sequence[int | str], thinking: bool
+        self, roles: tuple[str, ...], texts: Sequence[Slot | str], thinking: bool
     ) -> str:
         """The markup that the template leaves to the model, between a prompt and the reply."""
         family, tail = self.tokenizer.format, texts[-1] if isinstance(texts[-1], str) else ""
@@ -404,28 +440,32 @@ class PromptRenderer:
     def _render_side(self, roles: tuple[str, ...]) -> tuple[Part, ...]:
         """Parts after the assistant's turn of [user, assistant, *turns]."""
         texts = self._render(("user", "assistant", *roles), thinking=False)
-        if 1 not in texts:
+        places = _places(texts)
+        if 1 not in places:
             raise InvalidRequest("this model's chat template ignores assistant messages")
-        texts = texts[texts.index(1) + 1 :]
-        if missing := set(range(len(roles))) - {t - 2 for t in texts if isinstance(t, int)}:
+        if missing := {i for i in range(len(roles)) if places.get(i + 2, 0) <= places[1]}:
             raise InvalidRequest(f"this model's chat template ignores turn {min(missing)}")
+        texts = [
+            text if isinstance(text, str) else text._replace(content=text.content - 2)
+            for text in texts[places[1] + 1 :]
+        ]
         family, tail = self.tokenizer.format, texts[-1] if isinstance(texts[-1], str) else ""
         ended = ""
         if family is not None and family.opens(tail):
             ended = family.closing
         elif family is not None and family.direct and not self._has_switch(("user",)):
             ended = family.direct
-        return self._encode([*(t - 2 if isinstance(t, int) else t for t in texts), ended])
+        return self._encode([*texts, ended])
 
-    def _render(self, roles: tuple[str, ...], thinking: bool) -> list[int | str]:
-        """What the template writes: text, and indices where it wrote a message's content."""
+    def _render(self, roles: tuple[str, ...], thinking: bool) -> list[Slot | str]:
+        """What the template writes: text, and the places of the messages' contents."""
         return self._pieces(
             [{"role": role, "content": _slot(i)} for i, role in enumerate(roles)], thinking
         )
 
     def _pieces(
         self, messages: Sequence[Mapping[str, Any]], thinking: bool, tools: Any = None
-    ) -> list[int | str]:
+    ) -> list[Slot | str]:
         """The same of messages that hold placeholders."""
         try:
             text = self._written(messages, thinking, tools)
@@ -434,8 +474,11 @@ class PromptRenderer:
             raise InvalidRequest(
                 f"this model's chat template refuses the roles {roles}: {error}", param="messages"
             ) from error
-        pieces = _PLACEHOLDER.split(text)
-        return [int(p) if i % 2 else p for i, p in enumerate(pieces) if p]
+        found, *behind = _PLACEHOLDER.split(text)
+        pieces: list[Slot | str] = [found]
+        for i, escapes, between in zip(*(behind[k::3] for k in range(3)), strict=True):
+            pieces += [Slot(int(i), len(escapes).bit_length()), between]
+        return [piece for piece in pieces if piece]
 
     def _written(
         self,
@@ -451,21 +494,21 @@ class PromptRenderer:
             variables = {**variables, **(family.on if thinking else family.off)}
         return self.tokenizer.chat_template.render(messages, variables)
 
-    def _encode(self, texts: Sequence[int | str]) -> tuple[Part, ...]:
+    def _encode(self, texts: Sequence[Slot | str]) -> tuple[Part, ...]:
         parts = list[Part]()
         for text, behind in pairwise((*texts, "")):
-            if isinstance(text, int):
+            if isinstance(text, Slot):
                 parts.append(text)
                 continue
             # A word is one token with the space before it, also where the template wrote that.
-            markup = text.rstrip(" ") if isinstance(behind, int) else text
+            markup = text.rstrip(" ") if isinstance(behind, Slot) else text
             both = self.tokenizer.encode_markup(markup), text[len(markup) :]
             parts.extend(part for part in both if part)
         return tuple(parts)
 
 
 def _bytes_of_parts(parts: Sequence[Part]) -> int:
-    return 64 * sum(1 if isinstance(part, int) else 1 + len(part) for part in parts)
+    return 64 * sum(1 + len(part) for part in parts)
 
 
 def _has_tools(messages: Sequence[Message]) -> bool:
@@ -480,4 +523,46 @@ def _size(message: Message) -> int:
 
 
 def _slot(i: int) -> str:
-    return f"BATON{i:04d}SLOT"
+    return f'BATON{i:04d}"SLOT'
+
+
+def _places(texts: Sequence[Slot | str]) -> dict[int, int]:
+    """Where contents stand first among these, by their indices."""
+    found = [(text.content, at) for at, text in enumerate(texts) if isinstance(text, Slot)]
+    return dict(reversed(found))
+
+
+def _written_at(slot: Slot, contents: Sequence[str]) -> str:
+    """A content as the template would have written it there."""
+    text = contents[slot.content]
+    for _ in range(slot.escapes):
+        text = json.dumps(text, ensure_ascii=False)[1:-1]
+    return text
+
+
+def _short_id(call_id: str) -> str:
+    """A call's id as Mistral's templates want it: nine letters and digits."""
+    if re.fullmatch("[a-zA-Z0-9]{9}", call_id):
+        return call_id
+    return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]
+
+
+def _one_call_a_turn(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """A conversation for a template that writes one call a turn: behind each call stands what it
+    gave back."""
+    turns, left = list[Message](), list(messages)
+    while left:
+        message = left.pop(0)
+        results = left[: next((i for i, one in enumerate(left) if one.role != "tool"), len(left))]
+        if len(message.calls) < 2:
+            turns.append(message)
+            continue
+        left = left[len(results) :]
+        for call in message.calls:
+            turns.append(replace(message, calls=(call,)))
+            message = replace(message, content="", reasoning="")
+            if behind := [one for one in results if one.call_id == call.id][:1]:
+                turns += behind
+                results.remove(behind[0])
+        turns += results
+    return tuple(turns)

@@ -4,7 +4,7 @@ The template is made to render a conversation whose assistant makes one call, an
 assistant makes two. What stands around the name and the arguments is the format, whatever the
 family: arguments may be one JSON object, or each in tags of its own. A call may have an id behind
 its arguments. Templates that put one before them, that make a call a turn of its own, or that write
-arguments otherwise have no format here.
+arguments otherwise have no format here, and those that do not show the tools neither.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def find_call_format(
             continue
         begin = begin.rstrip().removesuffix(thought[0].strip() if thought else "").rstrip()
         found = _places(one, 1)
-        if found is None or not one.startswith(begin):
+        if found is None or not one.startswith(begin) or not _shows_tools(begin):
             continue
         ((name, end_of_name, arguments, end),) = found
         before = _without_thought(one[len(begin) : name], thought).lstrip("\n")
@@ -81,7 +81,7 @@ def _find_tagged(
     begin = begin.rstrip().removesuffix(thought[0].strip() if thought else "").rstrip()
     texts = [text for pair in _TAGGED.items() for text in pair]
     found = _parts(one, [_NAMES[0], *texts])
-    if found is None or not one.startswith(begin):
+    if found is None or not one.startswith(begin) or not _shows_tools(begin):
         return None
     head, opening, middle, next_one, again, rest = found
     before = _without_thought(head[len(begin) :], thought).lstrip("\n")
@@ -115,6 +115,10 @@ def _parts(text: str, marks: Sequence[str]) -> list[str] | None:
         parts.insert(0, text[at + len(mark) : end])
         end = at
     return [text[:end], *parts]
+
+
+def _shows_tools(text: str) -> bool:
+    return all(name in text for name in _NAMES)
 
 
 def _with_id(text: str) -> str:

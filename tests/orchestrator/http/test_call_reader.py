@@ -80,6 +80,7 @@ SCHEMAS: dict[str, Any] = {
 }
 NAMES = {"add", "look_up"}
 ADD = '<tool_call>\n{"name": "add", "arguments": {"a": 1, "b": 2}}\n</tool_call>'
+ONE = '{"name": "add", "arguments": {"a": 1}}'
 CODE = '{"text": "a \\"quoted\\" } brace, <tool_call> and ``` \\\\"}'
 
 CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
@@ -297,6 +298,45 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         "So.",
         [("add", {"a": 1}), ("look_up", {})],
     ),
+    *(
+        (f"a call written anew: {begun!r}", form, f"{begun}{anew}{end}", text, [("add", {"a": 1})])
+        for begun, anew, end, form, text in [
+            ('{"name": "add",', "<tool_call>\n" + ONE + "\n</tool_call>", "", HERMES, ""),
+            ('{"name": "add",\n\n', ONE, " Done.", HERMES, "Done."),
+            ('{"name": "add", "argu', f"```json\n{ONE}\n```", "", HERMES, ""),
+            (
+                'So:\n```json\n{"name": "add",\n',
+                f"```json\n{ONE}\n```",
+                "\nDone.",
+                HERMES,
+                "So:\n\nDone.",
+            ),
+            ('So:\n```json\n{"name": "add",\n', ONE, "\n```\nDone.", HERMES, "So:\n\nDone."),
+            ('<tool_call>\n{"name": "ad', "<tool_call>\n" + ONE + "\n</tool_call>", "", HERMES, ""),
+            ('{"name": "add",', ONE.replace("arguments", "parameters"), "", LLAMA, ""),
+        ]
+    ),
+    (
+        "a call that breaks off before another tool's",
+        HERMES,
+        '{"name": "look_up",\n' + ADD,
+        '{"name": "look_up",',
+        [("add", {"a": 1, "b": 2})],
+    ),
+    (
+        "a call that breaks off before a block that is none",
+        HERMES,
+        '{"name": "add",\n```json\n{"name": "other"}\n```',
+        '{"name": "add",\n```json\n{"name": "other"}\n```',
+        [],
+    ),
+    (
+        "a call that breaks off at the end of its block",
+        HERMES,
+        f'```json\n{{"name": "add",\n```\nNo. {ADD}',
+        '```json\n{"name": "add",\n```\nNo. ',
+        [("add", {"a": 1, "b": 2})],
+    ),
     ("plain text", HERMES, "a < b, <tool or <tool_cal", "a < b, <tool or <tool_cal", []),
     ("a number", HERMES, "{1, 2}", "{1, 2}", []),
     ("an unfinished block", HERMES, "```json\n{", "```json\n{", []),
@@ -337,6 +377,7 @@ PARTS = [
     "<tool_call>", "\n", "<function=", "add", ">", "<parameter=", "a", ">\n", "1", "</parameter>\n",
     "</function>", "</tool_call>", "```", "{", "}", '"', "{{", '"name": "add"', '"arguments": {}',
     " ", "x", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>", "[TOOL_CALLS]", ADD, TAGGED,
+    '{"name": "add",', "```json\n",
 ]  # fmt: skip
 
 
@@ -505,10 +546,13 @@ def test_of_several_calls_in_another_form_each_must_fit() -> None:
 
 
 def test_one_call_where_there_may_be_one() -> None:
-    shown, calls = read(CallReader(HERMES, NAMES, "call_", parallel=False), [FENCED])
-    assert (shown, calls) == (FENCED, [])
-    _, calls = read(CallReader(HERMES, NAMES, "call_", parallel=False), [f"{ADD}\n{ADD}"])
-    assert len(calls) == 1
+    """The first: of the others nothing is left in the text."""
+    block = '```json\n{"name": "look_up", "arguments": {}}\n```'
+    for answer in (FENCED, f"{ADD}\n{ADD}", f"{ADD}\n{block}", f"```\n{ONE}\n```\n{block}"):
+        for pieces in ([f"Well. {answer} So."], list(f"Well. {answer} So.")):
+            shown, calls = read(CallReader(HERMES, NAMES, "call_", parallel=False), pieces)
+            assert shown.split() == ["Well.", "So."]
+            assert [name for name, _ in calls] == ["add"]
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Iterator
 from math import exp
 from typing import Any
@@ -68,6 +69,17 @@ def test_ids_say_what_the_text_says(url: str, large: LocalWorker) -> None:
     )
     assert text.choices == numbers.choices == listed.choices
     assert text.usage.prompt_tokens == len(ids)
+
+
+@pytest.mark.parametrize("pattern", ["[a-z]{2}", " [a-z]{2}", "\\n [a-z]{2} \\n"])
+def test_white_space_is_the_forms(url: str, pattern: str) -> None:
+    """The model would begin with a blank."""
+    shown = complete(url, prompt="The answer", extra_body={"guided_regex": pattern})
+    assert re.fullmatch(pattern, shown.choices[0].text)
+    sampled = complete(
+        url, prompt="The answer", temperature=1.5, seed=3, extra_body={"guided_json": {"enum": [8]}}
+    )
+    assert sampled.choices[0].text == "8"
 
 
 def test_white_space_is_kept_and_stop_strings_are_found_in_it(url: str) -> None:

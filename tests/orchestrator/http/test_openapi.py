@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,12 @@ import pytest
 from jsonschema import Draft202012Validator
 from starlette.routing import Route
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.http.app import create_app
+from orchestrator.http.chat_schema import ChatRequest
+from orchestrator.http.completion_schema import CompletionRequest
+from orchestrator.http.responses_schema import ResponsesRequest
+from orchestrator.http.schemas import parse_request
 from policies import POLICIES
 from tests.orchestrator.http.test_tools import ADD, worker
 from tests.orchestrator.serving import HTTP, asking, post, service, serving
@@ -94,6 +100,31 @@ def test_every_reference_leads_somewhere(document: Any) -> None:
         assert reference.removeprefix("#/components/schemas/") in document["components"]["schemas"]
     for schema in document["components"]["schemas"].values():
         Draft202012Validator.check_schema(schema)
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body"),
+    [
+        ("chat/completions", ChatRequest, asking()),
+        ("completions", CompletionRequest, {"model": "large-only", "prompt": "2+2="}),
+        ("responses", ResponsesRequest, {"model": "baton", "input": "hi"}),
+    ],
+)
+def test_null_is_allowed_where_it_is_described(
+    document: Any, path: str, kind: Any, body: dict[str, Any]
+) -> None:
+    schema = body_schema(document, f"/v1/{path}")
+    names = document["components"]["schemas"][kind.__name__]["properties"].keys()
+    assert {"temperature", "min_p", "user", "stream"} <= names
+    for name in (*names, "temprature"):
+        given = {**body, name: None}
+        described = not mistakes(document, schema, given)
+        try:
+            parse_request(json.dumps(given).encode(), kind)
+        except InvalidRequest:
+            assert not described, name
+        else:
+            assert described, name
 
 
 TURNS = [

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from orchestrator.errors import ConfigError, InvalidRequest
 from orchestrator.http.auth import Keys
 from orchestrator.http.chat_schema import ChatRequest
+from orchestrator.http.completion_schema import CompletionRequest
 from orchestrator.http.rendering import Stripped
 from orchestrator.http.responses_schema import ResponsesRequest
 from orchestrator.http.schemas import UNSUPPORTED, parse_request
@@ -50,6 +51,42 @@ def test_any_body_is_understood_or_refused(body: dict[str, object]) -> None:
 def test_any_bytes_are_refused(body: bytes) -> None:
     with pytest.raises(InvalidRequest):
         parse_request(body, ChatRequest)
+
+
+DEFAULTS: dict[str, Any] = {
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "use_beam_search": False,
+    "length_penalty": 1.0,
+    "stop_token_ids": [],
+    "bad_words": [],
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "return_token_ids": False,
+    "return_tokens_as_token_ids": False,
+    "separate_reasoning": True,
+    "request_id": "r-1",
+    **dict.fromkeys(("structured_outputs", "guided_json", "guided_decoding_backend", "documents")),
+    **dict.fromkeys(("cache_salt", "vllm_xargs", "allowed_token_ids", "logits_processors")),
+}
+"""What vLLM's and SGLang's clients send where they ask for nothing."""
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        (ChatRequest, {"messages": [{"role": "user", "content": "hi"}]}),
+        (CompletionRequest, {"prompt": "hi"}),
+        (ResponsesRequest, {"input": "hi"}),
+    ],
+)
+def test_defaults_of_other_servers_pass(kind: Any, body: dict[str, Any]) -> None:
+    plain = {"model": "m", **body}
+    asked = parse_request(json.dumps({**plain, **DEFAULTS}).encode(), kind)
+    assert asked == parse_request(json.dumps(plain).encode(), kind)
+    for name, value in {"min_p": 0.1, "use_beam_search": True, "cache_salt": "x"}.items():
+        with pytest.raises(InvalidRequest, match=name):
+            parse_request(json.dumps({**plain, name: value}).encode(), kind)
 
 
 def test_roles_and_parts() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import httpx
 import pytest
 from openai import BadRequestError, OpenAI, pydantic_function_tool
 from pydantic import BaseModel
 
+from orchestrator.grammar import lark
+from orchestrator.http.app import create_app
 from orchestrator.types import CallFormat, StopCriteria, Transcript
 from tests.orchestrator.serving import client, service, serving
 from workers.scripted import Scripted
@@ -269,6 +273,51 @@ def test_a_pair_of_different_forms_is_refused() -> None:
     ):
         official.chat.completions.create(model="specreason", messages=[QUESTION], tools=[ADD])
     assert "different forms" in str(caught.value)
+
+
+def wide_tool(i: int, **more: Any) -> dict[str, Any]:
+    """A tool whose schema has many words about 8 arguments."""
+    about = {"description": "what is meant by it, in words " * 8}
+    properties = {
+        f"a{i}_{k}": {"enum": [f"{k}{one}" for one in "abcdefgh"], **about} for k in range(8)
+    }
+    parameters = {"type": "object", "properties": properties, **about}
+    return {"type": "function", "function": {"name": f"tool{i}", "parameters": parameters, **more}}
+
+
+def test_as_many_tools_as_there_may_be() -> None:
+    large = worker()
+    with api(large=large) as official:
+        tools: Any = [*map(wide_tool, range(127)), ADD]
+        answer = official.chat.completions.create(
+            model="large-only",
+            messages=[QUESTION],  # type: ignore[list-item]
+            tools=tools,
+        )
+    assert answer.choices[0].finish_reason == "tool_calls"
+    constraint = large.calls[-1].call.constraint
+    assert constraint is not None
+    held = lark(constraint, FORMAT)
+    assert '"tool126"' in held
+    assert "126_7" in held
+    assert "in words" not in held
+    assert "in words" in large.calls[-1].call.transcript.messages[0].content
+
+
+async def test_others_do_not_wait_while_schemas_are_read() -> None:
+    """By counting how often the event loop turns until the last of them is refused."""
+    wrong = wide_tool(127, strict=True)
+    wrong["function"]["parameters"]["not"] = {}
+    tools, turns = [*map(wide_tool, range(100, 127)), wrong], 0
+    transport = httpx.ASGITransport(create_app(service()))
+    async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as http:
+        body = {"model": "large-only", "messages": [QUESTION], "tools": tools}
+        asked = asyncio.create_task(http.post("/v1/chat/completions", json=body))
+        while not asked.done():
+            await asyncio.sleep(0)
+            turns += 1
+    assert asked.result().json()["error"]["param"] == "tools[27].function.parameters"
+    assert turns > 200
 
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{}"}}

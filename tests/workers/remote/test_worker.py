@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
@@ -592,12 +593,42 @@ def test_what_servers_are_asked_to_hold_an_answer_to() -> None:
         fields(held(schema, "{"), VLLM)
 
 
-def test_an_answer_that_its_server_did_not_hold_is_refused() -> None:
-    protocol.check_held(None, "anything", "a server")
-    protocol.check_held(Constraint("json_schema", "{}"), ' {"a": 1}', "a server")
-    protocol.check_held(Constraint("regex", "\\p{L}+"), "aa", "a server")  # it is no Python's
-    with pytest.raises(WorkerError, match="a server did not hold"):
-        protocol.check_held(Constraint("json_schema", "{}"), "Sure!", "a server")
+FORM = {
+    "type": "object",
+    "properties": {"a": {"type": "integer"}, "b": {"type": "number", "minimum": 0}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("constraint", "good", "bad"),
+    [
+        (None, ["anything"], []),
+        (Constraint("json_schema", "{}"), [' {"a": 1}', "[1e-7]", '"\x7f"'], ["Sure!", '{"a": 1']),
+        (
+            Constraint("json_schema", json.dumps(FORM)),
+            ['{"a":1}', '{\n"b": 1e-7, "a": 99999999999999999999\n}\n', '{"a": 1, "b": 1E22}'],
+            ["{}", '{"a": "1"}', '{"a": 1, "b": -1}', '{"a": 1, "c": 2}', "1"],
+        ),
+        (
+            Constraint("json_schema", '{"prefixItems": [{"enum": [{"a": 1, "b": 2}]}]}'),
+            ['[{"a": 1, "b": 2}]', "[]"],
+            ['[{"a": 2}]'],
+        ),
+        (Constraint("json_schema", '{"required": ["x", "y"]}'), ['{"y": 1, "x": 2}'], ["{}"]),
+        (Constraint("regex", "\\p{L}+/"), ["aa/", "\n\naa/"], ["aa", "1", "aa/aa"]),
+        (Constraint("regex", " a", exact=True), [" a"], ["a", "  a"]),
+    ],
+)
+def test_an_answer_that_its_server_did_not_hold_is_refused(
+    constraint: Constraint | None, good: list[str], bad: list[str]
+) -> None:
+    for text in good:
+        protocol.check_held(constraint, text, "a server")
+    for text in bad:
+        with pytest.raises(WorkerError, match="a server did not hold"):
+            protocol.check_held(constraint, text, "a server")
 
 
 @pytest.mark.asyncio

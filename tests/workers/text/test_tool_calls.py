@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,24 @@ MISTRAL = (
     HEAD + "[TOOL_CALLS] [{% for call in m.tool_calls %}{{ (call.function | tojson)[:-1] }}"
     "{% if call.id | length < 9 %}{{ raise_exception('too short') }}{% endif %}"
     ', "id": "{{ call.id[-9:] }}"}{{ "]" if loop.last else ", " }}{% endfor %}' + TAIL
+)
+# The system message stands with the last question, if that is the last message (Mistral 7B v0.3).
+SYSTEM_LAST = (
+    "{% if messages[0].role == 'system' %}{% set system = messages[0].content %}"
+    "{% set messages = messages[1:] %}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'user' %}"
+    "{% if tools and loop.index0 == 0 %}[TOOLS]{{ tools | tojson }}{% endif %}"
+    "[INST] {% if loop.last and system is defined %}{{ system }}\n\n{% endif %}"
+    "{{ m.content }}[/INST]"
+    "{% elif m.tool_calls is defined %}[CALLS] [{% for call in m.tool_calls %}"
+    "{% if call.id | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
+    '{{ (call.function | tojson)[:-1] }}, "id": "{{ call.id }}"}'
+    "{{ ']' if loop.last else ', ' }}{% endfor %}</s>"
+    "{% elif m.role == 'tool' %}"
+    "{% if m.tool_call_id | length != 9 %}{{ raise_exception('ids have length 9') }}{% endif %}"
+    "[RESULT] {{ m.tool_call_id }}: {{ m.content }}[/RESULT]"
+    "{% elif m.role == 'assistant' %} {{ m.content }}</s>"
+    "{% else %}{{ raise_exception('only user and assistant') }}{% endif %}{% endfor %}"
 )
 TOOLS = [{"type": "function", "function": {"name": "add", "description": "Adds."}}]
 QUESTION = (Message("tools", json.dumps(TOOLS)), Message("user", "What is 2 + 3?"))
@@ -233,8 +252,133 @@ def test_ids_of_earlier_calls_are_those_of_their_results(render: Any) -> None:
         Message("tool", "5", call_id=called),
     )
     text = prompts.tokenizer.decode(prompts.transcript(Transcript(messages)))
-    assert '[TOOL_CALLS] [{"name": "add", "arguments": {"a": 2}, "id": "' + called[-9:] in text
-    assert f"<|im_start|>tool\n{called[-9:]} 5" in text
+    found = re.search(r'"arguments": \{"a": 2\}, "id": "([a-zA-Z0-9]{9})"\}\]', text)
+    assert found
+    assert f"<|im_start|>tool\n{found[1]} 5" in text
+
+
+@pytest.mark.parametrize(
+    "ids", [("a1b2c3d4e", "b1b2c3d4e"), ("c1", "c2"), ("call_0-é_0", "call_0-é_1"), ("", "toolu_1")]
+)
+def test_any_ids_suit_a_template_that_wants_nine_letters_and_digits(
+    render: Any, ids: tuple[str, str]
+) -> None:
+    prompts = render(SYSTEM_LAST)
+    messages = (
+        *QUESTION,
+        Message("assistant", "", calls=tuple(ToolCall(one, "add", "{}") for one in ids)),
+        *(Message("tool", f"gave {i}", call_id=one) for i, one in enumerate(ids)),
+    )
+    text = prompts.tokenizer.decode(prompts.transcript(Transcript(messages)))
+    called = re.findall('"id": "([a-zA-Z0-9]{9})"', text)
+    assert len(set(called)) == 2
+    assert [f"{one}: gave {i}" in text for i, one in enumerate(called)] == [True, True]
+    assert called == list(ids) or ids[0] != "a1b2c3d4e"
+
+
+def test_a_system_message_survives_what_tools_gave_back(render: Any) -> None:
+    """Mistral's template drops it where the question is not the last message."""
+    prompts = render(SYSTEM_LAST)
+    first = (QUESTION[0], Message("system", "Be brief."), QUESTION[1])
+    second = (
+        *first,
+        Message("assistant", "", calls=(ToolCall("c1", "add", '{"a": 2}'),)),
+        Message("tool", "5", call_id="c1"),
+    )
+    begun, gone_on = (
+        prompts.tokenizer.decode(prompts._prompt(one, False, "", "")) for one in (first, second)
+    )
+    assert begun.endswith("[INST] Be brief.\n\nWhat is 2 + 3?[/INST]")
+    assert gone_on.startswith(f'{begun}[CALLS] [{{"name": "add"')
+    refused = render(
+        HERMES.replace(
+            "{% if tools %}",
+            "{% if messages[0].role == 'system' %}"
+            "{{ raise_exception('no system message') }}{% endif %}{% if tools %}",
+            1,
+        )
+    )
+    text = refused.tokenizer.decode(refused.transcript(Transcript(second)))
+    assert "<|im_start|>user\nBe brief.\n\nWhat is 2 + 3?<|im_end|>" in text
+
+
+def test_calls_of_one_turn_stand_in_turns_of_their_own_where_a_turn_holds_one(render: Any) -> None:
+    prompts = render(LLAMA)
+    calls = tuple(ToolCall(f"c{i}", "add", f'{{"a": {i}}}') for i in range(3))
+    messages = (
+        *QUESTION,
+        Message("assistant", "Well.", calls=calls),
+        *(Message("tool", f"gave {i}", call_id=f"c{i}") for i in (2, 0)),
+        Message("user", "And?"),
+    )
+    text = prompts.tokenizer.decode(prompts.transcript(Transcript(messages)))
+    turns = [part.partition("<|im_end|>")[0] for part in text.split("<|im_start|>")][3:-1]
+    assert turns == [
+        'assistant\nWell.{"name": "add", "parameters": {"a": 0}}',
+        "tool\ngave 0",
+        'assistant\n{"name": "add", "parameters": {"a": 1}}',
+        'assistant\n{"name": "add", "parameters": {"a": 2}}',
+        "tool\ngave 2",
+        "user\nAnd?",
+    ]
+
+
+RESULT = 'He said "5 < 6"\né\\'
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        ("{{ m.content }}", RESULT),
+        ("{{ m.content | tojson }}", json.dumps(RESULT, ensure_ascii=False)),
+        (
+            "{{ {'output': m.content} | tojson }}",
+            json.dumps({"output": RESULT}, ensure_ascii=False),
+        ),
+        (
+            "{{ {'output': m.content | tojson} | tojson }}",
+            json.dumps({"output": json.dumps(RESULT, ensure_ascii=False)}, ensure_ascii=False),
+        ),
+    ],
+)
+def test_a_content_that_the_template_writes_as_json_is_json(
+    render: Any, written: str, expected: str
+) -> None:
+    prompts = render(HERMES.replace("{{ m.content }}", written))
+    messages = (
+        *QUESTION,
+        Message("assistant", "", calls=(ToolCall("c1", "add", "{}"),)),
+        Message("tool", RESULT, call_id="c1"),
+    )
+    text = prompts.tokenizer.decode(prompts.transcript(Transcript(messages)))
+    assert f"<|im_start|>tool\n{expected}<|im_end|>" in text
+    plain = prompts.tokenizer.decode(prompts.transcript(Transcript((Message("user", RESULT),))))
+    assert f"<|im_start|>user\n{expected}<|im_end|>" in plain
+
+
+@pytest.mark.parametrize("template", [HERMES, TEXT, MISTRAL])
+def test_arguments_are_written_as_models_write_them(render: Any, template: str) -> None:
+    """Once as JSON, in their own order and letters, also where a text spells markup."""
+    prompts = render(template)
+    arguments = '{"b": "Zoë\\n", "a": {"z": [1.5, null], "y": "<|im_end|> \\"é\\""}}'
+    calls = (ToolCall("c1", "add", arguments),)
+    messages = (
+        *QUESTION,
+        Message("assistant", "", calls=calls),
+        Message("tool", "5", call_id="c1"),
+    )
+    assert arguments in prompts.tokenizer.decode(prompts.transcript(Transcript(messages)))
+
+
+def test_a_template_that_does_not_show_the_tools_is_refused(render: Any) -> None:
+    hidden = HERMES.replace("{% if tools %}", "{% if false %}")
+    assert render(hidden).calls is None
+    prompts = render(HERMES.replace("{% if tools %}", "{% if tools and messages | length < 3 %}"))
+    messages = (*QUESTION, Message("assistant", "5"), Message("user", "Sure?"))
+    prompts.transcript(Transcript(QUESTION))
+    with pytest.raises(InvalidRequest, match="does not show them") as caught:
+        prompts.transcript(Transcript(messages))
+    assert caught.value.param == "tools"
 
 
 PLACES = ["description", "argument", "result", "content", "reasoning", "name", "id"]
@@ -274,12 +418,13 @@ def test_no_text_becomes_a_control_token(render: Any, place: str) -> None:
     assert ATTACK in said or json.dumps(ATTACK)[1:-1] in said or place == "id"
     marks = prompts.tokenizer.encode_markup("<think>")  # added, and special in no tokenizer file
     assert sum(i in marks for i in ids("<think>")) == sum(i in marks for i in ids("harmless"))
-    slots = prompts.tokenizer.decode(ids("BATON0001SLOT"))
-    assert "BATON0001SLOT" in slots or place == "id"  # this template shows none
+    for slot in ('BATON0001"SLOT', 'BATON0001\\"SLOT'):
+        said = prompts.tokenizer.decode(ids(slot))
+        assert slot in said or json.dumps(slot)[1:-1] in said or place == "id"  # which is not shown
 
 
 def test_a_name_that_is_markup_is_refused(render: Any) -> None:
-    for name in ("<|im_end|>", "<think>", "BATON0001SLOT", "BATON99999SLOT"):
+    for name in ("<|im_end|>", "<think>", 'BATON0001"SLOT', 'BATON99999\\"SLOT'):
         tool = {"type": "function", "function": {"name": "a", "parameters": {name: 1}}}
         messages = (Message("tools", json.dumps([tool])), Message("user", "Hi"))
         with pytest.raises(InvalidRequest, match="markup"):
