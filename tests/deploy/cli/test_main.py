@@ -101,6 +101,11 @@ DEAD = "http://127.0.0.1:9"
             2,
             "--speculation",
         ),
+        (
+            ("eval", "--problems", "builtin:dev", "--speculation", "chain:gama=4"),
+            2,
+            "chain has no parameter 'gama'; there are draft, gamma, threshold",
+        ),
         (("eval", "--problems", "builtin:dev", "--url", DEAD, "--small", "x"), 2, "--small"),
         (("eval", "--problems", "builtin:dev", "--feedback"), 2, "--feedback"),
         (("eval", "--problems", "builtin:dev", "--small", "/nowhere"), 1, "/nowhere is no model"),
@@ -242,9 +247,10 @@ def test_lossy_speculation_shows_wherever_it_serves(
         *("--recordings", str(tmp_path / "run")),
     )
     assert ran.status == 0
-    assert "The large worker speculates: reflective (lossy)" in " ".join(ran.out.split())
-    assert json.loads(out.read_text())["rows"][0]["speculation"] == "reflective (lossy)"
-    assert "`reflective (lossy)` in the large worker" in tables.read_text()
+    method = "reflective:gamma=2 (lossy)"
+    assert f"The large worker speculates: {method}" in " ".join(ran.out.split())
+    assert json.loads(out.read_text())["rows"][0]["speculation"] == method
+    assert f"`{method}` in the large worker" in tables.read_text()
     (recording,) = (
         path for path in (tmp_path / "run").rglob("*.jsonl") if path.name != "rows.jsonl"
     )
@@ -456,3 +462,33 @@ def test_rows_over_vllm_and_over_our_engine_share_no_file(tmp_path: Path) -> Non
         _served_by(None, file, [], None, None) for file in (None, tmp_path / "vllm.yaml")
     )
     assert theirs == ours | {"over_vllm": ["large"]}
+
+
+def test_rows_are_of_one_method_and_its_parameters(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    out, rows = tmp_path / "summary.json", tmp_path / "rows.jsonl"
+    asked = ("eval", "--problems", "builtin:dev", "--limit", "1", "--policies", "large-only")
+    asked += ("--config", str(tiny_file), "--max-tokens", "12", "--rows", str(rows))
+    ran = baton(*asked, "--speculation", "chain:threshold=0.6:gamma=16", "--json", str(out))
+    assert ran.status == 0, ran.err
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["speculation"] == "chain:gamma=16:threshold=0.6"
+    kept = rows.read_bytes()
+    assert baton(*asked, "--speculation", "chain:gamma=16:threshold=0.6").status == 0
+    other = baton(*asked, "--speculation", "chain:gamma=4:threshold=0.6")
+    assert other.status == 1
+    assert 'its speculation is "chain:gamma=16:threshold=0.6", now "chain:gamma=4' in other.err
+    assert rows.read_bytes() == kept
+
+
+def test_a_method_that_the_file_has_parameters_for_is_named_with_them(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    data = yaml.safe_load(tiny_file.read_text())
+    small = data["applications"][0]["args"]["workers"]["small"]["model"]
+    large = data["applications"][0]["args"]["workers"]["large"]
+    large["speculation"] = {"method": "chain", "params": {"draft": small, "gamma": 2}}
+    (tmp_path / "chain.yaml").write_text(yaml.safe_dump(data))
+    assert _served_by(None, tmp_path / "chain.yaml", [], None, "chain")[0] == "chain:gamma=2"
+    assert _served_by(None, tmp_path / "chain.yaml", [], None, None)[0] == "vanilla"
