@@ -123,11 +123,11 @@ def calibrate(
       baton calibrate --policy bild --parameter rollback --range 0.5,10 --target-accuracy 0.9
     """
     from deploy.evaluation.grading import Scored
-    from deploy.evaluation.problems import load_problems
+    from deploy.evaluation.problems import FOR_FIGURES, load_problems
 
     target = _target(target_large_share, target_agreement, target_accuracy)
-    if problems == "builtin:heldout":
-        raise InvalidRequest("nothing is tuned on held-out problems: use builtin:dev")
+    if problems in FOR_FIGURES:
+        raise InvalidRequest(f"{problems}: nothing is tuned on held-out problems: use builtin:dev")
     searches = _searches(policy, parameter, bounds)
     chosen = load_problems(problems, limit or DEFAULT_LIMIT, seed, answers=False)
     known = [bool(problem.answer) or isinstance(problem, Scored) for problem in chosen]
