@@ -112,6 +112,7 @@ def gate(
         "params": {"gate": report.gate.model_dump(mode="json")},
         "learned": summary,
     }
+    known.get("unmet", {}).pop("learned-gate", None)  # that was another gate
     write(out, json.dumps(known, indent=2) + "\n")
     if plot is not None:
         from deploy.evaluation.plots import draw_reliability

@@ -16,7 +16,7 @@ from deploy.cli import main as cli
 from deploy.cli import serve
 from deploy.cli.eval import _served_by, rows_kept
 from deploy.evaluation import recording as record
-from deploy.service.calibration import notes
+from deploy.service.calibration import notes, pair_of
 from deploy.service.config import load
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Segments, Step, Transcript
@@ -133,6 +133,11 @@ DEAD = "http://127.0.0.1:9"
                 *("calibrate", "--policy", "specreason", "--target-accuracy", "0.9"),
                 *("--problems", "builtin:heldout"),
             ),
+            2,
+            "nothing is tuned on held-out problems",
+        ),
+        (
+            ("calibrate", "--target-accuracy", "0.9", "--problems", "builtin:strangers"),
             2,
             "nothing is tuned on held-out problems",
         ),
@@ -376,6 +381,53 @@ def test_calibrate_a_pair_on_questions_alone(baton: Any, tiny_file: Path, tmp_pa
     assert (refused.status, "give one target" in refused.err) == (2, True)
     other = [*asked[:5], "--target-accuracy", "0.5"]
     assert "--target-accuracy needs an answer" in baton(*other).err
+
+
+def test_calibrate_into_a_file_that_holds_more(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    """A gate that was learned, and thresholds of other targets: each entry is its own run's."""
+    out = tmp_path / "pair.json"
+    gate = {"reading": {"bias": -1.0, "weights": {"read_worst": 1.0}}}
+    learned = {"params": {"gate": gate}, "learned": {"drafts": 7}}
+    pair = pair_of(load(tiny_file).args.workers)
+    begun = {"baton_calibration": 1, "pair": pair, "policies": {"learned-gate": learned}}
+    out.write_text(json.dumps(begun))
+    asked = ("calibrate", "--config", str(tiny_file), "--max-tokens", "40", "--out", str(out))
+    specreason = ("--policy", "specreason:answer_by=small")
+    first = baton(*asked, *specreason, "--target-large-share", "0.1", "--limit", "2")
+    assert first.status == 0, first.err
+    assert "kept in the file as they were: learned-gate" in first.out
+    assert "measured on the questions that the thresholds were chosen by" in first.out
+    document = json.loads(out.read_text())
+    assert document["policies"]["learned-gate"] == learned
+    row = document["policies"]["specreason"]
+    assert (row["target"], row["n"]) == ({"measure": "large_share", "value": 0.1}, 2)
+    assert row["in_sample"] is True
+
+    # Another policy at another target leaves that entry as it is, and meets nothing itself.
+    gated = ("--policy", "learned-gate")
+    second = baton(*asked, *gated, "--target-accuracy", "1", "--limit", "3")
+    assert second.status == 1
+    assert "learned-gate: no risk from 0 to 1 meets accuracy 1" in second.err
+    document = json.loads(out.read_text())
+    assert document["policies"]["specreason"] == row
+    assert document["policies"]["learned-gate"] == learned
+    assert document["unmet"]["learned-gate"]["params"]["gate"]["reading"]["bias"] == -1.0
+
+    third = baton(*asked, *gated, "--target-agreement", "0", "--limit", "3")
+    assert third.status == 0, third.err
+    document = json.loads(out.read_text())
+    assert "learned-gate" not in document["unmet"]
+    met = document["policies"]["learned-gate"]
+    assert (met["n"], met["learned"]) == (3, learned["learned"])
+
+    # A threshold that met an easier target is not served for one that nothing meets.
+    fourth = baton(*asked, *specreason, "--target-accuracy", "1", "--limit", "2")
+    assert fourth.status == 1
+    document = json.loads(out.read_text())
+    assert "specreason" not in document["policies"]
+    assert document["unmet"]["specreason"]["met"] is False
+    both = baton(*asked, *specreason, *gated, "--target-accuracy", "1", "--limit", "2", "--json")
+    assert both.status == 1
 
 
 def test_calibrate_from_recordings(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
