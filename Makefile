@@ -125,10 +125,12 @@ PROBLEMS ?= 1000
 SEED := 20261123
 HELD_OUT := $(BIN)/baton eval --problems builtin:heldout --seed $(SEED)
 SHARING := small-only,specreason,surprise-takeover,bild,learned-gate
+# The fastest lossless method of docs/decoding, on both sides.
+SPECULATION := chain:gamma=16:threshold=0.6
 
 results: $(STAMP) ## measure every policy on held-out problems, write docs/results.md (an hour; URL= adds a service)
 	@$(HELD_OUT) --limit $(PROBLEMS) --policies all --recordings $(RESULTS)/vanilla --json $(RESULTS)/vanilla.json
-	@$(HELD_OUT) --limit $(PROBLEMS) --policies $(SHARING) --speculation chain --rows $(RESULTS)/chain.jsonl --json $(RESULTS)/chain.json
+	@$(HELD_OUT) --limit $(PROBLEMS) --policies $(SHARING) --speculation $(SPECULATION) --rows $(RESULTS)/chain.jsonl --json $(RESULTS)/chain.json
 	@$(HELD_OUT) --limit $$(($(PROBLEMS) / 4)) --budget 16,48 --policies small-only,specreason,bild,learned-gate \
 	  --rows $(RESULTS)/budgets.jsonl --json $(RESULTS)/budgets.json
 	@test -z "$(URL)" || $(HELD_OUT) --limit $(PROBLEMS) --url $(URL) --policies small-only,specreason,bild,learned-gate \

@@ -4,24 +4,30 @@ Two logistic models over signals that cost nothing. The first sees what the smal
 own draft; the second, for drafts that leave a doubt, what the large model made of reading it. Both
 predict the effect of a rewrite, as Arbitrage does (arXiv 2512.05033), not whether a step is right:
 a wrong step that changes nothing need not be rewritten. `baton learn gate` fits them to a pair.
+
+What a draft follows is read as text, step by step, never as segments: a correction leaves a step in
+three of them, a recording of another policy in one, and the same text must give the same signals.
 """
 
 from __future__ import annotations
 
 import re
+from bisect import bisect
 from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
 from math import exp, expm1, log, log1p
 from typing import Annotated, Generic, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from orchestrator.types import Segment, Transcript, Verification
-from policies.steps import ends
+from policies.steps import COMPARED, DELIMITER, ends
 
 CAP = 20.0
 """A negative log-likelihood counts as at most this: what is impossible is unlikely enough."""
 RECENT = 8
-"""Segments in which a draft's numbers are looked for, beside the question: a bounded cost."""
+"""Steps in which a draft's numbers are looked for, beside the question: a bounded cost."""
 NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 DraftSignal = Literal[
@@ -35,18 +41,32 @@ ReadingSignal = Literal[
 
 Weight = Annotated[float, Field(ge=-1e3, le=1e3)]
 Signal = TypeVar("Signal", DraftSignal, ReadingSignal)
+Curve = tuple[tuple[Weight, Weight], ...]
+"""Points of a rising curve, from left to right."""
 
 
 class LogisticModel(BaseModel, Generic[Signal]):
-    """1 / (1 + exp(-(bias + weights * signals))); a signal without a weight does not count."""
+    """1 / (1 + exp(-curve(bias + weights * signals))); a signal without a weight does not count.
+
+    curve: what sums were worth on questions that the model had not seen; empty: themselves.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     bias: Weight
     weights: dict[Signal, Weight]
+    curve: Curve = ()
+
+    @field_validator("curve")
+    @classmethod
+    def _rises(cls, curve: Curve) -> Curve:
+        if any(a[0] >= b[0] or a[1] > b[1] for a, b in pairwise(curve)):
+            raise ValueError("points must go to the right and never down")
+        return curve
 
     def logit(self, signals: Mapping[str, float]) -> float:
-        return self.bias + sum(weight * signals[name] for name, weight in self.weights.items())
+        sum_ = self.bias + sum(weight * signals[name] for name, weight in self.weights.items())
+        return on(self.curve, sum_) if self.curve else sum_
 
 
 class Gate(BaseModel):
@@ -76,17 +96,18 @@ def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
     of those behind the first, since how a step begins is often a matter of style; mean: of all.
     doubt: log-probability that the worst token is another one. tokens: log of how many there are;
     step: log of one more than the steps before; ending: whether it ends the chain. copied, made:
-    log of one more than its numbers that stand in the question or the last steps, and of those that
-    do not. repeated: whether it says word for word what one of the last steps said.
+    log of one more than its step's numbers that stand in the question or the last steps, and of
+    those that do not. left: where it makes none, log of one more than the question's numbers that
+    nobody used. repeated: whether its step says word for word what one of the last steps said.
     """
     nll = [min(-logprob, CAP) for logprob in draft.logprobs] or [CAP]
     worst, second = _largest(nll[1:])
     asked = set(NUMBER.findall(transcript.messages[-1].content)) if transcript.messages else set()
-    recent = transcript.chain[-RECENT:]
-    used = {number for segment in recent for number in NUMBER.findall(segment.text)}
-    numbers = set(NUMBER.findall(draft.text))
+    before = transcript.chain.fold(_written, StepsBefore())
+    used = {number for step in before.last for number in NUMBER.findall(step)}
+    text = before.rest + draft.text  # a draft behind a correction goes on with its step
+    numbers = set(NUMBER.findall(text))
     made = numbers - asked - used
-    text = draft.text.strip()
     return {
         "first": nll[0],
         "worst": worst,
@@ -95,13 +116,32 @@ def draft_signals(transcript: Transcript, draft: Segment) -> dict[str, float]:
         "last": nll[-1],
         "doubt": log(max(-expm1(-worst), 1e-6)),
         "tokens": log(len(nll)),
-        "step": log1p(len(transcript.chain)),
+        "step": log1p(before.count),
         "ending": float(ends(draft)),
         "copied": log1p(len(numbers - made)),
         "made": log1p(len(made)),
         "left": 0.0 if made else log1p(len(asked - used - numbers)),
-        "repeated": float(any(text == segment.text.strip() for segment in recent)),
+        "repeated": float(text.strip() in before.last),
     }
+
+
+@dataclass(frozen=True, slots=True)
+class StepsBefore:
+    """The chain so far: how many steps have ended, the last of them, and what follows their end.
+
+    Of a long step the last characters are kept.
+    """
+
+    count: int = 0
+    last: tuple[str, ...] = ()
+    rest: str = ""
+
+
+def _written(before: StepsBefore, segment: Segment) -> StepsBefore:
+    *ended, rest = (before.rest + segment.text).split(DELIMITER)
+    steps = [text for step in ended if (text := step.strip()[-COMPARED:])]
+    last = (*before.last, *steps)[-RECENT:]
+    return StepsBefore(before.count + len(steps), last, rest[-COMPARED:])
 
 
 def reading_signals(verification: Verification, logit: float | None) -> dict[str, float]:
@@ -127,6 +167,15 @@ def reading_signals(verification: Verification, logit: float | None) -> dict[str
         "read_number": max(numbers, default=0.0),
         "read_ending": min(verification.ending or 0.0, CAP),
     }
+
+
+def on(curve: Curve, x: float) -> float:
+    """The curve at x: a straight line between two points, level before the first and the last."""
+    at = bisect(curve, (x,))
+    if at in (0, len(curve)):
+        return curve[min(at, len(curve) - 1)][1]
+    (left, low), (right, high) = curve[at - 1], curve[at]
+    return low + (high - low) * (x - left) / (right - left)
 
 
 def probability(logit: float) -> float:

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager
 from inspect import signature
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -15,13 +15,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text as Styled
 
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, InvalidRequest
 from orchestrator.types import Step
 
 if TYPE_CHECKING:
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.clients import Client, RequestOptions
-    from deploy.service.config import Workers
+    from deploy.service.config import Speculation, Workers
 
 LINE_EVERY_S = 10.0  # of progress, where it is written to a file
 COLOURS = {"small": "cyan", "large": "magenta", "policy": "yellow"}
@@ -80,22 +80,13 @@ async def open_client(
         return
     from deploy.launch.deployment_file import DEFAULT_FILE, load
     from deploy.launch.workers import close, load_pair
-    from deploy.service.config import Speculation
 
     args = load(config or DEFAULT_FILE).args
     for candidate in candidates:
         policy_of(args, candidate)
     workers = args.workers
-    if speculation is not None and workers.large.url is not None:
-        raise ConfigError("--speculation: the large worker's server decides; leave it out")
-    if workers.large.url is None:  # one method alone: no request here can name another
-        if speculation is None:
-            speculation = default_speculation or workers.large.speculation.method
-        known = {one.method: one.params for one in workers.large.speculation.offered}
-        params = known.get(speculation)
-        if params is None:
-            params = _draft(speculation, workers)
-        chosen = Speculation(method=speculation, params=params)
+    chosen = large_speculation(workers, speculation, default_speculation)
+    if chosen is not None:  # one method alone: no request here can name another
         large = workers.large.model_copy(update={"speculation": chosen})
         workers = workers.model_copy(update={"large": large})
     if small is not None:
@@ -112,20 +103,57 @@ async def open_client(
         await close(pair.values())
 
 
-def _draft(method: str, workers: Workers) -> dict[str, Any]:
-    """A method's parameters where the file has none: the small model drafts."""
+def large_speculation(
+    workers: Workers, text: str | None, default: str | None = None
+) -> Speculation | None:
+    """What the large worker decodes with; None where its server decides.
+
+    Args:
+        text: NAME or NAME:KEY=VALUE; what it leaves out is as in the file, where the file offers
+            the method, else the method's own default, and the small model drafts.
+        default: instead of the file's method, where there is no text.
+
+    Raises:
+        ConfigError, InvalidRequest: no such method or parameter, or nobody who drafts.
+    """
+    from deploy.evaluation.candidates import Candidate
+    from deploy.service.config import Speculation
+
+    if workers.large.url is not None:
+        if text is not None:
+            raise ConfigError("--speculation: the large worker's server decides; leave it out")
+        return None
+    chosen = Candidate.parse(text or default or workers.large.speculation.method)
+    offered = {one.method: one.params for one in workers.large.speculation.offered}
+    drafter = _drafter(chosen, workers)
+    params = {**offered.get(chosen.policy, {}), **chosen.params}
+    if drafter is not None and drafter not in params:
+        if workers.small.url is not None:
+            raise ConfigError(
+                f"--speculation {chosen.policy} needs a draft model, and the small is a server"
+            )
+        params[drafter] = workers.small.model
+    return Speculation(method=chosen.policy, params=params)
+
+
+def _drafter(chosen: Candidate, workers: Workers) -> str | None:
+    """Which of a method's parameters names its draft model; None where nothing does."""
+    method = chosen.policy
+    if workers.large.runs_vllm:
+        return "model" if method == "draft_model" else None
     from workers.speculation import METHODS
 
-    if workers.large.runs_vllm:
-        key = "model" if method == "draft_model" else None
-    else:
-        parameters = signature(METHODS[method]).parameters if method in METHODS else {}
-        key = "draft" if "draft" in parameters else None
-    if key is None:
-        return {}
-    if workers.small.url is not None:
-        raise ConfigError(f"--speculation {method} needs a draft model, and the small is a server")
-    return {key: workers.small.model}
+    if method not in METHODS:
+        raise InvalidRequest(f"no speculation method {method!r}; there are {', '.join(METHODS)}")
+    _, _, *known = signature(METHODS[method]).parameters.values()  # target and loader come first
+    names = [one.name for one in known]
+    others = any(one.kind is one.VAR_KEYWORD for one in known)  # another method's
+    if wrong := next((key for key in chosen.params if not others and key not in names), None):
+        raise InvalidRequest(
+            f"--speculation {chosen.label}: {method} has no parameter {wrong!r}; "
+            f"there are {', '.join(names) or 'none'}"
+        )
+    return "draft" if "draft" in names else None
 
 
 class Bar:

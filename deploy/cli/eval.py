@@ -21,6 +21,7 @@ from deploy.cli.common import (
     Seed,
     Url,
     bar,
+    large_speculation,
     open_client,
     wide_console,
     write,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
     from deploy.evaluation.evaluation_log import EvaluationLog
+    from deploy.service.config import Speculation
 
 
 class Unanswered(BatonError):
@@ -47,7 +49,10 @@ def evaluate(
     ] = "large-only,small-only,specreason",
     speculation: Annotated[
         str | None,
-        typer.Option(help="Method in the large worker, for all policies (in-process: vanilla)."),
+        typer.Option(
+            help="Method in the large worker, for all policies, with parameters as "
+            "chain:gamma=16:threshold=0.6 (in-process: vanilla)."
+        ),
     ] = None,
     budget: Annotated[
         str | None, typer.Option(help="Cap on thinking tokens; several as 64,128.")
@@ -102,6 +107,8 @@ def evaluate(
       baton eval --problems builtin:dev --policies specreason:threshold=5,specreason:threshold=8
 
       baton eval --problems mine.jsonl --budget 64,128 --json rows.json --plot rows.png
+
+      baton eval --problems builtin:dev --speculation chain:gamma=16:threshold=0.6
 
       baton eval --problems builtin:dev --policies bild --small runs/aligned
 
@@ -299,7 +306,6 @@ def _served_by(
     from deploy.evaluation.candidates import policy_of
     from deploy.launch.deployment_file import DEFAULT_FILE, load
     from deploy.service.calibration import fingerprint
-    from deploy.service.config import Speculation
     from workers.embedded.checkpoints import folder_of
 
     args = load(config or DEFAULT_FILE).args
@@ -313,8 +319,18 @@ def _served_by(
     }
     if engines := [name for name, spec in args.workers.by_name().items() if spec.runs_vllm]:
         pair["over_vllm"] = engines
-    method = Speculation(method=speculation or "vanilla").label
-    return SERVER_METHOD if large.url is not None else method, pair
+    method = large_speculation(args.workers, speculation, "vanilla")
+    return SERVER_METHOD if method is None else _written(method, own.model), pair
+
+
+def _written(method: Speculation, small: str | None) -> str:
+    """A method as rows name it: with its parameters, but for the small model where that drafts."""
+    named = (
+        f":{key}={value if isinstance(value, str) else json.dumps(value)}"
+        for key, value in sorted(method.params.items())
+        if value != small
+    )
+    return f"{method.method}{''.join(named)}{' (lossy)' * method.lossy}"
 
 
 def _named(policies: str) -> list[str]:

@@ -6,20 +6,20 @@ import asyncio
 import json
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.cli.common import Config, add_row, bar, wide_console, write
+from deploy.cli.common import Config, add_row, bar, lossy, wide_console, write
 from orchestrator.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deploy.evaluation.cached_worker import CachedWorker
-    from deploy.evaluation.gate_learning import LearnedGateReport
+    from deploy.evaluation.gate_learning import GateExamples, LearnedGateReport
     from deploy.evaluation.recording import Recording
     from orchestrator.loop.actions import WorkerName
 
@@ -58,8 +58,8 @@ def gate(
     Each recorded draft of the small model is tried twice: kept, and replaced by the large model's
     step; the small model goes on alone behind both. A rewrite helped where it alone comes to what
     the large model answers. The branches are run in this process, greedily and cached; then two
-    logistic models are fitted. What they are said to be worth was measured on requests that they
-    had not seen.
+    logistic models are fitted and calibrated. What they are said to be worth was measured on
+    requests that they had not seen.
 
     [bold]Examples[/]
 
@@ -81,14 +81,20 @@ def gate(
     from deploy.launch.deployment_file import DEFAULT_FILE, load
 
     args = load(config or DEFAULT_FILE).args
+    if notes := lossy(args.workers.speculation()):
+        raise ConfigError(
+            f"{notes[0]}: a gate is learned from the models' own text; name a lossless method"
+        )
     pair = pair_of(args.workers)
     known = document_of(out, pair)
     found = _recordings(recordings, pair)
     opened = opened_pair(args.workers, pair, out.with_suffix(".calls.jsonl"))
-    report = fit(asyncio.run(_examples(found, limit, concurrency, opened)))
+    examples = asyncio.run(_examples(found, limit, concurrency, opened))
+    report = fit(examples.found)
     summary = {
         "requests": report.requests,
         "drafts": report.examples,
+        "failed": len(examples.failures),
         "helped": report.helps,
         **{
             name: {
@@ -106,12 +112,13 @@ def gate(
         "params": {"gate": report.gate.model_dump(mode="json")},
         "learned": summary,
     }
+    known.get("unmet", {}).pop("learned-gate", None)  # that was another gate
     write(out, json.dumps(known, indent=2) + "\n")
     if plot is not None:
         from deploy.evaluation.plots import draw_reliability
 
         draw_reliability(summary, plot)
-    _show(report)
+    _show(report, examples.failures)
 
 
 async def _examples(
@@ -119,7 +126,7 @@ async def _examples(
     limit: int | None,
     concurrency: int,
     pair: AbstractAsyncContextManager[dict[WorkerName, CachedWorker]],
-) -> Any:
+) -> GateExamples:
     from deploy.evaluation.gate_learning import by_question, examples
     from deploy.evaluation.grading import Grader
 
@@ -140,17 +147,25 @@ async def _examples(
 
 
 def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
-    """The recordings of a folder.
+    """The recordings of a folder and those in it.
 
     Raises:
-        ConfigError: there are none, or a run of `baton eval` names another pair.
+        ConfigError: there are none, or a run of `baton eval` names another pair, or problems that
+            figures are measured on.
     """
     from deploy.evaluation import evaluation_log
+    from deploy.evaluation.problems import FOR_FIGURES
     from deploy.evaluation.recording import load
 
-    if (place / "rows.jsonl").is_file():
-        paths = evaluation_log.recordings(place, pair)
-    else:
+    logs = sorted(place.glob("**/rows.jsonl"))
+    for log in logs:
+        if (problems := evaluation_log.read(log)[0].get("problems")) in FOR_FIGURES:
+            raise ConfigError(
+                f"{log.parent}: expected recordings to learn from, found {problems}, on which "
+                "figures are measured: record builtin:train, or questions of your own"
+            )
+    paths = [path for log in logs for path in evaluation_log.recordings(log.parent, pair)]
+    if not logs:
         # This command keeps the models' answers in such a file, perhaps here.
         found = sorted(place.glob("**/*.jsonl"))
         paths = [path for path in found if not path.name.endswith(".calls.jsonl")]
@@ -159,7 +174,7 @@ def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
     return [load(path) for path in paths]
 
 
-def _show(report: LearnedGateReport) -> None:
+def _show(report: LearnedGateReport, failures: Sequence[str]) -> None:
     from deploy.evaluation.gate_learning import reliability
 
     console = wide_console()
@@ -167,6 +182,10 @@ def _show(report: LearnedGateReport) -> None:
         f"{report.requests} questions, {report.examples} drafts; a rewrite would have helped "
         f"{report.helps}"
     )
+    if failures:
+        console.print(
+            f"{len(failures)} drafts are left out, the first because: {failures[0]}", markup=False
+        )
     for name, model in (("before reading", report.draft), ("after reading", report.reading)):
         console.print(f"{name}: AUC {model.auc:.3f}, Brier score {model.brier:.4f}")
         table = Table("said %", "helped %", "drafts", box=None)

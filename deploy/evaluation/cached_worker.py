@@ -124,13 +124,14 @@ class CachedWorker:
         known: Verification = self._answers[key]
         return known
 
-    def load_recording(self, name: str, recording: Recording) -> int:
+    def load_recording(self, name: WorkerName, recording: Recording) -> int:
         """Take in the answers of worker `name` in a recording; how many they are.
 
-        Greedy requests only: the seeds of sampled ones are no part of a recording.
+        Greedy requests only: the seeds of sampled ones are no part of a recording. None of a worker
+        that speculated with loss: they are not its model's.
         """
         request = recording.request
-        if _sampling_key(request.sampling) != ():
+        if _sampling_key(request.sampling) != () or request.lossy(name):
             return 0
         parameters = request.parameters
         reserve = parameters.get("answer_reserve", 0)  # a recording may be older than the parameter
@@ -220,7 +221,10 @@ async def opened_pair(
 
         calls = None
         if log is not None:
-            settings = {"pair": dict(pair), "speculation": workers.speculation()}
+            settings: dict[str, Any] = {"pair": dict(pair), "speculation": workers.speculation()}
+            methods = {name: spec.speculation for name, spec in workers.by_name().items()}
+            if lossy := {name: one.params for name, one in methods.items() if one.lossy}:
+                settings["lossy"] = lossy  # what the texts depend on
             calls = stack.enter_context(closing(CallLog(log, settings)))
         yield cached_pair(load, calls)
 

@@ -255,7 +255,7 @@ def coin(ends: tuple[Point, Point], share: float, measure: str = "agreement") ->
 def as_json(
     calibrated: CalibratedThreshold, ends: tuple[Point, Point], count: int
 ) -> dict[str, Any]:
-    """A policy's part of the calibration file."""
+    """A policy's part of the calibration file; all figures are of the questions that chose."""
     best = calibrated.found.best
     low, high = wilson(round(best.agreement * count), count)
     return {
@@ -263,6 +263,7 @@ def as_json(
         "value": best.value,
         "met": calibrated.found.met,
         "params": calibrated.params,
+        "in_sample": True,
         **{key: value for key, value in asdict(best).items() if key != "value"},
         "agreement_low": low,
         "agreement_high": high,

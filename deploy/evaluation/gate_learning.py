@@ -7,13 +7,14 @@ model alone answers, the large model's step was worth its tokens. Where neither 
 learned, so the probabilities are those where one of the two leads there. No right answers are
 needed; all calls are greedy and cached, so branches share what they have in common.
 
-Both models are logistic regressions (scikit-learn); the probabilities that are reported come from
-requests that their model had not seen (five folds by request).
+Both models are logistic regressions (scikit-learn) with a curve that calibrates them: what their
+logits were worth on requests that they had not seen (five folds by request), by centred isotonic
+regression (Oron and Flournoy, arXiv 1701.05964). The probabilities that are reported are of
+requests that neither model nor curve had seen.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, get_args
@@ -24,7 +25,7 @@ from pydantic import PrivateAttr
 
 from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.recording import Recording
-from orchestrator.errors import BatonError, WorkerError
+from orchestrator.errors import BatonError, ContextLengthExceeded, Unsupported, WorkerError
 from orchestrator.experiments.answer_equality import final
 from orchestrator.loop.actions import Accept, Generate, Script, WorkerName, Write
 from orchestrator.loop.events import ActionCompleted, RequestCompleted
@@ -41,11 +42,14 @@ from orchestrator.types import (
 )
 from orchestrator.worker import Call, Worker
 from policies.gate import (
+    Curve,
     DraftSignal,
     Gate,
     LogisticModel,
     ReadingSignal,
     draft_signals,
+    on,
+    probability,
     reading_signals,
 )
 from policies.single import LargeOnly
@@ -62,8 +66,7 @@ CONSTANT = 1e-3
 
 Floats = NDArray[np.float64]
 Model = TypeVar("Model", LogisticModel[DraftSignal], LogisticModel[ReadingSignal])
-
-log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,14 @@ class GateExample:
     draft: Mapping[str, float]
     reading: Mapping[str, float]
     helps: bool
+
+
+@dataclass(frozen=True, slots=True)
+class GateExamples:
+    """What drafts teach, and why each of those that a worker failed is left out."""
+
+    found: list[GateExample]
+    failures: list[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,9 +148,12 @@ def drafts(recording: Recording) -> Iterator[RecordedDraft]:
     """The small model's drafts of a chain's steps.
 
     None of a request that was not greedy, or that continued an answer: its branches would differ.
+    Nor where a worker speculated with loss: the steps are not the models' own.
     """
     request = recording.request
     if not request.sampling.is_greedy or request.messages[-1].role in ("assistant", "prompt"):
+        return
+    if request.lossy("small", "large"):
         return
     for event in recording.events:
         match event:
@@ -176,34 +190,44 @@ async def examples(
     *,
     concurrency: int = 1,
     progress: Callable[[int], None] = lambda _: None,
-) -> list[GateExample]:
-    """What each recorded draft teaches; one whose branches a worker fails teaches nothing.
+) -> GateExamples:
+    """What each recorded draft teaches; one that a worker fails, or whose context is full, nothing.
 
     Args:
         questions: the drafts of each, as `by_question` gives them.
         workers: greedy calls go to them; cached ones spare most.
         same: whether a text gives an answer.
         progress: is called with the number of questions that are done.
+
+    Raises:
+        Unsupported: the pair can never do it.
     """
     done = 0
+    failures: list[str] = []
+
+    async def tried(work: Awaitable[T], drafts: int) -> T | None:
+        try:
+            return await work
+        except Unsupported:
+            raise
+        except (WorkerError, ContextLengthExceeded) as error:
+            failures.extend([str(error)] * drafts)
+            return None
 
     async def one(numbered: tuple[int, Sequence[RecordedDraft]]) -> list[GateExample]:
         nonlocal done
         number, own = numbered
         found: list[GateExample] = []
-        try:
-            wanted = await _answer(LargeOnly(), own[0], workers)
-            for recorded in own if wanted else ():
-                example = await _example(number, recorded, wanted, workers, same)
-                found += [] if example is None else [example]
-        except WorkerError as error:
-            log.warning("a question is left out: %s", error)
+        wanted = await tried(_answer(LargeOnly(), own[0], workers), len(own))
+        for recorded in own if wanted else ():
+            example = await tried(_example(number, recorded, wanted or "", workers, same), 1)
+            found += [] if example is None else [example]
         done += 1
         progress(done)
         return found
 
     lots = await map_concurrently(one, enumerate(questions), concurrency)
-    return [example for lot in lots for example in lot]
+    return GateExamples([example for lot in lots for example in lot], failures)
 
 
 async def _example(
@@ -296,34 +320,69 @@ def _fitted(
     outcomes: NDArray[np.bool_],
     requests: NDArray[Any],
 ) -> FittedModel[Model]:
-    from sklearn.linear_model import LogisticRegression
     from sklearn.metrics import brier_score_loss, roc_auc_score
-    from sklearn.model_selection import StratifiedGroupKFold, cross_val_predict
-    from sklearn.pipeline import make_pipeline
-    from sklearn.preprocessing import StandardScaler
 
     names = [name for name in names if np.std([row[name] for row in signals]) > CONSTANT]
     table = np.array([[row[name] for name in names] for row in signals])
-    model = make_pipeline(StandardScaler(), LogisticRegression(C=STRENGTH, max_iter=1000))
-    unseen = cross_val_predict(
-        model,
-        table,
-        outcomes,
-        groups=requests,
-        cv=StratifiedGroupKFold(FOLDS),
-        method="predict_proba",
-    )[:, 1].clip(1e-6, 1 - 1e-6)
-    model.fit(table, outcomes)
+    unseen = np.empty(len(table))
+    for seen, rest in _folds().split(table, outcomes, requests):
+        model, curve = _calibrated(table[seen], outcomes[seen], requests[seen])
+        unseen[rest] = [
+            probability(on(curve, logit)) for logit in model.decision_function(table[rest])
+        ]
+    model, curve = _calibrated(table, outcomes, requests)
     scaler, regression = model[0], model[1]
     weights = regression.coef_[0] / scaler.scale_
     bias = float(regression.intercept_[0] - weights @ scaler.mean_)
     named = {name: round(float(weight), 5) for name, weight in zip(names, weights, strict=True)}
     return FittedModel(
-        kind.model_validate({"bias": round(bias, 5), "weights": named}),
+        kind.model_validate({"bias": round(bias, 5), "weights": named, "curve": curve}),
         unseen,
         float(roc_auc_score(outcomes, unseen)),
         float(brier_score_loss(outcomes, unseen)),
     )
+
+
+def _calibrated(
+    table: Floats, outcomes: NDArray[np.bool_], requests: NDArray[Any]
+) -> tuple[Any, Curve]:
+    """A logistic regression, and what its logits were worth in the folds that it had not seen."""
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.model_selection import cross_val_predict
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    model = make_pipeline(StandardScaler(), LogisticRegression(C=STRENGTH, max_iter=1000))
+    logits = cross_val_predict(
+        model, table, outcomes, groups=requests, cv=_folds(), method="decision_function"
+    )
+    return model.fit(table, outcomes), calibration_curve(logits, outcomes)
+
+
+def calibration_curve(logits: Floats, outcomes: NDArray[np.bool_]) -> Curve:
+    """What logits were worth, as logits: a point at the middle of each block of the isotonic
+    regression.
+
+    One example more is taken to have helped below all others, and one not to have above: so no
+    probability is 0 or 1, and the outermost are no surer than their examples are many.
+    """
+    from sklearn.isotonic import isotonic_regression
+
+    order = np.argsort(logits, kind="stable")
+    places = np.concatenate([logits[order[:1]], logits[order], logits[order[-1:]]])
+    helped = np.concatenate([[1.0], outcomes[order], [0.0]])
+    shares = isotonic_regression(helped)
+    points = []
+    for share in np.unique(shares):
+        middle, worth = places[shares == share].mean(), np.log(share) - np.log1p(-share)
+        points.append((round(float(middle), 4), round(float(worth), 4)))
+    return tuple(sorted(dict(points).items()))
+
+
+def _folds() -> Any:
+    from sklearn.model_selection import StratifiedGroupKFold
+
+    return StratifiedGroupKFold(FOLDS)
 
 
 def reliability(

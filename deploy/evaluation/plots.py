@@ -88,7 +88,8 @@ def draw_calibration(document: Mapping[str, Any], path: Path) -> None:
         label="a coin",
     )
     rows = {**document["policies"], **document["unmet"]}
-    for index, (name, row) in enumerate(rows.items()):
+    for index, name in enumerate(document["searched"]):
+        row = rows[name]
         tried = sorted(row["tried"], key=lambda point: point["large_share"])
         shares, agreements = (
             [100 * point[key] for point in tried] for key in ("large_share", "agreement")
@@ -101,7 +102,7 @@ def draw_calibration(document: Mapping[str, Any], path: Path) -> None:
                 markersize=9, ls="none",
             )  # fmt: skip
     axes.set_xlabel("tokens by the large model, % of its own alone")
-    axes.set_ylabel("answers as the large model's alone %")
+    axes.set_ylabel("answers as the large model's alone %, on the questions that chose")
     axes.grid(alpha=0.3)
     figure.legend(loc="outside right upper", fontsize=9, frameon=False)
     save(figure, path)

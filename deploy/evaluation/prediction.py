@@ -14,7 +14,7 @@ from deploy.evaluation import evaluation_log
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.costs import ASSUMPTIONS, Costs, Predicted, predict_loaded
 from deploy.evaluation.intervals import mean, paired, quantile, wilson
-from deploy.evaluation.recording import load
+from deploy.evaluation.recording import Recording, load
 from deploy.evaluation.summary import Row
 from deploy.evaluation.tables import Column, difference, label, markdown, percent
 from deploy.service.config import explain
@@ -50,9 +50,12 @@ Name: TypeAlias = tuple[str, int | None]
 
 @dataclass(frozen=True, slots=True)
 class PredictedColumn:
-    """One policy's rows with what becomes of them, and each model's live streams then."""
+    """One policy's rows with what becomes of them, and each model's live streams then.
 
-    rows: list[tuple[dict[str, Any], Predicted]]
+    Nothing becomes of a request that failed: it has no recording.
+    """
+
+    rows: list[tuple[dict[str, Any], Predicted | None]]
     live: dict[WorkerName, float]
 
 
@@ -62,8 +65,10 @@ def predicted(
     """What `baton predict --json` writes: rows, costs and assumptions, all marked as predicted.
 
     A row for each policy and number of requests at once; without `streams` the fewest that the
-    costs are for. Several folders are one evaluation: what the first of them holds of a problem
-    and policy counts, and its settings are told.
+    costs are for. A request that failed is a wrong answer without a time: times are those of the
+    `timed` problems, which the policy and `large-only` both answered. Several folders are one
+    evaluation: what the first of them holds of a problem and policy counts, and its settings are
+    told.
 
     Raises:
         ConfigError: a folder holds no recordings that can be used, or the costs say nothing of
@@ -78,10 +83,13 @@ def predicted(
     tables: dict[int, dict[Name, PredictedColumn]] = {count: {} for count in counts}
     for name, by_problem in named.items():  # one policy's recordings in memory at a time
         mine = list(by_problem.values())
-        recordings = [load(row["recording"]) for row in mine]
+        recordings = [_loaded(row["recording"]) for row in mine if row["recording"]]
         for count, columns in tables.items():
             found, live = predict_loaded(recordings, costs, count)
-            columns[name] = PredictedColumn(list(zip(mine, found, strict=True)), live)
+            times = iter(found)
+            columns[name] = PredictedColumn(
+                [(row, next(times) if row["recording"] else None) for row in mine], live
+            )
     table = [row for count in counts for row in _rows(tables[count], costs, count)]
     if any(
         one.get("concurrency", 1) > 1 for one in recorded
@@ -97,6 +105,17 @@ def predicted(
     }
 
 
+def _loaded(path: Path) -> Recording:
+    """A recording whose tokens are the two models' own."""
+    recording = load(path)
+    if lossy := recording.request.lossy("small", "large"):
+        raise ConfigError(
+            f"{path}: recorded with {lossy}, whose text is not the model's own: record with a "
+            "lossless method"
+        )
+    return recording
+
+
 def _recorded(folder: Path, named: dict[Name, dict[Any, dict[str, Any]]]) -> dict[str, Any]:
     """The folder's settings; its rows are added to those of their policy and budget, by problem."""
     settings, rows = evaluation_log.read(folder / "rows.jsonl")
@@ -108,10 +127,10 @@ def _recorded(folder: Path, named: dict[Name, dict[Any, dict[str, Any]]]) -> dic
     for row in rows:
         if row["error"] is None and "recording" not in row:
             raise ConfigError(f"{folder}: its rows have no recordings")
-        if "recording" in row:
-            problem = (settings.get("problems"), row["problem"])
-            placed = {**row, "problem": problem, "recording": folder / row["recording"]}
-            named.setdefault((row["policy"], row["budget"]), {}).setdefault(problem, placed)
+        problem = (settings.get("problems"), row["problem"])
+        recording = folder / row["recording"] if "recording" in row else None
+        placed = {**row, "problem": problem, "recording": recording}
+        named.setdefault((row["policy"], row["budget"]), {}).setdefault(problem, placed)
     return settings
 
 
@@ -125,8 +144,14 @@ def _rows(columns: Mapping[Name, PredictedColumn], costs: Costs, streams: int) -
         both = [
             (row, one, *base[row["problem"]]) for row, one in column.rows if row["problem"] in base
         ]
+        timed = [
+            (row, one, base_row, base_one)
+            for row, one, base_row, base_one in both
+            if one is not None and base_one is not None
+        ]
         right = [row["correct"] for row, *_ in both]
-        times = [one.ms for _, one, *_ in both]
+        times = [one.ms for _, one, *_ in timed]
+        measured = sum(row["ms"] for row, *_ in timed)
         gpus = costs.gpus([name for name, busy in column.live.items() if busy])
         gpu_hours = gpus * mean(times) / 3600 / streams  # 1,000 requests of so many ms each
         low, high = wilson(sum(right), len(right))
@@ -142,6 +167,8 @@ def _rows(columns: Mapping[Name, PredictedColumn], costs: Costs, streams: int) -
                 "gpu_hours_per_1000": gpu_hours,
                 "money_per_1000": None if costs.gpu_hour is None else gpu_hours * costs.gpu_hour,
                 "n": len(both),
+                "errors": sum(row["error"] is not None for row, *_ in both),
+                "timed": len(timed),
                 "accuracy": mean(right),
                 "accuracy_low": low,
                 "accuracy_high": high,
@@ -152,14 +179,15 @@ def _rows(columns: Mapping[Name, PredictedColumn], costs: Costs, streams: int) -
                 "p95_ms": quantile(times, 0.95),
                 "mean_ms": mean(times),
                 "total_ms": sum(times),
-                "speedup": sum(one.ms for *_, one in both) / sum(times) if sum(times) else 0.0,
-                "measured_speedup": sum(row["ms"] for *_, row, _ in both)
-                / sum(row["ms"] for row, *_ in both),
+                "speedup": sum(one.ms for *_, one in timed) / sum(times) if sum(times) else 0.0,
+                "measured_speedup": sum(row["ms"] for *_, row, _ in timed) / measured
+                if measured
+                else None,
                 "ms": {
-                    name: mean([getattr(one, name) for _, one, *_ in both])
+                    name: mean([getattr(one, name) for _, one, *_ in timed])
                     for name in ("small", "large", "classify", "overlap")
                 },
-                "large_tokens": mean([row["metrics"]["large_tokens"] for row, *_ in both]),
+                "large_tokens": mean([row["metrics"]["large_tokens"] for row, *_ in timed]),
             }
         )
     return table
@@ -189,6 +217,7 @@ COLUMNS: list[Column] = [
     ("ms large", lambda row: f"{row['ms']['large']:.0f}"),
     ("ms judge", lambda row: f"{row['ms']['classify']:.0f}"),
     ("ms overlap", lambda row: f"{row['ms']['overlap']:.0f}"),
+    ("failed", lambda row: str(row.get("errors") or "")),
     ("accuracy % of the recorded pair", percent),
     ("difference to large-only", difference),
 ]

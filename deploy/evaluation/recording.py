@@ -35,6 +35,7 @@ from orchestrator.loop.actions import (
     Reject,
     Start,
     Verify,
+    WorkerName,
     Write,
 )
 from orchestrator.loop.events import (
@@ -83,6 +84,11 @@ class RecordedRequest:
     sampling: Sampling = field(default_factory=Sampling)
     limits: Limits = field(default_factory=Limits)
     speculation: Mapping[str, str] = field(default_factory=dict)  # by worker, lossy ones marked
+
+    def lossy(self, *workers: WorkerName) -> str | None:
+        """The method of the first of these workers whose text was not its model's own."""
+        methods = (self.speculation.get(name, "") for name in workers)
+        return next((method for method in methods if "lossy" in method), None)
 
 
 @dataclass(frozen=True, slots=True)

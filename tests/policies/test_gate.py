@@ -52,7 +52,34 @@ def test_a_conclusion_that_leaves_a_number_out_shows_it() -> None:
     assert draft_signals(after, STEP)["repeated"] == 1.0
 
 
-def test_only_the_last_segments_are_searched() -> None:
+@pytest.mark.parametrize(
+    "parts",
+    [
+        ("12+30=42.\n\n", "42*2=84.\n\n"),  # as a policy that judges steps has them recorded
+        ("12+30=4", "2.\n", "\n42*", "2=84.\n\n"),  # as corrections leave them
+        ("12+30=42.\n\n42*2=84.\n\n",),  # as the large model writes several
+    ],
+)
+def test_the_same_text_gives_the_same_signals_however_it_is_cut(parts: tuple[str, ...]) -> None:
+    before = ASKED
+    for part in parts:
+        before = before.extend(replace(STEP, text=part))
+    signals = draft_signals(before, replace(STEP, text="42*2=84.\n\n"))
+    assert signals["step"] == pytest.approx(log(3))
+    assert (signals["made"], signals["copied"]) == (0.0, pytest.approx(log(4)))  # 42, 2 and 84
+    assert signals["repeated"] == 1.0
+
+
+def test_a_draft_behind_a_correction_goes_on_with_its_step() -> None:
+    cut = ASKED.extend(replace(STEP, text="12+30=4"))
+    rest = draft_signals(cut, replace(STEP, text="2.\n\n"))
+    whole = draft_signals(ASKED, STEP)
+    assert all(rest[name] == whole[name] for name in ("step", "copied", "made", "left"))
+    again = ASKED.extend(STEP).extend(replace(STEP, text="12+30=4"))
+    assert draft_signals(again, replace(STEP, text="2.\n\n"))["repeated"] == 1.0
+
+
+def test_only_the_last_steps_are_searched() -> None:
     long = ASKED
     for number in range(100, 120):
         long = long.extend(replace(STEP, text=f"{number}.\n\n"))
@@ -94,6 +121,15 @@ def test_a_gate_is_a_sum_of_weighed_signals() -> None:
     assert Gate().of_draft(ASKED, STEP) is None  # without a model nothing is known of a draft
 
 
+def test_a_curve_says_what_a_sum_was_worth() -> None:
+    curve = ((-2.0, -4.0), (0.0, -3.0), (2.0, 1.0))
+    model = LogisticModel[ReadingSignal](bias=0.0, weights={"draft": 1.0}, curve=curve)
+    worth = [model.logit({"draft": x}) for x in (-9.0, -2.0, -1.0, 0.0, 1.5, 2.0, 9.0)]
+    assert worth == [-4.0, -4.0, -3.5, -3.0, 0.0, 1.0, 1.0]
+    one = LogisticModel[ReadingSignal](bias=0.0, weights={}, curve=((1.0, -2.0),))
+    assert one.logit({}) == -2.0
+
+
 def test_probabilities_do_not_overflow() -> None:
     assert probability(0.0) == 0.5
     assert probability(2.0) == pytest.approx(1 - probability(-2.0))
@@ -110,6 +146,8 @@ def test_probabilities_do_not_overflow() -> None:
         {"draft": {"bias": inf, "weights": {}}},
         {"draft": {"bias": 0, "weights": {"worst": "high"}}},
         {"draft": {"bias": 0, "weights": {}, "extra": 1}},
+        {"draft": {"bias": 0, "weights": {}, "curve": [[0, 0], [0, 1]]}},
+        {"draft": {"bias": 0, "weights": {}, "curve": [[0, 0], [1, -1]]}},
         {"judge": {}},
     ],
 )

@@ -9,6 +9,7 @@ Generated problems, whose words lie in `words/*.yaml`:
 - `stories`: the people, things and sentences of a word problem.
 - `unknowns`: the families of equations.
 - `word_problems`: the families in the form of stories.
+- `shared_forms`: which held-out calculations training has in another writing.
 - `problems`: all families; streams of problems, and the part each belongs to.
 
 Training documents:

@@ -3,7 +3,8 @@
 A problem is a question, an integer answer and the reference steps, each one arithmetic fact. Its
 `key` is the normalised numbers-and-operations expression, the same for every wording; the key's
 hash alone decides which part it belongs to: one fifth is held out, one fifth is for
-development, the rest is for training (`part_of`).
+development, the rest is for training (`part_of`). What training has in another writing is not drawn
+as held out (`shared_forms`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Literal
 
 from workers.training.calculations import arithmetic, chain, operate, remainder, sum_of_numbers
+from workers.training.shared_forms import is_shared, normal_form
 from workers.training.sketch import Fact, GeneratedProblem, Sketch, apply
 from workers.training.unknowns import one_unknown, two_unknowns
 from workers.training.word_problems import word_left, word_share, word_total
@@ -48,15 +50,18 @@ def part_of(key: str) -> Part:
 def draw(
     part: Part, seed: int, count: int, *, new_wordings: bool = False, family: str | None = None
 ) -> list[GeneratedProblem]:
-    """`count` distinct problems of one part, families and levels in turn.
+    """`count` distinct problems of one part, as the stream has them, families and levels in turn.
 
-    `new_wordings` uses only the wordings kept out of training.
+    Held-out ones are distinct calculations that training has in no writing, so there are fewer of
+    the lowest levels. `new_wordings` uses only the wordings kept out of training.
     """
     problems: list[GeneratedProblem] = []
     seen: set[str] = set()
     for problem in stream(part, seed, new_wordings=new_wordings, family=family):
-        if problem.question not in seen:
-            seen.add(problem.question)
+        held_out = part == "heldout"
+        mark = normal_form(problem.key) if held_out else problem.question
+        if mark not in seen and not (held_out and is_shared(mark)):
+            seen.add(mark)
             problems.append(problem)
             if len(problems) == count:
                 return problems

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from deploy.cli import main as cli
 from deploy.evaluation import gate_learning
@@ -82,6 +83,32 @@ def test_a_file_beside_the_recordings_is_none_of_them(baton: Any, tmp_path: Path
     status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
     assert status == 1
     assert "expected recordings, found none" in error
+
+
+@pytest.mark.parametrize("problems", ["builtin:heldout", "builtin:strangers"])
+@pytest.mark.parametrize("below", ["", "runs"])
+def test_nothing_is_learned_from_problems_of_figures(
+    baton: Any, tmp_path: Path, problems: str, below: str
+) -> None:
+    head = {"baton_eval": 1, "pair": {}, "problems": problems}
+    (tmp_path / below).mkdir(exist_ok=True)
+    (tmp_path / below / "rows.jsonl").write_text(json.dumps(head) + "\n")
+    status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
+    assert status == 1
+    assert f"found {problems}, on which figures are measured" in error
+
+
+def test_a_lossy_pair_teaches_nothing(baton: Any, tmp_path: Path) -> None:
+    data = yaml.safe_load(DEFAULT_FILE.read_text())
+    large = data["applications"][0]["args"]["workers"]["large"]
+    large["speculation"] = {"method": "reflective", "params": {"draft": "embedded:small"}}
+    (tmp_path / "lossy.yaml").write_text(yaml.safe_dump(data))
+    status, _, error = baton(
+        "learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"),
+        "--config", str(tmp_path / "lossy.yaml"),
+    )  # fmt: skip
+    assert status == 1
+    assert "large worker: reflective (lossy): a gate is learned from the models' own text" in error
 
 
 def test_recordings_of_another_pair_are_refused(baton: Any, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ from deploy.cli.eval import _served_by, rows_kept
 from deploy.evaluation import recording as record
 from deploy.evaluation.calibration_file import notes
 from deploy.launch.deployment_file import load
+from deploy.service.calibration import pair_of
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Segments, Step, Transcript
 from policies import POLICIES
@@ -101,6 +102,11 @@ DEAD = "http://127.0.0.1:9"
             2,
             "--speculation",
         ),
+        (
+            ("eval", "--problems", "builtin:dev", "--speculation", "chain:gama=4"),
+            2,
+            "chain has no parameter 'gama'; there are draft, gamma, threshold",
+        ),
         (("eval", "--problems", "builtin:dev", "--url", DEAD, "--small", "x"), 2, "--small"),
         (("eval", "--problems", "builtin:dev", "--feedback"), 2, "--feedback"),
         (("eval", "--problems", "builtin:dev", "--small", "/nowhere"), 1, "/nowhere is no model"),
@@ -128,6 +134,11 @@ DEAD = "http://127.0.0.1:9"
                 *("calibrate", "--policy", "specreason", "--target-accuracy", "0.9"),
                 *("--problems", "builtin:heldout"),
             ),
+            2,
+            "nothing is tuned on held-out problems",
+        ),
+        (
+            ("calibrate", "--target-accuracy", "0.9", "--problems", "builtin:strangers"),
             2,
             "nothing is tuned on held-out problems",
         ),
@@ -242,9 +253,10 @@ def test_lossy_speculation_shows_wherever_it_serves(
         *("--recordings", str(tmp_path / "run")),
     )
     assert ran.status == 0
-    assert "The large worker speculates: reflective (lossy)" in " ".join(ran.out.split())
-    assert json.loads(out.read_text())["rows"][0]["speculation"] == "reflective (lossy)"
-    assert "`reflective (lossy)` in the large worker" in tables.read_text()
+    method = "reflective:gamma=2 (lossy)"
+    assert f"The large worker speculates: {method}" in " ".join(ran.out.split())
+    assert json.loads(out.read_text())["rows"][0]["speculation"] == method
+    assert f"`{method}` in the large worker" in tables.read_text()
     (recording,) = (
         path for path in (tmp_path / "run").rglob("*.jsonl") if path.name != "rows.jsonl"
     )
@@ -372,6 +384,53 @@ def test_calibrate_a_pair_on_questions_alone(baton: Any, tiny_file: Path, tmp_pa
     assert "--target-accuracy needs an answer" in baton(*other).err
 
 
+def test_calibrate_into_a_file_that_holds_more(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
+    """A gate that was learned, and thresholds of other targets: each entry is its own run's."""
+    out = tmp_path / "pair.json"
+    gate = {"reading": {"bias": -1.0, "weights": {"read_worst": 1.0}}}
+    learned = {"params": {"gate": gate}, "learned": {"drafts": 7}}
+    pair = pair_of(load(tiny_file).args.workers)
+    begun = {"baton_calibration": 1, "pair": pair, "policies": {"learned-gate": learned}}
+    out.write_text(json.dumps(begun))
+    asked = ("calibrate", "--config", str(tiny_file), "--max-tokens", "40", "--out", str(out))
+    specreason = ("--policy", "specreason:answer_by=small")
+    first = baton(*asked, *specreason, "--target-large-share", "0.1", "--limit", "2")
+    assert first.status == 0, first.err
+    assert "kept in the file as they were: learned-gate" in first.out
+    assert "measured on the questions that the thresholds were chosen by" in first.out
+    document = json.loads(out.read_text())
+    assert document["policies"]["learned-gate"] == learned
+    row = document["policies"]["specreason"]
+    assert (row["target"], row["n"]) == ({"measure": "large_share", "value": 0.1}, 2)
+    assert row["in_sample"] is True
+
+    # Another policy at another target leaves that entry as it is, and meets nothing itself.
+    gated = ("--policy", "learned-gate")
+    second = baton(*asked, *gated, "--target-accuracy", "1", "--limit", "3")
+    assert second.status == 1
+    assert "learned-gate: no risk from 0 to 1 meets accuracy 1" in second.err
+    document = json.loads(out.read_text())
+    assert document["policies"]["specreason"] == row
+    assert document["policies"]["learned-gate"] == learned
+    assert document["unmet"]["learned-gate"]["params"]["gate"]["reading"]["bias"] == -1.0
+
+    third = baton(*asked, *gated, "--target-agreement", "0", "--limit", "3")
+    assert third.status == 0, third.err
+    document = json.loads(out.read_text())
+    assert "learned-gate" not in document["unmet"]
+    met = document["policies"]["learned-gate"]
+    assert (met["n"], met["learned"]) == (3, learned["learned"])
+
+    # A threshold that met an easier target is not served for one that nothing meets.
+    fourth = baton(*asked, *specreason, "--target-accuracy", "1", "--limit", "2")
+    assert fourth.status == 1
+    document = json.loads(out.read_text())
+    assert "specreason" not in document["policies"]
+    assert document["unmet"]["specreason"]["met"] is False
+    both = baton(*asked, *specreason, *gated, "--target-accuracy", "1", "--limit", "2", "--json")
+    assert both.status == 1
+
+
 def test_calibrate_from_recordings(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     config = ("--config", str(tiny_file), "--max-tokens", "40", "--limit", "2")
     folder = tmp_path / "run"
@@ -456,3 +515,33 @@ def test_rows_over_vllm_and_over_our_engine_share_no_file(tmp_path: Path) -> Non
         _served_by(None, file, [], None, None) for file in (None, tmp_path / "vllm.yaml")
     )
     assert theirs == ours | {"over_vllm": ["large"]}
+
+
+def test_rows_are_of_one_method_and_its_parameters(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    out, rows = tmp_path / "summary.json", tmp_path / "rows.jsonl"
+    asked = ("eval", "--problems", "builtin:dev", "--limit", "1", "--policies", "large-only")
+    asked += ("--config", str(tiny_file), "--max-tokens", "12", "--rows", str(rows))
+    ran = baton(*asked, "--speculation", "chain:threshold=0.6:gamma=16", "--json", str(out))
+    assert ran.status == 0, ran.err
+    (row,) = json.loads(out.read_text())["rows"]
+    assert row["speculation"] == "chain:gamma=16:threshold=0.6"
+    kept = rows.read_bytes()
+    assert baton(*asked, "--speculation", "chain:gamma=16:threshold=0.6").status == 0
+    other = baton(*asked, "--speculation", "chain:gamma=4:threshold=0.6")
+    assert other.status == 1
+    assert 'its speculation is "chain:gamma=16:threshold=0.6", now "chain:gamma=4' in other.err
+    assert rows.read_bytes() == kept
+
+
+def test_a_method_that_the_file_has_parameters_for_is_named_with_them(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    data = yaml.safe_load(tiny_file.read_text())
+    small = data["applications"][0]["args"]["workers"]["small"]["model"]
+    large = data["applications"][0]["args"]["workers"]["large"]
+    large["speculation"] = {"method": "chain", "params": {"draft": small, "gamma": 2}}
+    (tmp_path / "chain.yaml").write_text(yaml.safe_dump(data))
+    assert _served_by(None, tmp_path / "chain.yaml", [], None, "chain")[0] == "chain:gamma=2"
+    assert _served_by(None, tmp_path / "chain.yaml", [], None, None)[0] == "vanilla"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from deploy.evaluation.cached_worker import CachedWorker, cached_pair
+from deploy.evaluation.cached_worker import CachedWorker, cached_pair, opened_pair
 from deploy.evaluation.recording import RecordedRequest, Recording
+from deploy.service.config import Workers
+from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
@@ -202,6 +206,37 @@ def test_drawn_recordings_teach_nothing() -> None:
     )
     asked = RecordedRequest("r", "p", ASKED, sampling=Sampling(0.7))
     assert CachedWorker(lambda: Scripted()).load_recording("small", Recording(asked, (said,))) == 0
+
+
+async def test_what_was_speculated_with_loss_is_nobodys_own() -> None:
+    policy = SpecReason(threshold=6)
+    found = [e for e in await events(policy, pair()) if not isinstance(e, TextDelta)]
+    asked = RecordedRequest("r", "specreason", ASKED, policy.model_dump(mode="json"))
+    lossy = replace(asked, speculation={"small": "vanilla", "large": "reflective (lossy)"})
+    loaded: dict[str, list[int]] = {}
+    for request in (asked, lossy):
+        recording = Recording(request, tuple(found))  # type: ignore[arg-type]
+        for name, cache in cached(pair()).items():
+            loaded.setdefault(name, []).append(cache.load_recording(name, recording))
+    assert loaded["small"][0] == loaded["small"][1] > 0
+    assert loaded["large"][0] > loaded["large"][1] == 0
+
+
+async def test_answers_of_another_lossy_setting_are_not_taken(tmp_path: Path) -> None:
+    def workers(**params: Any) -> Workers:
+        method = {"method": "reflective", "params": {"draft": "embedded:small", **params}}
+        embedded = {"small": "embedded:small", "large": "embedded:large"}
+        spec = {name: {"model": model} for name, model in embedded.items()}
+        return Workers.model_validate({**spec, "large": {**spec["large"], "speculation": method}})
+
+    log = tmp_path / "calls.jsonl"
+    async with opened_pair(workers(alpha=0.1), {}, log):
+        pass
+    async with opened_pair(workers(alpha=0.1), {}, log):
+        pass
+    with pytest.raises(ConfigError, match="found another file"):
+        async with opened_pair(workers(alpha=0.3), {}, log):
+            pass
 
 
 def _generate() -> Any:

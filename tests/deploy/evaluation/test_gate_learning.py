@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from math import exp
 from random import Random
 from typing import Any, get_args
@@ -15,6 +16,7 @@ from deploy.evaluation.clients import LocalClient, RequestOptions, ask
 from deploy.evaluation.gate_learning import (
     GateExample,
     by_question,
+    calibration_curve,
     drafts,
     examples,
     fit,
@@ -23,9 +25,14 @@ from deploy.evaluation.gate_learning import (
 from deploy.evaluation.recording import Recording
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.launch.workers import load_pair
-from orchestrator.errors import BatonError, WorkerUnavailable
+from orchestrator.errors import (
+    BatonError,
+    ContextLengthExceeded,
+    Unsupported,
+    WorkerUnavailable,
+)
 from orchestrator.experiments.answer_equality import compare
-from policies.gate import DraftSignal, LogisticModel, ReadingSignal
+from policies.gate import DraftSignal, LogisticModel, ReadingSignal, probability
 from workers.engine.worker import LocalWorker
 from workers.training.problems import draw
 
@@ -65,13 +72,16 @@ async def test_every_draft_of_a_chain_is_found(pair: Any) -> None:
     assert all(one.draft.logprobs and one.criteria.until == ("\n\n",) for one in found)
 
 
-async def test_a_sampled_request_and_one_of_a_single_model_teach_nothing(pair: Any) -> None:
+async def test_requests_that_are_sampled_lossy_or_of_one_model_teach_nothing(pair: Any) -> None:
     (sampled,) = await recorded(pair, 1, temperature=0.8)
     assert list(drafts(sampled)) == []
     (alone,) = await recorded(pair, 1, candidate=Candidate("l", "large-only"))
     assert list(drafts(alone)) == []
-    assert by_question([sampled, alone]) == []
-    assert await examples([], pair, same) == []
+    (own,) = await recorded(pair, 1)
+    lossy = replace(own.request, speculation={"small": "vanilla", "large": "reflective (lossy)"})
+    mixed = replace(own, request=lossy)
+    assert by_question([sampled, alone, mixed]) == []
+    assert (await examples([], pair, same)).found == []
 
 
 async def test_what_was_drafted_twice_for_a_question_counts_once(pair: Any) -> None:
@@ -82,22 +92,47 @@ async def test_what_was_drafted_twice_for_a_question_counts_once(pair: Any) -> N
     assert len({(one.transcript.text, one.draft.text) for one in own}) == len(own)
 
 
-async def test_a_question_whose_branches_fail_is_left_out(pair: Any) -> None:
+class Failing:
+    """The large model, whose readings fail; of one draft, or of all."""
+
+    def __init__(self, worker: Any, error: Exception, draft: str | None = None) -> None:
+        self.worker, self.error, self.draft = worker, error, draft
+
+    async def verify(self, call: Any, segment: Any, *given: Any) -> Any:
+        if self.draft in (None, segment.text):
+            raise self.error
+        return await self.worker.verify(call, segment, *given)
+
+    def generate(self, *given: Any, **named: Any) -> Any:
+        return self.worker.generate(*given, **named)
+
+
+async def test_a_draft_that_fits_no_context_leaves_the_others_of_its_question(pair: Any) -> None:
+    (question,) = by_question(await recorded(pair, 1))
+    whole = await examples([question], pair, same)
+    assert len(whole.found) > 1
+    assert whole.failures == []
+    full = ContextLengthExceeded("the context is full")
+    failing = Failing(pair["large"], full, draft=question[0].draft.text)
+    found = await examples([question], {**pair, "large": failing}, same)
+    assert found.failures == ["the context is full"]
+    assert [one.draft for one in found.found] == [one.draft for one in whole.found[1:]]
+
+
+async def test_drafts_that_a_worker_fails_are_counted(pair: Any) -> None:
     questions = by_question(await recorded(pair, 2))
-
-    class Gone:
-        async def verify(self, *_: Any) -> Any:
-            raise WorkerUnavailable("gone")
-
-        def generate(self, *given: Any, **named: Any) -> Any:
-            return pair["large"].generate(*given, **named)
-
-    assert await examples(questions, {**pair, "large": Gone()}, same) == []
+    gone = Failing(pair["large"], WorkerUnavailable("gone"))
+    found = await examples(questions, {**pair, "large": gone}, same)
+    assert (found.found, set(found.failures)) == ([], {"gone"})
+    assert 2 <= len(found.failures) <= sum(map(len, questions))
+    never = Failing(pair["large"], Unsupported("no log-probabilities"))
+    with pytest.raises(Unsupported):
+        await examples(questions, {**pair, "large": never}, same)
 
 
 async def test_a_rewrite_by_the_same_model_never_helps(pair: Any) -> None:
     twins = {"small": pair["large"], "large": pair["large"]}
-    found = await examples(by_question(await recorded(twins, 3)), twins, same)
+    found = (await examples(by_question(await recorded(twins, 3)), twins, same)).found
     assert len(found) >= 3
     assert not any(example.helps for example in found)
 
@@ -105,7 +140,7 @@ async def test_a_rewrite_by_the_same_model_never_helps(pair: Any) -> None:
 async def test_what_helps_is_found_by_running_both_branches(pair: Any) -> None:
     questions = by_question(await recorded(pair, 12))
     done: list[int] = []
-    found = await examples(questions, pair, same, concurrency=4, progress=done.append)
+    found = (await examples(questions, pair, same, concurrency=4, progress=done.append)).found
     assert done == list(range(1, 13))
     helped = [example for example in found if example.helps]
     assert 0 < len(helped) < len(found)
@@ -140,6 +175,36 @@ def test_the_fit_finds_the_law_that_made_the_examples() -> None:
         assert abs(said - helped) < 4 * (said * (1 - said) / count) ** 0.5 + 0.01
     # The reading adds nothing here, and takes over what the draft said.
     assert report.reading.auc == pytest.approx(report.draft.auc, abs=0.01)
+
+
+def test_probabilities_are_what_happened_where_the_law_is_no_logistic_one() -> None:
+    """However doubtful a draft looks below a bend, one rewrite in fifty helps; above it, half."""
+    random = Random(2)
+    found = []
+    for example in simulated(6000):
+        helps = random.random() < (0.5 if example.draft["worst"] > 2.5 else 0.02)
+        found.append(replace(example, helps=helps))
+    report = fit(found)
+    model = report.gate.draft
+    assert model is not None
+    assert model.curve
+    straight = model.model_copy(update={"curve": ()})
+    sure = {**found[0].draft, "worst": 0.0}
+    assert probability(straight.logit(sure)) < 0.01  # what the logistic law alone would claim
+    assert probability(model.logit(sure)) == pytest.approx(0.02, abs=0.008)
+    doubtful = probability(model.logit({**sure, "worst": 3.5}))
+    assert doubtful == pytest.approx(0.5, abs=0.08)
+    for said, helped, count in reliability(report.draft, report.outcomes):
+        assert abs(said - helped) < 4 * (said * (1 - said) / count) ** 0.5 + 0.02
+
+
+def test_nothing_is_certain() -> None:
+    logits = np.arange(100.0)
+    curve = calibration_curve(logits, logits >= 50)
+    assert [round(probability(worth), 3) for _, worth in curve] == [0.02, 0.98]  # 1 of 51
+    assert [place for place, _ in curve] == pytest.approx([24.02, 74.98], abs=0.01)
+    with np.errstate(all="raise"):
+        assert len(calibration_curve(logits, logits >= 100)) == 1  # none helped
 
 
 @pytest.mark.parametrize("helped", [True, False])

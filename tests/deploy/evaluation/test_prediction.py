@@ -80,6 +80,29 @@ def test_predicted_rows(tmp_path: Path) -> None:
     json.dumps(data)
 
 
+def test_a_request_that_failed_is_a_wrong_answer_without_a_time(tmp_path: Path) -> None:
+    folder = recorded(tmp_path)
+    head, *rows = map(json.loads, (folder / "rows.jsonl").read_text().splitlines())
+    failed = next(row for row in rows if (row["policy"], row["problem"]) == ("small-only", 0))
+    del failed["recording"]
+    failed |= {"error": "the worker is gone", "correct": False}
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, [head, *rows])))
+    large, small = (data := predicted(folder, COSTS))["rows"]
+    assert (large["n"], large["errors"], large["timed"], large["accuracy"]) == (2, 0, 2, 1.0)
+    assert (small["n"], small["errors"], small["timed"], small["accuracy"]) == (2, 1, 1, 0.0)
+    assert small["difference"] == -1.0
+    assert small["total_ms"] == 16  # of the problem that both answered
+    assert (small["speedup"], small["measured_speedup"]) == (206 / 16, 2.0)
+    assert "| failed |" in report(data)
+    for row in rows:
+        if row["policy"] == "small-only":
+            row.pop("recording", None)
+            row["error"] = "the worker is gone"
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, [head, *rows])))
+    small = predicted(folder, COSTS)["rows"][1]
+    assert (small["errors"], small["timed"], small["measured_speedup"]) == (2, 0, None)
+
+
 def test_requests_that_waited_for_others_have_no_measured_speedup(tmp_path: Path) -> None:
     folder = recorded(tmp_path)
     head, *rows = (folder / "rows.jsonl").read_text().splitlines()
@@ -127,6 +150,15 @@ def test_recordings_that_cannot_be_used(tmp_path: Path) -> None:
         predicted(tmp_path, COSTS)
     folder = recorded(tmp_path / "a", speculation="chain")
     with pytest.raises(ConfigError, match="recorded with 'chain'"):
+        predicted(folder, COSTS)
+    folder = recorded(tmp_path / "lossy")
+    path = next(folder.glob("00000-*"))
+    head, *events = path.read_text().splitlines()
+    speculation = {"small": "reflective (lossy)", "large": "vanilla"}
+    path.write_text(
+        "\n".join([json.dumps(json.loads(head) | {"speculation": speculation}), *events])
+    )
+    with pytest.raises(ConfigError, match=r"recorded with reflective \(lossy\)"):
         predicted(folder, COSTS)
     folder = recorded(tmp_path / "b")
     next(folder.glob("00000-*")).write_text("{}\n")

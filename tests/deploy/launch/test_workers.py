@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 from deploy.cli import main as cli
-from deploy.cli.common import _draft
+from deploy.cli.common import large_speculation
 from deploy.launch import workers
 from deploy.launch.deployment_file import load
 from deploy.service import workers as service_workers
 from deploy.service.config import Workers, WorkerSpec
-from orchestrator.errors import ConfigError
+from orchestrator.errors import ConfigError, InvalidRequest
 from tests.deploy.conftest import ROOT
 from workers.engine import loading
 
@@ -44,13 +44,35 @@ def test_in_one_process_our_own_engines_share_its_cap(shares: list[float]) -> No
     assert shares == [1.0]
 
 
+def chosen(pair: Workers, text: str) -> dict[str, Any]:
+    found = large_speculation(pair, text)
+    assert found is not None
+    return found.params
+
+
 def test_the_small_model_drafts_where_the_command_line_names_the_method() -> None:
     cuda = {"model": "m", "device": "cuda"}
     pair = Workers.model_validate({"small": {**cuda, "model": "s"}, "large": cuda})
-    assert _draft("draft_model", pair) == {"model": "s"}
-    assert _draft("ngram", pair) == {}
+    assert chosen(pair, "draft_model") == {"model": "s"}
+    assert chosen(pair, "ngram") == {}
     ours = Workers.model_validate({"small": {"model": "s"}, "large": {"model": "m"}})
-    assert _draft("chain", ours) == {"draft": "s"}
+    assert chosen(ours, "chain") == {"draft": "s"}
+    assert chosen(ours, "chain:draft=d") == {"draft": "d"}
+
+
+def test_parameters_of_a_method_go_before_those_of_the_file() -> None:
+    method = {"method": "chain", "params": {"draft": "d", "gamma": 2, "threshold": 0.4}}
+    pair = Workers.model_validate(
+        {"small": {"model": "s"}, "large": {"model": "m", "speculation": method}}
+    )
+    assert chosen(pair, "chain:gamma=16") == {"draft": "d", "gamma": 16, "threshold": 0.4}
+    assert large_speculation(pair, None) == pair.large.speculation
+    assert chosen(pair, "reflective:base=chain:gamma=3") == {
+        "draft": "s", "base": "chain", "gamma": 3,
+    }  # fmt: skip
+    for text, said in (("chian", "no speculation method 'chian'"), ("chain:gama=3", "'gama'")):
+        with pytest.raises(InvalidRequest, match=said):
+            large_speculation(pair, text)
 
 
 def test_a_vllm_that_is_missing_is_told_before_anything_starts(

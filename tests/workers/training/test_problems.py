@@ -13,6 +13,7 @@ import pytest
 from deploy.evaluation.problems import load_problems
 from workers.training import problems, wordings
 from workers.training.problems import FAMILIES, LEVELS, GeneratedProblem, draw, part_of, stream
+from workers.training.shared_forms import normal_form
 from workers.training.steps import KEYWORDS
 
 PARTS = ("train", "dev", "heldout")
@@ -40,6 +41,34 @@ def test_parts_share_no_problem() -> None:
         assert {part_of(key) for key in found} == {part}
 
 
+@pytest.mark.parametrize(
+    ("writings", "form"),
+    [
+        (("8+10", "10+8", "(10)+8"), "(10+8)"),
+        (("21+3*3", "3*3+21", "((3)*3)+21", "21+(3*3)"), "((3*3)+21)"),
+        (("(309+3)/4", "(3+309)/4"), "((3+309)/4)"),
+        (("9-4+2", "9+2-4", "2+(9-4)", "9-(4-2)"), "(2+9-4)"),
+        (("8/4*7", "((8)/4)*7", "7*8/4", "7*(8/4)"), "(7*8/4)"),
+        (("17%3",), "(17%3)"),
+        (("9x+19=136",), "9x+19=136"),
+    ],
+)
+def test_writings_of_one_calculation_have_one_form(writings: tuple[str, ...], form: str) -> None:
+    assert {normal_form(key) for key in writings} == {form}
+
+
+def test_other_calculations_have_other_forms() -> None:
+    keys = ("9-4", "4-9", "9/4", "4/9", "9-4-2", "9-(4+2)*1", "(9-4)*2", "9-4*2", "9%4", "9+4")
+    assert len({normal_form(key) for key in keys}) == len(keys)
+
+
+def test_what_training_has_in_another_writing_is_not_held_out() -> None:
+    trained = {normal_form(problem.key) for problem in islice(stream("train", 1), 20_000)}
+    drawn = [normal_form(problem.key) for problem in draw("heldout", 20261123, 1000)]
+    assert len(set(drawn)) == len(drawn)
+    assert not trained & set(drawn)
+
+
 def test_a_fifth_is_held_out() -> None:
     shares = [part_of(f"{a}+{b}") for a in range(100) for b in range(100)]
     assert 0.18 < shares.count("heldout") / len(shares) < 0.22
@@ -56,11 +85,13 @@ def test_wording_does_not_change_the_part() -> None:
 
 
 def test_every_family_and_level_is_drawn_alike() -> None:
-    drawn = draw("heldout", 1, 1000)
+    drawn, held_out = draw("dev", 1, 1000), draw("heldout", 1, 1000)
     for family in FAMILIES:
         assert sum(p.family == family for p in drawn) == pytest.approx(100, abs=15)
+        assert sum(p.family == family for p in held_out) == pytest.approx(100, abs=30)
     for level in LEVELS:
         assert sum(p.level == level for p in drawn) == pytest.approx(200, abs=30)
+        assert sum(p.level == level for p in held_out) > 100  # of small numbers training has more
     first = list(islice(stream("heldout", 1), 10))
     assert {p.family for p in first} == set(FAMILIES)
     assert sorted(p.level for p in first) == sorted(2 * LEVELS)
