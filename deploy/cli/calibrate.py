@@ -230,7 +230,7 @@ async def _calibrate(
     console = Console(stderr=True, highlight=False)
     log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
     async with opened_pair(args.workers, pair, log) as workers, AsyncExitStack() as stack:
-        loaded = _load_recordings(workers, options.recordings, pair)
+        loaded = _load_recordings(workers, options.recordings, pair, args.workers.answering())
         grader = stack.enter_context(closing(Grader()))
         client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))
         shown = stack.enter_context(bar(console))
@@ -275,7 +275,12 @@ async def _calibrate(
         }
 
 
-def _load_recordings(workers: dict[Any, Any], folder: Path | None, pair: dict[str, str]) -> int:
+def _load_recordings(
+    workers: dict[Any, Any],
+    folder: Path | None,
+    pair: dict[str, str],
+    answering: dict[str, Any],
+) -> int:
     """Fill both caches from recordings of the same pair; how many answers they had."""
     from deploy.evaluation import evaluation_log
     from deploy.evaluation.recording import load
@@ -283,7 +288,7 @@ def _load_recordings(workers: dict[Any, Any], folder: Path | None, pair: dict[st
     if folder is None:
         return 0
     loaded = 0
-    for path in evaluation_log.recordings(folder, pair):
+    for path in evaluation_log.recordings(folder, pair, answering):
         recording = load(path)
         loaded += sum(worker.load_recording(name, recording) for name, worker in workers.items())
     return loaded

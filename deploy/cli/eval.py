@@ -297,21 +297,23 @@ def _served_by(
     if url is not None:
         return SERVICE, {"url": url}
     from deploy.evaluation.candidates import policy_of
-    from deploy.service.calibration import fingerprint
+    from deploy.service.calibration import checkpoint, fingerprint
     from deploy.service.config import DEFAULT_FILE, Speculation, load
-    from workers.embedded.checkpoints import folder_of
+    from workers.embedded.checkpoints import place_of
 
     args = load(config or DEFAULT_FILE).args
     for candidate in candidates:
         policy_of(args, candidate)
     own, large = args.workers.small, args.workers.large
     pair = {
-        "small": fingerprint(folder_of(small) if small else own.folder(), small or str(own.model)),
-        "large": fingerprint(large.folder(), str(large.model)),
+        "small": fingerprint(place_of(small or own.source), small or str(own.model)),
+        "large": checkpoint(large),
         "params": args.policy.params,
     }
     if engines := [name for name, spec in args.workers.by_name().items() if spec.runs_vllm]:
         pair["over_vllm"] = engines
+    if answering := args.workers.answering():
+        pair["answering"] = answering
     method = Speculation(method=speculation or "vanilla").label
     return SERVER_METHOD if large.url is not None else method, pair
 

@@ -83,7 +83,7 @@ def gate(
     args = load(config or DEFAULT_FILE).args
     pair = pair_of(args.workers)
     known = document_of(out, pair)
-    found = _recordings(recordings, pair)
+    found = _recordings(recordings, pair, args.workers.answering())
     opened = opened_pair(args.workers, pair, out.with_suffix(".calls.jsonl"))
     report = fit(asyncio.run(_examples(found, limit, concurrency, opened)))
     summary = {
@@ -139,7 +139,7 @@ async def _examples(
         )
 
 
-def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
+def _recordings(place: Path, pair: dict[str, str], answering: dict[str, Any]) -> list[Recording]:
     """The recordings of a folder.
 
     Raises:
@@ -149,7 +149,7 @@ def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
     from deploy.evaluation.recording import load
 
     if (place / "rows.jsonl").is_file():
-        paths = evaluation_log.recordings(place, pair)
+        paths = evaluation_log.recordings(place, pair, answering)
     else:
         # This command keeps the models' answers in such a file, perhaps here.
         found = sorted(place.glob("**/*.jsonl"))

@@ -209,7 +209,7 @@ async def opened_pair(
         log: where answers are found and kept, a file that is made where there is none.
 
     Raises:
-        ConfigError: the log is of another pair, or cannot be written.
+        ConfigError: the log is of another pair or other settings, or cannot be written.
     """
     async with AsyncExitStack() as stack:
 
@@ -220,7 +220,17 @@ async def opened_pair(
 
         calls = None
         if log is not None:
-            settings = {"pair": dict(pair), "speculation": workers.speculation()}
+            methods = [
+                one for spec in (workers.small, workers.large) for one in spec.speculation.offered
+            ]
+            settings = {
+                "pair": dict(pair),
+                "speculation": workers.speculation(),
+                "lossy": [one.model_dump() for one in methods if one.lossy],
+                "answering": workers.answering(),
+            }
+            # What is not said was not written by earlier versions either.
+            settings = {name: said for name, said in settings.items() if said}
             calls = stack.enter_context(closing(CallLog(log, settings)))
         yield cached_pair(load, calls)
 

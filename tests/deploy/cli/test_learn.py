@@ -11,7 +11,7 @@ import pytest
 
 from deploy.cli import main as cli
 from deploy.evaluation import gate_learning
-from deploy.service.calibration import read
+from deploy.service.calibration import pair_of, read
 from deploy.service.config import DEFAULT_FILE, load
 from policies.gate import Gate
 from policies.learned_gate import LearnedGate
@@ -90,3 +90,13 @@ def test_recordings_of_another_pair_are_refused(baton: Any, tmp_path: Path) -> N
     status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
     assert status == 1
     assert "recorded with" in error
+
+
+def test_recordings_of_other_settings_are_refused(baton: Any, tmp_path: Path) -> None:
+    pair: dict[str, Any] = dict(pair_of(load(DEFAULT_FILE).args.workers))
+    pair["answering"] = {"large": {"dtype": "int8"}}
+    head = {"baton_eval": 1, "pair": pair, "candidates": []}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(head) + "\n")
+    status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
+    assert status == 1
+    assert 'recorded with {"large": {"dtype": "int8"}}, not {}' in error
