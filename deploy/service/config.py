@@ -329,6 +329,8 @@ class WorkerSpec(Strict):
     def answering(self) -> dict[str, Any]:
         """What answers depend on beside the weights, where it is not the default."""
         said = self.model_dump(mode="json", include=ANSWERING, exclude_defaults=True)
+        if self.device == "cpu" and said.get("dtype") == "float32":  # what auto is there
+            del said["dtype"]
         return said | ({"engine": "vllm"} if self.runs_vllm else {})
 
 
