@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -144,6 +145,20 @@ async def test_nan_logits_are_an_error_and_harm_no_other_call(worker: LocalWorke
     target.forward = forward  # type: ignore[method-assign]
     assert (await run(worker, ask(), StopCriteria(6))).segment.tokens == good.segment.tokens
     assert worker.stats()["live_rows"] == 0
+
+
+async def test_a_prompt_that_makes_nans_is_an_error_and_leaves_none(worker: LocalWorker) -> None:
+    """A prefill wants no logits, and what it caches is read by later calls."""
+    target = worker.engine.decoder.target
+    target.embedding[worker.tokenizer.encode("#")[0]] = nan
+    for criteria in (StopCriteria(0), StopCriteria(5)):
+        for question in ("#", "# and 2"):
+            with pytest.raises(WorkerError, match="NaN"):
+                await run(worker, replace(ask(question), owner="one"), criteria)
+    assert target.cache.data.isfinite().all()
+    asked = [replace(ask("What is 1?" + " and 2" * i), owner=str(i)) for i in range(4)]
+    answers = await asyncio.gather(*(run(worker, one, StopCriteria(8)) for one in asked))
+    assert all(answer.segment.tokens for answer in answers)
 
 
 async def test_a_crash_in_the_model_fails_its_calls_only(worker: LocalWorker) -> None:
