@@ -272,6 +272,28 @@ def drafting(method: str, **more: Any) -> LocalWorker:
     return load("embedded:large", rows=2, max_len=512, threads=1, speculation=speculation, **more)
 
 
+async def test_a_draft_that_is_nan_fails_its_own_row_only(
+    checkpoint: Path, draft_checkpoint: Path
+) -> None:
+    chain = {"method": "chain", "draft": str(draft_checkpoint)}
+    worker = load(checkpoint, speculation=chain, rows=4, max_len=200)
+    try:
+        expected = (await run(worker, ask(), StopCriteria(20))).segment.tokens
+        drafter = worker.engine.decoder.method.drafter  # type: ignore[attr-defined]
+        bad = worker.tokenizer.encode("#")[0]
+        drafter.model.embedding[bad] = nan
+        for sampling in (Sampling(), Sampling(0.8, seed=1)):
+            asked = [run(worker, ask(), StopCriteria(20)) for _ in range(2)]
+            asked += [run(worker, ask("# 1?"), StopCriteria(20), sampling)]
+            *good, failed = await asyncio.gather(*asked, return_exceptions=True)
+            assert [one.segment.tokens for one in good] == [expected] * 2  # type: ignore[union-attr]
+            assert isinstance(failed, WorkerError)
+            assert "the draft's logits are NaN" in str(failed)
+            assert drafter.cache.data.isfinite().all()
+    finally:
+        worker.close()
+
+
 @pytest.mark.parametrize("method", ["chain", "recursive-s"])
 async def test_what_a_method_drafted_and_the_model_accepted_is_counted(method: str) -> None:
     large = drafting(method)
