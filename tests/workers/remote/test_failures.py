@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 import pytest
@@ -285,6 +286,25 @@ async def test_nonsense_is_a_failure_like_others(name: str) -> None:
     async with odd(NONSENSE[name], retries=0) as (_, worker):
         with pytest.raises(WorkerUnavailable):
             await write(worker)
+
+
+async def test_a_log_probability_that_is_nan_is_an_error() -> None:
+    """Servers in Python spell it so; and minus infinity, which is a number."""
+    query = LabelQuery((Message("user", "Score?"),), "", ("0", "1"))
+    labels = [TOKENIZER.encode(label)[0] for label in query.labels]
+    top = {f"token_id:{labels[0]}": float("nan"), f"token_id:{labels[1]}": -0.5}
+    shown = {"tokens": [f"token_id:{labels[1]}"], "token_logprobs": [-0.5], "top_logprobs": [top]}
+    choice = {"text": "", "token_ids": [labels[1]], "logprobs": shown}
+    async with odd(http(200, json.dumps({"choices": [choice]}))) as (behind, worker):
+        with pytest.raises(WorkerError, match="NaN"):
+            await worker.classify(QUESTION, query)
+        assert len(behind.bodies) == 1  # it would come out the same again
+    async with odd(events(chunk(IDS).replace("-0.5", "NaN"), END)) as (_, worker):
+        with pytest.raises(WorkerError, match="NaN"):
+            await write(worker)
+    top[f"token_id:{labels[0]}"] = -inf
+    async with odd(http(200, json.dumps({"choices": [choice]}))) as (_, worker):
+        assert (await worker.classify(QUESTION, query)).probabilities == (0.0, 1.0)
 
 
 async def test_a_token_that_our_tokenizer_lacks() -> None:
