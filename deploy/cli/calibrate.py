@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deploy.evaluation.calibration import CalibrationTarget, Range
+    from deploy.evaluation.calibrator import JudgeCalibration
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import Problem
 
@@ -199,7 +200,14 @@ def _searches(
     if len({candidate.policy for candidate in candidates}) < len(candidates):
         raise InvalidRequest("--policy: each policy once; its parameters go behind its name")
     limits = _bounds(bounds)
-    return [(one, Range.of(POLICIES[one.policy], parameter, limits)) for one in candidates]
+    searches = [(one, Range.of(POLICIES[one.policy], parameter, limits)) for one in candidates]
+    for candidate, where in searches:
+        if where.parameter in candidate.params:
+            raise InvalidRequest(
+                f"{candidate.label}: {where.parameter} is what is searched for; leave it out, or "
+                "name another with --parameter"
+            )
+    return searches
 
 
 async def _calibrate(
@@ -243,12 +251,15 @@ async def _calibrate(
             progress=lambda label, done: shown.tell(f"{label}: {done} of {len(problems)}"),
         )
         ends = await calibrator.ends()
-        judge = await calibrator.judge()
+        judges: dict[str, JudgeCalibration] = {}  # by the question that is asked
         policies: dict[str, Any] = {}
         unmet: dict[str, Any] = {}
         for candidate, where in searches:
+            question = json.dumps(candidate.params.get("judge"))
+            if question not in judges:
+                judges[question] = await calibrator.judge(candidate.params)
             try:
-                found = await calibrator.threshold(candidate, where, target, judge)
+                found = await calibrator.threshold(candidate, where, target, judges[question])
             except Unsupported as error:
                 if not options.skip:
                     raise
@@ -265,6 +276,7 @@ async def _calibrate(
             "large_only": asdict(ends[1]),
             "judge": [
                 asdict(one) | {"tells": one.tells, "verdict": one.verdict()}
+                for judge in judges.values()
                 for one in judge.reports
             ],
             "policies": {**known, **policies},

@@ -114,6 +114,11 @@ DEAD = "http://127.0.0.1:9"
         (("calibrate", "--policy", "specreason"), 2, "give one target"),
         (("calibrate", "--policy", "best", "--target-accuracy", "0.9"), 2, "no policy 'best'"),
         (
+            ("calibrate", "--policy", "specreason:threshold=5", "--target-accuracy", "0.9"),
+            2,
+            "threshold is what is searched for",
+        ),
+        (
             ("calibrate", "--policy", "large-only", "--target-accuracy", "0.9"),
             2,
             "LargeOnly names no threshold",
