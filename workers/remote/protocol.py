@@ -287,6 +287,14 @@ def _content_logprobs(item: Mapping[str, Any], vocabulary: Vocabulary) -> dict[i
     return vocabulary.logprobs({top["token"]: top["logprob"] for top in tops})
 
 
+def no_logprobs() -> WorkerError:
+    """The error where a server that showed log-probabilities to the probe shows none."""
+    return WorkerError(
+        "expected log-probabilities of the first token, by names that the tokenizer has, as in the "
+        "probe, got none; restart this service if the server was replaced"
+    )
+
+
 def shown_bytes(answer: Mapping[str, Any]) -> dict[int, bytes]:
     """The bytes of tokens by id, of those shown at the first position with both; may be empty."""
     content = (answer["choices"][0].get("logprobs") or {}).get("content") or [{}]

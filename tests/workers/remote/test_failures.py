@@ -307,6 +307,18 @@ async def test_a_log_probability_that_is_nan_is_an_error() -> None:
         assert (await worker.classify(QUESTION, query)).probabilities == (0.0, 1.0)
 
 
+@pytest.mark.parametrize("top", [None, {"\ufffd": -0.1, "no token": -2.5}])
+async def test_the_token_that_was_made_is_no_score(top: dict[str, float] | None) -> None:
+    """Where the probe saw log-probabilities, one token without them would be certainty."""
+    query = LabelQuery((Message("user", "Score?"),), "", ("0", "1"))
+    made = TOKENIZER.encode("1")[0]
+    shown = {"tokens": ["1"], "token_logprobs": [-0.5], "top_logprobs": [top]}
+    choice = {"text": "1", "token_ids": [made], "logprobs": shown}
+    async with odd(http(200, json.dumps({"choices": [choice]}))) as (_, worker):
+        with pytest.raises(WorkerError, match="expected log-probabilities"):
+            await worker.classify(QUESTION, query)
+
+
 async def test_a_token_that_our_tokenizer_lacks() -> None:
     async with odd(events(chunk(IDS[:1]), chunk(IDS).replace(str(IDS[0]), "99999"))) as (_, worker):
         with pytest.raises(WorkerError, match="99999"):
@@ -316,13 +328,7 @@ async def test_a_token_that_our_tokenizer_lacks() -> None:
 @pytest.mark.parametrize("body", ["", "<html>", "[]", '{"choices": []}', '{"choices": [{}]}'])
 async def test_nonsense_instead_of_a_law(body: str) -> None:
     async with odd(http(200, body), retries=0) as (_, worker):
-        if body.endswith("[{}]}"):  # no token at all: none of the labels
-            classification = await worker.classify(
-                QUESTION, LabelQuery((Message("user", "?"),), "", ("1", "2"))
-            )
-            assert classification.outside == 1.0
-            return
-        with pytest.raises(WorkerUnavailable):
+        with pytest.raises(WorkerError, match="expected"):
             await worker.classify(QUESTION, LabelQuery((Message("user", "?"),), "", ("1", "2")))
 
 
