@@ -22,7 +22,7 @@ from deploy.service.calibration import fingerprint
 from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.answer_equality import compare
 from orchestrator.types import Message, Transcript
-from workers.embedded.checkpoints import folder_of
+from workers.embedded.checkpoints import place_of
 from workers.engine.loading import LoadedTarget, open_target
 from workers.text.prompt import PromptRenderer
 
@@ -137,7 +137,7 @@ def bench(
 def _shared(settings: Settings, chosen: Sequence[CandidateSpec]) -> dict[str, Any]:
     """What two runs must share for their turns to be of one."""
     models = {
-        name: fingerprint(folder_of(model), model)
+        name: fingerprint(place_of(model), model)
         for name, model in (("model", settings.model), ("draft", settings.draft))
         if model is not None
     }

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from deploy.evaluation.calibration import CalibrationTarget, Range
+    from deploy.evaluation.calibrator import JudgeCalibration
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import Problem
 
@@ -217,7 +218,14 @@ def _searches(
     if len({candidate.policy for candidate in candidates}) < len(candidates):
         raise InvalidRequest("--policy: each policy once; its parameters go behind its name")
     limits = _bounds(bounds)
-    return [(one, Range.of(POLICIES[one.policy], parameter, limits)) for one in candidates]
+    searches = [(one, Range.of(POLICIES[one.policy], parameter, limits)) for one in candidates]
+    for candidate, where in searches:
+        if where.parameter in candidate.params:
+            raise InvalidRequest(
+                f"{candidate.label}: {where.parameter} is what is searched for; leave it out, or "
+                "name another with --parameter"
+            )
+    return searches
 
 
 async def _calibrate(
@@ -249,7 +257,7 @@ async def _calibrate(
     console = Console(stderr=True, highlight=False)
     log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
     async with opened_pair(args.workers, pair, log) as workers, AsyncExitStack() as stack:
-        loaded = _load_recordings(workers, options.recordings, pair)
+        loaded = _load_recordings(workers, options.recordings, pair, args.workers.answering())
         grader = stack.enter_context(closing(Grader()))
         client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))
         shown = stack.enter_context(bar(console))
@@ -262,12 +270,15 @@ async def _calibrate(
             progress=lambda label, done: shown.tell(f"{label}: {done} of {len(problems)}"),
         )
         ends = await calibrator.ends()
-        judge = await calibrator.judge()
+        judges: dict[str, JudgeCalibration] = {}  # by the question that is asked
         policies: dict[str, Any] = {}
         unmet: dict[str, Any] = {}
         for candidate, where in searches:
+            question = json.dumps(candidate.params.get("judge"))
+            if question not in judges:
+                judges[question] = await calibrator.judge(candidate.params)
             try:
-                found = await calibrator.threshold(candidate, where, target, judge)
+                found = await calibrator.threshold(candidate, where, target, judges[question])
             except Unsupported as error:
                 if not options.skip:
                     raise
@@ -290,6 +301,7 @@ async def _calibrate(
             "large_only": asdict(ends[1]),
             "judge": [
                 asdict(one) | {"tells": one.tells, "verdict": one.verdict()}
+                for judge in judges.values()
                 for one in judge.reports
             ],
             "policies": {**kept, **policies},
@@ -306,7 +318,12 @@ def _learned(known: dict[str, Any], policy: str) -> dict[str, Any]:
     return {} if learned is None else {"learned": learned}
 
 
-def _load_recordings(workers: dict[Any, Any], folder: Path | None, pair: dict[str, str]) -> int:
+def _load_recordings(
+    workers: dict[Any, Any],
+    folder: Path | None,
+    pair: dict[str, str],
+    answering: dict[str, Any],
+) -> int:
     """Fill both caches from recordings of the same pair; how many answers they had."""
     from deploy.evaluation import evaluation_log
     from deploy.evaluation.recording import load
@@ -314,7 +331,7 @@ def _load_recordings(workers: dict[Any, Any], folder: Path | None, pair: dict[st
     if folder is None:
         return 0
     loaded = 0
-    for path in evaluation_log.recordings(folder, pair):
+    for path in evaluation_log.recordings(folder, pair, answering):
         recording = load(path)
         loaded += sum(worker.load_recording(name, recording) for name, worker in workers.items())
     return loaded

@@ -305,20 +305,22 @@ def _served_by(
         return SERVICE, {"url": url}
     from deploy.evaluation.candidates import policy_of
     from deploy.launch.deployment_file import DEFAULT_FILE, load
-    from deploy.service.calibration import fingerprint
-    from workers.embedded.checkpoints import folder_of
+    from deploy.service.calibration import checkpoint, fingerprint
+    from workers.embedded.checkpoints import place_of
 
     args = load(config or DEFAULT_FILE).args
     for candidate in candidates:
         policy_of(args, candidate)
     own, large = args.workers.small, args.workers.large
     pair = {
-        "small": fingerprint(folder_of(small) if small else own.folder(), small or str(own.model)),
-        "large": fingerprint(large.folder(), str(large.model)),
+        "small": fingerprint(place_of(small or own.source), small or str(own.model)),
+        "large": checkpoint(large),
         "params": args.policy.params,
     }
     if engines := [name for name, spec in args.workers.by_name().items() if spec.runs_vllm]:
         pair["over_vllm"] = engines
+    if answering := args.workers.answering():
+        pair["answering"] = answering
     method = large_speculation(args.workers, speculation, "vanilla")
     return SERVER_METHOD if method is None else _written(method, own.model), pair
 

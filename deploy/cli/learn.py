@@ -6,7 +6,7 @@ import asyncio
 import json
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -87,7 +87,7 @@ def gate(
         )
     pair = pair_of(args.workers)
     known = document_of(out, pair)
-    found = _recordings(recordings, pair)
+    found = _recordings(recordings, pair, args.workers.answering())
     opened = opened_pair(args.workers, pair, out.with_suffix(".calls.jsonl"))
     examples = asyncio.run(_examples(found, limit, concurrency, opened))
     report = fit(examples.found)
@@ -146,7 +146,7 @@ async def _examples(
         )
 
 
-def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
+def _recordings(place: Path, pair: dict[str, str], answering: dict[str, Any]) -> list[Recording]:
     """The recordings of a folder and those in it.
 
     Raises:
@@ -164,7 +164,9 @@ def _recordings(place: Path, pair: dict[str, str]) -> list[Recording]:
                 f"{log.parent}: expected recordings to learn from, found {problems}, on which "
                 "figures are measured: record builtin:train, or questions of your own"
             )
-    paths = [path for log in logs for path in evaluation_log.recordings(log.parent, pair)]
+    paths = [
+        path for log in logs for path in evaluation_log.recordings(log.parent, pair, answering)
+    ]
     if not logs:
         # This command keeps the models' answers in such a file, perhaps here.
         found = sorted(place.glob("**/*.jsonl"))

@@ -210,7 +210,7 @@ async def opened_pair(
         log: where answers are found and kept, a file that is made where there is none.
 
     Raises:
-        ConfigError: the log is of another pair, or cannot be written.
+        ConfigError: the log is of another pair or other settings, or cannot be written.
     """
     async with AsyncExitStack() as stack:
 
@@ -221,10 +221,17 @@ async def opened_pair(
 
         calls = None
         if log is not None:
-            settings: dict[str, Any] = {"pair": dict(pair), "speculation": workers.speculation()}
-            methods = {name: spec.speculation for name, spec in workers.by_name().items()}
-            if lossy := {name: one.params for name, one in methods.items() if one.lossy}:
-                settings["lossy"] = lossy  # what the texts depend on
+            methods = [
+                one for spec in (workers.small, workers.large) for one in spec.speculation.offered
+            ]
+            settings = {
+                "pair": dict(pair),
+                "speculation": workers.speculation(),
+                "lossy": [one.model_dump() for one in methods if one.lossy],
+                "answering": workers.answering(),
+            }
+            # What is not said was not written by earlier versions either.
+            settings = {name: said for name, said in settings.items() if said}
             calls = stack.enter_context(closing(CallLog(log, settings)))
         yield cached_pair(load, calls)
 

@@ -11,16 +11,21 @@ no less accuracy, which a sample obeys only roughly: every value that was tried 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Literal, get_args
 
+from pydantic import ValidationError
+
 from orchestrator.errors import InvalidRequest
 from orchestrator.loop.policy import Policy
 
-ROUNDS = 10
-"""Halvings of the range at most: a threshold from 0 to 10 is found to about 0.01."""
+ROUNDS = 16
+"""Halvings of the range at most: a threshold from 0 to 10 is found to 0.0002, since all scores of
+a judge may lie between 8.9 and 9."""
+INSET = 2**-10
+"""Part of the range by which a bound that is excluded is kept away from."""
 NEAR = 0.02
 """A share of large tokens within so much of the best that meets the target is good enough: no
 sample of questions tells two values apart that are closer."""
@@ -104,12 +109,13 @@ class Range:
         low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
         if bounds is not None:
             low, high = bounds
+            _check(policy, name, bounds)
         if low is None or high is None or not (isfinite(low) and isfinite(high) and low < high):
             raise InvalidRequest(
                 f"{name} needs a range to search: give --range LOW,HIGH", param="range"
             )
         if bounds is None:  # a bound that the field itself excludes is approached, not tried
-            inset = (high - low) / 2**ROUNDS
+            inset = (high - low) * INSET
             low, high = low + inset * ("gt" in limits), high - inset * ("lt" in limits)
         return cls(name, low, high, kind is int)
 
@@ -119,6 +125,18 @@ class Range:
             between = round((a + b) / 2)
             return None if between in (a, b) else between
         return (a + b) / 2 if abs(a - b) > (self.high - self.low) / 2**ROUNDS else None
+
+
+def _check(policy: type[Policy], name: str, bounds: Iterable[float]) -> None:
+    """Refuse what the field itself would refuse once the questions before it are answered."""
+    for bound in bounds:
+        try:
+            policy.model_validate({name: bound})
+        except ValidationError as error:
+            what = error.errors(include_url=False)[0]["msg"]
+            raise InvalidRequest(
+                f"--range: {name} cannot be {bound:g}: {what}", param="range"
+            ) from None
 
 
 def _number(annotation: Any) -> type[int] | type[float] | None:

@@ -8,8 +8,9 @@ so runs share their steps.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from deploy.evaluation.calibration import CalibrationResult, CalibrationTarget, Point, Range, search
@@ -107,11 +108,15 @@ class Calibrator:
         """What a candidate comes to on the questions."""
         return self._point(value, await self._judged(candidate))
 
-    async def judge(self) -> JudgeCalibration:
-        """The judge's scores of the small model's steps, by every scoring that the pair can do."""
+    async def judge(self, params: Mapping[str, Any] = MappingProxyType({})) -> JudgeCalibration:
+        """The judge's scores of the small model's steps, by every scoring that the pair can do.
+
+        `params`: a candidate's, of which the judge's question counts.
+        """
+        question = {key: params[key] for key in ("judge",) if key in params}
         judged: dict[str, list[JudgedAnswer]] = {}
         for scoring in ("expected", "likelihood"):
-            settings: dict[str, Any] = {"threshold": 0, "answer_by": "small", "scoring": scoring}
+            settings = {**question, "threshold": 0, "answer_by": "small", "scoring": scoring}
             if scoring == "likelihood":
                 settings["likelihood"] = list(UNIT)
             candidate = Candidate(f"judge by {scoring}", "specreason", settings)

@@ -31,7 +31,7 @@ class CallLog:
         settings: what two runs must share for their answers to be the same.
 
     Raises:
-        ConfigError: the file is of another pair, is no such file, or cannot be written.
+        ConfigError: the file is of other settings, is no such file, or cannot be written.
     """
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
@@ -41,7 +41,8 @@ class CallLog:
             lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
             if lines and lines[0] != head:
                 raise ConfigError(
-                    f"{path}: expected answers of this pair, found another file; choose another"
+                    f"{path}: expected answers of this pair as it is set now (weights, dtype, "
+                    "thinking, max_len, url, speculation), found another file; choose another"
                 )
             whole = [line for line in lines[1:] if self._load(line)]
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -33,12 +34,13 @@ class Candidate:
         Raises:
             InvalidRequest: a parameter without `=`.
         """
-        name, *pairs = text.strip().split(":")
+        # A value may have colons of its own, as JSON does: the next parameter is a name and "=".
+        name, *pairs = re.split(r":(?=\w+=)", text.strip())
+        if ":" in name:
+            raise InvalidRequest(f"{text}: write parameters as NAME:KEY=VALUE", param="policy")
         params: dict[str, Any] = {}
         for pair in pairs:
-            key, equals, value = pair.partition("=")
-            if not key or not equals:
-                raise InvalidRequest(f"{text}: write parameters as NAME:KEY=VALUE", param="policy")
+            key, _, value = pair.partition("=")
             try:
                 params[key] = json.loads(value)
             except ValueError:

@@ -185,17 +185,19 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return settings, rows
 
 
-def recordings(folder: Path, pair: Mapping[str, str]) -> list[Path]:
-    """The recordings beside a log, which must be of this pair of models.
+def recordings(folder: Path, pair: Mapping[str, str], answering: Mapping[str, Any]) -> list[Path]:
+    """The recordings beside a log, which must be of this pair of models, set as it is now.
 
     Raises:
-        ConfigError: no log, or one of another pair.
+        ConfigError: no log, or one of another pair or other settings.
     """
     settings, kept = read(folder / "rows.jsonl")
     for name, now in pair.items():
         then = settings["pair"].get(name)
         if now != then:
             raise ConfigError(f"{folder}: recorded with {then} as {name} model, not {now}")
+    if (then := settings["pair"].get("answering", {})) != answering:
+        raise ConfigError(f"{folder}: recorded with {_brief(then)}, not {_brief(answering)}")
     return [folder / row["recording"] for row in kept if "recording" in row]
 
 

@@ -54,7 +54,7 @@ class JudgeReport:
 
     def verdict(self) -> str:
         """What that means, in a line."""
-        if self.steps and self.spread < FLAT:
+        if self.steps and self.spread < FLAT and not self.tells:
             return "scores do not spread: the judge tells nothing on this pair"
         if self.auc is None or self.auc_low is None:
             return "all of the small model's answers are alike: nothing is known of the judge"

@@ -318,8 +318,8 @@ def _on_cpu(
     def need() -> int:
         return sum(
             bits // 8 * model.parameters
-            + 2 * rows * context * model.token_bytes * max(1, bits // 16)
-            for model, (_, bits) in zip((small, large), types, strict=True)
+            + 2 * rows * context * model.token_bytes * (1 if dtype == "bfloat16" else 2)
+            for model, (dtype, bits) in zip((small, large), types, strict=True)
         )
 
     while need() > usable and (rows > 1 or context > 1024):

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import ConfigError
+from workers.embedded.checkpoints import place_of
+from workers.text.gguf_tokenizer import is_gguf
 
 if TYPE_CHECKING:
     from deploy.service.config import WorkerSpec
 
 SAMPLE = 1 << 20  # bytes read at each end of a file of weights
+PLACES = 64  # of a GGUF file, which begins with a vocabulary and may end with what is not tuned
 
 
 class CalibratedPolicy(BaseModel):
@@ -67,13 +70,14 @@ def read(path: Path) -> Calibration:
 
 def checkpoint(spec: WorkerSpec) -> str:
     """What tells a worker's checkpoint from others; see `fingerprint`."""
-    return fingerprint(spec.folder(), str(spec.model))
+    return fingerprint(place_of(spec.source), str(spec.model))
 
 
 def fingerprint(place: Path | None, name: str) -> str:
     """What tells one checkpoint from another: its name, and of a folder or file its weights' ends.
 
-    Weights of many gigabytes are not read whole: size, first and last mebibyte of each file.
+    Weights of many gigabytes are not read whole: size, first and last mebibyte of each file, of a
+    GGUF file parts of it all.
     """
     if place is None:
         return name
@@ -82,6 +86,10 @@ def fingerprint(place: Path | None, name: str) -> str:
         size = path.stat().st_size
         with path.open("rb") as file:
             digest.update(f"{path.name}:{size}".encode() + file.read(SAMPLE))
+            if is_gguf(path):
+                for part in range(1, PLACES):
+                    file.seek(part * size // PLACES)
+                    digest.update(file.read(SAMPLE // PLACES))
             file.seek(max(0, size - SAMPLE))
             digest.update(file.read())
     return f"{name}@{digest.hexdigest()}"

@@ -57,6 +57,10 @@ LOSSY = {"reflective"}
 without torch."""
 
 
+ANSWERING = {"url", "tokenizer", "engine_args", "device", "dtype", "thinking", "max_len"}
+"""Fields of a worker by which one checkpoint gives other answers, or other log-probabilities."""
+
+
 class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -303,9 +307,21 @@ class WorkerSpec(Strict):
             )
         return key
 
+    @property
+    def source(self) -> str | None:
+        """The checkpoint, of a server's model that of its tokenizer."""
+        return self.model if self.url is None else self.tokenizer or self.model
+
     def folder(self) -> Path | None:
         """Where the checkpoint lies, if that is a folder of this machine."""
-        return folder_of(self.model if self.url is None else self.tokenizer or self.model)
+        return folder_of(self.source)
+
+    def answering(self) -> dict[str, Any]:
+        """What answers depend on beside the weights, where it is not the default."""
+        said = self.model_dump(mode="json", include=ANSWERING, exclude_defaults=True)
+        if self.device == "cpu" and said.get("dtype") == "float32":  # what auto is there
+            del said["dtype"]
+        return said | ({"engine": "vllm"} if self.runs_vllm else {})
 
 
 class Workers(Strict):
@@ -341,6 +357,11 @@ class Workers(Strict):
             name: spec.speculation.label if spec.url is None else SERVER_METHOD
             for name, spec in self.by_name().items()
         }
+
+    def answering(self) -> dict[str, dict[str, Any]]:
+        """Of each worker what its answers depend on (`WorkerSpec.answering`), where it is said."""
+        found = {name: spec.answering() for name, spec in self.by_name().items()}
+        return {name: said for name, said in found.items() if said}
 
     def methods(self) -> dict[str, str]:
         """What a request may ask of the large worker, by name and as users read it."""

@@ -46,10 +46,16 @@ def resolve(model: str | Path) -> Path | str:
     return Path(name) if name and (Path(name) / "config.json").is_file() else name
 
 
-def folder_of(model: str | None) -> Path | None:
-    """Where a checkpoint lies, if that is a folder of this machine."""
+def place_of(model: str | None) -> Path | None:
+    """Where a checkpoint lies, if that is on this machine: its folder, or its GGUF file."""
     try:
         place = resolve(model or "")
     except ConfigError:
         return None  # who loads it says what is wrong
-    return place if isinstance(place, Path) and place.is_dir() else None
+    return place if isinstance(place, Path) else None
+
+
+def folder_of(model: str | None) -> Path | None:
+    """Where a checkpoint lies, if that is a folder of this machine."""
+    place = place_of(model)
+    return place if place is not None and place.is_dir() else None

@@ -30,6 +30,7 @@ from workers.engine.prefill import fitting
 from workers.engine.prefix_cache import PrefixCache
 from workers.engine.requests import EngineRequest, GenerateRequest, lease_expired
 from workers.model.placement import CHUNK
+from workers.model.sampling import nan_logits
 from workers.model.target import ModelOutput, PromptChunk
 from workers.model.tree import Accepted, Row
 from workers.speculation.decode import Decoder
@@ -250,7 +251,9 @@ class Engine:
             return
         for (request, chunk), output in zip(chunks, outputs, strict=True):
             request.passes += 1
-            if chunk.final:
+            if self.decoder.target.has_nan(chunk.slot, len(chunk.tokens)):
+                self._fail_prefill(request, nan_logits())
+            elif chunk.final:
                 self._end_prefill(request, output)
             else:
                 self._go_on(request, output if chunk.num_logits else None)

@@ -145,7 +145,8 @@ def open_target(
     tokenizer = load_tokenizer(path, thinking)
     config, chosen = load_config(path), choose_dtype(device, dtype)
     longest = longest_text(config)
-    length = max_len or _default_len(config, longest, device, chosen, slots, share)
+    cached = cache_dtype(device, dtype)
+    length = max_len or _default_len(config, longest, device, cached, slots, share)
     if length > longest:
         raise ConfigError(
             f"max_len must be at most the {longest} positions that {model} can be computed for, "
@@ -185,7 +186,7 @@ def _default_len(
     config: Any, longest: int, device: str, dtype: torch.dtype, slots: int, share: float
 ) -> int:
     """The model's own context, or what of it fits beside draft models, other workers, and what
-    passes over long texts take."""
+    passes over long texts take; `dtype` is the cache's."""
     place = torch.device(device)
     if place.type == "cuda":
         free, total = torch.cuda.mem_get_info(place)
@@ -284,6 +285,12 @@ def packing_of(device: str, dtype: str | torch.dtype | None) -> Packing | None:
     if chosen == torch.bfloat16 and computes_in_bfloat16():
         return "bfloat16"
     return "half" if can_pack() else None
+
+
+def cache_dtype(device: str, dtype: str | torch.dtype | None) -> torch.dtype:
+    """The type of the cache: the weights', but beside packed ones that of the computation."""
+    packed = packing_of(device, dtype) in ("int8", "half")
+    return torch.float32 if packed else choose_dtype(device, dtype)
 
 
 def load_model(path: str, *, device: str = "cpu", dtype: str | torch.dtype | None = None) -> Any:

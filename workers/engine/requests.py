@@ -300,9 +300,15 @@ def stop_nll(log_probs: Tensor, stop_token_ids: Collection[int]) -> float:
     """The negative log-likelihood (natural log) that one of `stop_token_ids` follows.
 
     `log_probs` [vocabulary] are those at its position; infinite where none of the ids is there.
+
+    Raises:
+        WorkerError: it is NaN.
     """
     known = [token for token in stop_token_ids if token < len(log_probs)]
-    return -float(log_probs[known].logsumexp(0)) if known else math.inf
+    nll = -float(log_probs[known].logsumexp(0)) if known else math.inf
+    if math.isnan(nll):
+        raise nan_logits()
+    return nll
 
 
 def lease_expired() -> WorkerError:

@@ -21,6 +21,7 @@ from workers.model.families import AttentionKind, Computation
 from workers.model.layer import Layer, RMSNorm
 from workers.model.linear import FusedLinear
 from workers.model.placement import CHUNK, Placement, View
+from workers.model.sampling import is_nan
 from workers.model.tree import Tree
 
 SPARE = 128  # cache entries beyond `max_len`, for the rejected part of a draft
@@ -250,6 +251,14 @@ class Target:
         end = min(start + most, len(ids))
         wanted = max(0, end - max(start, len(ids) - num_logits))
         return PromptChunk(slot, list(ids[start:end]), wanted, final=end == len(ids))
+
+    def has_nan(self, slot: int, count: int) -> bool:
+        """Whether a pass left a NaN at the newest `count` cached tokens of a slot; one transfer.
+
+        A token that is NaN in any layer is so in the last.
+        """
+        end, last = self.cache.lengths[slot], 2 * len(self.layers)
+        return is_nan(self.cache.data[last - 2 : last, slot, :, end - count : end])
 
     def prefill(
         self, slot: int, ids: Sequence[int], *, num_logits: int = 1, most: int = CHUNK

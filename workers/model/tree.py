@@ -24,7 +24,7 @@ class Row:
     cache yet. `remaining_tokens` is how many more may be emitted; no draft goes beyond that.
     `method` names its speculation method; None: the decoder's default. `matcher` says which tokens
     may come next where the text must match a grammar (`workers.model.masking.TokenMatcher`);
-    `failure` is why it cannot any more. `answering`: what it writes is an answer, not a thought.
+    `failure` is why it cannot go on. `answering`: what it writes is an answer, not a thought.
     """
 
     slot: int

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -32,6 +32,10 @@ from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ScoreOutput
 from workers.top_logprobs import choices, likeliest, probability, stop_nll
 
+NEUTRAL = {
+    "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
+}  # fmt: skip
+"""What of a checkpoint's own sampling Baton has no setting for, switched off."""
 TOP = (20, 5, 1)  # log-probabilities a position to ask for: vLLM's most, OpenAI's most, the least
 WIDE = 1000  # those of one position, where a server shows as many as are asked for
 EXTRAS = {"return_token_ids": True, "return_tokens_as_token_ids": True}
@@ -107,16 +111,25 @@ class Vocabulary:
     """Token ids from the names that servers give tokens in their log-probabilities."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._pieces = tokenizer.pieces
+        self._tokenizer = tokenizer
         self._by_text: dict[str, int] = {}
 
     def id(self, name: str) -> int | None:
-        """The id behind "token_id:N", or behind a text that is one token."""
+        """The id behind "token_id:N", or behind a text that is one token.
+
+        Part of a character has no name: servers show any of them as a replacement character.
+        """
         if name.startswith(_ID):
             return int(name[len(_ID) :])
+        # Of two with one text, as a digit and its byte are, the one that the text is encoded as.
+        ids = self._tokenizer.encode(name)
+        if len(ids) == 1:
+            return ids[0]
         if not self._by_text:
-            for i in reversed(range(len(self._pieces))):  # of two with one text, the lower id
-                self._by_text[self._pieces[i].decode("utf-8", "replace")] = i
+            pieces = self._tokenizer.pieces
+            for i in reversed(range(len(pieces))):
+                with suppress(UnicodeDecodeError):
+                    self._by_text[pieces[i].decode()] = i
         return self._by_text.get(name)
 
     def logprobs(self, top: Mapping[str, float] | None) -> dict[int, float]:
@@ -162,7 +175,7 @@ def sampling_fields(sampling: Sampling, capabilities: ServerCapabilities) -> dic
     if capabilities.numbered:
         body |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "samplers": SAMPLERS}
     elif capabilities.ids:
-        body |= {"top_k": sampling.top_k or -1, "top_p": sampling.top_p, "repetition_penalty": 1.0}
+        body |= NEUTRAL | {"top_k": sampling.top_k or -1, "top_p": sampling.top_p}
     else:
         body |= {"top_p": sampling.top_p} if sampling.top_p < 1 else {}
         body |= {"top_k": sampling.top_k} if sampling.top_k else {}
@@ -268,6 +281,14 @@ def _content_logprobs(item: Mapping[str, Any], vocabulary: Vocabulary) -> dict[i
     if all("id" in top for top in tops):
         return {int(top["id"]): float(top["logprob"]) for top in tops}
     return vocabulary.logprobs({top["token"]: top["logprob"] for top in tops})
+
+
+def no_logprobs() -> WorkerError:
+    """The error where a server that showed log-probabilities to the probe shows none."""
+    return WorkerError(
+        "expected log-probabilities of the first token, by names that the tokenizer has, as in the "
+        "probe, got none; restart this service if the server was replaced"
+    )
 
 
 def shown_bytes(answer: Mapping[str, Any]) -> dict[int, bytes]:

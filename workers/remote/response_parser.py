@@ -13,7 +13,7 @@ from typing import cast
 from orchestrator.errors import WorkerError
 from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
 from orchestrator.worker import Delta
-from workers.remote.protocol import Chunk, ServerCapabilities, Token
+from workers.remote.protocol import Chunk, ServerCapabilities, Token, no_logprobs
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve
 from workers.text.detokenizer import Detokenizer, Stop
@@ -203,10 +203,7 @@ class ResponseParser:
             )
         if options.criteria.max_entropy is not None and self.entropy is None:
             if not token.top:
-                raise WorkerError(
-                    "expected log-probabilities of the first token, as in the probe, got none; "
-                    "restart this service if the server was replaced"
-                )
+                raise no_logprobs()
             self.entropy = entropy(token.top, self._capabilities.top)
             self.withheld = self.entropy > options.criteria.max_entropy
             if self.withheld:

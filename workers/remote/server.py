@@ -17,6 +17,7 @@ from httpx_sse import SSEError, aconnect_sse
 from orchestrator.errors import (
     BatonError,
     Overloaded,
+    WorkerError,
     WorkerUnavailable,
 )
 from workers.remote import errors as failures
@@ -146,7 +147,7 @@ class Server:
                         with suppress(TimeoutError, httpx.HTTPError):
                             await asyncio.wait_for(anext(lines, None), END_TIMEOUT_S)
                         return
-                    yield self._answer(json.loads(event.data))
+                    yield self._answer(json.loads(event.data, parse_constant=_number))
 
     def _answer(self, data: Any) -> dict[str, Any]:
         """An answer or a chunk of one.
@@ -177,7 +178,7 @@ class Server:
             BatonError: the error that its status stands for.
         """
         if response.status_code == 200:
-            return response.json()
+            return response.json(parse_constant=_number)
         try:
             body = response.json()
         except ValueError:
@@ -213,3 +214,17 @@ class Server:
                 f"{self.name}: expected JSON, got something else ({type(error).__name__}); "
                 "check that the url is that of an OpenAI-compatible server"
             ) from None
+
+
+def _number(name: str) -> float:
+    """A number that is none of JSON's, as servers in Python write them.
+
+    Raises:
+        WorkerError: it is NaN.
+    """
+    if name == "NaN":
+        raise WorkerError(
+            "the server's answer has a NaN where a number is expected: check the weights and the "
+            "dtype of its model"
+        )
+    return float(name)

@@ -163,6 +163,8 @@ class RemoteWorker:
         named = dict(zip(labels, chosen, strict=True))
         echoed = len(ids) if nll and capabilities.prompt_logprobs == "echo" else 0
         with checked_answer(self.server.name):
+            if capabilities.top and not protocol.first_logprobs(answer, self.vocabulary, echoed):
+                raise protocol.no_logprobs()
             classification = protocol.classification(
                 answer, named, self.vocabulary, usage, ms_since(began), echoed
             )

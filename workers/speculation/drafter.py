@@ -81,9 +81,6 @@ class Drafter:
         """One tree per row, `depths[row]` levels below its newest token.
 
         Trees of sampled rows carry the distributions their nodes were drawn from.
-
-        Raises:
-            WorkerError: the draft model's logits are NaN.
         """
         self._cached = {}
         if max(depths) == 0:
@@ -99,11 +96,7 @@ class Drafter:
                 roots = torch.tensor([one.before for one in growing], device=logits.device)
                 logits = logits[every, roots, None]
             skip = [len(tree) for tree in grown]
-            logits = logits.float()
-            if is_nan(logits):
-                for slot in slots:  # its memory may hold NaNs
-                    self.cache.reset(slot)
-                raise nan_logits("the draft's")
+            logits = without_nans(rows, logits.float(), "the draft's")
             children, probs = expander(level, logits, parent_index)
             parent_index = [
                 one.add(children[i], None if probs is None or rows[i].greedy else probs[i])
@@ -118,7 +111,9 @@ class Drafter:
 
     def commit(self, row: Row, path: Sequence[int]) -> None:
         """Cut the cache to the accepted nodes; `row.ids` now ends with them and one more token."""
-        if row.slot in self._cached:
+        if row.failure is not None:
+            self.cache.reset(row.slot)  # its memory may hold NaNs
+        elif row.slot in self._cached:
             before, run = self._cached[row.slot]
             kept = [before + node for node in path if before + node < run]
             self.cache.commit(row.slot, [*range(before), *kept])
@@ -166,6 +161,17 @@ class _Growing:
             torch.cat(self.probs[:depth]) if self.probs else None,
             drawn + [[]] * (end - self.ends[depth - 1]),
         )
+
+
+def without_nans(rows: Sequence[Row], logits: Tensor, whose: str) -> Tensor:
+    """A drafter's logits [rows, nodes, vocabulary] as numbers; a row with NaNs among them fails,
+    and no other."""
+    if not is_nan(logits):
+        return logits
+    for row, own in zip(rows, logits, strict=True):
+        if is_nan(own):
+            row.failure = nan_logits(whose)
+    return logits.nan_to_num()
 
 
 def draft_probs(rows: Sequence[Row], logits: Tensor) -> Tensor:

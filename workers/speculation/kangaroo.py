@@ -19,10 +19,9 @@ import torch
 from torch import Tensor
 
 from workers.model.early_exit import Adapter
-from workers.model.sampling import is_nan, nan_logits
 from workers.model.target import ModelOutput, Target
 from workers.model.tree import Plan, Row, Tree
-from workers.speculation.drafter import IndependentExpander, confidences
+from workers.speculation.drafter import IndependentExpander, confidences, without_nans
 from workers.speculation.method import Method
 from workers.speculation.parameters import at_least, fraction, tree_size
 
@@ -77,9 +76,8 @@ class Kangaroo(Method):
             self._store(result.hidden[self.exit_layer], running, level, len(rows), max(depths) + 1)
             if not drafting:
                 break
-            logits = result.logits.float()
-            if is_nan(logits):
-                raise nan_logits("the adapter's")
+            ran = [rows[i] for i in running]
+            logits = without_nans(ran, result.logits.float(), "the adapter's")
             if len(drafting) < len(running):
                 logits = logits[[running.index(i) for i in drafting]]
             chosen = [rows[i] for i in drafting]

@@ -9,6 +9,13 @@ from typing import Any
 
 from orchestrator.errors import ConfigError
 
+_WORDS_FIRST = frozenset({
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2",
+    "jina-v5-nano", "tekken",
+})  # fmt: skip
+"""Names of ways to cut text by which llama.cpp takes a word of the vocabulary as it is, whatever
+the merges say, and puts the begin token before a text unless the file says otherwise."""
+
 
 def is_gguf(model: str | Path) -> bool:
     """Whether a name is that of a GGUF file; whoever reads it finds out whether it is one."""
@@ -28,7 +35,7 @@ def write_tokenizer(path: str | Path, folder: Path) -> None:
         raise ConfigError(f"there is no file {path}")
     try:
         made = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
-        _split_as_trained(made.backend_tokenizer, file)
+        _encode_as_trained(made, file)
         made.save_pretrained(folder)
         _drop_padding(folder / "tokenizer.json")
     except ConfigError:
@@ -38,8 +45,9 @@ def write_tokenizer(path: str | Path, folder: Path) -> None:
         raise ConfigError(f"the tokenizer of {path}: {reason}") from error
 
 
-def _split_as_trained(backend: Any, file: Path) -> None:
-    """How text is cut before merging: a byte-level vocabulary's file gives it a name alone.
+def _encode_as_trained(tokenizer: Any, file: Path) -> None:
+    """What a byte-level vocabulary's file gives a name alone: how text is cut before merging, what
+    comes before merging, and whether a begin token goes before a text.
 
     transformers takes GPT-2's way where it does not know the name: here that is refused.
     """
@@ -48,9 +56,12 @@ def _split_as_trained(backend: Any, file: Path) -> None:
     from transformers.integrations.gguf.reader import read_gguf_metadata
 
     metadata, _ = read_gguf_metadata(str(file))
-    name = metadata.get("tokenizer.ggml.pre")
-    if metadata.get("tokenizer.ggml.model") != "gpt2" or name in GGUF_PRE_TOKENIZER_SPLITS:
+    name, backend = metadata.get("tokenizer.ggml.pre"), tokenizer.backend_tokenizer
+    if metadata.get("tokenizer.ggml.model") != "gpt2":
         return
+    if name in _WORDS_FIRST:
+        backend.model.ignore_merges = True
+        tokenizer.add_bos_token = metadata.get("tokenizer.ggml.add_bos_token", True)
     if name == "smollm":  # as SmolLM2's own tokenizer.json
         backend.pre_tokenizer = pre_tokenizers.Sequence(
             [
@@ -58,7 +69,7 @@ def _split_as_trained(backend: Any, file: Path) -> None:
                 pre_tokenizers.ByteLevel(add_prefix_space=False),
             ]
         )
-    elif name != "gpt-2":
+    elif name != "gpt-2" and name not in GGUF_PRE_TOKENIZER_SPLITS:
         known = ", ".join(sorted({*GGUF_PRE_TOKENIZER_SPLITS, "gpt-2", "smollm"}))
         raise ConfigError(f"{file}: tokenizer.ggml.pre is {name}, which is not known; {known} are")
 

@@ -12,7 +12,9 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from itertools import takewhile
 from math import inf
+from operator import itemgetter
 from types import MappingProxyType
 from typing import Any, cast
 
@@ -73,7 +75,9 @@ class Tokenizer:
         self.eos_id: int | None = None if eos is None else backend.token_to_id(eos)
         backend.no_padding()
         backend.no_truncation()
-        self.begin = tuple(backend.encode("").ids)
+        framed = backend.encode("0")  # what ends a text is none of it
+        marked = zip(framed.ids, framed.special_tokens_mask, strict=True)
+        self.begin = tuple(i for i, _ in takewhile(itemgetter(1), marked))
         spec = json.loads(backend.to_str())
         added = {token["id"]: token["content"] for token in spec["added_tokens"]}
         self.hash = _hash(spec["model"], added)

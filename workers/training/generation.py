@@ -51,5 +51,7 @@ def generate(
             append(row, decoder.join(row, decoder.target.prefill(slot, row.ids)).tokens)
         for rows in decoder.method_groups():
             for row, accepted in decoder.step(rows):
+                if row.failure is not None:
+                    raise row.failure
                 append(row, accepted.tokens)
     return outputs

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import isnan
 from typing import Any
 
 from vllm import SamplingParams
@@ -11,6 +12,7 @@ from vllm.sampling_params import RequestOutputKind
 
 from orchestrator.errors import InvalidRequest, WorkerError
 from orchestrator.types import Sampling
+from workers.model.sampling import nan_logits
 from workers.vllm.scheduler import MOST_CACHED
 
 SHOWN = 64
@@ -95,4 +97,7 @@ def prompt_logprobs(
 
 
 def _values(logprobs: Any) -> dict[int, float]:
-    return {token: value.logprob for token, value in logprobs.items()}
+    values = {token: value.logprob for token, value in logprobs.items()}
+    if any(map(isnan, values.values())):
+        raise nan_logits()
+    return values

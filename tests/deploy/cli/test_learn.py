@@ -12,6 +12,7 @@ import yaml
 
 from deploy.cli import main as cli
 from deploy.evaluation import gate_learning
+from deploy.evaluation.calibration_file import pair_of
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.calibration import read
 from policies.gate import Gate
@@ -117,3 +118,13 @@ def test_recordings_of_another_pair_are_refused(baton: Any, tmp_path: Path) -> N
     status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
     assert status == 1
     assert "recorded with" in error
+
+
+def test_recordings_of_other_settings_are_refused(baton: Any, tmp_path: Path) -> None:
+    pair: dict[str, Any] = dict(pair_of(load(DEFAULT_FILE).args.workers))
+    pair["answering"] = {"large": {"dtype": "int8"}}
+    head = {"baton_eval": 1, "pair": pair, "candidates": []}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(head) + "\n")
+    status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
+    assert status == 1
+    assert 'recorded with {"large": {"dtype": "int8"}}, not {}' in error

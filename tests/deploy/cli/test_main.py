@@ -16,9 +16,8 @@ from deploy.cli import main as cli
 from deploy.cli import serve
 from deploy.cli.eval import _served_by, rows_kept
 from deploy.evaluation import recording as record
-from deploy.evaluation.calibration_file import notes
+from deploy.evaluation.calibration_file import notes, pair_of
 from deploy.launch.deployment_file import load
-from deploy.service.calibration import pair_of
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Segments, Step, Transcript
 from policies import POLICIES
@@ -119,6 +118,11 @@ DEAD = "http://127.0.0.1:9"
         ),
         (("calibrate", "--policy", "specreason"), 2, "give one target"),
         (("calibrate", "--policy", "best", "--target-accuracy", "0.9"), 2, "no policy 'best'"),
+        (
+            ("calibrate", "--policy", "specreason:threshold=5", "--target-accuracy", "0.9"),
+            2,
+            "threshold is what is searched for",
+        ),
         (
             ("calibrate", "--policy", "large-only", "--target-accuracy", "0.9"),
             2,

@@ -41,7 +41,7 @@ def test_the_policy_names_its_threshold_and_the_field_its_bounds() -> None:
     assert Range.of(SpecReason) == Range("threshold", 0.0, 10.0)
     found = Range.of(Gate)
     assert found.parameter == "share"
-    assert (found.low, found.high) == pytest.approx((1 / 2**ROUNDS, 1 - 1 / 2**ROUNDS))
+    assert (found.low, found.high) == pytest.approx((1 / 1024, 1 - 1 / 1024))
     assert Range.of(Gate, "window") == Range("window", 1, 9, whole=True)
     assert Range.of(Gate, "nats", (0.5, 10)) == Range("nats", 0.5, 10)
 
@@ -55,6 +55,9 @@ def test_the_policy_names_its_threshold_and_the_field_its_bounds() -> None:
         (Gate, "nats", (0.0, float("inf")), "nats needs a range"),
         (Gate, "name", None, "no number .name. .* budget, .*answer_reserve, share, nats, window"),
         (Gate, "nope", None, "no number 'nope'"),
+        (SpecReason, None, (0.0, 20.0), "threshold cannot be 20: .* less than or equal to 10"),
+        (Gate, None, (0.0, 0.5), "share cannot be 0: .* greater than 0"),
+        (Gate, "window", (0.5, 9), "window cannot be 0.5: .* integer"),
     ],
 )
 def test_what_cannot_be_searched(
@@ -107,6 +110,17 @@ async def test_a_cliff_is_searched_to_its_edge() -> None:
     found = await search(cliff, Range("x", 0, 10), CalibrationTarget("large_share", 0.5))
     assert found.met
     assert 7.3 - 10 / 2 ** (ROUNDS - 1) < found.best.value < 7.3
+
+
+async def test_scores_that_lie_close_together_are_told_apart() -> None:
+    """A judge may call all steps nearly right, and still know the better ones."""
+
+    async def narrow(value: float) -> Point:
+        return Point(value, min(1.0, max(0.0, (value - 8.9955) / 0.004)), 0.9)
+
+    found = await search(narrow, Range("x", 0, 10), CalibrationTarget("large_share", 0.5))
+    assert found.met
+    assert 0.5 - 2 * NEAR <= found.best.large_share <= 0.5
 
 
 async def test_whole_numbers() -> None:

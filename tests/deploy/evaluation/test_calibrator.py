@@ -75,11 +75,12 @@ async def test_a_policy_that_throws_every_draft_away_is_spared_nothing(workers: 
 
 
 async def test_the_scoring_that_tells_more_is_chosen(workers: Any) -> None:
-    """The embedded pair was never taught the full prompt: its digits tell less than likelihoods."""
+    """The embedded pair was never taught the full prompt: its digits tell less than likelihoods.
+    The question is the candidate's own, whatever the deployment file says."""
     with closing(Grader()) as grader:
-        calibrating = calibrator(workers, grader, judge="full")
+        calibrating = calibrator(workers, grader, judge="short")
         await calibrating.ends()
-        judge = await calibrating.judge()
+        judge = await calibrating.judge({"judge": "full"})
     by_digit, by_likelihood, _ = judge.reports
     assert by_digit.auc is not None
     assert by_likelihood.auc is not None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from deploy.evaluation.cached_worker import CachedWorker
+from deploy.evaluation.cached_worker import CachedWorker, opened_pair
+from deploy.evaluation.calibration_file import pair_of
 from deploy.evaluation.call_log import CallLog
+from deploy.launch.deployment_file import load
 from orchestrator.errors import ConfigError
 from orchestrator.types import (
     Classification,
@@ -23,6 +27,7 @@ from orchestrator.types import (
     Verification,
 )
 from orchestrator.worker import Call
+from tests.deploy.service.test_config import ARGS, write
 from workers.scripted import Scripted
 
 SEGMENT = Segment("small", "2+2=4 🧡", (1, 2), (-0.5, -0.25), "hash", "until")
@@ -57,6 +62,32 @@ def test_a_file_of_another_pair_is_left_alone(tmp_path: Path, content: str) -> N
     with pytest.raises(ConfigError, match="expected answers of this pair"):
         CallLog(path, PAIR)
     assert path.read_text() == content
+
+
+@pytest.mark.parametrize(
+    ("change", "alike"),
+    [
+        ({"rows": 3, "threads": 1}, True),
+        ({"dtype": "bfloat16"}, False),
+        ({"thinking": "none"}, False),
+        ({"max_len": 512}, False),
+        ({"speculation": {"method": "reflective", "params": {"alpha": 0.5}}}, False),
+    ],
+)
+async def test_answers_of_a_pair_that_is_set_otherwise_are_left_alone(
+    change: dict[str, Any], alike: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "calls.jsonl"
+    first = {"method": "reflective", "params": {"alpha": 0.25}} if "speculation" in change else {}
+    before = {f"{ARGS}.workers.large.speculation": first} if first else {}
+    workers = load(write(tmp_path, before)).args.workers
+    async with opened_pair(workers, pair_of(workers), path):
+        pass
+    changes = {f"{ARGS}.workers.large.{key}": value for key, value in change.items()}
+    workers = load(write(tmp_path, before | changes)).args.workers
+    with nullcontext() if alike else pytest.raises(ConfigError, match="this pair as it is set"):
+        async with opened_pair(workers, pair_of(workers), path):
+            pass
 
 
 async def test_a_run_that_was_broken_off_asks_no_model_twice(tmp_path: Path) -> None:

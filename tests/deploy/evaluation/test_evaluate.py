@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
 import pytest
 
@@ -26,8 +27,15 @@ async def same(text: str, problem: Problem) -> bool:
 def test_a_contender_with_parameters() -> None:
     one = Candidate.parse("specreason:threshold=5:judge=short")
     assert (one.policy, one.params) == ("specreason", {"threshold": 5, "judge": "short"})
-    with pytest.raises(InvalidRequest):
-        Candidate.parse("specreason:5")
+    for text in ("specreason:5", "specreason:short:threshold=5"):
+        with pytest.raises(InvalidRequest, match="NAME:KEY=VALUE"):
+            Candidate.parse(text)
+
+
+def test_colons_inside_a_value_are_its_own() -> None:
+    question = {"instruction": "Good? Say: 0=no", "lead_in": "Score:"}
+    text = f"specreason:judge={json.dumps(question)}:threshold=5:answer_by=small"
+    assert Candidate.parse(text).params == {"judge": question, "threshold": 5, "answer_by": "small"}
 
 
 def test_the_baseline_always_runs_and_nothing_twice() -> None:

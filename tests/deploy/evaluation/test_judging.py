@@ -48,6 +48,13 @@ def test_scores_that_do_not_spread() -> None:
     assert "do not spread" in report("expected", flat).verdict()
 
 
+def test_scores_that_spread_little_may_tell_all_the_same() -> None:
+    close = [JudgedAnswer((8.95 if index % 2 else 8.9,), index % 2 == 1) for index in range(40)]
+    found = report("expected", close)
+    assert found.tells
+    assert found.verdict().startswith("scores tell good answers from others")
+
+
 def test_too_few_or_alike() -> None:
     assert "too few answers" in report("expected", answers(6, 2.0)).verdict()
     alike = [JudgedAnswer((1.0, 8.0), True)] * 20

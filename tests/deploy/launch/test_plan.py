@@ -79,6 +79,11 @@ def test_a_laptop_gets_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
     workers = checked(plan(TINY, MIDDLE, LAPTOP), tmp_path)
     assert {worker["dtype"] for worker in workers.values()} == {"int8"}
     assert all("engine" not in worker for worker in workers.values())
+    cached = sum(
+        2 * int(str(worker["rows"])) * int(str(worker["max_len"])) * 2 * model.token_bytes
+        for worker, model in zip(workers.values(), (TINY, MIDDLE), strict=True)
+    )  # 32 bits each
+    assert TINY.parameters + MIDDLE.parameters + cached <= 0.8 * LAPTOP.memory
     old = Machine((), 8, 64 * GB, int8=False)
     workers = checked(plan(TINY, MIDDLE, old), tmp_path)
     assert {worker["dtype"] for worker in workers.values()} == {"bfloat16"}

@@ -52,6 +52,20 @@ def test_checkpoints_are_compared_by_weights_where_they_can_be() -> None:
     assert not same_checkpoint("Qwen/Qwen3-8B", "Qwen/Qwen3-4B")
 
 
+def test_a_gguf_file_is_told_apart_by_its_weights(tmp_path: Path) -> None:
+    """Also where a tune leaves what stands at both ends: the vocabulary and the head."""
+    file = tmp_path / "large.gguf"
+    change = {f"{ARGS}.workers.large": {"model": str(file)}}
+    content = bytearray(8 << 20)
+    found = set()
+    for tuned in (0, 1):
+        content[3 << 20 : 5 << 20] = bytes([tuned]) * (2 << 20)
+        file.write_bytes(content)
+        found.add(pair_of(load(write(tmp_path, change)).args.workers)["large"])
+    assert len(found) == 2
+    assert all(one.startswith(f"{file}@") for one in found)
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from dataclasses import replace
 from functools import partial
+from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +147,20 @@ async def test_nan_logits_are_an_error_and_harm_no_other_call(worker: LocalWorke
     assert worker.stats()["live_rows"] == 0
 
 
+async def test_a_prompt_that_makes_nans_is_an_error_and_leaves_none(worker: LocalWorker) -> None:
+    """A prefill wants no logits, and what it caches is read by later calls."""
+    target = worker.engine.decoder.target
+    target.embedding[worker.tokenizer.encode("#")[0]] = nan
+    for criteria in (StopCriteria(0), StopCriteria(5)):
+        for question in ("#", "# and 2"):
+            with pytest.raises(WorkerError, match="NaN"):
+                await run(worker, replace(ask(question), owner="one"), criteria)
+    assert target.cache.data.isfinite().all()
+    asked = [replace(ask("What is 1?" + " and 2" * i), owner=str(i)) for i in range(4)]
+    answers = await asyncio.gather(*(run(worker, one, StopCriteria(8)) for one in asked))
+    assert all(answer.segment.tokens for answer in answers)
+
+
 async def test_a_crash_in_the_model_fails_its_calls_only(worker: LocalWorker) -> None:
     def crash(*_: Any, **__: Any) -> Any:
         raise RuntimeError("no memory left")
@@ -255,6 +270,28 @@ def drafting(method: str, **more: Any) -> LocalWorker:
     """The embedded large model, with its weak draft model as `method` wants it."""
     speculation = {"method": method, "draft": "embedded:draft"}
     return load("embedded:large", rows=2, max_len=512, threads=1, speculation=speculation, **more)
+
+
+async def test_a_draft_that_is_nan_fails_its_own_row_only(
+    checkpoint: Path, draft_checkpoint: Path
+) -> None:
+    chain = {"method": "chain", "draft": str(draft_checkpoint)}
+    worker = load(checkpoint, speculation=chain, rows=4, max_len=200)
+    try:
+        expected = (await run(worker, ask(), StopCriteria(20))).segment.tokens
+        drafter = worker.engine.decoder.method.drafter  # type: ignore[attr-defined]
+        bad = worker.tokenizer.encode("#")[0]
+        drafter.model.embedding[bad] = nan
+        for sampling in (Sampling(), Sampling(0.8, seed=1)):
+            asked = [run(worker, ask(), StopCriteria(20)) for _ in range(2)]
+            asked += [run(worker, ask("# 1?"), StopCriteria(20), sampling)]
+            *good, failed = await asyncio.gather(*asked, return_exceptions=True)
+            assert [one.segment.tokens for one in good] == [expected] * 2  # type: ignore[union-attr]
+            assert isinstance(failed, WorkerError)
+            assert "the draft's logits are NaN" in str(failed)
+            assert drafter.cache.data.isfinite().all()
+    finally:
+        worker.close()
 
 
 @pytest.mark.parametrize("method", ["chain", "recursive-s"])

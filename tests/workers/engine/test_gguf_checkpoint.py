@@ -70,6 +70,8 @@ def write(
             continue
         if isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
         elif isinstance(value, list):
             writer.add_array(key, value)
         elif isinstance(value, float):
@@ -158,6 +160,46 @@ def test_its_tokenizer_is_the_one_that_was_written(tmp_path: Path) -> None:
     for text in ("", "What is 12 + 34?", "<think>x</think>", "  two  \n\n b", "naïve 数学 🙂"):
         assert ours.encode_markup(text) == theirs.encode_markup(text)
         assert ours.decode(ours.encode(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("pre", "whole"), [("llama-bpe", True), ("tekken", True), ("qwen2", False)]
+)
+def test_a_word_of_the_vocabulary_is_a_token_where_merges_are_ignored(
+    pre: str, whole: bool, tmp_path: Path
+) -> None:
+    """Llama 3's and Mistral's say so in tokenizer.json; llama.cpp knows it by the name."""
+    model, tokenizer = made("llama")
+    spec = json.loads(tokenizer.backend_tokenizer.to_str())
+    left, right = spec["model"]["merges"].pop()
+    tokenizer.backend_tokenizer.model = type(tokenizer.backend_tokenizer.model)(
+        vocab=spec["model"]["vocab"], merges=[tuple(pair) for pair in spec["model"]["merges"]]
+    )
+    file = write(tmp_path / "m.gguf", model, tokenizer, set_keys={"tokenizer.ggml.pre": pre})
+    ours = load_tokenizer(str(file))
+    word = spec["model"]["vocab"][left + right]
+    assert (ours.encode(ours.decode([word])) == (word,)) is whole
+
+
+@pytest.mark.parametrize(
+    ("keys", "begins"),
+    [
+        ({"tokenizer.ggml.pre": "llama-bpe"}, True),
+        ({"tokenizer.ggml.pre": "tekken"}, True),
+        ({"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False}, False),
+        ({"tokenizer.ggml.pre": "qwen2"}, False),
+        ({"tokenizer.ggml.pre": "qwen2", "tokenizer.ggml.add_bos_token": True}, True),
+        ({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.add_eos_token": True}, True),
+    ],
+)
+def test_what_a_text_begins_with_is_what_llama_cpp_puts_there(
+    keys: dict[str, Any], begins: bool, tmp_path: Path
+) -> None:
+    model, tokenizer = made("llama")
+    bos = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    keys = {"tokenizer.ggml.bos_token_id": bos, **keys}
+    ours = load_tokenizer(str(write(tmp_path / "m.gguf", model, tokenizer, set_keys=keys)))
+    assert ours.begin == ((bos,) if begins else ())
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", "Q5_0", "Q4_1", "F16", "BF16"])

@@ -110,6 +110,18 @@ def test_without_max_len_a_text_may_be_as_long_as_the_model_takes_or_memory_does
     assert open_target(tmp_path, slots=2).target.max_len == loading.SHORTEST
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_cache_beside_packed_weights_is_measured_by_its_own_type(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = make_tokenizer()
+    save(tmp_path, tokenizer, make_model(vocabulary=len(tokenizer), positions=20_000))
+    room = memory_need(load_config(str(tmp_path)), dtype=torch.float32, slots=2, max_len=6000).cache
+    monkeypatch.setattr(loading, "machine_memory", lambda: 16 * room)
+    cache = open_target(tmp_path, dtype=dtype, slots=2).target.cache.data
+    assert 0.9 * room < cache.nbytes <= room
+
+
 @pytest.mark.parametrize(
     ("groups", "files", "limits"),
     [

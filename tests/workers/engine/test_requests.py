@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 import pytest
@@ -25,6 +26,7 @@ from orchestrator.worker import Call
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
 from tests.workers.engine.local import ask, force, run
+from workers.engine.requests import stop_nll
 from workers.engine.worker import LocalWorker
 
 
@@ -216,3 +218,9 @@ async def test_what_is_scored_in_chunks_is_scored_alike(
     assert regraded.nll == pytest.approx(graded.nll, abs=1e-4)
     assert regraded.probabilities == pytest.approx(graded.probabilities, abs=1e-5)
     assert regraded.usage.prompt == graded.usage.prompt
+
+
+def test_the_likelihood_of_an_end_is_never_nan() -> None:
+    with pytest.raises(WorkerError, match="NaN"):
+        stop_nll(torch.tensor([0.0, torch.nan]).log_softmax(-1), {1})
+    assert stop_nll(torch.tensor([-torch.inf, 0.0]), {0}) == inf

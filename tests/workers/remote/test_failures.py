@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 import pytest
@@ -287,6 +288,37 @@ async def test_nonsense_is_a_failure_like_others(name: str) -> None:
             await write(worker)
 
 
+async def test_a_log_probability_that_is_nan_is_an_error() -> None:
+    """Servers in Python spell it so; and minus infinity, which is a number."""
+    query = LabelQuery((Message("user", "Score?"),), "", ("0", "1"))
+    labels = [TOKENIZER.encode(label)[0] for label in query.labels]
+    top = {f"token_id:{labels[0]}": float("nan"), f"token_id:{labels[1]}": -0.5}
+    shown = {"tokens": [f"token_id:{labels[1]}"], "token_logprobs": [-0.5], "top_logprobs": [top]}
+    choice = {"text": "", "token_ids": [labels[1]], "logprobs": shown}
+    async with odd(http(200, json.dumps({"choices": [choice]}))) as (behind, worker):
+        with pytest.raises(WorkerError, match="NaN"):
+            await worker.classify(QUESTION, query)
+        assert len(behind.bodies) == 1  # it would come out the same again
+    async with odd(events(chunk(IDS).replace("-0.5", "NaN"), END)) as (_, worker):
+        with pytest.raises(WorkerError, match="NaN"):
+            await write(worker)
+    top[f"token_id:{labels[0]}"] = -inf
+    async with odd(http(200, json.dumps({"choices": [choice]}))) as (_, worker):
+        assert (await worker.classify(QUESTION, query)).probabilities == (0.0, 1.0)
+
+
+@pytest.mark.parametrize("top", [None, {"\ufffd": -0.1, "no token": -2.5}])
+async def test_the_token_that_was_made_is_no_score(top: dict[str, float] | None) -> None:
+    """Where the probe saw log-probabilities, one token without them would be certainty."""
+    query = LabelQuery((Message("user", "Score?"),), "", ("0", "1"))
+    made = TOKENIZER.encode("1")[0]
+    shown = {"tokens": ["1"], "token_logprobs": [-0.5], "top_logprobs": [top]}
+    choice = {"text": "1", "token_ids": [made], "logprobs": shown}
+    async with odd(http(200, json.dumps({"choices": [choice]}))) as (_, worker):
+        with pytest.raises(WorkerError, match="expected log-probabilities"):
+            await worker.classify(QUESTION, query)
+
+
 async def test_a_token_that_our_tokenizer_lacks() -> None:
     async with odd(events(chunk(IDS[:1]), chunk(IDS).replace(str(IDS[0]), "99999"))) as (_, worker):
         with pytest.raises(WorkerError, match="99999"):
@@ -296,13 +328,7 @@ async def test_a_token_that_our_tokenizer_lacks() -> None:
 @pytest.mark.parametrize("body", ["", "<html>", "[]", '{"choices": []}', '{"choices": [{}]}'])
 async def test_nonsense_instead_of_a_law(body: str) -> None:
     async with odd(http(200, body), retries=0) as (_, worker):
-        if body.endswith("[{}]}"):  # no token at all: none of the labels
-            classification = await worker.classify(
-                QUESTION, LabelQuery((Message("user", "?"),), "", ("1", "2"))
-            )
-            assert classification.outside == 1.0
-            return
-        with pytest.raises(WorkerUnavailable):
+        with pytest.raises(WorkerError, match="expected"):
             await worker.classify(QUESTION, LabelQuery((Message("user", "?"),), "", ("1", "2")))
 
 

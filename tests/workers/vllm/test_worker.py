@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from math import nan
 from typing import Any
 
 import pytest
 from vllm import SamplingParams
 from vllm.exceptions import MaxQueuedTokensError, QueueOverflowError, VLLMValidationError
 from vllm.logprobs import Logprob
-from vllm.outputs import RequestOutput
+from vllm.outputs import CompletionOutput, RequestOutput
 
 from orchestrator.errors import InvalidRequest, Overloaded, WorkerError
 from orchestrator.types import (
@@ -25,7 +26,7 @@ from orchestrator.types import (
 from orchestrator.worker import Call
 from workers.training.problems import draw
 from workers.vllm.loading import CPU_CHUNK, load
-from workers.vllm.requests import prompt_logprobs
+from workers.vllm.requests import made_tokens, prompt_logprobs
 from workers.vllm.worker import _Cost
 
 QUESTION = Transcript((Message("user", "What is 12 + 34?"),))
@@ -309,6 +310,16 @@ def test_both_layouts_of_a_prompts_rows_are_read(cached: int) -> None:
     if cached:
         with pytest.raises(WorkerError, match="took 3 tokens from its cache"):
             prompt_logprobs(output, ids, slice(2, 6))
+
+
+def test_a_log_probability_that_is_nan_is_an_error() -> None:
+    rows = [{5: Logprob(-0.5), 6: Logprob(nan)}]
+    output = RequestOutput("r", None, [4, 5], [None, *rows], [], True, num_cached_tokens=0)
+    with pytest.raises(WorkerError, match="NaN"):
+        prompt_logprobs(output, [4, 5], slice(1, 2))
+    output.outputs = [CompletionOutput(0, "", [5], None, rows)]
+    with pytest.raises(WorkerError, match="NaN"):
+        made_tokens(output)
 
 
 async def test_an_id_that_the_tokenizer_does_not_have_is_an_error(

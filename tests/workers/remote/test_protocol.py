@@ -1,0 +1,72 @@
+"""What servers are sent, and what their answers mean, token by token."""
+
+from __future__ import annotations
+
+import pytest
+from tokenizers import AddedToken, decoders, models, normalizers
+from tokenizers import Tokenizer as Backend
+
+from orchestrator.types import Sampling
+from workers.remote.protocol import (
+    ServerCapabilities,
+    Vocabulary,
+    label_probabilities,
+    sampling_fields,
+)
+from workers.text.tokenizer import Tokenizer
+
+VLLM = ServerCapabilities("ids", ids=True, top=20)
+
+
+@pytest.fixture(scope="module")
+def sentencepiece() -> Tokenizer:
+    """A vocabulary as Llama 2's, Mistral's and Gemma's: bytes first, then characters."""
+    texts = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"0123456789a▁"]
+    backend = Backend(
+        models.BPE(
+            vocab={text: i for i, text in enumerate(texts)},
+            merges=[],
+            unk_token="<unk>",
+            byte_fallback=True,
+        )
+    )
+    backend.normalizer = normalizers.Replace(" ", "▁")
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
+    )
+    backend.add_special_tokens([AddedToken("</s>", special=True)])
+    return Tokenizer(backend, {"eos_token": "</s>"})
+
+
+def test_a_text_is_not_the_byte_that_spells_it(sentencepiece: Tokenizer) -> None:
+    """A digit is a token of its own and a byte's; judges are asked for the first."""
+    vocabulary = Vocabulary(sentencepiece)
+    labels = {digit: sentencepiece.encode(digit)[0] for digit in "0123456789"}
+    assert {digit: vocabulary.id(digit) for digit in labels} == labels
+    assert vocabulary.id("</s>") == sentencepiece.eos_id
+    assert vocabulary.id("\n") == sentencepiece.encode("\n")[0]  # which has no other
+    assert vocabulary.id("<0x0A>") is None  # a text of six tokens
+    top = {"7": -0.1, "8": -2.5}
+    answer = {"choices": [{"text": "7", "logprobs": {"tokens": ["7"], "top_logprobs": [top]}}]}
+    shares = label_probabilities(answer, labels, vocabulary)
+    assert shares[7] == pytest.approx(0.905, abs=1e-3)
+    assert shares[8] == pytest.approx(0.082, abs=1e-3)
+
+
+def test_half_a_character_names_no_token(sentencepiece: Tokenizer) -> None:
+    """Servers show any byte of one as a replacement character."""
+    assert Vocabulary(sentencepiece).id("\ufffd") is None
+
+
+def test_a_server_keeps_none_of_its_own_sampling() -> None:
+    """vLLM takes what a request does not say from the checkpoint's generation_config.json."""
+    sent = sampling_fields(Sampling(0.7, 0.9, 40), VLLM)
+    assert sent == {
+        "temperature": 0.7,
+        "top_p": 0.9,
+        "top_k": 40,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+    }
