@@ -184,8 +184,16 @@ class ToolUse:
         """The message that lists them for the chat template, if there are any."""
         if not self.tools:
             return ()
+        # Templates go by what OpenAI lets clients leave out.
         listed = [
-            {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"strict"})}
+            {
+                "type": "function",
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": tool.parameters or _NO_PARAMETERS,
+                },
+            }
             for tool in self.tools
         ]
         return (Message("tools", json.dumps(listed, ensure_ascii=False)),)
