@@ -184,12 +184,15 @@ class ToolUse:
         """The message that lists them for the chat template, if there are any."""
         if not self.tools:
             return ()
+        # Templates go by what OpenAI lets clients leave out.
         listed = [
             {
                 "type": "function",
-                "function": tool.model_dump(
-                    include={"name", "description", "parameters"}, exclude_none=True
-                ),
+                "function": {
+                    "name": tool.name,
+                    "description": tool.description or "",
+                    "parameters": tool.parameters or _NO_PARAMETERS,
+                },
             }
             for tool in self.tools
         ]

@@ -130,6 +130,19 @@ def test_what_models_are_shown() -> None:
     assert [m.role for m in large.calls[-1].call.transcript.messages] == ["user"]
 
 
+def test_models_are_shown_what_a_client_left_out_of_a_tool() -> None:
+    """Templates add descriptions to texts and go through properties (Hermes 2 Pro)."""
+    large = worker()
+    with api(large=large) as official:
+        official.chat.completions.create(model="large-only", messages=[QUESTION], tools=[LOOK_UP])
+    (tool,) = json.loads(large.calls[0].call.transcript.messages[0].content)
+    assert tool["function"] == {
+        "name": "look_up",
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    }
+
+
 @pytest.mark.parametrize("blank", ["", " \n"])
 def test_earlier_calls_without_arguments_and_what_they_gave_back_by_name(blank: str) -> None:
     large = worker()
