@@ -170,7 +170,7 @@ async def test_an_answer_that_had_to_match_a_form_serves_no_other_call() -> None
     assert (worker.live, worker.replayed) == (4, 4)
     answer = Generation(Segment("large", "4", finish="eos"), Usage(5, 0, 1, 1), 1.0)
     asked = RecordedRequest("r", "large-only", ASKED, limits=Limits(9, constraint=form))
-    done = ActionCompleted(Write("large", closed, StopCriteria(9)), answer)
+    done = ActionCompleted(Write("large", closed, StopCriteria(9)), answer, 1.0)
     other = CachedWorker(lambda: Scripted(story=("", "four")))
     assert other.load_recording("large", Recording(asked, (done,))) == 1
     call = Call("r", closed)
