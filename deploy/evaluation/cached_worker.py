@@ -38,8 +38,10 @@ from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import (
     Classification,
+    Constraint,
     Generation,
     LabelQuery,
+    Limits,
     Sampling,
     Segment,
     StopCriteria,
@@ -79,7 +81,8 @@ class CachedWorker:
         self, call: Call, criteria: StopCriteria, sampling: Sampling, *, stream: bool = True
     ) -> AsyncIterator[Delta | Generation]:
         """Continue the transcript; a cached generation comes in one piece."""
-        key = _generation_key(call.transcript, criteria, sampling, call.speculation)
+        seen = _prefix(call.transcript, call.constraint)
+        key = _generation_key(seen, criteria, sampling, call.speculation)
         known = self._known(key, criteria.max_tokens)
         if known is not None:
             self.replayed += 1
@@ -113,7 +116,8 @@ class CachedWorker:
         if top:  # no policy asks for them
             return await self._model().verify(call, segment, sampling, top)
         sampling_key = _sampling_key(sampling)
-        key = _digest("verify", _prefix(call.transcript), segment, sampling_key)
+        seen = _prefix(call.transcript, call.constraint)
+        key = _digest("verify", seen, segment, sampling_key)
         if sampling_key is None or key not in self._answers:
             self.live += 1
             answer = await self._model().verify(call, segment, sampling)
@@ -144,12 +148,12 @@ class CachedWorker:
                     jobs[job] = inner
                     continue
                 case ActionCompleted(First(), (Job() as job, answer)) if job in jobs:
-                    loaded += self._load(name, jobs[job], answer, budget)
+                    loaded += self._load(name, jobs[job], answer, budget, request.limits)
                 case ActionCompleted(action, answer):
-                    loaded += self._load(name, action, answer, budget)
+                    loaded += self._load(name, action, answer, budget, request.limits)
         return loaded
 
-    def _load(self, name: str, action: Any, answer: Any, budget: Budget) -> int:
+    def _load(self, name: str, action: Any, answer: Any, budget: Budget, limits: Limits) -> int:
         match action, answer:
             case (
                 (Generate(worker, transcript, criteria) | Write(worker, transcript, criteria)),
@@ -162,14 +166,16 @@ class CachedWorker:
                     certain = budget.certain(transcript, clipped.max_tokens)
                     if answer.segment.finish == "length" and certain < clipped.max_tokens:
                         return 0  # what it gave up for the answer is not on record
-                    key = _generation_key(transcript, clipped, Sampling())
+                    seen = _prefix(transcript, limits.constraint)
+                    key = _generation_key(seen, clipped, Sampling())
                     self._store(key, clipped.max_tokens, answer)
                     return 1
             case Classify(worker, transcript), Classification() if worker == name:
                 self._keep(_digest("classify", _prefix(transcript), action.query), answer)
                 return 1
             case Verify(worker, transcript, segment), Verification() if worker == name:
-                self._keep(_digest("verify", _prefix(transcript), segment, ()), answer)
+                seen = _prefix(transcript, limits.constraint)
+                self._keep(_digest("verify", seen, segment, ()), answer)
                 return 1
         return 0
 
@@ -269,17 +275,19 @@ def _digest(*parts: Hashable) -> str:
     return blake2b(repr(parts).encode(), digest_size=16).hexdigest()
 
 
-def _prefix(transcript: Transcript) -> Hashable:
-    """What a model sees of a transcript: no authors and no log-probabilities."""
+def _prefix(transcript: Transcript, constraint: Constraint | None = None) -> Hashable:
+    """What a model sees of a transcript: no authors and no log-probabilities; and what an answer
+    that it goes on with must match."""
     seen = [
         tuple((part.text, part.tokens, part.tokenizer) for part in phase)
         for phase in (transcript.thought, transcript.answer)
     ]
-    return (transcript.messages, *seen, transcript.thinking, transcript.closed)
+    held = (constraint,) if constraint is not None and transcript.closed else ()
+    return (transcript.messages, *seen, transcript.thinking, transcript.closed, *held)
 
 
 def _generation_key(
-    transcript: Transcript,
+    prefix: Hashable,
     criteria: StopCriteria,
     sampling: Sampling,
     speculation: str | None = None,
@@ -289,7 +297,7 @@ def _generation_key(
         return None
     return _digest(
         "generate",
-        _prefix(transcript),
+        prefix,
         replace(criteria, max_tokens=0),
         sampling_key,
         speculation,

@@ -13,11 +13,12 @@ from deploy.evaluation.cached_worker import CachedWorker, cached_pair, opened_pa
 from deploy.evaluation.recording import RecordedRequest, Recording
 from deploy.service.config import Workers
 from orchestrator.errors import ConfigError
-from orchestrator.loop.actions import WorkerName
+from orchestrator.loop.actions import WorkerName, Write
 from orchestrator.loop.events import ActionCompleted, Event, RequestCompleted, TextDelta
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
+    Constraint,
     Generation,
     Limits,
     Message,
@@ -158,6 +159,28 @@ async def test_a_generation_that_ended_by_itself_serves_every_span_that_holds_it
     assert (await ask(1)).segment.finish == "length"
     assert (await ask(1)).segment.finish == "length"
     assert len(worker.calls) == 2
+
+
+async def test_an_answer_that_had_to_match_a_form_serves_no_other_call() -> None:
+    """Neither a live one nor one that was recorded."""
+    closed = Transcript(ASKED, closed=True)
+    form = Constraint("regex", "[0-9]+")
+    worker = CachedWorker(lambda: Scripted(story=("", "4")))
+    for constraint in (form, None, form, None):
+        call = Call("r", closed, constraint=constraint)
+        async for _ in worker.generate(call, StopCriteria(9), Sampling()):
+            pass
+        await worker.verify(call, Segment("small", "4"), Sampling())
+    assert (worker.live, worker.replayed) == (4, 4)
+    answer = Generation(Segment("large", "4", finish="eos"), Usage(5, 0, 1, 1), 1.0)
+    asked = RecordedRequest("r", "large-only", ASKED, limits=Limits(9, constraint=form))
+    done = ActionCompleted(Write("large", closed, StopCriteria(9)), answer, 1.0)
+    other = CachedWorker(lambda: Scripted(story=("", "four")))
+    assert other.load_recording("large", Recording(asked, (done,))) == 1
+    call = Call("r", closed)
+    last = [item async for item in other.generate(call, StopCriteria(9), Sampling())][-1]
+    assert isinstance(last, Generation)
+    assert last.segment.text == "four"
 
 
 async def test_a_recording_answers_without_a_model() -> None:
