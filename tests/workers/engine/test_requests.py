@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 from math import inf
 from typing import Any
@@ -22,12 +23,31 @@ from orchestrator.types import (
     Segment,
     StopCriteria,
 )
-from orchestrator.worker import Call
+from orchestrator.worker import Call, Delta
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
 from tests.workers.engine.local import ask, force, run
-from workers.engine.requests import stop_nll
+from workers.engine.requests import RequestHandle, stop_nll
 from workers.engine.worker import LocalWorker
+
+
+async def test_tokens_that_come_fast_wake_their_reader_once(monkeypatch: Any) -> None:
+    monkeypatch.setattr("workers.engine.requests.WAKE_S", 600.0)
+    handle = RequestHandle(60.0, stream=True)
+    first, second, third = (Delta(text, (7,)) for text in "abc")
+    handle.put(first)
+    assert await handle.items() == [first]
+    handle.put(second)
+    handle.put(third)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(handle.items(), 0.05)
+    handle.put("the answer")  # waits for no tokens
+    assert await handle.items() == [second, third, "the answer"]
+    monkeypatch.setattr("workers.engine.requests.WAKE_S", 0.0)
+    slow = RequestHandle(60.0, stream=True)
+    for one in (first, second):
+        slow.put(one)
+        assert await slow.items() == [one]
 
 
 async def test_control_tokens_end_a_generation(worker: LocalWorker) -> None:
