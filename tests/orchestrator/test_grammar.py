@@ -72,7 +72,7 @@ def test_a_value_is_looked_at_once_for_each_schema_and_not_at_all_where_it_is_lo
 
     def counted(schema: Any, root: Any) -> Any:
         nonlocal looked
-        looked += 1
+        looked += schema is not None  # a value's own order goes by none
         return branches(schema, root)
 
     monkeypatch.setattr(grammar, "_branches", counted)
