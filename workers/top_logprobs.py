@@ -1,17 +1,26 @@
 """What follows from the log-probabilities by token id that a server or vLLM shows at a position.
 
-They show the likeliest tokens alone (and the one that was drawn), so estimates are bounds.
+They show the likeliest tokens alone (and the one that was drawn), so estimates are bounds, but
+where the others can be looked up: a server that is made to draw one of a few tokens tells its
+log-probability under the whole distribution. (vLLM's `logprob_token_ids` would show them at once,
+but in vLLM 0.32 takes the likeliest tokens away from all other requests of that pass.)
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from math import exp, inf, log
 from secrets import randbits
+from typing import Final
 
 from orchestrator.types import Sampling
 from workers.model.rng import uniform
 
+Lookup = Callable[[Collection[int]], Awaitable[tuple[int, float]]]
+"""From tokens to the likeliest of them and its log-probability."""
+MAX_LOOKUPS: Final = 4
+"""Ends of the turn, not among the tokens shown, whose likelihood is asked for one by one."""
+_NEGLIGIBLE: Final = 1e-3
 _FLOOR = -9999.0  # how vLLM spells minus infinity in JSON
 _ROUNDING = 1e-6  # rounding error of a sum of probabilities
 
@@ -52,6 +61,35 @@ def stop_nll(logprobs: Mapping[int, float], stop_token_ids: Collection[int]) -> 
         return max(0.0, -best - log(sum(exp(logprob - best) for logprob in shown)))
     shares = [probability(logprob) for logprob in logprobs.values()]
     return -log(max(_ROUNDING, min(*shares, 1.0 - sum(shares))))
+
+
+def negligible(tokens: Collection[int], shown: Mapping[int, float]) -> bool:
+    """Whether those of `tokens` that are not among the likeliest, `shown`, have next to nothing of
+    what all of them have together."""
+    most = [probability(shown[i]) if i in shown else 0.0 for i in tokens]
+    rest = most.count(0.0) * probability(min(shown.values(), default=0.0))
+    return rest <= _NEGLIGIBLE * sum(most)
+
+
+async def whole_stop_nll(
+    shown: Mapping[int, float], stop_token_ids: Collection[int], lookup: Lookup
+) -> float:
+    """`stop_nll` where tokens that are not `shown` can be looked up.
+
+    The likeliest of them are, until the next adds nothing, or `MAX_LOOKUPS` have been: what is left
+    out is then less likely than each of them.
+    """
+    known = {token: shown[token] for token in stop_token_ids if token in shown}
+    rest = set(stop_token_ids) - known.keys()
+    for _ in range(MAX_LOOKUPS):
+        if not rest:
+            break
+        token, logprob = await lookup(rest)
+        known[token] = logprob
+        rest.remove(token)
+        if logprob + log(len(rest) + 1) < max(known.values()) + log(_NEGLIGIBLE):
+            break
+    return stop_nll(known, stop_token_ids)
 
 
 def choices(positions: Sequence[Mapping[int, float]], sampling: Sampling, first: int) -> list[int]:

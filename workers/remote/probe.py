@@ -6,6 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from math import exp
 from statistics import median
 from typing import Any
 
@@ -149,15 +150,18 @@ async def _more(
         shown = len(first_logprobs(answer, vocabulary)) if answer is not None else 0
         capabilities = replace(capabilities, wide=shown if shown > capabilities.top else 0)
     body = {"prompt": ids, **ONE, **(EXTRAS if capabilities.ids else {}), "logprobs": 1}
-    named = [0, len(ids), 2 * len(ids)]  # three tokens that are hardly all among the likeliest
-    answer = await _tried(ask, capabilities, {**body, "logprob_token_ids": named})
-    if answer is not None and set(named) <= first_logprobs(answer, vocabulary).keys():
-        capabilities = replace(capabilities, labels=True)
+    # Of three tokens the likeliest has a third of what they have together; among all, far less.
+    unlikely = [i for i in range(len(behind) + 3) if i not in behind][:3]
+    answer = await _tried(ask, capabilities, {**body, "allowed_token_ids": unlikely})
+    if answer is not None:
+        told = first_logprobs(answer, vocabulary)
+        drawn = [told[i] for i in unlikely if i in told]
+        capabilities = replace(capabilities, lookups=bool(drawn) and exp(max(drawn)) < 0.25)
     answer = await _tried(ask, capabilities, {**body, "prompt_logprobs": 1})
     if answer is not None and _verifies(answer, ids, vocabulary):
         return replace(capabilities, prompt_logprobs="prompt_logprobs")
     if await _is_sglang(ask, ids, vocabulary, behind):
-        return replace(capabilities, labels=True, prompt_logprobs="sglang")
+        return replace(capabilities, prompt_logprobs="sglang")
     answer = await _tried(ask, capabilities, {**body, "echo": True})
     if answer is not None and _verifies(answer, ids, vocabulary):
         return replace(capabilities, prompt_logprobs="echo")

@@ -6,8 +6,8 @@ Fields used here beyond OpenAI's own:
   them inside its log-probabilities (`return_tokens_as_token_ids`: "token_id:42"). Both stop at
   `stop_token_ids` and give the reason (`stop_reason`, `matched_stop`), but not before `min_tokens`.
 - vLLM returns `prompt_logprobs`; SGLang has a path of its own for them (`sglang`); others echo the
-  prompt with its log-probabilities. vLLM also gives the log-probabilities of tokens named in
-  advance (`logprob_token_ids`).
+  prompt with its log-probabilities. vLLM can also be made to draw one of a few tokens
+  (`allowed_token_ids`), whose log-probability it then tells.
 - llama.cpp's server takes ids, returns them inside its log-probabilities alone, each with its
   bytes, shows as many of them as are asked for, and none of a prompt's. Its sampling has stages of
   its own, which `samplers` names.
@@ -19,9 +19,11 @@ Nothing here does I/O. What a server can do is learned from its answers, never f
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from math import inf
+from types import MappingProxyType
 from typing import Any, Literal
 
 from orchestrator.errors import Unsupported, WorkerError, WorkerUnavailable
@@ -30,7 +32,7 @@ from orchestrator.types import Classification, Constraint, Sampling, Usage
 from orchestrator.worker import Call
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ScoreOutput
-from workers.top_logprobs import choices, likeliest, probability, stop_nll
+from workers.top_logprobs import choices, likeliest, probability
 
 NEUTRAL = {
     "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
@@ -52,7 +54,8 @@ class ServerCapabilities:
     prompt: what continues a text: token ids or a text at `/completions`, or chat messages.
     ids: it returns the ids of the tokens it made.
     top: log-probabilities it gives at each position; 0 is none.
-    labels: it gives the log-probabilities of tokens that the request names.
+    lookups: it draws one of the tokens that a request allows, and tells its log-probability
+        among all tokens.
     wide: log-probabilities it gives where a call makes one token, if more than `top`; else 0.
     numbered: its log-probabilities carry ids and bytes (llama.cpp); it returns ids nowhere else.
     min_tokens: it lets no text end before so many tokens.
@@ -63,7 +66,7 @@ class ServerCapabilities:
     prompt: Literal["ids", "text", "chat"]
     ids: bool = False
     top: int = 0
-    labels: bool = False
+    lookups: bool = False
     prompt_logprobs: Literal["prompt_logprobs", "echo", "sglang"] | None = None
     wide: int = 0
     numbered: bool = False
@@ -371,9 +374,16 @@ def classification(
     spent: Usage,
     ms: float,
     echoed: int = 0,
+    looked_up: Mapping[int, float] = MappingProxyType({}),
 ) -> Classification:
-    """The distribution of the first token over `labels` (text to id), after an echoed prompt."""
-    probabilities = label_probabilities(answer, labels, vocabulary, echoed)
+    """The distribution of the first token over `labels` (text to id), after an echoed prompt;
+    `looked_up` are log-probabilities beside those shown."""
+    probabilities = [
+        probability(looked_up[i]) if i in looked_up else share
+        for i, share in zip(
+            labels.values(), label_probabilities(answer, labels, vocabulary, echoed), strict=True
+        )
+    ]
     inside = sum(probabilities)
     return Classification(
         labels=tuple(labels),
@@ -388,10 +398,10 @@ def prompt_nll(
     answer: Mapping[str, Any],
     ids: Sequence[int],
     part: slice,
-    stop_token_ids: Collection[int],
     vocabulary: Vocabulary,
-) -> tuple[tuple[float, ...], float]:
-    """Negative log-likelihoods of a part of a prompt's ids, and of `stop_token_ids` behind it.
+) -> tuple[tuple[float, ...], dict[int, float]]:
+    """Negative log-likelihoods of a part of a prompt's ids, and the log-probabilities shown behind
+    it.
 
     Raises:
         ValueError: the answer does not hold them.
@@ -400,7 +410,7 @@ def prompt_nll(
     if scored is None:
         raise ValueError("no log-probabilities of the prompt")
     (*judged, (_, behind)) = scored[: part.stop - part.start + 1]
-    return tuple(-logprob for logprob, _ in judged), stop_nll(behind, stop_token_ids)
+    return tuple(-logprob for logprob, _ in judged), behind
 
 
 def score_output(
@@ -408,14 +418,13 @@ def score_output(
     ids: Sequence[int],
     last: int,
     sampling: Sampling,
-    stop_token_ids: Collection[int],
     vocabulary: Vocabulary,
     top: int = 0,
-) -> ScoreOutput:
-    """The scores of the `last` last ids of a prompt, with a choice at each and behind them.
+) -> tuple[ScoreOutput, Mapping[int, float]]:
+    """The scores of the `last` last ids of a prompt, with a choice at each and behind them, but for
+    their `ending`; and the log-probabilities shown behind them.
 
-    `stop_token_ids` are the ids that would end the text there; of the `top` likeliest at each
-    place those are given that the server shows.
+    Of the `top` likeliest at each place those are given that the server shows.
 
     Raises:
         ValueError: the answer does not hold them.
@@ -426,16 +435,17 @@ def score_output(
         raise ValueError("no log-probabilities of the prompt, or of the token behind it")
     positions = [shown for _, shown in scored]
     chosen = choices(positions, sampling, len(ids) - last)
-    return ScoreOutput(
+    output = ScoreOutput(
         nll=[-logprob for logprob, _ in scored],
         choices=[*chosen, made.id],
         logprobs=[
             *(shown[i] for i, shown in zip(chosen, positions, strict=True)),
             made.top[made.id],
         ],
-        ending=stop_nll(made.top, stop_token_ids),
+        ending=inf,
         top=likeliest([*positions, made.top], top) if top else [],
     )
+    return output, made.top
 
 
 def context(models: Any, name: str) -> int | None:

@@ -61,6 +61,7 @@ from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import finish_token_ids, verification
+from workers.top_logprobs import negligible, stop_nll, whole_stop_nll
 
 log = logging.getLogger(__name__)
 
@@ -83,8 +84,9 @@ class RemoteWorker:
         self.prompts, self.vocabulary = PromptRenderer(tokenizer), Vocabulary(tokenizer)
         self.context = context
         self._requests = RequestBuilder(self.prompts)
-        self._eos = tokenizer.eos_id
-        self._stop_token_ids = tokenizer.controls | (set() if self._eos is None else {self._eos})
+        self._stop_token_ids = tokenizer.controls | {
+            i for i in (tokenizer.eos_id,) if i is not None
+        }
         self._capabilities: ServerCapabilities | None = None
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 
@@ -151,8 +153,6 @@ class RemoteWorker:
                 self.model, Sampling(), capabilities, 1, top=capabilities.wide or protocol.TOP[0]
             )
             body |= protocol.owner_fields(call.owner, capabilities)
-            if capabilities.labels:
-                body["logprob_token_ids"] = list(chosen)
             if nll:
                 top = capabilities.top if stop_token_ids else 1
                 body |= self._prompt_logprobs(capabilities, top)
@@ -163,16 +163,23 @@ class RemoteWorker:
         named = dict(zip(labels, chosen, strict=True))
         echoed = len(ids) if nll and capabilities.prompt_logprobs == "echo" else 0
         with checked_answer(self.server.name):
-            if capabilities.top and not protocol.first_logprobs(answer, self.vocabulary, echoed):
+            shown = protocol.first_logprobs(answer, self.vocabulary, echoed)
+            if capabilities.top and not shown:
                 raise protocol.no_logprobs()
+        found: dict[int, float] = {}
+        if capabilities.lookups and not negligible(chosen, shown):
+            rest = [i for i in chosen if i not in shown]
+            found = dict(await asyncio.gather(*(self._lookup(call, ids, [i]) for i in rest)))
+        with checked_answer(self.server.name):
             classification = protocol.classification(
-                answer, named, self.vocabulary, usage, ms_since(began), echoed
+                answer, named, self.vocabulary, usage, ms_since(began), echoed, found
             )
             if not nll:
                 return classification
             part = slice(len(prefix) - len(verified), len(prefix))
-            values, ending = protocol.prompt_nll(answer, ids, part, stop_token_ids, self.vocabulary)
-            return replace(classification, nll=values, ending=ending if stop_token_ids else None)
+            values, behind = protocol.prompt_nll(answer, ids, part, self.vocabulary)
+        ending = await self._stop_nll(call, prefix, behind, stop_token_ids)
+        return replace(classification, nll=values, ending=ending if stop_token_ids else None)
 
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
@@ -211,18 +218,46 @@ class RemoteWorker:
             )
             body |= self._prompt_logprobs(capabilities, shown)
             body |= protocol.owner_fields(call.owner, capabilities)
-            if capabilities.labels and stop_token_ids and not top:  # the end of the turn first
-                named = sorted(stop_token_ids, key=lambda i: (i != self._eos, i))
-                body["logprob_token_ids"] = named[: capabilities.top]
             answer = await self.server.ask(capabilities.path, body, call.request)
         with checked_answer(self.server.name):
-            output = protocol.score_output(
-                answer, ids, len(tokens), sampling, stop_token_ids, self.vocabulary, top
+            output, behind = protocol.score_output(
+                answer, ids, len(tokens), sampling, self.vocabulary, top
             )
             usage = protocol.usage(answer, len(ids), 1, shared=shared)
-            return verification(
-                output, call, segment, self.prompts, self._stop_token_ids, usage, ms_since(began)
-            )
+        output.ending = await self._stop_nll(call, ids, behind, stop_token_ids)
+        return verification(
+            output, call, segment, self.prompts, self._stop_token_ids, usage, ms_since(began)
+        )
+
+    async def _stop_nll(
+        self,
+        call: Call,
+        ids: list[int],
+        shown: Mapping[int, float],
+        stop_token_ids: Collection[int],
+    ) -> float:
+        """The negative log-likelihood that one of `stop_token_ids` follows `ids`."""
+        if not (await self.capabilities()).lookups:
+            return stop_nll(shown, stop_token_ids)
+        return await whole_stop_nll(
+            shown, stop_token_ids, lambda rest: self._lookup(call, ids, rest)
+        )
+
+    async def _lookup(
+        self, call: Call, ids: list[int], allowed: Collection[int]
+    ) -> tuple[int, float]:
+        """The likeliest of the `allowed` tokens behind `ids`, and its log-probability."""
+        capabilities = await self.capabilities()
+        body: dict[str, Any] = {"prompt": ids, "allowed_token_ids": sorted(allowed)}
+        body |= protocol.request_fields(self.model, GREEDY, capabilities, 1, top=1)
+        body |= protocol.owner_fields(call.owner, capabilities)
+        answer = await self.server.ask(capabilities.path, body, call.request)
+        with checked_answer(self.server.name):
+            shown = protocol.first_logprobs(answer, self.vocabulary)
+            found = {i: shown[i] for i in allowed if i in shown}
+            if not found:
+                raise protocol.no_logprobs()
+        return max(found.items(), key=lambda one: one[1])
 
     async def _ask_sglang(
         self,

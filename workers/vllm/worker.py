@@ -18,11 +18,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncGenerator, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, replace
 from math import exp
-from math import log as ln
 from time import perf_counter
 from typing import Any
 
@@ -67,7 +66,7 @@ from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
-from workers.top_logprobs import choices, entropy, likeliest, probability, stop_nll
+from workers.top_logprobs import choices, entropy, likeliest, probability, whole_stop_nll
 from workers.vllm.counter import EngineCounter
 from workers.vllm.requests import (
     SHOWN,
@@ -80,11 +79,8 @@ from workers.vllm.scheduler import Drafts
 
 log = logging.getLogger(__name__)
 
-MAX_LOOKUPS = 4
-"""Ends of the turn, not among the tokens shown, whose likelihood is asked for one by one."""
 ASKED = ("temperature", "top_p", "top_k", "seed", "max_tokens", "min_tokens")
 """Parameters of vLLM's that say what a client asked for; the others are the worker's own."""
-_NEGLIGIBLE = ln(1e-3)
 JUDGE, WRITER = 0, 1
 """Priorities: a judge's call is short, and a whole request waits for it."""
 
@@ -238,7 +234,9 @@ class VllmWorker:
         ending = None
         if last is not None and last.finish in ENDED:
             ((_, behind),) = prompt_logprobs(output, ids, slice(len(prefix), len(prefix) + 1))
-            ending = await self._stop_nll(prefix, behind, stop_token_ids, cost)
+            ending = await whole_stop_nll(
+                behind, stop_token_ids, lambda rest: self._logprob(prefix, rest, cost)
+            )
         return replace(answer, nll=nll, ending=ending)
 
     async def verify(
@@ -276,7 +274,9 @@ class VllmWorker:
             nll=[*[0.0] * given, *(-logprob for logprob, _ in positions)],
             choices=[*tokens[:given], *chosen, made],
             logprobs=[*[0.0] * given, *logprobs, behind[made]],
-            ending=await self._stop_nll(ids, behind, stop_token_ids, cost),
+            ending=await whole_stop_nll(
+                behind, stop_token_ids, lambda rest: self._logprob(ids, rest, cost)
+            ),
             top=likely if top else [],
         )
         return verification(
@@ -425,41 +425,13 @@ class VllmWorker:
     async def _logprob(
         self, ids: Sequence[int], allowed: Iterable[int], cost: _Cost
     ) -> tuple[int, float]:
-        """The likeliest of the `allowed` tokens behind a prompt, and its log-probability.
-
-        For tokens that are not among those shown: vLLM is made to draw one. (`logprob_token_ids`
-        would show them, but in vLLM 0.32 takes the likeliest tokens away from all other requests
-        of that pass.)
-        """
+        """The likeliest of the `allowed` tokens behind a prompt, and its log-probability, for
+        tokens that are not among those shown."""
         parameters = request_parameters(
             Sampling(), max_tokens=1, logprobs=1, allowed_token_ids=sorted(allowed)
         )
         ((made, logprobs),) = made_tokens(await self._answer(ids, parameters, JUDGE, cost))
         return made, logprobs[made]
-
-    async def _stop_nll(
-        self,
-        ids: Sequence[int],
-        shown: Mapping[int, float],
-        stop_token_ids: Collection[int],
-        cost: _Cost,
-    ) -> float:
-        """The negative log-likelihood that any of `stop_token_ids` follows `ids`.
-
-        Of those that are not shown, the likeliest are asked for until the next adds nothing, or
-        `MAX_LOOKUPS` have been: what is left out is then less likely than each of them.
-        """
-        known = {token: shown[token] for token in stop_token_ids if token in shown}
-        rest = set(stop_token_ids) - known.keys()
-        for _ in range(MAX_LOOKUPS):
-            if not rest:
-                break
-            token, logprob = await self._logprob(ids, rest, cost)
-            known[token] = logprob
-            rest.remove(token)
-            if logprob + ln(len(rest) + 1) < max(known.values()) + _NEGLIGIBLE:
-                break
-        return stop_nll(known, stop_token_ids)
 
 
 class _Cost:

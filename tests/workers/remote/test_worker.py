@@ -95,22 +95,23 @@ def vllm(pair: dict[Any, LocalWorker]) -> Iterator[dict[Any, RemoteWorker]]:
 
 
 VLLM = ServerCapabilities(
-    "ids", ids=True, top=20, labels=True, prompt_logprobs="prompt_logprobs", min_tokens=True
+    "ids", ids=True, top=20, lookups=True, prompt_logprobs="prompt_logprobs", min_tokens=True
 )
-OLD_VLLM = ServerBehavior(token_ids=False, labels=False, min_tokens=False)
-ROUTED = ServerBehavior(named_ids=False, labels=False, prompt_logprobs=False)
+OLD_VLLM = ServerBehavior(token_ids=False, allows=False, min_tokens=False)
+ROUTED = ServerBehavior(named_ids=False, allows=False, prompt_logprobs=False)
 SGLANG = replace(ROUTED, generates=True)
 PLAIN = ServerBehavior(
     prompt_ids=False, max_logprobs=0, strict=True, stops_at_controls=True, tells_context=False
 )
 MUTE = ServerBehavior(max_logprobs=0, token_ids=False, strict=True, stops_at_controls=True)
-CHAT = ServerBehavior(completions=False, labels=False)
+CHAT = ServerBehavior(completions=False, allows=False)
 WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
     "vllm": (ServerBehavior(), VLLM),
-    "old-vllm": (OLD_VLLM, replace(VLLM, labels=False, min_tokens=False)),
+    "old-vllm": (OLD_VLLM, replace(VLLM, lookups=False, min_tokens=False)),
     "few": (ServerBehavior(max_logprobs=5), replace(VLLM, top=5)),
-    "sglang": (SGLANG, replace(VLLM, prompt_logprobs="sglang")),
-    "routed-sglang": (ROUTED, replace(VLLM, labels=False, prompt_logprobs="echo")),
+    "processed": (ServerBehavior(processed=True), replace(VLLM, lookups=False)),
+    "sglang": (SGLANG, replace(VLLM, lookups=False, prompt_logprobs="sglang")),
+    "routed-sglang": (ROUTED, replace(VLLM, lookups=False, prompt_logprobs="echo")),
     "plain": (PLAIN, ServerCapabilities("text")),
     "mute": (MUTE, ServerCapabilities("ids")),
     "chat": (CHAT, ServerCapabilities("chat", ids=True, top=20, min_tokens=True)),
@@ -278,12 +279,12 @@ async def test_the_likelihood_of_an_end_is_that_of_the_model(
             ours, theirs = [(await w["large"].verify(*verify_call)).ending for w in (pair, workers)]
             assert ours is not None
             assert theirs is not None
-            exact = theirs == pytest.approx(ours, abs=1e-3)
+            exact = theirs == pytest.approx(ours, abs=1e-2)  # a few of many ends are looked up
             exact_cases.add(exact)
             assert exact or min(ours, theirs) > 5  # so unlikely that no rule would keep it
         silent = await workers["large"].verify(call(transcript, "large"), step, GREEDY)
         assert silent.ending is None
-    if able.labels and able.top >= 20:
+    if able.lookups or able.prompt_logprobs == "sglang":
         assert exact_cases == {True}
     else:
         assert True in exact_cases

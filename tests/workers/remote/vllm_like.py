@@ -1,7 +1,7 @@
 """A server in vLLM's dialect of OpenAI's API, over a real engine: for tests of the remote worker.
 
 Requests and answers have vLLM's fields, shapes and refusals: prompts as ids or text,
-`return_token_ids`, `return_tokens_as_token_ids`, `logprobs`, `logprob_token_ids`,
+`return_token_ids`, `return_tokens_as_token_ids`, `logprobs`, `allowed_token_ids`,
 `prompt_logprobs`, `stop`, `stop_token_ids`, `min_tokens`, `echo`, `continue_final_message`, streams
 that end in a chunk of usage and `[DONE]`; and SGLang's own `/generate`. `ServerBehavior` switches
 features off, for servers that lack them.
@@ -42,7 +42,8 @@ class ServerBehavior:
     token_ids: bool = True  # returns ids in fields of their own
     named_ids: bool = True  # returns ids inside its log-probabilities
     max_logprobs: int = 20
-    labels: bool = True  # knows logprob_token_ids
+    allows: bool = True  # knows allowed_token_ids
+    processed: bool = False  # tells log-probabilities among the allowed tokens alone
     prompt_logprobs: bool = True
     min_tokens: bool = True
     generates: bool = False  # has SGLang's own path, beside OpenAI's
@@ -286,8 +287,13 @@ class VllmLike:
                 ends = [hf.eos_token_id, *(body.get("stop_token_ids") or ())]
                 logprobs = logprobs.clone()
                 logprobs[ends] = -torch.inf
+            drawn = logprobs
+            if behavior.allows and (allowed := body.get("allowed_token_ids")):
+                drawn = torch.full_like(logprobs, -torch.inf)
+                drawn[allowed] = logprobs[allowed].log_softmax(-1)
+                logprobs = drawn if behavior.processed else logprobs
             cached = request.cached if cached is None else cached
-            made.ids.append(choose(logprobs, sampling, len(prompt) + len(made.ids)))
+            made.ids.append(choose(drawn, sampling, len(prompt) + len(made.ids)))
             self.end(made, body, [stops] if isinstance(stops, str) else stops, hf)
             if made.finish is not None:
                 usage |= {
@@ -371,10 +377,8 @@ class VllmLike:
 
     def top(self, body: dict[str, Any], logprobs: Any, chosen: int, count: int) -> dict[int, float]:
         """Log-probabilities by id: the token's own first, as vLLM has it."""
-        wanted = body.get("logprob_token_ids") if self.behavior.labels else None
-        if wanted is None:
-            wanted = logprobs.topk(min(count, len(logprobs))).indices.tolist()
-        return {i: max(float(logprobs[i]), -9999.0) for i in [chosen, *wanted]}
+        likeliest = logprobs.topk(min(count, len(logprobs))).indices.tolist()
+        return {i: max(float(logprobs[i]), -9999.0) for i in [chosen, *likeliest]}
 
     def namer(self, body: dict[str, Any]) -> Any:
         if self.behavior.named_ids and body.get("return_tokens_as_token_ids"):
