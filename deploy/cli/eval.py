@@ -317,8 +317,6 @@ def _served_by(
         "large": checkpoint(large),
         "params": args.policy.params,
     }
-    if engines := [name for name, spec in args.workers.by_name().items() if spec.runs_vllm]:
-        pair["over_vllm"] = engines
     if answering := args.workers.answering():
         pair["answering"] = answering
     method = large_speculation(args.workers, speculation, "vanilla")

@@ -24,6 +24,7 @@ from orchestrator.loop.policy import Policy
 ROUNDS = 16
 """Halvings of the range at most: a threshold from 0 to 10 is found to 0.0002, since all scores of
 a judge may lie between 8.9 and 9."""
+DIGITS = 4  # behind the point, in the file of what was found
 INSET = 2**-10
 """Part of the range by which a bound that is excluded is kept away from."""
 NEAR = 0.02
@@ -122,9 +123,11 @@ class Range:
     def middle(self, a: float, b: float) -> float | None:
         """A value between two others; None where there is none left to try."""
         if self.whole:
-            between = round((a + b) / 2)
-            return None if between in (a, b) else between
-        return (a + b) / 2 if abs(a - b) > (self.high - self.low) / 2**ROUNDS else None
+            between, near = float(round((a + b) / 2)), False
+        else:
+            between = round((a + b) / 2, DIGITS)
+            near = abs(a - b) <= (self.high - self.low) / 2**ROUNDS
+        return None if near or between in (a, b) else between
 
 
 def _check(policy: type[Policy], name: str, bounds: Iterable[float]) -> None:

@@ -13,7 +13,14 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from deploy.evaluation.calibration import CalibrationResult, CalibrationTarget, Point, Range, search
+from deploy.evaluation.calibration import (
+    DIGITS,
+    CalibrationResult,
+    CalibrationTarget,
+    Point,
+    Range,
+    search,
+)
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import EvaluatedAnswer, Problem
@@ -162,7 +169,7 @@ class Calibrator:
         params = _judge_params(candidate, judge)
 
         async def measure(value: float) -> Point:
-            given = int(value) if where.whole else round(value, 4)
+            given = int(value) if where.whole else round(value, DIGITS)
             label = f"{candidate.policy}:{where.parameter}={given:g}"
             chosen = {**params, **candidate.params, where.parameter: given}
             point = await self.point(Candidate(label, candidate.policy, chosen), given)

@@ -518,7 +518,7 @@ def test_rows_over_vllm_and_over_our_engine_share_no_file(tmp_path: Path) -> Non
     (_, ours), (_, theirs) = (
         _served_by(None, file, [], None, None) for file in (None, tmp_path / "vllm.yaml")
     )
-    assert theirs == ours | {"over_vllm": ["large"]}
+    assert theirs == ours | {"answering": {"large": {"engine": "vllm"}}}
 
 
 def test_rows_are_of_one_method_and_its_parameters(

@@ -112,6 +112,19 @@ async def test_a_cliff_is_searched_to_its_edge() -> None:
     assert 7.3 - 10 / 2 ** (ROUNDS - 1) < found.best.value < 7.3
 
 
+async def test_a_search_ends_where_the_digits_that_are_kept_do() -> None:
+    asked = list[float]()
+
+    async def cliff(value: float) -> Point:
+        asked.append(value)
+        assert len(asked) < 2 + ROUNDS
+        return Point(value, 0.1 if value < 0.73005 else 0.9, 0.9)
+
+    found = await search(cliff, Range("x", 0, 1), CalibrationTarget("large_share", 0.5))
+    assert found.best.value == 0.73
+    assert len(set(asked)) == len(asked)
+
+
 async def test_scores_that_lie_close_together_are_told_apart() -> None:
     """A judge may call all steps nearly right, and still know the better ones."""
 
