@@ -300,6 +300,7 @@ class Engine:
             request.method,
             request.matcher,
             answering=request.answering,
+            may_end=request.continuation.may_end,
         )
         accepted = None
         if output is None:

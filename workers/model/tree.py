@@ -7,7 +7,7 @@ with one branch, no speculation is a tree with one node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ class Row:
     `method` names its speculation method; None: the decoder's default. `matcher` says which tokens
     may come next where the text must match a grammar (`workers.model.masking.TokenMatcher`);
     `failure` is why it cannot go on. `answering`: what it writes is an answer, not a thought.
+    `may_end`: whether the text may end with a token, so that a chain of drafts ends there too.
     """
 
     slot: int
@@ -36,6 +37,7 @@ class Row:
     matcher: Any = None
     failure: Exception | None = None
     answering: bool = False
+    may_end: Callable[[int], bool] | None = None
 
     @property
     def greedy(self) -> bool:

@@ -17,7 +17,6 @@ from workers.model.tree import Plan, Row
 from workers.speculation.drafter import (
     ConfidentExpander,
     DraftModelMethod,
-    IndependentExpander,
     LoadModel,
 )
 from workers.speculation.parameters import at_least, fraction, one_of, tree_size
@@ -28,7 +27,7 @@ class Chain(DraftModelMethod):
 
     With a `threshold` a draft ends behind the first token that was drawn where the draft model's
     top probability is below it: drafts behind a token that is likely to be rejected cost more than
-    they gain.
+    they gain. So do those behind a token that may end the text (`Row.may_end`).
     """
 
     def __init__(
@@ -49,7 +48,4 @@ class Chain(DraftModelMethod):
         super().__init__(target, load_model, draft)
 
     def draft(self, rows: list[Row]) -> Plan:
-        expander = (
-            ConfidentExpander(rows, self.threshold) if self.threshold else IndependentExpander(rows)
-        )
-        return self.plan(rows, self.gamma, expander)
+        return self.plan(rows, self.gamma, ConfidentExpander(rows, self.threshold))

@@ -241,7 +241,7 @@ class IndependentExpander(TreeExpander):
 
 class ConfidentExpander(TreeExpander):
     """One sequence a row, which ends behind the first token that was drawn where the top
-    probability was below `threshold`.
+    probability was below `threshold`, or with which the text may end.
 
     So whether one more is drafted is a function of the prefix, never of the token drawn there, and
     the drafts have the distribution that speculative sampling assumes. A greedy row's confidence
@@ -250,21 +250,23 @@ class ConfidentExpander(TreeExpander):
 
     def __init__(self, rows: Sequence[Row], threshold: float) -> None:
         self.rows, self.threshold = rows, threshold
-        self.confident = [True] * len(rows)
+        self.goes_on = [True] * len(rows)
 
     def __call__(
         self, level: int, logits: Tensor, parent_index: list[list[int]]
     ) -> tuple[list[list[Child]], Tensor | None]:
-        active = [i for i, confident in enumerate(self.confident) if confident]
+        active = [i for i, goes_on in enumerate(self.goes_on) if goes_on]
         if len(active) < len(self.rows):
             logits = logits[active]
         chosen = [self.rows[i] for i in active]
         drawn, probs = IndependentExpander(chosen)(level, logits, [[0] for _ in active])
-        tops = confidences(logits, probs)
+        tops = confidences(logits, probs) if self.threshold else [1.0] * len(active)
         children: list[list[Child]] = [[] for _ in self.rows]
         for k, i in enumerate(active):
             children[i] = drawn[k]
-            self.confident[i] = tops[k] >= self.threshold
+            may_end, (_, token) = self.rows[i].may_end, drawn[k][0]
+            ends = may_end is not None and may_end(token)
+            self.goes_on[i] = tops[k] >= self.threshold and not ends
         if probs is not None and len(active) < len(self.rows):
             padded = probs.new_zeros(len(self.rows), *probs.shape[1:])
             padded[active] = probs
@@ -272,7 +274,7 @@ class ConfidentExpander(TreeExpander):
         return children, probs
 
     def ended(self) -> bool:
-        return not any(self.confident)
+        return not any(self.goes_on)
 
 
 def confidences(logits: Tensor, probs: Tensor | None) -> list[float]:

@@ -43,6 +43,7 @@ class Continuation:
         thinking = not transcript.closed
         self._author, self._criteria, self._tokenizer = call.author, criteria, tokenizer
         self._stop_token_ids = stop_token_ids
+        self._delimiters = [one.encode() for one in criteria.until if one]
         self._close_id = tokenizer.close_id if thinking else None
         self.ends = frozenset(stop_token_ids)
         """The ids that end this text."""
@@ -64,6 +65,11 @@ class Continuation:
         self.max_tokens = min(criteria.max_tokens, context - length - reserved)
         """Those that fit both the criteria and the context; none if not above 0."""
         self.generated = 0
+
+    def may_end(self, token: int) -> bool:
+        """Whether the text may end with a token, by itself."""
+        piece = self._tokenizer.pieces[token] if token < len(self._tokenizer.pieces) else b""
+        return token in self.ends or any(one in piece for one in self._delimiters)
 
     def push(self, token: int, logprob: float, confidence: float) -> Finish | None:
         """Take a token; why the generation ends with it, or before it, if it does.

@@ -7,7 +7,7 @@ from a script, so that their law can be enumerated.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -163,8 +163,11 @@ def independent(count: int, depth: int) -> Reference:
     return draft
 
 
-def doubting(depth: int, threshold: Fraction, *, by_token: bool = False) -> Reference:
-    """One sequence that ends behind the first token drawn from a law without a likely one.
+def doubting(
+    depth: int, threshold: Fraction, *, last: Collection[int] = (), by_token: bool = False
+) -> Reference:
+    """One sequence that ends behind the first token drawn from a law without a likely one, or
+    behind the first of the `last` tokens.
 
     `by_token` is wrong: it ends before the first token that is unlikely itself.
     """
@@ -177,7 +180,7 @@ def doubting(depth: int, threshold: Fraction, *, by_token: bool = False) -> Refe
             if by_token and law[token] < threshold:
                 break
             node = sketch.child(node, token)
-            if not by_token and max(law) < threshold:
+            if token in last or (not by_token and max(law) < threshold):
                 break
         return sketch.done()
 

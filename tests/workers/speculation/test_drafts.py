@@ -81,6 +81,17 @@ SPREADS: list[tuple[Any, Reference, int]] = [
 ]
 
 
+def test_nothing_is_drafted_behind_a_token_that_may_end_the_text() -> None:
+    laws = random_laws(random.Random(3), 3, 3)
+    for threshold in (0.0, 0.6):
+        rows = [
+            Row(i, [5, 6, 7, 8], Sampling(1.0), i, may_end=lambda token: token == 1)
+            for i in range(3000)
+        ]
+        reference = doubting(3, Fraction(threshold).limit_denominator(10), last={1})
+        check_drafts(partial(ConfidentExpander, threshold=threshold), reference, laws, laws, rows)
+
+
 def check_drafts(
     spread: Any, reference: Reference, told: Laws, asked: Laws, rows: list[Row]
 ) -> None:

@@ -56,6 +56,8 @@ PROOFS: list[tuple[str, dict[str, Any], Reference, int, int]] = [
     ("chain", {"verification": "block"}, independent(1, 3), 3, 3),
     ("chain", {}, doubting(3, Fraction(3, 5)), 3, 3),
     ("chain", {"verification": "block"}, doubting(3, Fraction(3, 5)), 3, 3),
+    ("chain", {}, doubting(3, Fraction(1, 3), last={1}), 3, 3),
+    ("chain", {"verification": "block"}, doubting(3, Fraction(1, 3), last={1}), 3, 3),
     ("lookup", {}, certain([1, 1, 1]), 3, 3),
     ("spectr", {}, independent(3, 1), 4, 1),
     ("spectr", {}, independent(2, 2), 3, 2),
