@@ -32,10 +32,17 @@ from orchestrator.types import ArgumentFormat, CallFormat, ToolCall
 FENCE = "```"
 _OPENING = re.compile(r"(```[a-zA-Z_]{0,64})\s{0,64}(\S?)")  # bounded: tried with each piece
 _MOST_NAME = 64
-_BROKEN_OFF = re.compile(r'[^"{]{0,80}\{\{?\s*"name"\s*:\s*"([\w.:/-]{1,64})')
-_ANEW = re.compile(r'(```[a-zA-Z_]{0,64}\s{0,64}|<[^<>\s]{1,64}>\s{0,64})?\{\{?\s{0,64}"name"\s*:')
-_MOST_ANEW = 256
-"""A call that may break off, the beginning of one written anew, and how long that is at most."""
+_BROKEN_OFF = re.compile(
+    r'[^"{]{0,80}\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,64})'
+    r'("\s{0,64}(?:,\s{0,64}(?:"\w{0,16}(?:"\s{0,64}:?)?)?)?)?\s{0,64}'
+)
+_ANEW = re.compile(
+    r'(?:```[a-zA-Z_]{0,64}\s{0,64}|<[^<>\s]{1,64}>\s{0,64})?'
+    r'\{\{?\s{0,64}"name"\s{0,64}:\s{0,64}"([\w.:/-]{1,64})"'
+)
+_MOST_ANEW = 512
+"""A call that breaks off before its arguments, the beginning of one written anew, and how long that
+is at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,24 +310,24 @@ class CallReader:
         return [piece for call in calls for piece in self._called(*call)]
 
     def _break_off(self, size: int, ended: bool) -> list[Piece]:
-        """What began as a call and is no JSON: it may be written anew within it, or behind it."""
+        """What began as a call and is no JSON: before its arguments it may have been written anew,
+        once in an answer. What is nested in a call, or shown in an example, is no call."""
         held, found = self._held, _BROKEN_OFF.match(self._held)
-        if not found or not any(name.startswith(found[1]) for name in self._names):
+        if self._named or not found or not any(n.startswith(found[1]) for n in self._names):
             return self._give_up(size)
-        anew = _ANEW.search(held, found.end(), size)
-        if anew is None and held.startswith(FENCE) and held[:size].endswith(FENCE):
-            end = size - len(FENCE)  # what ends the block may begin another
-            if len(held) < end + _MOST_ANEW and not ended:
-                self._searched = end
-                return []
-            anew = _ANEW.match(held, end, end + _MOST_ANEW)
+        anew = _ANEW.match(held, end := found.end())
         if anew is None:
+            if held.startswith(FENCE, end) and len(held) < end + _MOST_ANEW and not ended:
+                self._searched = end  # what ends the block may begin another
+                return []
             return self._give_up(size)
-        pieces = self._give_back()
-        self._broken_off, self._named = held[: anew.start()], found[1]
+        if anew[1] != found[1] if found[2] else not anew[1].startswith(found[1]):
+            another = bool(self._format.trigger) and held.startswith(self._format.trigger, end)
+            return self._give_up(end if another else size)
+        self._broken_off, self._named = held[:end], anew[1]
         self._in_fence = held.startswith(FENCE) and not anew[0].startswith(FENCE)
-        self._held, self._state = held[anew.start() :], "call"
-        return pieces
+        self._held, self._state = held[end:], "call"
+        return []
 
     def _give_back(self) -> list[Piece]:
         """What broke off is text: no call followed it."""
@@ -337,7 +344,7 @@ class CallReader:
         return self._text(held[: len(held) - kept])
 
     def _called(self, name: str, arguments: str) -> list[Piece]:
-        if name.startswith(self._named):
+        if name == self._named:
             self._broken_off = ""
         pieces = self._give_back()
         call = ToolCall(f"{self._prefix}{len(self._found)}", name, arguments)

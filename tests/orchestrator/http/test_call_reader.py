@@ -337,6 +337,24 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         '```json\n{"name": "add",\n```\nNo. ',
         [("add", {"a": 1, "b": 2})],
     ),
+    *(
+        (f"no call written anew: {text[:40]!r}", HERMES, text, text, [])
+        for text in [
+            '{"name": "add", "arguments": {"steps": [{"name": "look_up", "arguments": {}}, {"na',
+            '{"name": "add", "arguments": {"a": {"name": "look_up", "arguments": {}}, "b": 03}}',
+            '{"name": "add" then {"name": "add", "arguments": {}}',
+            '{"name": "ad", {"name": "add", "arguments": {}}',
+            '{"name": "add", {"name": "look_up", "arguments": {}}',
+            '{"name": "add", ' * 3000,
+        ]
+    ),
+    (
+        "an example before a block that is one too",
+        HERMES,
+        '```json\n{"name": "add", "arguments": {"a": ...}}\n```\n```\n{"name": "add"}\n```',
+        '```json\n{"name": "add", "arguments": {"a": ...}}\n```\n```\n{"name": "add"}\n```',
+        [],
+    ),
     ("plain text", HERMES, "a < b, <tool or <tool_cal", "a < b, <tool or <tool_cal", []),
     ("a number", HERMES, "{1, 2}", "{1, 2}", []),
     ("an unfinished block", HERMES, "```json\n{", "```json\n{", []),
