@@ -143,7 +143,8 @@ def fits(value: Any, schema: Any) -> bool:
     whatever order its members stand; False where nothing can be held to the schema, or where the
     value is too long to be looked at while other requests wait."""
     try:
-        return len(json.dumps(value)) <= MAX_FITTING and _fits(value, schema)
+        size = len(json.dumps(value, ensure_ascii=False))
+        return size <= MAX_FITTING and _fits(value, schema)
     except RecursionError:
         return False
 
@@ -156,13 +157,29 @@ def holds(constraint: Constraint, text: str) -> bool:
             return _fits(json.loads(text), json.loads(constraint.source))
         except (ValueError, RecursionError):
             return False
-    return _matches(text if constraint.exact else text.strip(), f"/{_escaped(constraint.source)}/")
+    rule = f"/{_escaped(constraint.source)}/"
+    ways = (text,) if constraint.exact else (text, text.lstrip(), text.strip())
+    return any(_matches(one, rule) for one in ways)
 
 
 def _fits(value: Any, schema: Any) -> bool:
-    # A grammar knows one order of members: the value's own may be it, or that of its schema.
-    ways = (_laid_out(value, None, None, {}), _laid_out(value, schema, schema, {}))
-    return any(_matches(text, _json_rule(schema)) for text in ways)
+    # A grammar knows one order of members: the value's own may be it, or that of its schema. Of
+    # whole numbers it knows no other writing.
+    rule, whole = _json_rule(schema), _whole_numbers(value)
+    return any(
+        _matches(_laid_out(one, order, order, {}), rule)
+        for one in ([value] if repr(whole) == repr(value) else [value, whole])
+        for order in (None, schema)
+    )
+
+
+def _whole_numbers(value: Any) -> Any:
+    """The same value, 5.0 written 5."""
+    if isinstance(value, list):
+        return [_whole_numbers(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _whole_numbers(one) for name, one in value.items()}
+    return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
 def _matches(text: str, rule: str) -> bool:
@@ -204,11 +221,14 @@ def _laid_out(value: Any, schema: Any, root: Any, known: dict[int, list[dict[str
     listed = max(
         map(properties_of, branches), key=lambda one: len(one.keys() & value.keys()), default={}
     )
+    others = next(
+        (one for one in (one.get("additionalProperties") for one in branches) if one), None
+    )
     required = [name for one in branches for name in one.get("required", ())]
     names = [name for name in dict.fromkeys([*listed, *required, *value]) if name in value]
     members = (
         f"{json.dumps(name, ensure_ascii=False)}: "
-        + _laid_out(value[name], listed.get(name), root, known)
+        + _laid_out(value[name], listed.get(name, others), root, known)
         for name in names
     )
     return f"{{{', '.join(members)}}}"
@@ -489,7 +509,7 @@ def _fault_of(constraint: Constraint, calls: CallFormat | None = None) -> str:
         return str(error)
 
 
-@lru_cache(maxsize=512)  # agents send their tools with every turn
+@lru_cache(maxsize=64)  # agents send their tools with every turn; one has 512 KiB at most
 def _fault(grammar: str) -> str:
     """What is wrong with a grammar; empty for nothing."""
     fault = LLMatcher.validate_grammar(grammar, limits=LIMITS)

@@ -58,6 +58,8 @@ def stop_nll(logprobs: Mapping[int, float], stop_token_ids: Collection[int]) -> 
         return inf
     if shown := [logprobs[i] for i in stop_token_ids if i in logprobs]:
         best = max(shown)
+        if best == -inf:
+            return inf
         return max(0.0, -best - log(sum(exp(logprob - best) for logprob in shown)))
     shares = [probability(logprob) for logprob in logprobs.values()]
     return -log(max(_ROUNDING, min(*shares, 1.0 - sum(shares))))
@@ -66,9 +68,10 @@ def stop_nll(logprobs: Mapping[int, float], stop_token_ids: Collection[int]) -> 
 def negligible(tokens: Collection[int], shown: Mapping[int, float]) -> bool:
     """Whether those of `tokens` that are not among the likeliest, `shown`, have next to nothing of
     what all of them have together."""
-    most = [probability(shown[i]) if i in shown else 0.0 for i in tokens]
-    rest = most.count(0.0) * probability(min(shown.values(), default=0.0))
-    return rest <= _NEGLIGIBLE * sum(most)
+    own = [probability(shown[i]) for i in tokens if i in shown]
+    each = probability(min(shown.values(), default=0.0))
+    all_ = 1.0 - sum(map(probability, shown.values())) + _ROUNDING
+    return min((len(tokens) - len(own)) * each, all_) <= _NEGLIGIBLE * sum(own)
 
 
 async def whole_stop_nll(
@@ -81,6 +84,8 @@ async def whole_stop_nll(
     """
     known = {token: shown[token] for token in stop_token_ids if token in shown}
     rest = set(stop_token_ids) - known.keys()
+    if negligible(stop_token_ids, shown):
+        return stop_nll(known, stop_token_ids)
     for _ in range(MAX_LOOKUPS):
         if not rest:
             break

@@ -176,6 +176,9 @@ class Engine:
         for request in [one for one in self._prefilling if self._is_ready(one)]:
             self._end_prefill(request, None)
         spent = 0  # tokens before the live rows take their turn
+        if self._prefilling:
+            for one in self._decoding.values():
+                one.handle.flush()
         while self._prefilling:
             chunks = self._next_chunks()
             tokens = sum(len(chunk.tokens) for _, chunk in chunks)

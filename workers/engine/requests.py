@@ -66,6 +66,12 @@ class RequestHandle:
         except RuntimeError:  # the caller's loop is closed
             self.cancelled = True
 
+    def flush(self) -> None:
+        """Wake the reader for what was held back: the next round's tokens will be a while."""
+        if self._items and not self._notified:
+            self._quiet_until = 0.0
+            self.put(self._items.pop())
+
     def is_abandoned(self, now: float) -> bool:
         """Whether nobody waits for this request any more."""
         return self.cancelled or now > self._expires

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from time import perf_counter
@@ -44,6 +44,7 @@ from orchestrator.types import (
     Sampling,
     Segment,
     StopCriteria,
+    Usage,
     Verification,
 )
 from orchestrator.worker import Call, Delta, check_method
@@ -167,19 +168,26 @@ class RemoteWorker:
             if capabilities.top and not shown:
                 raise protocol.no_logprobs()
         found: dict[int, float] = {}
+        spent: list[Usage] = [usage]
         if capabilities.lookups and not negligible(chosen, shown):
-            rest = [i for i in chosen if i not in shown]
-            found = dict(await asyncio.gather(*(self._lookup(call, ids, [i]) for i in rest)))
+            rest = [[i] for i in chosen if i not in shown]
+            looked_up = (self._lookup(call, ids, one, spent) for one in rest)
+            found = dict(await asyncio.gather(*looked_up))
         with checked_answer(self.server.name):
             classification = protocol.classification(
                 answer, named, self.vocabulary, usage, ms_since(began), echoed, found
             )
             if not nll:
-                return classification
+                return replace(classification, usage=_total(spent))
             part = slice(len(prefix) - len(verified), len(prefix))
             values, behind = protocol.prompt_nll(answer, ids, part, self.vocabulary)
-        ending = await self._stop_nll(call, prefix, behind, stop_token_ids)
-        return replace(classification, nll=values, ending=ending if stop_token_ids else None)
+        ending = await self._stop_nll(call, prefix, behind, stop_token_ids, spent)
+        return replace(
+            classification,
+            nll=values,
+            ending=ending if stop_token_ids else None,
+            usage=_total(spent),
+        )
 
     async def verify(
         self, call: Call, segment: Segment, sampling: Sampling, top: int = 0
@@ -223,10 +231,16 @@ class RemoteWorker:
             output, behind = protocol.score_output(
                 answer, ids, len(tokens), sampling, self.vocabulary, top
             )
-            usage = protocol.usage(answer, len(ids), 1, shared=shared)
-        output.ending = await self._stop_nll(call, ids, behind, stop_token_ids)
+            spent = [protocol.usage(answer, len(ids), 1, shared=shared)]
+        output.ending = await self._stop_nll(call, ids, behind, stop_token_ids, spent)
         return verification(
-            output, call, segment, self.prompts, self._stop_token_ids, usage, ms_since(began)
+            output,
+            call,
+            segment,
+            self.prompts,
+            self._stop_token_ids,
+            _total(spent),
+            ms_since(began),
         )
 
     async def _stop_nll(
@@ -235,24 +249,27 @@ class RemoteWorker:
         ids: list[int],
         shown: Mapping[int, float],
         stop_token_ids: Collection[int],
+        spent: list[Usage],
     ) -> float:
         """The negative log-likelihood that one of `stop_token_ids` follows `ids`."""
         if not (await self.capabilities()).lookups:
             return stop_nll(shown, stop_token_ids)
         return await whole_stop_nll(
-            shown, stop_token_ids, lambda rest: self._lookup(call, ids, rest)
+            shown, stop_token_ids, lambda rest: self._lookup(call, ids, rest, spent)
         )
 
     async def _lookup(
-        self, call: Call, ids: list[int], allowed: Collection[int]
+        self, call: Call, ids: list[int], allowed: Collection[int], spent: list[Usage]
     ) -> tuple[int, float]:
-        """The likeliest of the `allowed` tokens behind `ids`, and its log-probability."""
+        """The likeliest of the `allowed` tokens behind `ids`, and its log-probability; what that
+        costs is added to `spent`."""
         capabilities = await self.capabilities()
         body: dict[str, Any] = {"prompt": ids, "allowed_token_ids": sorted(allowed)}
         body |= protocol.request_fields(self.model, GREEDY, capabilities, 1, top=1)
         body |= protocol.owner_fields(call.owner, capabilities)
         answer = await self.server.ask(capabilities.path, body, call.request)
         with checked_answer(self.server.name):
+            spent.append(protocol.usage(answer, len(ids), 1))
             shown = protocol.first_logprobs(answer, self.vocabulary)
             found = {i: shown[i] for i in allowed if i in shown}
             if not found:
@@ -413,3 +430,9 @@ class RemoteWorker:
     def _lacks(self, what: str) -> Unsupported:
         log.error("%s does not give %s", self.server.name, what)
         return Unsupported(f"the model's server does not give {what}")
+
+
+def _total(spent: Sequence[Usage]) -> Usage:
+    """Of calls with one prompt: what the first found cached, and all that they made."""
+    made, passes = sum(one.generated for one in spent), sum(one.passes for one in spent)
+    return replace(spent[0], generated=made, passes=passes)

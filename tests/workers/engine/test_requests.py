@@ -41,8 +41,11 @@ async def test_tokens_that_come_fast_wake_their_reader_once(monkeypatch: Any) ->
     handle.put(third)
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(handle.items(), 0.05)
+    handle.flush()
+    assert await handle.items() == [second, third]
+    handle.put(first)
     handle.put("the answer")  # waits for no tokens
-    assert await handle.items() == [second, third, "the answer"]
+    assert await handle.items() == [first, "the answer"]
     monkeypatch.setattr("workers.engine.requests.WAKE_S", 0.0)
     slow = RequestHandle(60.0, stream=True)
     for one in (first, second):

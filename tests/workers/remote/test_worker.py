@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
 from math import inf, log
@@ -48,7 +48,7 @@ from workers.remote.server import Server
 from workers.remote.worker import RemoteWorker
 from workers.retry import CircuitBreaker
 from workers.text.prompt import PromptRenderer
-from workers.top_logprobs import entropy, stop_nll
+from workers.top_logprobs import entropy, stop_nll, whole_stop_nll
 from workers.training.problems import draw
 
 QUESTIONS = [problem.question for problem in draw("dev", 7, 4)]
@@ -338,6 +338,21 @@ def test_an_entropy_of_what_is_shown_is_bounded(shown: int, sharpness: float) ->
     assert stop_nll(known, stop_token_ids) == pytest.approx(-both)
     assert stop_nll(shown_logprobs, stop_token_ids[:1]) <= -float(logprobs[unlikely]) + 1e-9
     assert stop_nll(shown_logprobs, ()) == inf
+    assert stop_nll({1: -inf, 5: -0.1}, {1}) == inf
+
+
+async def test_ends_that_add_nothing_are_not_looked_up() -> None:
+    asked: list[set[int]] = []
+
+    async def lookup(allowed: Collection[int]) -> tuple[int, float]:
+        asked.append(set(allowed))
+        return min(allowed), -20.0
+
+    nll = await whole_stop_nll({7: -1e-5, 3: -12.0}, {7, 8, 9}, lookup)
+    assert (asked, nll) == ([], pytest.approx(1e-5))
+    nll = await whole_stop_nll({3: -0.1, 4: -5.0}, {8, 9}, lookup)
+    assert nll == pytest.approx(20 - log(2))
+    assert asked == [{8, 9}, {9}]
 
 
 def test_a_character_that_the_trace_began_is_completed(prompts: PromptRenderer) -> None:
