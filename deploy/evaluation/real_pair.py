@@ -270,7 +270,11 @@ def _row(
         else MISSING,
     }
     for data in predictions:
-        found = [made for made in data["rows"] if made["policy"] == one.label]
+        found = [
+            made
+            for made in data["rows"]
+            if made["policy"] == one.label and made["speedup"] is not None
+        ]
         row[data["costs"]["name"]] = f"{found[0]['speedup']:.2f}x" if found else MISSING
     return row
 

@@ -351,6 +351,30 @@ def test_calibrate(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     assert "no threshold from 0 to 10 meets accuracy 1" in ran.err
 
 
+def test_calibrate_measures_the_judge_that_the_policy_asks(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    """Parameters of the deployment file count as those of --policy do."""
+    data = yaml.safe_load(tiny_file.read_text())
+    params = {"cascade": {"judge": "short"}, "specreason": {"judge": "full"}}
+    data["applications"][0]["args"]["policy"] = {"params": params}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(data))
+    asked = ("calibrate", "--target-large-share", "1", "--limit", "1", "--max-tokens", "10")
+    asked += ("--config", str(tmp_path / "two.yaml"))
+    both = ("--policy", "specreason", "--policy", "cascade")
+    ran = baton(*asked, *both, "--json")
+    assert ran.status == 0, ran.err
+    scorings = [judge["scoring"] for judge in json.loads(ran.out)["judge"]]
+    assert len(scorings) == 2 * len(set(scorings)) > 0  # of either question
+
+    data["applications"][0]["args"]["policy"] = {"params": {"cascade": {"accept_at": 4}}}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(data))
+    asked += ("--parameter", "reject_below", "--range", "0,9")
+    refused = baton(*asked, "--policy", "cascade")
+    assert "--range: reject_below cannot be 9: " in refused.err
+    assert baton(*asked, "--policy", "cascade:accept_at=10").status == 0
+
+
 def test_calibrate_a_pair_on_questions_alone(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     """Every policy, a file and a picture; a second run asks no model, and the file is served."""
     questions = tmp_path / "questions.jsonl"
