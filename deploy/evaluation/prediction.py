@@ -71,12 +71,13 @@ def predicted(
     settings are told.
 
     Raises:
-        ConfigError: a folder holds no recordings that can be used, or the costs say nothing of
-            so many streams.
+        ConfigError: a folder holds no recordings that can be used, or such as were not made like
+            the others', or the costs say nothing of so many streams.
     """
     folders = [folders] if isinstance(folders, Path) else folders
     named: dict[Name, dict[Any, dict[str, Any]]] = {}
     recorded = [_recorded(folder, named) for folder in folders]
+    evaluation_log.check_alike(dict(zip(folders, recorded, strict=True)))
     if not any(policy == BASELINE for policy, _ in named):
         raise ConfigError(f"{folders[0]}: no recordings of {BASELINE}")
     counts = streams or (costs.fewest,)

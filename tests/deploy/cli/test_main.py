@@ -17,6 +17,7 @@ from deploy.cli import serve
 from deploy.cli.eval import _served_by, rows_kept
 from deploy.evaluation import recording as record
 from deploy.evaluation.calibration_file import notes, pair_of
+from deploy.evaluation.candidates import Candidate
 from deploy.launch.deployment_file import load
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Segments, Step, Transcript
@@ -540,9 +541,31 @@ def test_rows_over_vllm_and_over_our_engine_share_no_file(tmp_path: Path) -> Non
     data["applications"][0]["args"]["workers"]["large"]["engine"] = "vllm"
     (tmp_path / "vllm.yaml").write_text(yaml.safe_dump(data))
     (_, ours), (_, theirs) = (
-        _served_by(None, file, [], None, None) for file in (None, tmp_path / "vllm.yaml")
+        _served_by(None, file, [], None, None, None) for file in (None, tmp_path / "vllm.yaml")
     )
     assert theirs == ours | {"answering": {"large": {"engine": "vllm"}}}
+
+
+def test_rows_are_of_one_deployment_file_where_it_counts(tmp_path: Path) -> None:
+    data = yaml.safe_load(Path("deploy/local.yaml").read_text())
+    args = data["applications"][0]["args"]
+    args.setdefault("limits", {})["max_tokens"] = 50
+    args["policy"]["default"] = "small-only"
+    args["workers"]["small"]["speculation"] = {"method": "lookup", "params": {"gamma": 3}}
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(data))
+    baton, small = [Candidate.parse("baton")], [Candidate.parse("small-only")]
+    for chosen, cap, more in (
+        (baton, None, {"default": "small-only", "max_tokens": 50}),
+        (small, None, {"max_tokens": 50}),
+        (small, 12, {}),
+    ):
+        (_, usual), (_, changed) = (
+            _served_by(None, file, chosen, None, None, cap) for file in (None, other)
+        )
+        drafting = {"small_speculation": {"method": "lookup", "params": {"gamma": 3}}}
+        assert changed == usual | drafting | more
+        assert usual.keys() == {"small", "large", "params"}  # as earlier versions wrote
 
 
 def test_rows_are_of_one_method_and_its_parameters(
@@ -571,5 +594,5 @@ def test_a_method_that_the_file_has_parameters_for_is_named_with_them(
     large = data["applications"][0]["args"]["workers"]["large"]
     large["speculation"] = {"method": "chain", "params": {"draft": small, "gamma": 2}}
     (tmp_path / "chain.yaml").write_text(yaml.safe_dump(data))
-    assert _served_by(None, tmp_path / "chain.yaml", [], None, "chain")[0] == "chain:gamma=2"
-    assert _served_by(None, tmp_path / "chain.yaml", [], None, None)[0] == "vanilla"
+    assert _served_by(None, tmp_path / "chain.yaml", [], None, "chain", None)[0] == "chain:gamma=2"
+    assert _served_by(None, tmp_path / "chain.yaml", [], None, None, None)[0] == "vanilla"
