@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from deploy.evaluation.calibrator import JudgeCalibration
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import Problem
-    from deploy.service.config import Args
+    from deploy.service.config import Args, Workers
 
 VERSION = 1
 DEFAULT_LIMIT = 50
@@ -124,11 +124,11 @@ def calibrate(
       baton calibrate --policy bild --parameter rollback --range 0.5,10 --target-accuracy 0.9
     """
     from deploy.evaluation.grading import Scored
-    from deploy.evaluation.problems import FOR_FIGURES, load_problems
+    from deploy.evaluation.problems import for_figures, load_problems
     from deploy.launch.deployment_file import DEFAULT_FILE, load
 
     target = _target(target_large_share, target_agreement, target_accuracy)
-    if problems in FOR_FIGURES:
+    if for_figures(problems):
         raise InvalidRequest(f"{problems}: nothing is tuned on held-out problems: use builtin:dev")
     args = load(config or DEFAULT_FILE).args
     searches = _searches(args, policy, parameter, bounds)
@@ -259,7 +259,7 @@ async def _calibrate(
     console = Console(stderr=True, highlight=False)
     log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
     async with opened_pair(args.workers, pair, log) as workers, AsyncExitStack() as stack:
-        loaded = _load_recordings(workers, options.recordings, pair, args.workers.answering())
+        loaded = _load_recordings(workers, options.recordings, pair, args.workers)
         grader = stack.enter_context(closing(Grader()))
         client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))
         shown = stack.enter_context(bar(console))
@@ -325,18 +325,24 @@ def _load_recordings(
     workers: dict[Any, Any],
     folder: Path | None,
     pair: dict[str, str],
-    answering: dict[str, Any],
+    specs: Workers,
 ) -> int:
-    """Fill both caches from recordings of the same pair; how many answers they had."""
+    """Fill both caches from recordings of the same pair; how many answers they had.
+
+    Not that of a worker that is lossy itself: what was recorded is not what it would answer.
+    """
     from deploy.evaluation import evaluation_log
     from deploy.evaluation.recording import load
 
     if folder is None:
         return 0
     loaded = 0
-    for path in evaluation_log.recordings(folder, pair, answering):
+    own = {
+        name: workers[name] for name, spec in specs.by_name().items() if not spec.speculation.lossy
+    }
+    for path in evaluation_log.recordings(folder, pair, specs.answering()):
         recording = load(path)
-        loaded += sum(worker.load_recording(name, recording) for name, worker in workers.items())
+        loaded += sum(worker.load_recording(name, recording) for name, worker in own.items())
     return loaded
 
 

@@ -18,6 +18,7 @@ from deploy.cli.eval import _served_by, rows_kept
 from deploy.evaluation import recording as record
 from deploy.evaluation.calibration_file import notes, pair_of
 from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.problems import EXTERNAL
 from deploy.launch.deployment_file import load
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Segments, Step, Transcript
@@ -144,6 +145,11 @@ DEAD = "http://127.0.0.1:9"
         ),
         (
             ("calibrate", "--target-accuracy", "0.9", "--problems", "builtin:strangers"),
+            2,
+            "nothing is tuned on held-out problems",
+        ),
+        (
+            ("calibrate", "--target-accuracy", "0.9", "--problems", str(EXTERNAL)),
             2,
             "nothing is tuned on held-out problems",
         ),
@@ -472,6 +478,16 @@ def test_calibrate_from_recordings(baton: Any, tiny_file: Path, tmp_path: Path) 
     assert told["recorded_answers"] > 0
     alone = json.loads(baton(*asked).out)
     assert told["live_calls"] < alone["live_calls"]
+
+    # A worker that is lossy itself would not answer as was recorded.
+    data = yaml.safe_load(tiny_file.read_text())
+    specs = data["applications"][0]["args"]["workers"]
+    reflective = {"method": "reflective", "params": {"draft": specs["small"]["model"]}}
+    specs["large"]["speculation"] = reflective
+    (tmp_path / "lossy.yaml").write_text(yaml.safe_dump(data))
+    asked = (*asked, "--recordings", str(folder), "--config", str(tmp_path / "lossy.yaml"))
+    lossy = json.loads(baton(*asked).out)
+    assert 0 < lossy["recorded_answers"] < told["recorded_answers"]
 
 
 def test_trace_show_reads_a_recording(baton: Any, tmp_path: Path) -> None:
