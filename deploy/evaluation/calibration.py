@@ -19,6 +19,7 @@ from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
+from deploy.service.config import explain
 from orchestrator.errors import InvalidRequest
 from orchestrator.loop.policy import Policy
 
@@ -143,9 +144,8 @@ def _check(
         try:
             policy.model_validate({**params, name: bound})
         except ValidationError as error:
-            what = error.errors(include_url=False)[0]["msg"]
             raise InvalidRequest(
-                f"--range: {name} cannot be {bound:g}: {what}", param="range"
+                f"--range: {name} cannot be {bound:g}: {explain(error)}", param="range"
             ) from None
 
 

@@ -54,6 +54,8 @@ def test_bounds_are_checked_beside_the_other_parameters() -> None:
     for params, bounds in (({"accept_at": 4}, (0.0, 9.0)), ({}, None)):
         with pytest.raises(InvalidRequest, match=r"reject_below cannot be .*above accept_at"):
             Range.of(Cascade, "reject_below", bounds, params)
+    with pytest.raises(InvalidRequest, match="accept_at cannot be 0: reject_below: cannot be"):
+        Range.of(Cascade, "accept_at", None, {"reject_below": 3})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_bounds_are_checked_beside_the_other_parameters() -> None:
         (Gate, None, (0.00001, 0.5), "share cannot be 0: .* greater than 0"),
         (Gate, "name", None, "no number .name. .* budget, .*answer_reserve, share, nats, window"),
         (Gate, "nope", None, "no number 'nope'"),
-        (SpecReason, None, (0.0, 20.0), "threshold cannot be 20: .* less than or equal to 10"),
+        (SpecReason, None, (0.0, 20.0), "threshold cannot be 20: .* at most 10"),
         (Gate, None, (0.0, 0.5), "share cannot be 0: .* greater than 0"),
         (Gate, "window", (0.5, 9), "window cannot be 0.5: .* integer"),
     ],
