@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from deploy.evaluation.calibrator import JudgeCalibration
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import Problem
+    from deploy.service.config import Args, Workers
 
 VERSION = 1
 DEFAULT_LIMIT = 50
@@ -53,7 +54,6 @@ class RunOptions:
     out: Path | None
     max_tokens: int | None
     concurrency: int
-    config: Path | None
     skip: bool
 
 
@@ -124,12 +124,14 @@ def calibrate(
       baton calibrate --policy bild --parameter rollback --range 0.5,10 --target-accuracy 0.9
     """
     from deploy.evaluation.grading import Scored
-    from deploy.evaluation.problems import FOR_FIGURES, load_problems
+    from deploy.evaluation.problems import for_figures, load_problems
+    from deploy.launch.deployment_file import DEFAULT_FILE, load
 
     target = _target(target_large_share, target_agreement, target_accuracy)
-    if problems in FOR_FIGURES:
+    if for_figures(problems):
         raise InvalidRequest(f"{problems}: nothing is tuned on held-out problems: use builtin:dev")
-    searches = _searches(policy, parameter, bounds)
+    args = load(config or DEFAULT_FILE).args
+    searches = _searches(args, policy, parameter, bounds)
     chosen = load_problems(problems, limit or DEFAULT_LIMIT, seed, answers=False)
     known = [bool(problem.answer) or isinstance(problem, Scored) for problem in chosen]
     if target.measure == "accuracy" and not all(known):
@@ -139,8 +141,8 @@ def calibrate(
         )
     asked = {"problems": problems, "seed": seed, "n": len(chosen), "target": asdict(target)}
     asked["max_tokens"] = max_tokens
-    options = RunOptions(recordings, out, max_tokens, concurrency, config, skip=not policy)
-    document = asyncio.run(_calibrate(searches, target, chosen, asked, options))
+    options = RunOptions(recordings, out, max_tokens, concurrency, skip=not policy)
+    document = asyncio.run(_calibrate(args, searches, target, chosen, asked, options))
     if out is not None:
         write(out, json.dumps(document, indent=2) + "\n")
     if plot is not None:
@@ -200,11 +202,11 @@ def _target(
 
 
 def _searches(
-    names: Sequence[str] | None, parameter: str | None, bounds: str | None
+    args: Args, names: Sequence[str] | None, parameter: str | None, bounds: str | None
 ) -> list[tuple[Candidate, Range]]:
     """The candidates with the range of each."""
     from deploy.evaluation.calibration import Range
-    from deploy.evaluation.candidates import Candidate
+    from deploy.evaluation.candidates import Candidate, policy_of
     from policies import POLICIES
 
     if (parameter is not None or bounds is not None) and len(names or ()) != 1:
@@ -218,7 +220,10 @@ def _searches(
     if len({candidate.policy for candidate in candidates}) < len(candidates):
         raise InvalidRequest("--policy: each policy once; its parameters go behind its name")
     limits = _bounds(bounds)
-    searches = [(one, Range.of(POLICIES[one.policy], parameter, limits)) for one in candidates]
+    searches = []
+    for one in candidates:
+        built = policy_of(args, one)
+        searches.append((one, Range.of(type(built), parameter, limits, built.model_dump())))
     for candidate, where in searches:
         if where.parameter in candidate.params:
             raise InvalidRequest(
@@ -229,6 +234,7 @@ def _searches(
 
 
 async def _calibrate(
+    args: Args,
     searches: Sequence[tuple[Candidate, Range]],
     target: CalibrationTarget,
     problems: Sequence[Problem],
@@ -242,11 +248,7 @@ async def _calibrate(
     from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
     from deploy.evaluation.grading import Grader
-    from deploy.launch.deployment_file import DEFAULT_FILE, load
 
-    args = load(options.config or DEFAULT_FILE).args
-    for candidate, _ in searches:
-        policy_of(args, candidate)
     pair = pair_of(args.workers)
     known = document_of(options.out, pair) if options.out is not None else {}
     kept: dict[str, Any] = known.get("policies", {})
@@ -257,7 +259,7 @@ async def _calibrate(
     console = Console(stderr=True, highlight=False)
     log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
     async with opened_pair(args.workers, pair, log) as workers, AsyncExitStack() as stack:
-        loaded = _load_recordings(workers, options.recordings, pair, args.workers.answering())
+        loaded = _load_recordings(workers, options.recordings, pair, args.workers)
         grader = stack.enter_context(closing(Grader()))
         client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))
         shown = stack.enter_context(bar(console))
@@ -274,9 +276,10 @@ async def _calibrate(
         policies: dict[str, Any] = {}
         unmet: dict[str, Any] = {}
         for candidate, where in searches:
-            question = json.dumps(candidate.params.get("judge"))
+            built = policy_of(args, candidate).model_dump(mode="json", include={"judge"})
+            question = json.dumps(built)
             if question not in judges:
-                judges[question] = await calibrator.judge(candidate.params)
+                judges[question] = await calibrator.judge(built)
             try:
                 found = await calibrator.threshold(candidate, where, target, judges[question])
             except Unsupported as error:
@@ -322,18 +325,24 @@ def _load_recordings(
     workers: dict[Any, Any],
     folder: Path | None,
     pair: dict[str, str],
-    answering: dict[str, Any],
+    specs: Workers,
 ) -> int:
-    """Fill both caches from recordings of the same pair; how many answers they had."""
+    """Fill both caches from recordings of the same pair; how many answers they had.
+
+    Not that of a worker that is lossy itself: what was recorded is not what it would answer.
+    """
     from deploy.evaluation import evaluation_log
     from deploy.evaluation.recording import load
 
     if folder is None:
         return 0
     loaded = 0
-    for path in evaluation_log.recordings(folder, pair, answering):
+    own = {
+        name: workers[name] for name, spec in specs.by_name().items() if not spec.speculation.lossy
+    }
+    for path in evaluation_log.recordings(folder, pair, specs.answering()):
         recording = load(path)
-        loaded += sum(worker.load_recording(name, recording) for name, worker in workers.items())
+        loaded += sum(worker.load_recording(name, recording) for name, worker in own.items())
     return loaded
 
 

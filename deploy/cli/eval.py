@@ -136,7 +136,7 @@ def evaluate(
         )
     chosen = load_problems(problems, limit, seed)
     candidates = lineup(_named(policies), _budgets(budget))
-    method, pair = _served_by(url, config, candidates, small, speculation)
+    method, pair = _served_by(url, config, candidates, small, speculation, max_tokens)
     about: dict[str, Any] = {
         "problems": problems,
         "seed": seed,
@@ -293,6 +293,7 @@ def _served_by(
     candidates: Sequence[Candidate],
     small: str | None,
     speculation: str | None,
+    max_tokens: int | None,
 ) -> tuple[str, dict[str, Any]]:
     """What the large worker decodes with, and who answers: different pairs share no file.
 
@@ -319,6 +320,15 @@ def _served_by(
     }
     if answering := args.workers.answering():
         pair["answering"] = answering
+    # What else answers depend on is said only where it is not the default, as earlier versions did
+    # not say it.
+    if any(candidate.policy == "baton" for candidate in candidates):
+        pair |= args.policy.model_dump(include={"default"}, exclude_defaults=True)
+    if max_tokens is None:
+        pair |= args.limits.model_dump(include={"max_tokens"}, exclude_defaults=True)
+    drafting = own.speculation.model_dump(include={"method", "params"}, exclude_defaults=True)
+    if drafting:
+        pair["small_speculation"] = drafting
     method = large_speculation(args.workers, speculation, "vanilla")
     return SERVER_METHOD if method is None else _written(method, own.model), pair
 

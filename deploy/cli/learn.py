@@ -154,12 +154,12 @@ def _recordings(place: Path, pair: dict[str, str], answering: dict[str, Any]) ->
             figures are measured on.
     """
     from deploy.evaluation import evaluation_log
-    from deploy.evaluation.problems import FOR_FIGURES
+    from deploy.evaluation.problems import EXTERNAL, for_figures, load_problems
     from deploy.evaluation.recording import load
 
     logs = sorted(place.glob("**/rows.jsonl"))
     for log in logs:
-        if (problems := evaluation_log.read(log)[0].get("problems")) in FOR_FIGURES:
+        if for_figures(problems := evaluation_log.read(log)[0].get("problems", "")):
             raise ConfigError(
                 f"{log.parent}: expected recordings to learn from, found {problems}, on which "
                 "figures are measured: record builtin:train, or questions of your own"
@@ -173,7 +173,15 @@ def _recordings(place: Path, pair: dict[str, str], answering: dict[str, Any]) ->
         paths = [path for path in found if not path.name.endswith(".calls.jsonl")]
     if not paths:
         raise ConfigError(f"{place}: expected recordings, found none (baton eval --recordings)")
-    return [load(path) for path in paths]
+    loaded = [load(path) for path in paths]
+    external = set() if logs else {one.question for one in load_problems(str(EXTERNAL), None, 0)}
+    for path, recording in zip(paths, loaded, strict=True):
+        if any(message.content in external for message in recording.request.messages):
+            raise ConfigError(
+                f"{path}: expected recordings to learn from, found a question of "
+                "builtin:strangers, on which figures are measured: leave it out"
+            )
+    return loaded
 
 
 def _show(report: LearnedGateReport, failures: Sequence[str]) -> None:

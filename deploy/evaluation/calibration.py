@@ -11,13 +11,15 @@ no less accuracy, which a sample obeys only roughly: every value that was tried 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from pydantic import ValidationError
 
+from deploy.service.config import explain
 from orchestrator.errors import InvalidRequest
 from orchestrator.loop.policy import Policy
 
@@ -78,8 +80,11 @@ class Range:
         policy: type[Policy],
         parameter: str | None = None,
         bounds: tuple[float, float] | None = None,
+        params: Mapping[str, Any] = MappingProxyType({}),
     ) -> Range:
         """The policy's own choice, unless a parameter or bounds are given.
+
+        `params` are the policy's others; both bounds must be possible beside them.
 
         Raises:
             InvalidRequest: names what is missing or wrong.
@@ -109,15 +114,16 @@ class Range:
                     limits[key] = float(limit)
         low, high = limits.get("ge", limits.get("gt")), limits.get("le", limits.get("lt"))
         if bounds is not None:
-            low, high = bounds
-            _check(policy, name, bounds)
+            low, high = (round(bound, DIGITS) for bound in bounds)
         if low is None or high is None or not (isfinite(low) and isfinite(high) and low < high):
             raise InvalidRequest(
                 f"{name} needs a range to search: give --range LOW,HIGH", param="range"
             )
         if bounds is None:  # a bound that the field itself excludes is approached, not tried
             inset = (high - low) * INSET
-            low, high = low + inset * ("gt" in limits), high - inset * ("lt" in limits)
+            low = round(low + inset * ("gt" in limits), DIGITS)
+            high = round(high - inset * ("lt" in limits), DIGITS)
+        _check(policy, name, (low, high), params)
         return cls(name, low, high, kind is int)
 
     def middle(self, a: float, b: float) -> float | None:
@@ -130,15 +136,16 @@ class Range:
         return None if near or between in (a, b) else between
 
 
-def _check(policy: type[Policy], name: str, bounds: Iterable[float]) -> None:
-    """Refuse what the field itself would refuse once the questions before it are answered."""
+def _check(
+    policy: type[Policy], name: str, bounds: Iterable[float], params: Mapping[str, Any]
+) -> None:
+    """Refuse what the policy itself would refuse once the questions before it are answered."""
     for bound in bounds:
         try:
-            policy.model_validate({name: bound})
+            policy.model_validate({**params, name: bound})
         except ValidationError as error:
-            what = error.errors(include_url=False)[0]["msg"]
             raise InvalidRequest(
-                f"--range: {name} cannot be {bound:g}: {what}", param="range"
+                f"--range: {name} cannot be {bound:g}: {explain(error)}", param="range"
             ) from None
 
 

@@ -185,6 +185,37 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return settings, rows
 
 
+def check_alike(settings: Mapping[Path, Mapping[str, Any]]) -> None:
+    """Refuse folders whose rows were not made alike: by the same models, set as they were, and of
+    each policy that several hold with the same parameters.
+
+    Raises:
+        ConfigError: names the first folder that differs, and in what.
+    """
+    found: dict[str, tuple[Path, Any]] = {}
+    for folder, known in settings.items():
+        pair = known.get("pair") or {}
+        params = {
+            f"{label}'s parameters": pair.get("params", {}).get(label.partition(":")[0], {}) | own
+            for label, own in known.get("policies", ())
+        }
+        made = {
+            "seed": known.get("seed"),
+            "max_tokens": known.get("max_tokens") or pair.get("max_tokens"),
+            "speculation": known.get("speculation"),
+            "small model": pair.get("small"),
+            "large model": pair.get("large"),
+            "workers' settings": pair.get("answering", {}),
+        }
+        for key, value in {**made, **params}.items():
+            first, expected = found.setdefault(key, (folder, value))
+            if value != expected:
+                raise ConfigError(
+                    f"{folder}: its {key} is {_brief(value)}, that of {first} is "
+                    f"{_brief(expected)}; evaluations that stand together are made alike"
+                )
+
+
 def recordings(folder: Path, pair: Mapping[str, str], answering: Mapping[str, Any]) -> list[Path]:
     """The recordings beside a log, which must be of this pair of models, set as it is now.
 

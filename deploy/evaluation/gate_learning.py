@@ -325,7 +325,7 @@ def _fitted(
     names = [name for name in names if np.std([row[name] for row in signals]) > CONSTANT]
     table = np.array([[row[name] for name in names] for row in signals])
     unseen = np.empty(len(table))
-    for seen, rest in _folds().split(table, outcomes, requests):
+    for seen, rest in _folds(requests).split(table, outcomes, requests):
         model, curve = _calibrated(table[seen], outcomes[seen], requests[seen])
         unseen[rest] = [
             probability(on(curve, logit)) for logit in model.decision_function(table[rest])
@@ -354,7 +354,7 @@ def _calibrated(
 
     model = make_pipeline(StandardScaler(), LogisticRegression(C=STRENGTH, max_iter=1000))
     logits = cross_val_predict(
-        model, table, outcomes, groups=requests, cv=_folds(), method="decision_function"
+        model, table, outcomes, groups=requests, cv=_folds(requests), method="decision_function"
     )
     return model.fit(table, outcomes), calibration_curve(logits, outcomes)
 
@@ -364,25 +364,30 @@ def calibration_curve(logits: Floats, outcomes: NDArray[np.bool_]) -> Curve:
     regression.
 
     One example more is taken to have helped below all others, and one not to have above: so no
-    probability is 0 or 1, and the outermost are no surer than their examples are many.
+    probability is 0 or 1, and the outermost are no surer than their examples are many. Equal logits
+    are one place, whatever the order of their examples.
     """
     from sklearn.isotonic import isotonic_regression
 
-    order = np.argsort(logits, kind="stable")
-    places = np.concatenate([logits[order[:1]], logits[order], logits[order[-1:]]])
-    helped = np.concatenate([[1.0], outcomes[order], [0.0]])
-    shares = isotonic_regression(helped)
+    found, inverse, counts = np.unique(logits.round(4), return_inverse=True, return_counts=True)
+    places = np.concatenate([found[:1], found, found[-1:]])
+    weights = np.concatenate([[1], counts, [1]])
+    helped = np.concatenate([[1.0], np.bincount(inverse, outcomes) / counts, [0.0]])
+    shares = isotonic_regression(helped, sample_weight=weights)
     points = []
     for share in np.unique(shares):
-        middle, worth = places[shares == share].mean(), np.log(share) - np.log1p(-share)
+        own = shares == share
+        middle = np.average(places[own], weights=weights[own])
+        worth = np.log(share) - np.log1p(-share)
         points.append((round(float(middle), 4), round(float(worth), 4)))
     return tuple(sorted(dict(points).items()))
 
 
-def _folds() -> Any:
+def _folds(requests: NDArray[Any]) -> Any:
+    """Folds by request: fewer where a fold of few requests is split once more."""
     from sklearn.model_selection import StratifiedGroupKFold
 
-    return StratifiedGroupKFold(FOLDS)
+    return StratifiedGroupKFold(min(FOLDS, len(np.unique(requests))))
 
 
 def reliability(

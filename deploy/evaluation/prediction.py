@@ -66,17 +66,18 @@ def predicted(
 
     A row for each policy and number of requests at once; without `streams` the fewest that the
     costs are for. A request that failed is a wrong answer without a time: times are those of the
-    `timed` problems, which the policy and `large-only` both answered. Several folders are one
-    evaluation: what the first of them holds of a problem and policy counts, and its settings are
-    told.
+    `timed` problems, which the policy and `large-only` both answered, and None without any. Several
+    folders are one evaluation: what the first of them holds of a problem and policy counts, and its
+    settings are told.
 
     Raises:
-        ConfigError: a folder holds no recordings that can be used, or the costs say nothing of
-            so many streams.
+        ConfigError: a folder holds no recordings that can be used, or such as were not made like
+            the others', or the costs say nothing of so many streams.
     """
     folders = [folders] if isinstance(folders, Path) else folders
     named: dict[Name, dict[Any, dict[str, Any]]] = {}
     recorded = [_recorded(folder, named) for folder in folders]
+    evaluation_log.check_alike(dict(zip(folders, recorded, strict=True)))
     if not any(policy == BASELINE for policy, _ in named):
         raise ConfigError(f"{folders[0]}: no recordings of {BASELINE}")
     counts = streams or (costs.fewest,)
@@ -153,7 +154,8 @@ def _rows(columns: Mapping[Name, PredictedColumn], costs: Costs, streams: int) -
         times = [one.ms for _, one, *_ in timed]
         measured = sum(row["ms"] for row, *_ in timed)
         gpus = costs.gpus([name for name, busy in column.live.items() if busy])
-        gpu_hours = gpus * mean(times) / 3600 / streams  # 1,000 requests of so many ms each
+        # Of 1,000 requests of so many ms each.
+        gpu_hours = gpus * mean(times) / 3600 / streams if timed else None
         low, high = wilson(sum(right), len(right))
         against = paired(right, [row["correct"] for *_, row, _ in both])
         table.append(
@@ -165,7 +167,9 @@ def _rows(columns: Mapping[Name, PredictedColumn], costs: Costs, streams: int) -
                 "live": column.live,
                 "gpus": gpus,
                 "gpu_hours_per_1000": gpu_hours,
-                "money_per_1000": None if costs.gpu_hour is None else gpu_hours * costs.gpu_hour,
+                "money_per_1000": None
+                if gpu_hours is None or costs.gpu_hour is None
+                else gpu_hours * costs.gpu_hour,
                 "n": len(both),
                 "errors": sum(row["error"] is not None for row, *_ in both),
                 "timed": len(timed),
@@ -175,26 +179,33 @@ def _rows(columns: Mapping[Name, PredictedColumn], costs: Costs, streams: int) -
                 "difference": against.difference,
                 "difference_low": against.low,
                 "difference_high": against.high,
-                "p50_ms": quantile(times, 0.50),
-                "p95_ms": quantile(times, 0.95),
-                "mean_ms": mean(times),
-                "total_ms": sum(times),
-                "speedup": sum(one.ms for *_, one in timed) / sum(times) if sum(times) else 0.0,
+                "p50_ms": quantile(times, 0.50) if timed else None,
+                "p95_ms": quantile(times, 0.95) if timed else None,
+                "mean_ms": mean(times) if timed else None,
+                "total_ms": sum(times) if timed else None,
+                "speedup": sum(one.ms for *_, one in timed) / sum(times) if sum(times) else None,
                 "measured_speedup": sum(row["ms"] for *_, row, _ in timed) / measured
                 if measured
                 else None,
                 "ms": {
-                    name: mean([getattr(one, name) for _, one, *_ in timed])
+                    name: mean([getattr(one, name) for _, one, *_ in timed]) if timed else None
                     for name in ("small", "large", "classify", "overlap")
                 },
-                "large_tokens": mean([row["metrics"]["large_tokens"] for row, *_ in timed]),
+                "large_tokens": mean([row["metrics"]["large_tokens"] for row, *_ in timed])
+                if timed
+                else None,
             }
         )
     return table
 
 
-def _s(ms: float) -> str:
-    return f"{ms / 1000:.3g}"
+def _seconds(row: Row) -> str:
+    both = row["p50_ms"], row["p95_ms"]
+    return "" if None in both else "/".join(f"{ms / 1000:.3g}" for ms in both)
+
+
+def _ms(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
 
 
 def _ratio(value: float | None) -> str:
@@ -208,15 +219,15 @@ def _known(value: float | None) -> str:
 COLUMNS: list[Column] = [
     ("policy", label),
     ("requests at once", lambda row: str(row.get("streams", 1))),
-    ("predicted seconds p50/p95", lambda row: f"{_s(row['p50_ms'])}/{_s(row['p95_ms'])}"),
-    ("predicted speedup", lambda row: f"{row['speedup']:.2f}x"),
+    ("predicted seconds p50/p95", _seconds),
+    ("predicted speedup", lambda row: _ratio(row["speedup"])),
     ("GPU-hours per 1,000 requests", lambda row: _known(row.get("gpu_hours_per_1000"))),
     ("money per 1,000 requests", lambda row: _known(row.get("money_per_1000"))),
     ("measured speedup of the recorded pair", lambda row: _ratio(row["measured_speedup"])),
-    ("ms small", lambda row: f"{row['ms']['small']:.0f}"),
-    ("ms large", lambda row: f"{row['ms']['large']:.0f}"),
-    ("ms judge", lambda row: f"{row['ms']['classify']:.0f}"),
-    ("ms overlap", lambda row: f"{row['ms']['overlap']:.0f}"),
+    ("ms small", lambda row: _ms(row["ms"]["small"])),
+    ("ms large", lambda row: _ms(row["ms"]["large"])),
+    ("ms judge", lambda row: _ms(row["ms"]["classify"])),
+    ("ms overlap", lambda row: _ms(row["ms"]["overlap"])),
     ("failed", lambda row: str(row.get("errors") or "")),
     ("accuracy % of the recorded pair", percent),
     ("difference to large-only", difference),

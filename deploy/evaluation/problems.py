@@ -19,6 +19,11 @@ EXTERNAL = Path(__file__).parent / "external.jsonl"
 generator."""
 
 
+def for_figures(source: str) -> bool:
+    """Whether nothing may be learned from or tuned on what `--problems` names."""
+    return source in FOR_FIGURES or Path(source).resolve() == EXTERNAL.resolve()
+
+
 def load_problems(
     source: str, limit: int | None, seed: int, *, answers: bool = True
 ) -> Sequence[Problem]:

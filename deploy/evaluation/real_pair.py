@@ -18,7 +18,7 @@ from typing import Any
 
 from deploy.evaluation import prediction
 from deploy.evaluation.candidates import BASELINE
-from deploy.evaluation.evaluation_log import read
+from deploy.evaluation.evaluation_log import check_alike, read
 from deploy.evaluation.intervals import mean, mean_interval, paired, ratio_of_sums, wilson
 from deploy.evaluation.recorded_answers import answered_calls
 from deploy.evaluation.recording import load
@@ -131,7 +131,7 @@ def page(folder: Path, costs: Sequence[str]) -> str:
     if not kinds:
         raise ConfigError(f"{folder}: no evaluation in it; `make results-real` measures them")
     settings = {name: read(at / "rows.jsonl")[0] for name, at in present.items()}
-    _check_alike(kinds, settings)
+    check_alike({folder: settings[name] for name, folder in kinds.items()})
     tallies = tally(list(kinds.values()))
     timed = [at for name, at in present.items() if _part(name) == LATENCY]
     latency = {one.label: one for one in tally(timed)}
@@ -213,25 +213,6 @@ def _part(name: str) -> str:
     return name.partition("-")[0]
 
 
-def _check_alike(kinds: Mapping[str, Path], settings: Mapping[str, dict[str, Any]]) -> None:
-    """Raises ConfigError where two evaluations were not made alike."""
-
-    def made(name: str) -> dict[str, Any]:
-        known = settings[name]
-        pair = known.get("pair") or {}
-        models = {f"{one} model": pair.get(one) for one in ("small", "large")}
-        return {key: known.get(key) for key in ("seed", "max_tokens", "speculation")} | models
-
-    first, *others = kinds
-    for name in others:
-        for key, value in made(name).items():
-            if value != (expected := made(first)[key]):
-                raise ConfigError(
-                    f"{kinds[name]}: its {key} is {value!r}, that of {kinds[first]} is "
-                    f"{expected!r}; evaluations on one page are made alike"
-                )
-
-
 def _measured(kinds: Mapping[str, Path], settings: Mapping[str, Any], problems: int) -> str:
     named = ", ".join(f"`{one}`" for one in sorted({settings[name]["problems"] for name in kinds}))
     at = sorted({settings[name]["concurrency"] for name in kinds})
@@ -270,7 +251,11 @@ def _row(
         else MISSING,
     }
     for data in predictions:
-        found = [made for made in data["rows"] if made["policy"] == one.label]
+        found = [
+            made
+            for made in data["rows"]
+            if made["policy"] == one.label and made["speedup"] is not None
+        ]
         row[data["costs"]["name"]] = f"{found[0]['speedup']:.2f}x" if found else MISSING
     return row
 

@@ -13,8 +13,11 @@ import yaml
 from deploy.cli import main as cli
 from deploy.evaluation import gate_learning
 from deploy.evaluation.calibration_file import pair_of
+from deploy.evaluation.problems import load_problems
+from deploy.evaluation.recording import RecordedRequest, Recording, dumps
 from deploy.launch.deployment_file import DEFAULT_FILE, load
 from deploy.service.calibration import read
+from orchestrator.types import Message
 from policies.gate import Gate
 from policies.learned_gate import LearnedGate
 
@@ -86,7 +89,10 @@ def test_a_file_beside_the_recordings_is_none_of_them(baton: Any, tmp_path: Path
     assert "expected recordings, found none" in error
 
 
-@pytest.mark.parametrize("problems", ["builtin:heldout", "builtin:strangers"])
+@pytest.mark.parametrize(
+    "problems",
+    ["builtin:heldout", "builtin:strangers", "deploy/../deploy/evaluation/external.jsonl"],
+)
 @pytest.mark.parametrize("below", ["", "runs"])
 def test_nothing_is_learned_from_problems_of_figures(
     baton: Any, tmp_path: Path, problems: str, below: str
@@ -97,6 +103,17 @@ def test_nothing_is_learned_from_problems_of_figures(
     status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
     assert status == 1
     assert f"found {problems}, on which figures are measured" in error
+
+
+def test_no_question_of_figures_is_learned_from_without_its_rows(
+    baton: Any, tmp_path: Path
+) -> None:
+    question = load_problems("builtin:strangers", 1, 0)[0].question
+    asked = RecordedRequest("r", "specreason", (Message("user", question),))
+    (tmp_path / "one.jsonl").write_text(dumps(Recording(asked, ())))
+    status, _, error = baton("learn", "gate", str(tmp_path), "--out", str(tmp_path / "o.json"))
+    assert status == 1
+    assert "one.jsonl: expected recordings to learn from, found a question of builtin:str" in error
 
 
 def test_a_lossy_pair_teaches_nothing(baton: Any, tmp_path: Path) -> None:

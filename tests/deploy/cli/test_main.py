@@ -17,6 +17,8 @@ from deploy.cli import serve
 from deploy.cli.eval import _served_by, rows_kept
 from deploy.evaluation import recording as record
 from deploy.evaluation.calibration_file import notes, pair_of
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.problems import EXTERNAL
 from deploy.launch.deployment_file import load
 from orchestrator.loop.events import Metrics, RequestCompleted, StepCompleted
 from orchestrator.types import Message, Segment, Segments, Step, Transcript
@@ -143,6 +145,11 @@ DEAD = "http://127.0.0.1:9"
         ),
         (
             ("calibrate", "--target-accuracy", "0.9", "--problems", "builtin:strangers"),
+            2,
+            "nothing is tuned on held-out problems",
+        ),
+        (
+            ("calibrate", "--target-accuracy", "0.9", "--problems", str(EXTERNAL)),
             2,
             "nothing is tuned on held-out problems",
         ),
@@ -351,6 +358,30 @@ def test_calibrate(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     assert "no threshold from 0 to 10 meets accuracy 1" in ran.err
 
 
+def test_calibrate_measures_the_judge_that_the_policy_asks(
+    baton: Any, tiny_file: Path, tmp_path: Path
+) -> None:
+    """Parameters of the deployment file count as those of --policy do."""
+    data = yaml.safe_load(tiny_file.read_text())
+    params = {"cascade": {"judge": "short"}, "specreason": {"judge": "full"}}
+    data["applications"][0]["args"]["policy"] = {"params": params}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(data))
+    asked = ("calibrate", "--target-large-share", "1", "--limit", "1", "--max-tokens", "10")
+    asked += ("--config", str(tmp_path / "two.yaml"))
+    both = ("--policy", "specreason", "--policy", "cascade")
+    ran = baton(*asked, *both, "--json")
+    assert ran.status == 0, ran.err
+    scorings = [judge["scoring"] for judge in json.loads(ran.out)["judge"]]
+    assert len(scorings) == 2 * len(set(scorings)) > 0  # of either question
+
+    data["applications"][0]["args"]["policy"] = {"params": {"cascade": {"accept_at": 4}}}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump(data))
+    asked += ("--parameter", "reject_below", "--range", "0,9")
+    refused = baton(*asked, "--policy", "cascade")
+    assert "--range: reject_below cannot be 9: " in refused.err
+    assert baton(*asked, "--policy", "cascade:accept_at=10").status == 0
+
+
 def test_calibrate_a_pair_on_questions_alone(baton: Any, tiny_file: Path, tmp_path: Path) -> None:
     """Every policy, a file and a picture; a second run asks no model, and the file is served."""
     questions = tmp_path / "questions.jsonl"
@@ -448,6 +479,16 @@ def test_calibrate_from_recordings(baton: Any, tiny_file: Path, tmp_path: Path) 
     alone = json.loads(baton(*asked).out)
     assert told["live_calls"] < alone["live_calls"]
 
+    # A worker that is lossy itself would not answer as was recorded.
+    data = yaml.safe_load(tiny_file.read_text())
+    specs = data["applications"][0]["args"]["workers"]
+    reflective = {"method": "reflective", "params": {"draft": specs["small"]["model"]}}
+    specs["large"]["speculation"] = reflective
+    (tmp_path / "lossy.yaml").write_text(yaml.safe_dump(data))
+    asked = (*asked, "--recordings", str(folder), "--config", str(tmp_path / "lossy.yaml"))
+    lossy = json.loads(baton(*asked).out)
+    assert 0 < lossy["recorded_answers"] < told["recorded_answers"]
+
 
 def test_trace_show_reads_a_recording(baton: Any, tmp_path: Path) -> None:
     step = Step("small", "12+34=46", True, 5, 3.0, 8.4)
@@ -516,9 +557,31 @@ def test_rows_over_vllm_and_over_our_engine_share_no_file(tmp_path: Path) -> Non
     data["applications"][0]["args"]["workers"]["large"]["engine"] = "vllm"
     (tmp_path / "vllm.yaml").write_text(yaml.safe_dump(data))
     (_, ours), (_, theirs) = (
-        _served_by(None, file, [], None, None) for file in (None, tmp_path / "vllm.yaml")
+        _served_by(None, file, [], None, None, None) for file in (None, tmp_path / "vllm.yaml")
     )
     assert theirs == ours | {"answering": {"large": {"engine": "vllm"}}}
+
+
+def test_rows_are_of_one_deployment_file_where_it_counts(tmp_path: Path) -> None:
+    data = yaml.safe_load(Path("deploy/local.yaml").read_text())
+    args = data["applications"][0]["args"]
+    args.setdefault("limits", {})["max_tokens"] = 50
+    args["policy"]["default"] = "small-only"
+    args["workers"]["small"]["speculation"] = {"method": "lookup", "params": {"gamma": 3}}
+    other = tmp_path / "other.yaml"
+    other.write_text(yaml.safe_dump(data))
+    baton, small = [Candidate.parse("baton")], [Candidate.parse("small-only")]
+    for chosen, cap, more in (
+        (baton, None, {"default": "small-only", "max_tokens": 50}),
+        (small, None, {"max_tokens": 50}),
+        (small, 12, {}),
+    ):
+        (_, usual), (_, changed) = (
+            _served_by(None, file, chosen, None, None, cap) for file in (None, other)
+        )
+        drafting = {"small_speculation": {"method": "lookup", "params": {"gamma": 3}}}
+        assert changed == usual | drafting | more
+        assert usual.keys() == {"small", "large", "params"}  # as earlier versions wrote
 
 
 def test_rows_are_of_one_method_and_its_parameters(
@@ -547,5 +610,5 @@ def test_a_method_that_the_file_has_parameters_for_is_named_with_them(
     large = data["applications"][0]["args"]["workers"]["large"]
     large["speculation"] = {"method": "chain", "params": {"draft": small, "gamma": 2}}
     (tmp_path / "chain.yaml").write_text(yaml.safe_dump(data))
-    assert _served_by(None, tmp_path / "chain.yaml", [], None, "chain")[0] == "chain:gamma=2"
-    assert _served_by(None, tmp_path / "chain.yaml", [], None, None)[0] == "vanilla"
+    assert _served_by(None, tmp_path / "chain.yaml", [], None, "chain", None)[0] == "chain:gamma=2"
+    assert _served_by(None, tmp_path / "chain.yaml", [], None, None, None)[0] == "vanilla"

@@ -20,6 +20,7 @@ from orchestrator.errors import InvalidRequest
 from orchestrator.loop.actions import Script
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Transcript
+from policies.cascade import Cascade
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
 
@@ -41,9 +42,20 @@ def test_the_policy_names_its_threshold_and_the_field_its_bounds() -> None:
     assert Range.of(SpecReason) == Range("threshold", 0.0, 10.0)
     found = Range.of(Gate)
     assert found.parameter == "share"
-    assert (found.low, found.high) == pytest.approx((1 / 1024, 1 - 1 / 1024))
+    assert (found.low, found.high) == (0.001, 0.999)
     assert Range.of(Gate, "window") == Range("window", 1, 9, whole=True)
     assert Range.of(Gate, "nats", (0.5, 10)) == Range("nats", 0.5, 10)
+    assert Range.of(Gate, "nats", (0.50001, 10)) == Range("nats", 0.5, 10)  # as results are kept
+
+
+def test_bounds_are_checked_beside_the_other_parameters() -> None:
+    asked = "reject_below", (0.0, 9.0)
+    assert Range.of(Cascade, *asked, {"accept_at": 10}).high == 9
+    for params, bounds in (({"accept_at": 4}, (0.0, 9.0)), ({}, None)):
+        with pytest.raises(InvalidRequest, match=r"reject_below cannot be .*above accept_at"):
+            Range.of(Cascade, "reject_below", bounds, params)
+    with pytest.raises(InvalidRequest, match="accept_at cannot be 0: reject_below: cannot be"):
+        Range.of(Cascade, "accept_at", None, {"reject_below": 3})
 
 
 @pytest.mark.parametrize(
@@ -53,9 +65,11 @@ def test_the_policy_names_its_threshold_and_the_field_its_bounds() -> None:
         (Gate, "nats", None, "nats needs a range"),
         (Gate, "nats", (3.0, 3.0), "nats needs a range"),
         (Gate, "nats", (0.0, float("inf")), "nats needs a range"),
+        (Gate, "nats", (3.0, 3.00004), "nats needs a range"),
+        (Gate, None, (0.00001, 0.5), "share cannot be 0: .* greater than 0"),
         (Gate, "name", None, "no number .name. .* budget, .*answer_reserve, share, nats, window"),
         (Gate, "nope", None, "no number 'nope'"),
-        (SpecReason, None, (0.0, 20.0), "threshold cannot be 20: .* less than or equal to 10"),
+        (SpecReason, None, (0.0, 20.0), "threshold cannot be 20: .* at most 10"),
         (Gate, None, (0.0, 0.5), "share cannot be 0: .* greater than 0"),
         (Gate, "window", (0.5, 9), "window cannot be 0.5: .* integer"),
     ],

@@ -207,6 +207,24 @@ def test_nothing_is_certain() -> None:
         assert len(calibration_curve(logits, logits >= 100)) == 1  # none helped
 
 
+def test_equal_logits_are_worth_the_same_in_any_order() -> None:
+    logits = np.array([0.0] * 40 + [1.0] * 40 + [1.00001] * 40)
+    outcomes = np.arange(120) % 4 == 0
+    outcomes[40:] = ~outcomes[40:]
+    curve = calibration_curve(logits, outcomes)
+    assert curve == calibration_curve(logits[::-1], outcomes[::-1])
+    assert [place for place, _ in curve] == [0.0, 1.0]
+    helpful_first = np.argsort(~outcomes, kind="stable")
+    assert curve == calibration_curve(logits[helpful_first], outcomes[helpful_first])
+    assert probability(curve[0][1]) == pytest.approx(11 / 41, abs=1e-4)
+
+
+@pytest.mark.parametrize("questions", [5, 6])
+def test_as_few_questions_as_the_check_lets_pass_are_enough(questions: int) -> None:
+    found = [replace(one, request=at % questions) for at, one in enumerate(simulated(300))]
+    assert fit(found).requests == questions
+
+
 @pytest.mark.parametrize("helped", [True, False])
 def test_examples_of_one_kind_fit_nothing(helped: bool) -> None:
     found = [GateExample(one.request, one.draft, one.reading, helped) for one in simulated(100)]

@@ -99,8 +99,13 @@ def test_a_request_that_failed_is_a_wrong_answer_without_a_time(tmp_path: Path) 
             row.pop("recording", None)
             row["error"] = "the worker is gone"
     (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, [head, *rows])))
-    small = predicted(folder, COSTS)["rows"][1]
+    small = (data := predicted(folder, BATCHED))["rows"][1]
     assert (small["errors"], small["timed"], small["measured_speedup"]) == (2, 0, None)
+    untold = ("p50_ms", "p95_ms", "mean_ms", "total_ms", "speedup", "gpu_hours_per_1000")
+    assert [small[key] for key in (*untold, "money_per_1000", "large_tokens")] == [None] * 8
+    (line,) = [one for one in report(data).splitlines() if one.startswith("| small-only ")]
+    told = [cell.strip() for cell in line.strip("|").split("|")]
+    assert told[:10] == ["small-only", "1", *[""] * 8]  # no time, no cost
 
 
 def test_requests_that_waited_for_others_have_no_measured_speedup(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question
 from deploy.evaluation.evaluation_log import EvaluationLog
+from deploy.evaluation.prediction import load_costs, predicted
 from deploy.evaluation.real_pair import Tally, above_coin, judge_tokens, main, page, tally
 from orchestrator.errors import ConfigError
 from orchestrator.types import Step
@@ -114,6 +116,17 @@ async def test_evaluations_that_were_not_made_alike_stand_on_no_page_together(
     rows.write_text(rows.read_text().replace('"max_tokens": 9', '"max_tokens": 8', 1))
     with pytest.raises(ConfigError, match=r"legs: its max_tokens is 8, that of .*gsm is 9"):
         page(tmp_path, [])
+    head, *others = rows.read_text().splitlines()
+    for pair, said in (
+        ({"answering": {"large": {"dtype": "int8"}}}, r"settings is .*int8.*, that of .* is \{\}"),
+        ({"params": {"specreason": {"threshold": 5}}}, r"specreason's parameters is .*5\}"),
+    ):
+        changed = json.loads(head) | {"max_tokens": 9, "pair": pair}
+        rows.write_text("\n".join([json.dumps(changed), *others]))
+        with pytest.raises(ConfigError, match=said):
+            page(tmp_path, [])
+        with pytest.raises(ConfigError, match=said):
+            predicted([tmp_path / "gsm", tmp_path / "legs"], load_costs("r1-1.5b-32b-h100"))
 
 
 async def test_a_coin_is_taken_on_the_problems_that_both_answered(tmp_path: Path) -> None:
