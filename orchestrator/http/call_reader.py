@@ -9,7 +9,8 @@ on as they come, and may be cut off with the answer. Where a model writes each a
 value is the text there, or the JSON that the text is, as the tool's schema has it.
 
 A call that breaks off and is written anew, as where another model goes on, is one call. Where there
-may be one call alone the first counts, and the others are dropped.
+may be one call alone the answer ends with the first: what a model writes behind it, before it knows
+what the call gives back, is dropped.
 """
 
 from __future__ import annotations
@@ -108,7 +109,7 @@ class CallReader:
         names: the tools that may be called.
         prefix: what the ids of calls begin with.
         strict: of some of them the schema that arguments must fit in a call of another form.
-        parallel: whether there may be several calls; else all but the first are dropped.
+        parallel: whether there may be several calls; else the answer ends with the first.
         schemas: of the arguments of each tool, where it has one.
     """
 
@@ -163,6 +164,9 @@ class CallReader:
         return [one for one in pieces if isinstance(one, str) or self._parallel or one.index == 0]
 
     def _in_text(self, ended: bool) -> list[Piece]:
+        if self._found and not self._parallel:
+            self._held = ""
+            return []
         held, trigger = self._held, self._format.trigger
         starts = [at for mark in (trigger, FENCE) if mark and (at := held.find(mark)) >= 0]
         if self._blank and held.lstrip().startswith("{"):
