@@ -85,7 +85,7 @@ def remote(folder: Path, draft: Path) -> Iterator[Subject]:
         serving((app := VllmLike(behind.worker)).app) as url,
     ):
         worker = RemoteWorker(Server(url), MODEL, behind.worker.tokenizer)
-        yield Subject(worker, lambda: app.live, frozenset({"grammar"}))
+        yield Subject(worker, lambda: app.live, frozenset({"grammar"}), passes=3)
 
 
 @contextmanager
