@@ -160,7 +160,7 @@ class CallReader:
             if not self._held or (self._state == state and len(self._held) == length):
                 break
         if ended:
-            pieces += self._give_back()
+            pieces += self._text("")
         return [one for one in pieces if isinstance(one, str) or self._parallel or one.index == 0]
 
     def _in_text(self, ended: bool) -> list[Piece]:
@@ -333,11 +333,6 @@ class CallReader:
         self._held, self._state = held[end:], "call"
         return []
 
-    def _give_back(self) -> list[Piece]:
-        """What broke off is text: no call followed it."""
-        text, self._broken_off = self._broken_off, ""
-        return self._text(text)
-
     def _in_code(self, ended: bool) -> list[Piece]:
         """In a fenced block that holds no call, up to its end."""
         held = self._held
@@ -350,7 +345,7 @@ class CallReader:
     def _called(self, name: str, arguments: str) -> list[Piece]:
         if name == self._named:
             self._broken_off = ""
-        pieces = self._give_back()
+        pieces = self._text("")
         call = ToolCall(f"{self._prefix}{len(self._found)}", name, arguments)
         self._found.append(call)
         return [*pieces, CallPiece(len(self._found) - 1, call.id, name, arguments)]
@@ -374,8 +369,8 @@ class CallReader:
         return self._text(text)
 
     def _text(self, text: str) -> list[Piece]:
-        if self._broken_off:
-            text, self._broken_off = self._broken_off + text, ""
+        """More text, behind what broke off: no call followed that."""
+        text, self._broken_off = self._broken_off + text, ""
         self._blank = self._blank and not text.strip()
         return [text] if text else []
 

@@ -176,7 +176,7 @@ class Engine:
         for request in [one for one in self._prefilling if self._is_ready(one)]:
             self._end_prefill(request, None)
         spent = 0  # tokens before the live rows take their turn
-        if self._prefilling:
+        if self._prefilling:  # tokens held back are not to wait for these passes
             for one in self._decoding.values():
                 one.handle.flush()
         while self._prefilling:

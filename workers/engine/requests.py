@@ -55,22 +55,21 @@ class RequestHandle:
     def put(self, item: Any) -> None:
         """From the engine's thread: deliver a delta, the answer or an error."""
         self._items.append(item)
-        if self._notified:  # one wake-up for all that the caller has not fetched yet
+        if not isinstance(item, Delta) or time.monotonic() >= self._quiet_until:
+            self.flush()
+
+    def flush(self) -> None:
+        """From the engine's thread: wake the reader for what was put and not fetched yet.
+
+        The list is left alone, as the reader may be emptying it.
+        """
+        if not self._items or self._notified:  # one wake-up for all of it
             return
-        now = time.monotonic()
-        if now < self._quiet_until and isinstance(item, Delta):
-            return
-        self._notified, self._quiet_until = True, now + WAKE_S
+        self._notified, self._quiet_until = True, time.monotonic() + WAKE_S
         try:
             self._loop.call_soon_threadsafe(self._arrived.set)
         except RuntimeError:  # the caller's loop is closed
             self.cancelled = True
-
-    def flush(self) -> None:
-        """Wake the reader for what was held back: the next round's tokens will be a while."""
-        if self._items and not self._notified:
-            self._quiet_until = 0.0
-            self.put(self._items.pop())
 
     def is_abandoned(self, now: float) -> bool:
         """Whether nobody waits for this request any more."""

@@ -85,9 +85,8 @@ class RemoteWorker:
         self.prompts, self.vocabulary = PromptRenderer(tokenizer), Vocabulary(tokenizer)
         self.context = context
         self._requests = RequestBuilder(self.prompts)
-        self._stop_token_ids = tokenizer.controls | {
-            i for i in (tokenizer.eos_id,) if i is not None
-        }
+        eos = tokenizer.eos_id
+        self._stop_token_ids = tokenizer.controls | (set() if eos is None else {eos})
         self._capabilities: ServerCapabilities | None = None
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 

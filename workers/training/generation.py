@@ -22,8 +22,8 @@ def generate(
 ) -> list[list[int]]:
     """Decode prompts to the end, as many at once as there are slots.
 
-    Returns the new tokens of each prompt, a stop token
-    included. `methods` names one for each prompt; none: the decoder's default for all.
+    Returns the new tokens of each prompt, a stop token included. `methods` names one for each
+    prompt; none: the decoder's default for all.
     """
     sampling = sampling or Sampling()
     outputs: list[list[int]] = [[] for _ in prompts]
