@@ -90,11 +90,14 @@ def torture(
     console = Console(highlight=False)
     outcomes: list[ScenarioOutcome] = []
 
+    def say(text: str) -> None:
+        console.print(text, style="dim", markup=False)
+
     async def run(target: AttackedService) -> None:
-        async for outcome in attack(target, wanted, seed):
+        async for outcome in attack(target, wanted, seed, say):
             outcomes.append(outcome)
             held = "held" if not outcome.broken else f"did not hold: {outcome.broken[0]}"
-            console.print(f"{outcome.scenario}: {held}", style="dim", markup=False)
+            say(f"{outcome.scenario}: {held}")
 
     try:
         if url is not None:

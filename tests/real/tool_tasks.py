@@ -1,10 +1,10 @@
 """Small tasks that take a tool, or two in a row: the share that each policy solves.
 
-`python -m tests.real.tool_tasks --policies large-only,specreason --tasks 50` asks the real pair
-behind a service of its own, by the official client, and prints a table. A task is solved where the
-last answer holds the right value and as many calls as it takes gave a result. The seed is fixed:
-every policy gets the same tasks. Each result is kept in a file as it comes, so a run that was
-broken off goes on.
+`python -m tests.real.tool_tasks --policies large-only,bild:rollback=1.5 --tasks 50` asks the real
+pair behind a service of its own, by the official client, and prints a table. A task is solved where
+the last answer holds the right value and as many calls as it takes gave a result. The seed is
+fixed: every policy gets the same tasks, with the thresholds that were calibrated on the pair unless
+others are given. Each result is kept in a file as it comes, so a run that was broken off goes on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from typing import Any
 
 from openai import OpenAI
 
+from deploy.evaluation.candidates import Candidate
+from deploy.service.calibration import read as read_calibration
 from tests.real.conftest import open_model, served
 
 SEED = 20261122
@@ -28,6 +30,7 @@ TURNS = 4
 PRICES = {name: 3 + 7 * i % 40 for i, name in enumerate(("tea", "lamp", "chair", "book", "pen"))}
 KINDS = ("calculator", "look-up", "two in a row")
 SYSTEM = "Use the tools. Then answer in one short sentence."
+CALIBRATION = Path("deploy/evaluation/real_pair_calibration.json")
 
 
 def tool(name: str, about: str, **kinds: str) -> dict[str, Any]:
@@ -75,7 +78,7 @@ def tasks(count: int) -> list[Task]:
     return made
 
 
-def solved(api: OpenAI, policy: str, task: Task) -> bool:
+def solved(api: OpenAI, policy: str, params: dict[str, Any], task: Task) -> bool:
     """Run the agent's loop; whether it ends with the right value and the tools were called."""
     messages: list[Any] = [
         {"role": "system", "content": SYSTEM},
@@ -85,7 +88,12 @@ def solved(api: OpenAI, policy: str, task: Task) -> bool:
     for _ in range(TURNS):
         message = (
             api.chat.completions.create(
-                model=policy, messages=messages, tools=TOOLS, max_tokens=120, temperature=0
+                model=policy,
+                messages=messages,
+                tools=TOOLS,
+                max_tokens=120,
+                temperature=0,
+                extra_body={"policy": params},
             )
             .choices[0]
             .message
@@ -125,12 +133,14 @@ def table(rows: list[dict[str, Any]], policies: list[str]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policies", default="large-only,small-only,specreason")
+    parser.add_argument("--policies", default="large-only,small-only,specreason,bild:rollback=1.5")
     parser.add_argument("--tasks", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=4)
     parser.add_argument("--out", type=Path, default=Path("build/tool-tasks.jsonl"))
     options = parser.parse_args()
     policies, out = options.policies.split(","), options.out
+    calibration = read_calibration(CALIBRATION)
+    candidates = {policy: Candidate.parse(policy) for policy in policies}
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = out.read_text().splitlines() if out.is_file() else []
     rows = [json.loads(line) for line in lines]
@@ -138,8 +148,9 @@ def main() -> None:
     small, large = (open_model(name, rows=options.at_once) for name in ("small", "large"))
 
     def attempt(policy: str, number: int, task: Task) -> dict[str, Any]:
-        began = time.perf_counter()
-        found = solved(api, policy, task)
+        began, name = time.perf_counter(), candidates[policy].policy
+        params = calibration.params(name) | candidates[policy].params
+        found = solved(api, name, params, task)
         seconds = round(time.perf_counter() - began, 1)
         row = {"policy": policy, "task": number, "kind": task.kind}
         return {**row, "solved": found, "seconds": seconds}

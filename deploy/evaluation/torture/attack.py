@@ -111,9 +111,12 @@ def bearer(key: str | None) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """An answer: its status or "lost", its text, and what else was said."""
+    """An answer: its kind, its text, and what else was said.
 
-    kind: str  # the status, or "lost"
+    `kind`: the status; "lost" where the connection was, "cut" where an error event ended a stream.
+    """
+
+    kind: str
     text: str
     retry_after: int = 0
     degraded: bool = False
@@ -128,6 +131,7 @@ class Attack:
     Args:
         number: requests, faults, states or seconds, whatever the scenario counts.
         chance: all that is random in it.
+        say: is told in words how far a long scenario has come.
     """
 
     target: AttackedService
@@ -135,6 +139,7 @@ class Attack:
     outcome: ScenarioOutcome
     number: int
     chance: random.Random
+    say: Callable[[str], object] = str
 
     @staticmethod
     def body(content: str = QUESTION, **more: Any) -> bytes:
@@ -170,6 +175,40 @@ class Attack:
         text = (said.get("reasoning_content") or "") + "|" + (said.get("content") or "")
         cached = int(details.get("cached_tokens") or 0)
         return Reply("200", text, 0, bool(extra.get("degraded")), cached, seconds)
+
+    async def stream(self, content: str = QUESTION, **more: Any) -> Reply:
+        """An answer as a stream: whole where it says how it finished, and that it is done."""
+        headers = self.target.headers | {"content-type": "application/json"}
+        body, began = self.body(content, stream=True, **more), time.monotonic()
+        thought, answer, finished, done, degraded = "", "", False, False, False
+
+        def reply(kind: str, text: str) -> Reply:
+            return Reply(kind, text, degraded=degraded, seconds=time.monotonic() - began)
+
+        try:
+            async with self.http.stream("POST", CHAT, content=body, headers=headers) as response:
+                if response.status_code != 200:
+                    return reply(str(response.status_code), (await response.aread()).decode())
+                async for line in response.aiter_lines():
+                    data = line.removeprefix("data: ")
+                    if data == line:  # an empty one, or a comment
+                        continue
+                    if data == "[DONE]":
+                        done = True
+                        continue
+                    event = json.loads(data)
+                    if "error" in event:
+                        return reply("cut", event["error"]["message"])
+                    degraded |= bool(event.get("baton", {}).get("degraded"))
+                    for choice in event["choices"]:
+                        thought += choice["delta"].get("reasoning_content") or ""
+                        answer += choice["delta"].get("content") or ""
+                        finished |= choice["finish_reason"] is not None
+        except httpx.HTTPError as error:
+            return reply("lost", type(error).__name__)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            return reply("no answer of Baton's", repr(error))
+        return reply("200" if finished and done else "lost", f"{thought}|{answer}")
 
     async def leave(self, content: str, **more: Any) -> None:
         """Ask for a stream and go away at its first bytes."""

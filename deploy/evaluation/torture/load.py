@@ -186,8 +186,13 @@ async def soak(attack: Attack) -> None:
             await asyncio.sleep(chance.random() * 0.2)
 
     async def note() -> None:
-        await asyncio.sleep(number / 6)
-        level.update(processes.levels())
+        for sixth in range(1, 7):
+            await asyncio.sleep(number / 6)
+            now = processes.levels()
+            if sixth == 1:
+                level.update(now)
+            held = ", ".join(f"{name} {value:.0f}" for name, value in now.items())
+            attack.say(f"{sixth * number // 6} of {number} s: {held}")
 
     todo: list[Awaitable[None]] = [client() for _ in range(4)]
     await asyncio.gather(note(), *todo)

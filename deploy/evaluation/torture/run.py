@@ -52,15 +52,18 @@ class ManyPools(httpx.AsyncBaseTransport):
 
 
 async def torture(
-    target: AttackedService, scenarios: Mapping[str, int], seed: int = 0
+    target: AttackedService,
+    scenarios: Mapping[str, int],
+    seed: int = 0,
+    say: Callable[[str], object] = str,
 ) -> AsyncIterator[ScenarioOutcome]:
-    """Run scenarios, each of the given size, one after the other."""
+    """Run scenarios, each of the given size, one after the other; `say` hears how far they are."""
     for name, number in scenarios.items():
         outcome, began = ScenarioOutcome(name), time.monotonic()
         async with httpx.AsyncClient(
             base_url=target.url, timeout=2 * HANG_S, transport=ManyPools(), trust_env=False
         ) as http:
-            attack = Attack(target, http, outcome, number, random.Random(seed))
+            attack = Attack(target, http, outcome, number, random.Random(seed), say)
             async with attack.watched_health():
                 await SCENARIOS[name](attack)
             await attack.check_alive()

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,13 @@ from deploy.evaluation.torture.attack import (
     ScenarioOutcome,
     percentile,
 )
-from deploy.evaluation.torture.faults import FAULTS, KINDS, OwnProcesses, ProcessFault
+from deploy.evaluation.torture.faults import (
+    FAULTS,
+    KINDS,
+    QUESTIONS,
+    OwnProcesses,
+    ProcessFault,
+)
 from deploy.evaluation.torture.hostile import hostile_request
 from deploy.evaluation.torture.own_machine import OwnClock, OwnMemory
 from deploy.evaluation.torture.own_redis import STATES, own_redis
@@ -38,6 +45,7 @@ from deploy.evaluation.torture.run import SCENARIOS, table, torture
 from orchestrator.errors import ContextLengthExceeded, WorkerError
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.limits import ServiceLimits
+from policies import POLICIES
 from tests.deploy.cli.test_main import baton  # noqa: F401 a fixture
 from tests.deploy.service.test_proxy import serving as behind_the_proxy
 from tests.orchestrator.serving import scripted, service, serving
@@ -212,12 +220,49 @@ async def test_every_kind_is_killed_and_stopped_and_goes_on() -> None:
         target = AttackedService(url, processes=fates)
         (found,) = [one async for one in torture(target, {"faults": len(FAULTS)})]
     assert found.broken == []
-    assert found.requests == 4 * len(FAULTS)
+    assert found.requests == len(FAULTS) * len(POLICIES) * len(QUESTIONS)
+    assert found.seen["stream 200"] + found.seen["200"] == found.requests
+    assert found.seen["stream 200"] >= found.requests // 3
     assert found.seen["no ServeController"] == 3
     for kind in set(KINDS) - {"ServeController"}:
         signs = [sign for one, sign in fates.done if one == kind]
         assert signs.count(signal.SIGKILL) == 1
         assert signs.count(signal.SIGSTOP) == signs.count(signal.SIGCONT) == 2
+
+
+async def test_later_faults_are_short_but_every_tenth() -> None:
+    order = faults_module._order(attacking(rightly, "faults", 200))
+    assert len(order) == 200
+    assert set(order[: len(FAULTS)]) == set(FAULTS)
+    long = [fault for fault in order if fault.stopped_s == 60.0]
+    assert {fault.kind for fault in long} == set(KINDS)
+    assert len(long) == len(KINDS) + (200 - len(FAULTS)) // 10
+
+
+EVENT = {"delta": {"reasoning_content": "a"}, "finish_reason": None}
+LAST = {"delta": {"content": "b"}, "finish_reason": "stop"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind", "text"),
+    [
+        ([{"choices": [EVENT]}, {"choices": [LAST], "baton": {}}, "[DONE]"], "200", "a|b"),
+        ([{"choices": [EVENT]}, {"choices": [LAST]}], "lost", "a|b"),
+        ([{"choices": [EVENT]}, "[DONE]"], "lost", "a|"),
+        ([{"choices": [EVENT]}, {"error": {"message": "gone"}}], "cut", "gone"),
+        (["oops"], "no answer of Baton's", None),
+    ],
+)
+async def test_a_stream_is_whole_or_says_why_not(
+    lines: list[Any], kind: str, text: str | None
+) -> None:
+    def answer(request: httpx.Request) -> httpx.Response:
+        data = (one if isinstance(one, str) else json.dumps(one) for one in lines)
+        return httpx.Response(200, text=": here\n\n" + "".join(f"data: {one}\n\n" for one in data))
+
+    reply = await attacking(answer, "faults", 1).stream()
+    assert reply.kind == kind
+    assert text is None or reply.text == text
 
 
 @pytest.mark.usefixtures("_at_once")
@@ -226,8 +271,10 @@ async def test_an_answer_that_a_fault_changed_or_lost_is_told() -> None:
     with behind_the_proxy(answers(chat=lambda: _answer(f"{next(numbers)}"))) as url:
         target = AttackedService(url, processes=Fates())
         (found,) = [one async for one in torture(target, {"faults": 1})]
-    assert "another answer that does not say why" in found.broken[0]
-    refused = iter([_answer("x")] * 2 + [JSONResponse({"error": {}}, 503)] * 99)
+    assert any("another answer that does not say why" in one for one in found.broken)
+    assert any("lost" in one for one in found.broken)  # a stream that never ends
+    undisturbed = len(POLICIES) * len(QUESTIONS)
+    refused = chain([_answer("x")] * undisturbed, repeat(JSONResponse({"error": {}}, 503)))
     with behind_the_proxy(answers(chat=lambda: next(refused))) as url:
         (found,) = [one async for one in torture(target_of(url), {"faults": 1})]
     assert any("503" in one for one in found.broken)
@@ -240,7 +287,7 @@ def target_of(url: str) -> AttackedService:
 async def test_what_grows_is_told() -> None:
     with serving(service()) as url:
         (found,) = [one async for one in torture(target_of(url), {"soak": 1})]
-    assert found.broken == ["MiB grew from 110 to 120"]
+    assert found.broken == ["MiB grew from 110 to 170"]
     assert found.seen["threads 7 to 7"] == 1
     assert found.requests > 4
 
