@@ -190,9 +190,10 @@ class WorkerSpec(Strict):
     device: Literal["cpu", "cuda"] = "cpu"
     replicas: Replicas = ONE
     patience_s: float = Field(
-        default=60.0,
+        default=120.0,  # a replica that is silent is replaced after three checks of 30 s
         gt=0,
-        description="seconds that a call waits while no replica answers: as long as one loads",
+        description="seconds that a call waits while no replica answers: until a silent one is "
+        "replaced, or as long as one loads",
     )
     nodes: Nodes = {}
     gpu: float = Field(

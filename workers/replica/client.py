@@ -53,7 +53,7 @@ class ReplicaWorker:
         self,
         handle: Any,
         *,
-        retry_timeout_s: float = 60.0,
+        retry_timeout_s: float = 120.0,
         on_lost: Callable[[], object] = lambda: None,
     ) -> None:
         self._handle, self._retry_timeout_s, self._on_lost = handle, retry_timeout_s, on_lost

@@ -132,7 +132,9 @@ async def faults(attack: Attack) -> None:
     for number, fault in enumerate(_order(attack)):
         await _fault(attack, fault, number, said)
         await attack.until_ready()
-        attack.say(f"{number + 1} of {attack.number} faults, {len(attack.outcome.broken)} broken")
+        broken = attack.outcome.broken
+        last = f", the last: {broken[-1]}" if broken else ""
+        attack.say(f"{number + 1} of {attack.number} faults, {len(broken)} broken{last}")
 
 
 def _order(attack: Attack) -> list[ProcessFault]:
