@@ -6,6 +6,8 @@ import asyncio
 import ipaddress
 import json
 import os
+import signal
+import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -192,8 +194,14 @@ def _with_own(
             args["store"] = store.url
         file = folder / "torture.yaml"
         file.write_text(yaml.safe_dump(document), encoding="utf-8")
-        service = owned.enter_context(serving(load(file, port=port), ready_s=300))
+        deployment = load(file, port=port)
+        service = owned.enter_context(serving(deployment, ready_s=300, on_ray=_end_on_sigterm))
         attack(AttackedService(service.url, keys[0], keys[1], OwnProcesses(), states))
+
+
+def _end_on_sigterm() -> None:
+    """End by SIGTERM as by Ctrl-C: what was started ends too. Ray's own handler leaves it."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
 
 
 def _is_loopback(url: str) -> bool:

@@ -559,6 +559,22 @@ async def test_health_that_says_it_is_ill_is_seen() -> None:
     assert any("/health answered 503" in one for one in attack.outcome.broken)
 
 
+TERMED = """
+import os, signal
+from deploy.cli.torture import _end_on_sigterm
+_end_on_sigterm()
+try:
+    os.kill(os.getpid(), signal.SIGTERM)
+finally:
+    print("what was started ended")
+"""
+
+
+def test_sigterm_ends_what_was_started() -> None:
+    ran = subprocess.run([sys.executable, "-c", TERMED], capture_output=True, text=True)
+    assert (ran.returncode, ran.stdout) == (143, "what was started ended\n")
+
+
 PRINT = "import time; print(time.time(), time.monotonic(), flush=True); input()\n"
 
 
