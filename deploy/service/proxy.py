@@ -36,13 +36,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deploy.service.recent_refusals import RecentRefusals
 from orchestrator.errors import InvalidRequest, describe
 from orchestrator.http.auth import READ_METHODS, USER_PATHS
-from orchestrator.http.errors import (
-    EXPOSED,
-    RETRY_AFTER_S,
-    HttpError,
-    RequestRefused,
-    http_error,
-)
+from orchestrator.http.errors import EXPOSED, HttpError, http_error
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +54,7 @@ ALLOWED: Final = "access-control-allow-origin"
 LOST: Final = HttpError(
     503,
     "the answer was lost with the replica that made it; try again shortly",
-    "server_error",
     code="replica_lost",
-    headers={"retry-after": str(RETRY_AFTER_S)},
 )
 
 
@@ -88,7 +80,7 @@ class ProxyMiddleware:
             body = await _gather(receive)
             if body is not None:
                 self._refusals.check(scope, body)
-        except (InvalidRequest, RequestRefused) as error:
+        except (InvalidRequest, HttpError) as error:
             refusal = self._origins.readable(http_error(error), scope)
             await refusal.response()(scope, receive, send)
             return
@@ -237,27 +229,15 @@ class _Attempt:
         if status == 404:
             return HttpError(404, "not found", code="not_found")
         if status == 429:
-            headers = {"retry-after": str(RETRY_AFTER_S)}
-            return HttpError(
-                429,
-                "too many requests are waiting; try again shortly",
-                "rate_limit_error",
-                code="rate_limit_exceeded",
-                headers=headers,
-            )
-        return HttpError(
-            503,
-            "the service has no room now; try again shortly",
-            "server_error",
-            code="overloaded",
-            headers={"retry-after": str(RETRY_AFTER_S)},
-        )
+            message = "too many requests are waiting; try again shortly"
+            return HttpError(429, message, code="rate_limit_exceeded")
+        return HttpError(503, "the service has no room now; try again shortly", code="overloaded")
 
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises InvalidRequest or RequestRefused where Serve could not read them."""
+    """Raises InvalidRequest or HttpError where Serve could not read them."""
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
-        raise RequestRefused(
+        raise HttpError(
             431, f"the headers have more than {MAX_HEAD_BYTES} bytes", code="headers_too_large"
         )
     for name, value in headers:
@@ -274,7 +254,7 @@ async def _gather(receive: Receive) -> list[Message] | None:
     """A request's body, or its first `BUFFER_BYTES`; None where the client went away.
 
     Raises:
-        RequestRefused: 408, that much did not arrive in time.
+        HttpError: 408, that much did not arrive in time.
     """
     messages, size = list[Message](), 0
     try:
@@ -287,7 +267,7 @@ async def _gather(receive: Receive) -> list[Message] | None:
                 messages.append({"more_body": False, **message})
     except TimeoutError:
         text = f"the body did not arrive within {BODY_S:g} s"
-        raise RequestRefused(408, text, code="request_timeout") from None
+        raise HttpError(408, text, code="request_timeout") from None
     return messages
 
 

@@ -38,7 +38,7 @@ from orchestrator.http.console_routes import add_console
 from orchestrator.http.context import RequestContext
 from orchestrator.http.cors import CrossOrigin
 from orchestrator.http.docs_page import HEADERS, page
-from orchestrator.http.errors import RETRY_AFTER_S, HttpError, http_error
+from orchestrator.http.errors import HttpError, http_error
 from orchestrator.http.experiment_routes import add_experiment_routes
 from orchestrator.http.feedback import Feedback, is_first_feedback, parse_feedback, reward
 from orchestrator.http.middleware import RequestMiddleware
@@ -221,11 +221,9 @@ async def _readiness(service: Service) -> Response:
     state = {"workers": pools, "store": not degraded, "degraded": degraded}
     if all(pools.values()) and not service.draining:
         return JSONResponse({"ready": True, **state})
-    not_ready = HttpError(503, "not ready yet", "server_error", code="not_ready")
+    not_ready = HttpError(503, "not ready yet", code="not_ready")
     return JSONResponse(
-        {"ready": False, **state, **not_ready.body},
-        status_code=503,
-        headers={"retry-after": str(RETRY_AFTER_S)},
+        {"ready": False, **state, **not_ready.body}, status_code=503, headers=not_ready.headers
     )
 
 

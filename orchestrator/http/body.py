@@ -10,7 +10,7 @@ from typing import Any, Final
 from fastapi import Request
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.http.errors import RequestRefused
+from orchestrator.http.errors import HttpError
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.validation import body_path
 
@@ -35,7 +35,7 @@ async def json_body(request: Request, limits: ServiceLimits) -> bytes:
 
     Raises:
         InvalidRequest: it is announced as something else.
-        RequestRefused: 413, it is too large; 408, it did not arrive in time.
+        HttpError: 413, it is too large; 408, it did not arrive in time.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -54,7 +54,7 @@ async def json_body(request: Request, limits: ServiceLimits) -> bytes:
                     raise _too_large(limits)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_s:g} s"
-        raise RequestRefused(408, message, code="request_timeout") from None
+        raise HttpError(408, message, code="request_timeout") from None
     return bytes(body)
 
 
@@ -91,9 +91,9 @@ def nesting(value: object) -> int:
     return levels
 
 
-def _too_large(limits: ServiceLimits) -> RequestRefused:
+def _too_large(limits: ServiceLimits) -> HttpError:
     message = f"the body is larger than {limits.body_bytes} bytes (limits.body_bytes)"
-    return RequestRefused(413, message, code="request_too_large")
+    return HttpError(413, message, code="request_too_large")
 
 
 def _check_values(root: dict[str, Any]) -> None:
