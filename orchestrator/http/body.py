@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import Request
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import HttpError
 from orchestrator.http.limits import ServiceLimits
-from orchestrator.validation import body_path
+from orchestrator.validation import body_path, invalid_request
+
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def _finite(text: str) -> float:
@@ -79,6 +82,18 @@ def parse_object(body: bytes) -> dict[str, Any]:
         raise InvalidRequest("the body must be a JSON object", code="invalid_json")
     _check_values(value)
     return value
+
+
+async def read_body(request: Request, limits: ServiceLimits, kind: type[Body]) -> Body:
+    """The request's body as a model of that kind.
+
+    Raises:
+        InvalidRequest: a field is unknown or has a wrong value, by name.
+    """
+    try:
+        return kind.model_validate(parse_object(await json_body(request, limits)))
+    except ValidationError as error:
+        raise invalid_request(error, model=kind) from None
 
 
 def nesting(value: object) -> int:

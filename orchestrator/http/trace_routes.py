@@ -1,8 +1,5 @@
 """The HTTP surface of what is on record about requests.
 
-    GET /v1/traces       the latest requests, newest first, filtered
-    GET /v1/traces/{id}  everything about one
-
 With keys, the list holds the requests of the key that asks; an admin key sees everybody's.
 """
 
