@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from orchestrator.experiments import readouts
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
@@ -49,7 +50,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         run, analysis = await experimenter.report(name)
         coverage = run.state.coverage(run.experiment) if run.live else 0.0
         about = {"object": "baton.report", "run": run.number, "coverage": coverage}
-        past = await experimenter.past(run)
+        past = await readouts.read(service.store, run)
         return JSONResponse({**about, **analysis.json(), "readouts": past})
 
     @app.post(

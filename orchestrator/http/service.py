@@ -383,15 +383,10 @@ class Service:
         key = f"{type(policy).__name__} {policy.model_dump_json(exclude={'budget'})}"
         return self._recent.setdefault(key, RecentCost())
 
-    @property
-    def live(self) -> int:
-        """Requests being answered."""
-        return self.admission.live
-
     def drain(self) -> int:
         """Take on no more requests; returns how many are still being answered."""
         self.draining = True
-        return self.live
+        return self.admission.live
 
     def cut(self) -> None:
         """End every answer now, each with an error that says why."""
