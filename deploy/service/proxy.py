@@ -24,6 +24,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
@@ -100,30 +101,16 @@ class ProxyMiddleware:
         if attempt.body_bytes <= LARGE_BYTES:
             return await attempt.was_lost(self._app)
         await self._large.acquire()
-        turn = Turn(self._large)
-        later = asyncio.get_running_loop().call_later(TURN_S, turn.end)
-        try:
+        with ExitStack() as turn:
+            turn.callback(self._large.release)
+            later = asyncio.get_running_loop().call_later(TURN_S, turn.close)
+            turn.callback(later.cancel)
             return await attempt.was_lost(self._app)
-        finally:
-            later.cancel()
-            turn.end()
 
     def _attempt(
         self, scope: Scope, body: Sequence[Message], receive: Receive, send: Send
     ) -> _Attempt:
         return _Attempt(scope, body, receive, send, self._origins, self._refusals)
-
-
-class Turn:
-    """Holds a lock until it ends, once."""
-
-    def __init__(self, lock: asyncio.Lock) -> None:
-        self._lock: asyncio.Lock | None = lock
-
-    def end(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
 
 
 class AllowedOrigins:
