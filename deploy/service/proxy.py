@@ -24,6 +24,7 @@ import asyncio
 import json
 import logging
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Final
 
@@ -36,13 +37,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deploy.service.recent_refusals import RecentRefusals
 from orchestrator.errors import InvalidRequest, describe
 from orchestrator.http.auth import READ_METHODS, USER_PATHS
-from orchestrator.http.errors import (
-    EXPOSED,
-    RETRY_AFTER_S,
-    HttpError,
-    RequestRefused,
-    http_error,
-)
+from orchestrator.http.errors import EXPOSED, HttpError, http_error
 
 log = logging.getLogger(__name__)
 
@@ -60,9 +55,7 @@ ALLOWED: Final = "access-control-allow-origin"
 LOST: Final = HttpError(
     503,
     "the answer was lost with the replica that made it; try again shortly",
-    "server_error",
     code="replica_lost",
-    headers={"retry-after": str(RETRY_AFTER_S)},
 )
 
 
@@ -88,7 +81,7 @@ class ProxyMiddleware:
             body = await _gather(receive)
             if body is not None:
                 self._refusals.check(scope, body)
-        except (InvalidRequest, RequestRefused) as error:
+        except (InvalidRequest, HttpError) as error:
             refusal = self._origins.readable(http_error(error), scope)
             await refusal.response()(scope, receive, send)
             return
@@ -108,30 +101,16 @@ class ProxyMiddleware:
         if attempt.body_bytes <= LARGE_BYTES:
             return await attempt.was_lost(self._app)
         await self._large.acquire()
-        turn = Turn(self._large)
-        later = asyncio.get_running_loop().call_later(TURN_S, turn.end)
-        try:
+        with ExitStack() as turn:
+            turn.callback(self._large.release)
+            later = asyncio.get_running_loop().call_later(TURN_S, turn.close)
+            turn.callback(later.cancel)
             return await attempt.was_lost(self._app)
-        finally:
-            later.cancel()
-            turn.end()
 
     def _attempt(
         self, scope: Scope, body: Sequence[Message], receive: Receive, send: Send
     ) -> _Attempt:
         return _Attempt(scope, body, receive, send, self._origins, self._refusals)
-
-
-class Turn:
-    """Holds a lock until it ends, once."""
-
-    def __init__(self, lock: asyncio.Lock) -> None:
-        self._lock: asyncio.Lock | None = lock
-
-    def end(self) -> None:
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
 
 
 class AllowedOrigins:
@@ -237,27 +216,15 @@ class _Attempt:
         if status == 404:
             return HttpError(404, "not found", code="not_found")
         if status == 429:
-            headers = {"retry-after": str(RETRY_AFTER_S)}
-            return HttpError(
-                429,
-                "too many requests are waiting; try again shortly",
-                "rate_limit_error",
-                code="rate_limit_exceeded",
-                headers=headers,
-            )
-        return HttpError(
-            503,
-            "the service has no room now; try again shortly",
-            "server_error",
-            code="overloaded",
-            headers={"retry-after": str(RETRY_AFTER_S)},
-        )
+            message = "too many requests are waiting; try again shortly"
+            return HttpError(429, message, code="rate_limit_exceeded")
+        return HttpError(503, "the service has no room now; try again shortly", code="overloaded")
 
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
-    """Raises InvalidRequest or RequestRefused where Serve could not read them."""
+    """Raises InvalidRequest or HttpError where Serve could not read them."""
     if sum(len(name) + len(value) for name, value in headers) > MAX_HEAD_BYTES:
-        raise RequestRefused(
+        raise HttpError(
             431, f"the headers have more than {MAX_HEAD_BYTES} bytes", code="headers_too_large"
         )
     for name, value in headers:
@@ -274,7 +241,7 @@ async def _gather(receive: Receive) -> list[Message] | None:
     """A request's body, or its first `BUFFER_BYTES`; None where the client went away.
 
     Raises:
-        RequestRefused: 408, that much did not arrive in time.
+        HttpError: 408, that much did not arrive in time.
     """
     messages, size = list[Message](), 0
     try:
@@ -287,7 +254,7 @@ async def _gather(receive: Receive) -> list[Message] | None:
                 messages.append({"more_body": False, **message})
     except TimeoutError:
         text = f"the body did not arrive within {BODY_S:g} s"
-        raise RequestRefused(408, text, code="request_timeout") from None
+        raise HttpError(408, text, code="request_timeout") from None
     return messages
 
 

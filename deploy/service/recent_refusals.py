@@ -46,7 +46,7 @@ class RecentRefusals:
         """Whether a request may pass.
 
         Raises:
-            RequestRefused: 429, its key was just told so.
+            HttpError: 429, its key was just told so.
         """
         if not self._told or not _asks(scope, body):
             return

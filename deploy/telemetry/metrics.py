@@ -15,8 +15,10 @@ import asyncio
 import logging
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import yaml
 from prometheus_client import CollectorRegistry, Gauge, Metric, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
@@ -33,41 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-COUNTERS: Final = {
-    "prompt_tokens": "Tokens of the prefixes that calls to this pool carried, found cached or not.",
-    "cached_tokens": "Of baton_worker_prompt_tokens_total, those found in the replica's cache.",
-    "generated_tokens": "Tokens that decoding produced in this pool, whatever became of them.",
-    "passes": "Forward passes of the pool's model, prompts and decoding, whatever the batch.",
-    "rounds": "Rounds of the token loop, summed over the rows that took part in each.",
-    "emitted_tokens": "Tokens that rounds of the token loop gave to their rows; divided by "
-    "baton_worker_rounds_total, the mean acceptance length (bonus token included).",
-    "drafted_tokens": "Tokens that token-level speculation drafted, in all branches of a draft.",
-    "accepted_tokens": "Of baton_worker_drafted_tokens_total, those that the model accepted.",
-    "plain_rounds": "Of baton_worker_rounds_total, those that the method auto made without drafts.",
-    "drafted_rounds": "Of baton_worker_rounds_total, those that the method auto made with drafts.",
-    "switches": "Changes of the decoding method that the method auto has chosen.",
-    "calls": "Calls begun on replicas of this pool: generate, classify and verify.",
-    "later_calls": "Of baton_worker_calls_total, those of a request that had called this pool "
-    "before, tries after a lost replica included.",
-    "affine_calls": "Of baton_worker_later_calls_total, those that reached a replica which had "
-    "served their request before; the ratio of both is the hit rate of routing.",
-}
-GAUGES: Final = {
-    "live_rows": "Sequences being prefilled or decoded now.",
-    "queued": "Calls waiting for a row inside the replica.",
-    "rows": "Sequences that the replica can work on at once.",
-    "prefixes": "Requests whose last call to the replica was less than 10 s ago, whose prefix is "
-    "therefore worth its place in the cache.",
-    "slots": "Prefixes that the replica can keep in its cache.",
-    "held_tokens": "Tokens in the replica's cache, of calls now and of ended ones.",
-    "lossy": "1 where the replica has a lossy speculation method, as the default or on request.",
-    "replicas": "1 for each replica of the pool, and 0 for each HTTP replica that calls the pool; "
-    "the sum is how many replicas the pool has, also where there are none.",
-}
-BY_POSITION: Final = {
-    "drafted_at": "Rounds whose draft reached this position behind the newest token (16 at most).",
-    "accepted_at": "Of baton_worker_drafted_at_total, those in which the model accepted it.",
-}
+_SERIES: Final = Path(__file__).with_name("worker_metrics.yaml").read_text(encoding="utf-8")
+COUNTERS, GAUGES, BY_POSITION = yaml.safe_load(_SERIES).values()
 ORCHESTRATORS: Final = "1 for each HTTP replica; the sum is how many there are."
 TIMEOUT_S: Final = 1.0  # within which a replica answers, or is left out of /metrics
 LEAST: Final = sys.float_info.min  # makes a counter's series, and vanishes in every sum

@@ -117,9 +117,7 @@ def known_bound(bound: Bound, own: Sample, than: Sample, tuned_for: float) -> bo
     if min(own.count, than.count) < MIN_UNITS:
         return None
     interval = difference_interval(own, than, 2 * (1 - bound.confidence), tuned_for)
-    low, high = interval.low, interval.high
-    if METRICS[bound.metric].sign < 0:
-        low, high = -high, -low
+    low, high = interval.ends(METRICS[bound.metric].sign)
     return True if low >= -bound.by else False if high < -bound.by else None
 
 

@@ -204,10 +204,6 @@ class Experimenter:
             report, run.experiment, run.state, requests, unreadable, reader.since
         )
 
-    async def past(self, run: Run) -> list[dict[str, Any]]:
-        """Readouts of a run as they were kept, oldest first; see `readouts.read`."""
-        return await readouts.read(self._store, run)
-
     async def update(self) -> None:
         """Read new events; stop arms, take the ramp's next step or reweigh the arms, and keep a
         readout, each where due.

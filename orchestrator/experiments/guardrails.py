@@ -105,8 +105,8 @@ def _worse(
     if min(own.count, other.count) < rail.min_units:
         return None
     interval = difference_interval(own, other, rail.alpha, experiment.tuned_for)
-    worst = -interval.high if METRICS[rail.metric].sign > 0 else interval.low
-    if worst <= rail.worse_than_control_by:
+    _, best = interval.ends(METRICS[rail.metric].sign)
+    if -best <= rail.worse_than_control_by:
         return None
     return f"{own.mean:.4g} against {other.mean:.4g} of {other.count} units"
 

@@ -249,10 +249,7 @@ class _Comparer:
         """Whether an arm keeps a bound of the goal."""
         than = bound.than or self._experiment.base
         interval = self._interval(name, than, bound.metric, 1 - bound.confidence)
-        # From where more is better.
-        low, high = interval.low, interval.high
-        if METRICS[bound.metric].sign < 0:
-            low, high = -high, -low
+        low, high = interval.ends(METRICS[bound.metric].sign)
         surely, broken = bool(low >= -bound.by), bool(high < -bound.by)
         return BoundCheck(name, bound.metric, than, bound.by, interval, surely, broken)
 
@@ -339,8 +336,7 @@ def _verdict(
         return "too_early"
     if any(bound.broken for bound in own):
         return "breaks_bounds"
-    interval, sign = comparison.always_valid, METRICS[comparison.metric].sign
-    low, high = sorted((sign * interval.low, sign * interval.high))
+    low, high = comparison.always_valid.ends(METRICS[comparison.metric].sign)
     if high < 0:
         return "worse"
     if not all(bound.surely for bound in own):

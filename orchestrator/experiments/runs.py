@@ -33,7 +33,7 @@ from orchestrator.errors import (
 )
 from orchestrator.experiments.documents import Arm, Experiment, ExperimentState, initial_state
 from orchestrator.loop.policy import Policy
-from orchestrator.state.store import PointerUpdate, Store, StoreState
+from orchestrator.state.store import PointerUpdate, Store, StoreState, read_state
 from orchestrator.state.versions import AuditInfo, PolicyVersions, build
 from orchestrator.validation import invalid_request
 from orchestrator.worker import check_method
@@ -113,7 +113,7 @@ class Runs:
         arms = await self._build(experiment)
         self._check_methods(experiment)
         for _ in range(_TRIES):
-            seen = await self._state()
+            seen = await read_state(self._store)
             runs = await self.read(seen)
             for other in runs:
                 if other.live and other.name == experiment.name:
@@ -208,7 +208,7 @@ class Runs:
         Raises:
             UnknownPolicy: there is none of this name.
         """
-        seen = await self._state()
+        seen = await read_state(self._store)
         pointers = {key: value for key, value in seen.pointers.items() if key == POINTER + name}
         runs = await self.read(StoreState(seen.revision, pointers))
         if not runs:
@@ -298,11 +298,6 @@ class Runs:
     def _check_methods(self, experiment: Experiment) -> None:
         for arm in experiment.all_arms:
             check_method(arm.speculation, self._methods, f"arms.{arm.name}.speculation")
-
-    async def _state(self) -> StoreState:
-        state = await self._store.state()
-        assert state is not None
-        return state
 
 
 def outcome_stream(name: str, number: int) -> str:

@@ -40,6 +40,10 @@ class Interval:
     low: float
     high: float
 
+    def ends(self, sign: int) -> tuple[float, float]:
+        """Its ends, the better one last; `sign` is -1 where less is better."""
+        return (self.low, self.high) if sign > 0 else (-self.high, -self.low)
+
 
 @dataclass(frozen=True, slots=True)
 class FixedHorizonTest:

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.http.errors import RETRY_AFTER_S, RequestRefused, no_place
+from orchestrator.http.errors import RETRY_AFTER_S, HttpError, no_place
 
 MOST_RETRY_AFTER_S: Final = 60
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
@@ -93,7 +93,7 @@ class Admission:
         nothing.
 
         Raises:
-            RequestRefused: 429, they were not in time, or the owner has too many prompt tokens
+            HttpError: 429, they were not in time, or the owner has too many prompt tokens
                 live; says when to try again.
         """
         cost, live = min(cost, self._places), self._prompts[owner]
@@ -136,12 +136,11 @@ class Admission:
             left -= one.prompt
             until = max(until, one.began + self._mean_s)
         after_s = min(max(RETRY_AFTER_S, math.ceil(until - mine.began)), MOST_RETRY_AFTER_S)
-        raise RequestRefused(
+        raise HttpError(
             429,
             f"this key's prompts that are being answered have {sum_} tokens and this one has about "
             f"{mine.prompt}: {limit} at once are its limit; try again later",
             code="rate_limit_exceeded",
-            kind="rate_limit_error",
             headers={"retry-after": str(after_s)},
         )
 
@@ -251,7 +250,7 @@ class Admission:
             del self._held[owner]
         self._grant()
 
-    def _refusal(self) -> RequestRefused:
+    def _refusal(self) -> HttpError:
         return no_place(self.retry_after_s())
 
 

@@ -1,10 +1,5 @@
 """The HTTP surface that belongs to answering: OpenAI-compatible, with SSE.
 
-    POST /v1/chat/completions  /v1/completions  /v1/responses  /v1/feedback
-    GET /v1/models  /v1/models/{id}
-    GET /health (alive)  /ready (the worker pools answer)  /metrics (Prometheus)
-    GET /openapi.json  /docs (for people)
-
 `trace_routes`, `policy_routes`, `experiment_routes` and `console_routes` add theirs here. What
 each route says of itself (`described`) is what /openapi.json and /docs show.
 """
@@ -27,7 +22,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
-from orchestrator.http.body import json_body
+from orchestrator.http.body import json_body, read_body
 from orchestrator.http.chat_format import ChatFormat
 from orchestrator.http.chat_response import ChatResponse
 from orchestrator.http.chat_schema import ChatRequest
@@ -38,9 +33,9 @@ from orchestrator.http.console_routes import add_console
 from orchestrator.http.context import RequestContext
 from orchestrator.http.cors import CrossOrigin
 from orchestrator.http.docs_page import HEADERS, page
-from orchestrator.http.errors import RETRY_AFTER_S, HttpError, http_error
+from orchestrator.http.errors import HttpError, http_error
 from orchestrator.http.experiment_routes import add_experiment_routes
-from orchestrator.http.feedback import Feedback, is_first_feedback, parse_feedback, reward
+from orchestrator.http.feedback import Feedback, is_first_feedback, reward
 from orchestrator.http.middleware import RequestMiddleware
 from orchestrator.http.openapi import describe, described
 from orchestrator.http.policy_routes import add_policy_routes
@@ -164,7 +159,7 @@ def create_app(service: Service) -> FastAPI:
         **described("What an answer was worth, from 0 to 1", Feedback, errors=(404, 409, 503)),
     )
     async def feedback(request: Request) -> Response:
-        body = parse_feedback(await json_body(request, service.limits))
+        body = await read_body(request, service.limits, Feedback)
         # Where the store is away, whose answer it was and which arm gave it are not known: 503.
         record = await own_record(service, request, await read_record(service, body.trace_id))
         key = request.state.key
@@ -221,11 +216,9 @@ async def _readiness(service: Service) -> Response:
     state = {"workers": pools, "store": not degraded, "degraded": degraded}
     if all(pools.values()) and not service.draining:
         return JSONResponse({"ready": True, **state})
-    not_ready = HttpError(503, "not ready yet", "server_error", code="not_ready")
+    not_ready = HttpError(503, "not ready yet", code="not_ready")
     return JSONResponse(
-        {"ready": False, **state, **not_ready.body},
-        status_code=503,
-        headers={"retry-after": str(RETRY_AFTER_S)},
+        {"ready": False, **state, **not_ready.body}, status_code=503, headers=not_ready.headers
     )
 
 

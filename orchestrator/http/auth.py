@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from orchestrator.errors import ConfigError
-from orchestrator.http.errors import RequestRefused
+from orchestrator.http.errors import HttpError
 
 OPEN_PATHS: Final = frozenset({"/health", "/ready", "/", "/ui"})
 """What needs no key: what a probe reads, and the console, a page that holds nothing. /metrics is
@@ -109,7 +109,7 @@ class Access:
         """Who sends this request, as `Keys.owner` has it; None where no key is needed.
 
         Raises:
-            RequestRefused: 401, no valid key; 403, one that is not allowed this.
+            HttpError: 401, no valid key; 403, one that is not allowed this.
         """
         open_path = path in OPEN_PATHS or (path.startswith(OPEN_FILES) and method in READ_METHODS)
         if open_path or not (self.users or self.admins or self.observers):
@@ -126,34 +126,30 @@ class Access:
         if (own and user is not None) or (not self.users and (own or reads)):
             return user
         if user is None and observer is None:
-            raise RequestRefused(
+            raise HttpError(
                 401,
                 "no API key, or one that is not valid here (Authorization: Bearer ...)",
                 code="invalid_api_key",
-                kind="authentication_error",
                 headers={"www-authenticate": "Bearer"},
             )
         if reads:
-            raise RequestRefused(
+            raise HttpError(
                 403,
                 "this needs an observer's key or an admin key (auth: observer_keys_env)",
                 code="observer_key_required",
-                kind="permission_error",
             )
         if asks:
-            raise RequestRefused(
+            raise HttpError(
                 403,
                 "this needs an API key or an admin key: an observer's key reads, and sends nothing",
                 code="api_key_required",
-                kind="permission_error",
             )
-        raise RequestRefused(
+        raise HttpError(
             403,
             "this needs an admin key"
             if self.admins
             else "this needs an admin key, and the deployment names none (auth: admin_key_env)",
             code="admin_key_required",
-            kind="permission_error",
         )
 
 

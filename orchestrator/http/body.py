@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from fastapi import Request
+from pydantic import BaseModel, ValidationError
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.http.errors import RequestRefused
+from orchestrator.http.errors import HttpError
 from orchestrator.http.limits import ServiceLimits
-from orchestrator.validation import body_path
+from orchestrator.validation import body_path, invalid_request
+
+Body = TypeVar("Body", bound=BaseModel)
 
 
 def _finite(text: str) -> float:
@@ -35,7 +38,7 @@ async def json_body(request: Request, limits: ServiceLimits) -> bytes:
 
     Raises:
         InvalidRequest: it is announced as something else.
-        RequestRefused: 413, it is too large; 408, it did not arrive in time.
+        HttpError: 413, it is too large; 408, it did not arrive in time.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -54,7 +57,7 @@ async def json_body(request: Request, limits: ServiceLimits) -> bytes:
                     raise _too_large(limits)
     except TimeoutError:
         message = f"the body did not arrive within {limits.body_s:g} s"
-        raise RequestRefused(408, message, code="request_timeout") from None
+        raise HttpError(408, message, code="request_timeout") from None
     return bytes(body)
 
 
@@ -81,6 +84,18 @@ def parse_object(body: bytes) -> dict[str, Any]:
     return value
 
 
+async def read_body(request: Request, limits: ServiceLimits, kind: type[Body]) -> Body:
+    """The request's body as a model of that kind.
+
+    Raises:
+        InvalidRequest: a field is unknown or has a wrong value, by name.
+    """
+    try:
+        return kind.model_validate(parse_object(await json_body(request, limits)))
+    except ValidationError as error:
+        raise invalid_request(error, model=kind) from None
+
+
 def nesting(value: object) -> int:
     """How many levels deep a JSON value is."""
     levels, level = 0, [value]
@@ -91,9 +106,9 @@ def nesting(value: object) -> int:
     return levels
 
 
-def _too_large(limits: ServiceLimits) -> RequestRefused:
+def _too_large(limits: ServiceLimits) -> HttpError:
     message = f"the body is larger than {limits.body_bytes} bytes (limits.body_bytes)"
-    return RequestRefused(413, message, code="request_too_large")
+    return HttpError(413, message, code="request_too_large")
 
 
 def _check_values(root: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from orchestrator.http.rendering import (
     DONE,
     Json,
     baton,
+    head,
     running_usage,
     sse,
     total_usage,
@@ -100,20 +101,13 @@ class CompletionFormat(AnswerFormat):
         return {**made, "usage": so_far if self._body.wants_running_usage else None}
 
     def _choice(self, text: str, finish: str | None, logprobs: Json | None = None) -> Json:
-        return {
-            "id": self.context.answer_id,
-            "object": "text_completion",
-            "created": self.context.created,
-            "model": self._body.model,
-            "choices": [
-                {
-                    "index": self.context.index,
-                    "text": text,
-                    "logprobs": logprobs,
-                    "finish_reason": finish,
-                }
-            ],
+        choice = {
+            "index": self.context.index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": finish,
         }
+        return {**head(self.context, "text_completion"), "choices": [choice]}
 
     async def _score_prompt(self, workers: Mapping[WorkerName, Worker]) -> ScoredSegment:
         """The prompt's tokens, behind whatever any text begins with."""

@@ -16,7 +16,7 @@ from starlette.responses import RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
 
-from orchestrator.http.errors import RequestRefused
+from orchestrator.http.errors import HttpError
 
 FILES: Final = Path(__file__).parent / "console"
 HEADERS: Final = {
@@ -53,7 +53,7 @@ def add_console(app: FastAPI) -> None:
     async def root(request: Request) -> Response:
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("ui")
-        raise RequestRefused(
+        raise HttpError(
             404, "nothing is here: the API is under /v1, the console at /ui", code="not_found"
         )
 

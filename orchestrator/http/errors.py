@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from http import HTTPStatus
 from math import ceil
 from typing import Any
@@ -38,39 +37,36 @@ NO_PLACE = ("x-ratelimit-remaining-requests", "0")
 """The header of a 429 for want of a place that holds for a key's next request, too."""
 EXPOSED = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0])
 """Headers of an answer that a page of another origin may read, where it may read answers."""
+_INVALID = "invalid_request_error"
+_KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
-class RequestRefused(BatonError):
-    """The HTTP layer turns a request away before any work: 401, 403, 408, 413, 429, 503."""
+@dataclass(eq=False)
+class HttpError(BatonError):
+    """One error as a client sees it: the HTTP status and the body `{"error": {...}}`.
 
-    def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        code: str,
-        kind: str = "invalid_request_error",
-        headers: Mapping[str, str] | None = None,
-    ) -> None:
-        super().__init__(message)
-        self.status, self.message, self.code, self.kind = status, message, code, kind
-        self.headers = dict(headers or {})
-
-
-@dataclass(frozen=True, slots=True)
-class HttpError:
-    """One error as a client sees it: the HTTP status and the body `{"error": {...}}`."""
+    The HTTP layer raises one where it turns a request away before any work. OpenAI's type of it
+    follows from the status, and 429 and 503 always say when to try again.
+    """
 
     status: int
     message: str
-    kind: str = "invalid_request_error"
-    param: str | None = None
+    _: KW_ONLY
     code: str | None = None
+    param: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.status in (429, 503):
+            self.headers = {"retry-after": str(RETRY_AFTER_S), **self.headers}
+
+    def __str__(self) -> str:
+        return self.message
 
     @property
     def body(self) -> dict[str, Any]:
-        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        kind = "server_error" if self.status >= 500 else _KINDS.get(self.status, _INVALID)
+        error = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
         return {"error": error}
 
     def response(self) -> Response:
@@ -85,10 +81,8 @@ class HttpError:
 def http_error(error: BaseException) -> HttpError:
     """What the client sees of `error`."""
     match error:
-        case RequestRefused():
-            return HttpError(
-                error.status, error.message, error.kind, code=error.code, headers=error.headers
-            )
+        case HttpError():
+            return error
         case ContextLengthExceeded():
             code = error.code or "context_length_exceeded"
             return HttpError(400, error.message, param=error.param, code=code)
@@ -109,78 +103,62 @@ def http_error(error: BaseException) -> HttpError:
                 code="unsupported_policy",
             )
         case Overloaded():
-            return _unavailable(
-                "the workers have no room now; try again shortly", "overloaded", error.retry_after_s
+            after_s = max(RETRY_AFTER_S, ceil(error.retry_after_s or 0))
+            return HttpError(
+                503,
+                "the workers have no room now; try again shortly",
+                code="overloaded",
+                headers={"retry-after": str(after_s)},
             )
         case WorkerError():
-            return _unavailable(
-                "a worker is not available now; try again shortly", "worker_unavailable"
-            )
+            message = "a worker is not available now; try again shortly"
+            return HttpError(503, message, code="worker_unavailable")
         case Conflict():
             return HttpError(409, str(error), code="conflict")
         case StoreUnavailable():
-            return _unavailable(
-                "the store is not available now; try again shortly", "store_unavailable"
-            )
+            message = "the store is not available now; try again shortly"
+            return HttpError(503, message, code="store_unavailable")
         case StoreError():
             return HttpError(
                 500,
                 "what the store holds cannot be used",
-                "server_error",
                 code="store_unusable",
                 headers={"x-should-retry": "false"},
             )
         case DeadlineExceeded():
             # A client that repeats by itself what took too long once doubles the load.
-            headers = {"retry-after": str(RETRY_AFTER_S), "x-should-retry": "false"}
+            again = {"x-should-retry": "false"}
             return HttpError(
-                503,
-                "the request's time is up",
-                "server_error",
-                code="deadline_exceeded",
-                headers=headers,
+                503, "the request's time is up", code="deadline_exceeded", headers=again
             )
         case asyncio.CancelledError():
             return http_error(shutting_down())
         case HTTPException():
             return _routing_error(error)
         case _:
-            return HttpError(500, "internal error", "server_error", code="internal_error")
+            return HttpError(500, "internal error", code="internal_error")
 
 
-def no_place(after_s: int, *, holds: bool = True) -> RequestRefused:
+def no_place(after_s: int, *, holds: bool = True) -> HttpError:
     """What requests are told that there is no place for; in `after_s` seconds there should be.
 
     `holds`: also for the next request of that key, which would wait behind others.
     """
-    return RequestRefused(
+    return HttpError(
         429,
         "too many requests are being answered; try again later",
         code="rate_limit_exceeded",
-        kind="rate_limit_error",
         headers={"retry-after": str(after_s)} | (dict([NO_PLACE]) if holds else {}),
     )
 
 
-def shutting_down() -> RequestRefused:
+def shutting_down() -> HttpError:
     """What requests are told that come, or are still being answered, while the service ends."""
-    return RequestRefused(
-        503,
-        "the server is stopping; try again shortly",
-        code="shutting_down",
-        kind="server_error",
-        headers={"retry-after": str(RETRY_AFTER_S)},
-    )
-
-
-def _unavailable(message: str, code: str, after_s: float | None = None) -> HttpError:
-    headers = {"retry-after": str(max(RETRY_AFTER_S, ceil(after_s or 0)))}
-    return HttpError(503, message, "server_error", code=code, headers=headers)
+    return HttpError(503, "the server is stopping; try again shortly", code="shutting_down")
 
 
 def _routing_error(error: HTTPException) -> HttpError:
     status = HTTPStatus(error.status_code)
     code = {404: "not_found", 405: "method_not_allowed"}.get(status, "http_error")
-    kind = "server_error" if status >= 500 else "invalid_request_error"
     headers = {name.lower(): value for name, value in (error.headers or {}).items()}
-    return HttpError(status, status.phrase.lower(), kind, code=code, headers=headers)
+    return HttpError(status, status.phrase.lower(), code=code, headers=headers)

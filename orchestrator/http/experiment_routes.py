@@ -1,14 +1,4 @@
-"""The HTTP surface of experiments.
-
-    GET  /v1/experiments               every experiment's newest run, with its state
-    POST /v1/experiments               start one: its document, as in `experiments.documents`
-    GET  /v1/experiments/{name}        one with its document and state
-    GET  /v1/experiments/{name}/report the readout: sample ratio, differences, verdicts
-    POST /v1/experiments/{name}/stop   end it: {note, author}
-    POST /v1/experiments/{name}/remove forget it once it has ended: {note, author}
-
-Changes need the admin key, which `auth` checks.
-"""
+"""The HTTP surface of experiments. Changes need the admin key, which `auth` checks."""
 
 from __future__ import annotations
 
@@ -17,13 +7,15 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from orchestrator.experiments import readouts
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
-from orchestrator.http.body import json_body, parse_object
+from orchestrator.http.body import json_body, parse_object, read_body
 from orchestrator.http.openapi import described
-from orchestrator.http.policy_routes import ChangeNote, audit_info, read_body, refresh
+from orchestrator.http.policy_routes import ChangeNote, audit_info, refresh
 from orchestrator.http.service import Service
+from orchestrator.state.store import read_state
 
 Json = dict[str, Any]
 
@@ -35,9 +27,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
 
     @app.get("/v1/experiments", **described("Every experiment's newest run", errors=(503,)))
     async def overview() -> Response:
-        state = await service.store.state()
-        assert state is not None
-        listed = [run_json(run) for run in await runs.read(state)]
+        listed = [run_json(run) for run in await runs.read(await read_state(service.store))]
         return JSONResponse({"object": "list", "degraded": service.degraded, "data": listed})
 
     @app.post(
@@ -60,14 +50,14 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         run, analysis = await experimenter.report(name)
         coverage = run.state.coverage(run.experiment) if run.live else 0.0
         about = {"object": "baton.report", "run": run.number, "coverage": coverage}
-        past = await experimenter.past(run)
+        past = await readouts.read(service.store, run)
         return JSONResponse({**about, **analysis.json(), "readouts": past})
 
     @app.post(
         "/v1/experiments/{name}/stop", **described("End an experiment", ChangeNote, errors=(404,))
     )
     async def stop(name: str, request: Request) -> Response:
-        given = await read_body(service, request, ChangeNote)
+        given = await read_body(request, service.limits, ChangeNote)
         run = await runs.stop(name, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run))
@@ -77,7 +67,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         **described("Forget an experiment that has ended", ChangeNote, errors=(404,)),
     )
     async def remove(name: str, request: Request) -> Response:
-        given = await read_body(service, request, ChangeNote)
+        given = await read_body(request, service.limits, ChangeNote)
         run = await runs.remove(name, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run))

@@ -11,13 +11,11 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 
 from orchestrator.errors import Conflict, StoreError
-from orchestrator.http.body import parse_object
 from orchestrator.http.rendering import trace_id_of
 from orchestrator.state.outbox import Outbox
-from orchestrator.validation import invalid_request
 
 
 class Feedback(BaseModel):
@@ -27,18 +25,6 @@ class Feedback(BaseModel):
 
     trace_id: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9._-]+$")]
     reward: Annotated[float, Field(ge=0, le=1)]
-
-
-def parse_feedback(body: bytes) -> Feedback:
-    """Feedback from its bytes.
-
-    Raises:
-        InvalidRequest: not JSON, an unknown key, or a value out of bounds; named.
-    """
-    try:
-        return Feedback.model_validate(parse_object(body))
-    except ValidationError as error:
-        raise invalid_request(error, model=Feedback) from None
 
 
 async def is_first_feedback(

@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from orchestrator.errors import describe
-from orchestrator.http.errors import RequestRefused, http_error
+from orchestrator.http.errors import HttpError, http_error
 from orchestrator.http.service import Service
 from orchestrator.telemetry.logs import about
 
@@ -65,7 +65,7 @@ class RequestMiddleware:
         try:
             path = scope["path"].removeprefix(scope.get("root_path", ""))
             if self._service.loopback and not _names_loopback(headers.get("host", "")):
-                raise RequestRefused(
+                raise HttpError(
                     421,
                     "without API keys this service answers to localhost alone (Host header)",
                     code="wrong_host",

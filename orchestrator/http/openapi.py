@@ -1,15 +1,18 @@
 """`GET /openapi.json`: the service's own description, made of what checks its requests.
 
 Request bodies are the pydantic models that parse them, a policy's parameters those of its class
-with the deployment file's values as defaults. `described` is what a route says of itself.
+with the deployment file's values as defaults; answers stand in `answers.yaml`. `described` is what
+a route says of itself.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
+from pathlib import Path
 from typing import Any, Final
 
+import yaml
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
@@ -22,162 +25,16 @@ from orchestrator.http.service import Service
 Json = dict[str, Any]
 HINT: Final = "a hint: passes, and changes nothing"
 UNSUPPORTED: Final = "not supported: accepted where it asks for nothing"
+ANSWERS: Final = Path(__file__).with_name("answers.yaml")
 _REF: Final = "#/components/schemas/"
 _bodies: Final[dict[str, type[BaseModel]]] = {}  # by name: all that routes were described with
-
-
-def _object(about: str, *optional: str, **properties: Any) -> Json:
-    """An object that has these properties always, but for the optional ones."""
-    wanted = [name for name in properties if name not in optional]
-    kind: Json = {"type": "object", "description": about, "properties": properties}
-    return {**kind, "required": wanted}
-
-
-def _completion(about: str, kind: Json, finish: Json, **choice: Json) -> Json:
-    """A completion, whose choices have these properties beside their place and finish."""
-    return _object(
-        about,
-        id=_TEXT,
-        object=kind,
-        created=_COUNT,
-        model=_TEXT,
-        choices=_list(
-            _object(
-                "as many as `n`; of several each has its own `baton`",
-                "baton",
-                index=_COUNT,
-                **choice,
-                finish_reason=finish,
-                baton=_ref("Baton"),
-            )
-        ),
-        usage=_ref("Usage"),
-        baton=_ref("Baton"),
-    )
-
-
-def _list(items: Json) -> Json:
-    return {"type": "array", "items": items}
 
 
 def _ref(name: str) -> Json:
     return {"$ref": _REF + name}
 
 
-_TEXT: Final = {"type": "string"}
-_COUNT: Final = {"type": "integer", "minimum": 0}
 _EVENTS: Final = {"description": "events; the data of each is JSON, or [DONE] at the end"}
-_ANSWERS: Final[dict[str, Json]] = {
-    "Error": _object(
-        "Every error, as OpenAI has it.",
-        error=_object(
-            "what was expected, and what came",
-            message=_TEXT,
-            type=_TEXT,
-            param={"type": ["string", "null"]},
-            code={"type": ["string", "null"]},
-        ),
-    ),
-    "Usage": _object(
-        "Accepted tokens, and the ends of thought and turn that a model wrote.",
-        prompt_tokens=_COUNT,
-        completion_tokens=_COUNT,
-        total_tokens=_COUNT,
-        prompt_tokens_details=_object("", cached_tokens=_COUNT),
-        completion_tokens_details=_object("", reasoning_tokens=_COUNT),
-    ),
-    "Step": _object(
-        "A step of the chain: a draft, a rewrite, or a text that a policy put in.",
-        author={"enum": ["small", "large", "policy"]},
-        text=_TEXT,
-        accepted={"type": "boolean"},
-        tokens=_COUNT,
-        ms={"type": "number"},
-        score={"type": ["number", "null"]},
-        phase={"enum": ["thought", "answer"]},
-    ),
-    "Baton": _object(
-        "Who wrote what, and what it cost; in a stream, beside the finish reason. In a body of "
-        "several choices it is the first one's.",
-        "warnings",
-        warnings=_list(_TEXT),
-        trace_id=_TEXT,
-        policy=_TEXT,
-        version=_COUNT,
-        experiment={"type": ["string", "null"]},
-        arm={"type": ["string", "null"]},
-        speculation={"type": "object"},
-        acceptance={
-            "type": "object",
-            "description": "by worker that drafted tokens: `drafted_at`, in how many rounds the "
-            "draft reached each position, and `accepted_at`, in how many it was accepted there",
-        },
-        degraded={
-            "type": "array",
-            "items": {"type": "object"},
-            "description": "calls that the policy did without: worker, call, error",
-        },
-        forced={"type": "boolean", "description": "the thought was closed by a cap or a loop"},
-        steps=_list(_ref("Step")),
-        answer_steps=_list(_ref("Step")),
-        metrics={"type": "object"},
-    ),
-    "ChatCompletion": _completion(
-        "OpenAI's chat completion; a stream has chat.completion.chunk objects and ends in [DONE].",
-        _TEXT,
-        {"enum": ["stop", "length", "tool_calls"]},
-        message=_object(
-            "the answer, and the accepted thought in the field that the deployment names",
-            "reasoning_content",
-            "reasoning",
-            "tool_calls",
-            role={"const": "assistant"},
-            content={"type": ["string", "null"], "description": "null beside calls alone"},
-            reasoning_content=_TEXT,
-            reasoning=_TEXT,
-            refusal={"type": "null"},
-            tool_calls=_list(
-                _object(
-                    "a call of a tool",
-                    id=_TEXT,
-                    type={"const": "function"},
-                    function=_object("its arguments are JSON", name=_TEXT, arguments=_TEXT),
-                )
-            ),
-        ),
-        logprobs={"type": ["object", "null"]},
-    ),
-    "TextCompletion": _completion(
-        "OpenAI's text completion.",
-        {"const": "text_completion"},
-        {"enum": ["stop", "length"]},
-        text=_TEXT,
-        logprobs={"type": ["object", "null"]},
-    ),
-    "ResponseObject": _object(
-        "OpenAI's response: a reasoning item, whose summary is the thought, and a message.",
-        id=_TEXT,
-        object={"const": "response"},
-        status={"enum": ["completed", "incomplete"]},
-        output=_list({"type": "object"}),
-        usage={"type": "object"},
-        baton=_ref("Baton"),
-    ),
-    "Model": _object(
-        "A policy, as a model.",
-        id=_TEXT,
-        object={"const": "model"},
-        created=_COUNT,
-        owned_by=_TEXT,
-        max_model_len={"type": ["integer", "null"], "description": "context in tokens"},
-        speculation={"type": "object"},
-        methods=_list({"type": "object"}),
-    ),
-    "ModelList": _object("", object={"const": "list"}, data=_list(_ref("Model"))),
-    "Object": {"type": "object"},
-}
-
-
 _ERRORS: Final = {
     400: "refused: the message says why, `param` where",
     401: "no valid API key",
@@ -205,7 +62,9 @@ def described(
 ) -> Json:
     """What a route's decorator is told: what it does, its body, its answer by name, and the
     errors of its own (those that all such routes have, `describe` adds)."""
-    content: Json = {kind: {"schema": _ref(answer) if kind == "application/json" else _TEXT}}
+    content: Json = {
+        kind: {"schema": _ref(answer) if kind == "application/json" else {"type": "string"}}
+    }
     if streams:
         content["text/event-stream"] = {"schema": _EVENTS}
     extra: Json = {}
@@ -242,7 +101,10 @@ def describe(app: FastAPI, service: Service) -> Json:
                 answers["421"] = _error(421)
     kinds = [(body, "validation") for body in _bodies.values()]
     _, made = models_json_schema(kinds, ref_template=_REF + "{model}")  # type: ignore[arg-type]
-    schemas: dict[str, Json] = {**_ANSWERS, **made["$defs"]}
+    schemas: dict[str, Json] = {
+        **yaml.safe_load(ANSWERS.read_text(encoding="utf-8")),
+        **made["$defs"],
+    }
     names = [_policy(schemas, service, name) for name in service.policies]
     for name, body in _bodies.items():
         if issubclass(body, GenerationRequest):

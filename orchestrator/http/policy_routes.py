@@ -1,32 +1,21 @@
-"""The HTTP surface of published policies.
-
-    GET  /v1/policies                  every policy, what is active, whether the store is available
-    POST /v1/policies                  publish a version: {policy, params, note, author, activate}
-    GET  /v1/policies/{name}           its versions, newest first
-    GET  /v1/policies/{name}@{version} one version
-    GET  /v1/policies/active           what the model `baton` means
-    PUT  /v1/policies/active           {version: NAME@VERSION, or null for the file's default}
-    POST /v1/policies/rollback         restore what was active before, or {to: NAME@VERSION}
-    GET  /v1/policies/history          who changed what, newest first
-
-Changes need the admin key, which `auth` checks.
-"""
+"""The HTTP surface of published policies. Changes need the admin key, which `auth` checks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 from fastapi import FastAPI, Query, Request
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Experiment
-from orchestrator.http.body import json_body, parse_object
+from orchestrator.http.body import read_body
 from orchestrator.http.openapi import described
 from orchestrator.http.service import Service
+from orchestrator.state.store import read_state
 from orchestrator.state.versions import (
     AuditInfo,
     Author,
@@ -37,11 +26,9 @@ from orchestrator.state.versions import (
     latest,
     previous,
 )
-from orchestrator.validation import invalid_request
 
 Json = dict[str, Any]
 LISTED: Final = 100  # versions or changes in a list, by default
-Body = TypeVar("Body", bound=BaseModel)
 
 
 class ChangeNote(BaseModel):
@@ -54,7 +41,7 @@ class ChangeNote(BaseModel):
 
 
 class Activation(ChangeNote):
-    """The body of `PUT /v1/policies/active`."""
+    """The body of `PUT /v1/policies/active`: NAME@VERSION, or None for the file's default."""
 
     version: str | None
 
@@ -78,15 +65,14 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         "/v1/policies", **described("Publish a version", Publication, status=201, errors=(404,))
     )
     async def publish(request: Request) -> Response:
-        given = await read_body(service, request, Publication)
+        given = await read_body(request, service.limits, Publication)
         made = await versions.publish(given, audit_info(request, given))
         await refresh(service)
         return JSONResponse(version_json(made), status_code=201)
 
     @app.get("/v1/policies/active", **described("What the model baton means", errors=(503,)))
     async def show_active() -> Response:
-        state, current = await service.store.state(), service.watcher.current
-        assert state is not None
+        state, current = await read_state(service.store), service.watcher.current
         if current.revision and not state.revision:  # it was wiped: what was read last is served
             known = current.active
             return JSONResponse(
@@ -98,7 +84,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         "/v1/policies/active", **described("Change what baton means", Activation, errors=(404,))
     )
     async def activate(request: Request) -> Response:
-        given = await read_body(service, request, Activation)
+        given = await read_body(request, service.limits, Activation)
         with _naming("version"):
             await versions.activate(given.version, audit_info(request, given))
         await refresh(service)
@@ -109,7 +95,7 @@ def add_policy_routes(app: FastAPI, service: Service) -> None:
         **described("Restore what was active before", Rollback, errors=(404,)),
     )
     async def rollback(request: Request) -> Response:
-        given = await read_body(service, request, Rollback)
+        given = await read_body(request, service.limits, Rollback)
         with _naming("to"):
             target = await versions.rollback(audit_info(request, given), given.to)
         await refresh(service)
@@ -148,8 +134,7 @@ async def _overview(service: Service) -> Json:
     }
     numbers, revision, degraded = dict(current.latest), current.revision, service.degraded
     try:
-        state = await service.store.state()
-        assert state is not None
+        state = await read_state(service.store)
         if state.revision or not revision:
             known = {"active": active(state), "previous": previous(state)}
             numbers, revision = latest(state), state.revision
@@ -193,18 +178,6 @@ def _naming(param: str) -> Iterator[None]:
         yield
     except UnknownPolicy as error:
         raise UnknownPolicy(error.message, param=param, code="version_not_found") from None
-
-
-async def read_body(service: Service, request: Request, kind: type[Body]) -> Body:
-    """The request's body as a model of that kind.
-
-    Raises:
-        InvalidRequest: a field is unknown or has a wrong value, by name.
-    """
-    try:
-        return kind.model_validate(parse_object(await json_body(request, service.limits)))
-    except ValidationError as error:
-        raise invalid_request(error, model=kind) from None
 
 
 async def refresh(service: Service) -> None:

@@ -100,7 +100,7 @@ def chunk(
         "logprobs": logprobs,
         "finish_reason": finish,
     }
-    made = {**_head(context, "chat.completion.chunk"), "choices": [choice]}
+    made = {**head(context, "chat.completion.chunk"), "choices": [choice]}
     return {**made, "usage": None} if context.body.wants_usage else made
 
 
@@ -112,7 +112,7 @@ def running_usage(response: ResponseAccumulator) -> Json:
 
 def usage_chunk(context: RequestContext, responses: Sequence[ResponseAccumulator]) -> Json:
     total = total_usage(map(usage, responses))
-    return {**_head(context, "chat.completion.chunk"), "choices": [], "usage": total}
+    return {**head(context, "chat.completion.chunk"), "choices": [], "usage": total}
 
 
 def completion(
@@ -145,7 +145,7 @@ def completion(
         "finish_reason": response.finish_reason,
     }
     return {
-        **_head(context, "chat.completion"),
+        **head(context, "chat.completion"),
         "choices": [choice],
         "usage": usage(response),
         "baton": baton(context, response),
@@ -163,11 +163,15 @@ def usage(response: ResponseAccumulator) -> Json | None:
 
 def _usage(response: ResponseAccumulator, completion: int, thought: int) -> Json:
     prompt = response.prompt.prompt
+    return _counted(prompt, min(response.prompt.cached, prompt), completion, thought)
+
+
+def _counted(prompt: int, cached: int, completion: int, thought: int) -> Json:
     return {
         "prompt_tokens": prompt,
         "completion_tokens": completion,
         "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": min(response.prompt.cached, prompt)},
+        "prompt_tokens_details": {"cached_tokens": cached},
         "completion_tokens_details": {"reasoning_tokens": thought},
     }
 
@@ -183,13 +187,7 @@ def total_usage(usages: Iterable[Json | None], each: int | None = None) -> Json 
     cached = [one["prompt_tokens_details"]["cached_tokens"] for one in firsts]
     completion = sum(one["completion_tokens"] for one in known)
     prompt = sum(one["prompt_tokens"] for one in firsts)
-    return {
-        "prompt_tokens": prompt,
-        "completion_tokens": completion,
-        "total_tokens": prompt + completion,
-        "prompt_tokens_details": {"cached_tokens": sum(cached)},
-        "completion_tokens_details": {"reasoning_tokens": sum(details)},
-    }
+    return _counted(prompt, sum(cached), completion, sum(details))
 
 
 def joined(answers: Sequence[Json], each: int | None = None) -> Json:
@@ -369,7 +367,8 @@ def sse(value: Json) -> bytes:
     return b"data: " + dump(value) + b"\n\n"
 
 
-def _head(context: RequestContext, kind: str) -> Json:
+def head(context: RequestContext, kind: str) -> Json:
+    """What every completion and every chunk of one begins with; `kind` is OpenAI's."""
     return {
         "id": context.answer_id,
         "object": kind,

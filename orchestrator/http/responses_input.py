@@ -23,18 +23,11 @@ _PART_TYPES = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 _FIELDS = {
     "message": {"type", "role", "content", "id", "status", "phase"},
     "function_call": {
-        "type",
-        "id",
-        "call_id",
-        "name",
-        "arguments",
-        "parsed_arguments",
-        "status",
-        "namespace",
+        "type", "id", "call_id", "name", "arguments", "parsed_arguments", "status", "namespace",
     },
     "function_call_output": {"type", "id", "call_id", "output", "status"},
     "reasoning": {"type", "id", "summary", "content", "encrypted_content", "status"},
-}
+}  # fmt: skip
 
 
 def read_input(given: object) -> object:

@@ -49,20 +49,11 @@ EFFORT: Final[dict[Effort, float | None]] = {
     "xhigh": None,
     "max": None,
 }
-HINTS: Final = frozenset(
-    {
-        "parallel_tool_calls",  # without tools there are none
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "request_id",
-        "safety_identifier",
-        "service_tier",
-        "session_id",
-        "store",
-        "verbosity",
-    }
-)
+HINTS: Final = frozenset({
+    "parallel_tool_calls",  # without tools there are none
+    "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "request_id",
+    "safety_identifier", "service_tier", "session_id", "store", "verbosity",
+})  # fmt: skip
 UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -95,28 +86,15 @@ UNSUPPORTED: Final[dict[str, tuple[object, ...]]] = {
     "moderation": (),
     **dict.fromkeys(
         (
-            "guided_decoding_backend",
-            "guided_whitespace_pattern",
-            "structural_tag",
-            "allowed_token_ids",
-            "logits_processors",
-            "logprob_token_ids",
-            "prompt_logprobs",
-            "prompt_embeds",
-            "truncate_prompt_tokens",
-            "repetition_detection",
-            "documents",
-            "mm_processor_kwargs",
-            "media_io_kwargs",
-            "cache_salt",
-            "kv_transfer_params",
+            "guided_decoding_backend", "guided_whitespace_pattern", "structural_tag",
+            "allowed_token_ids", "logits_processors", "logprob_token_ids", "prompt_logprobs",
+            "prompt_embeds", "truncate_prompt_tokens", "repetition_detection", "documents",
+            "mm_processor_kwargs", "media_io_kwargs", "cache_salt", "kv_transfer_params",
             "vllm_xargs",
         ),
         (),
     ),
-}
-
-
+}  # fmt: skip
 COMPLETION: Final = "chatcmpl-"
 TEXT_COMPLETION: Final = "cmpl-"
 RESPONSE: Final = "resp_"

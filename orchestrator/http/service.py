@@ -26,7 +26,7 @@ from orchestrator.experiments.shadows import ShadowRequest, ShadowRunner
 from orchestrator.http.admission import Admission
 from orchestrator.http.auth import Access
 from orchestrator.http.context import RequestContext
-from orchestrator.http.errors import RequestRefused, shutting_down
+from orchestrator.http.errors import HttpError, shutting_down
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.loop.actions import WorkerName
 from orchestrator.loop.events import Event
@@ -212,7 +212,7 @@ class Service:
         """A place for a request while it is answered, and the policy that answers it.
 
         Raises:
-            RequestRefused: 403, its key may not choose an arm; 429, all places are taken; 503, the
+            HttpError: 403, its key may not choose an arm; 429, all places are taken; 503, the
                 service is about to end.
             UnknownPolicy: no such model.
             InvalidRequest: its `policy` names another policy, an unknown parameter or a wrong
@@ -300,11 +300,10 @@ class Service:
         if context.forced_arm is None:
             return
         if not self.access.sees_all(context.headers.get("authorization")):
-            raise RequestRefused(
+            raise HttpError(
                 403,
                 "x-baton-arm: this needs an admin key, or an API key that is an observer's too",
                 code="admin_key_required",
-                kind="permission_error",
             )
 
     async def _apply_body(self, context: RequestContext, active: PublishedPolicy | None) -> None:
@@ -384,15 +383,10 @@ class Service:
         key = f"{type(policy).__name__} {policy.model_dump_json(exclude={'budget'})}"
         return self._recent.setdefault(key, RecentCost())
 
-    @property
-    def live(self) -> int:
-        """Requests being answered."""
-        return self.admission.live
-
     def drain(self) -> int:
         """Take on no more requests; returns how many are still being answered."""
         self.draining = True
-        return self.live
+        return self.admission.live
 
     def cut(self) -> None:
         """End every answer now, each with an error that says why."""

@@ -104,16 +104,16 @@ class StructuredOutputs(BaseModel):
         asked = {
             "response_format": None if form is None else form.constraint,
             "structured_outputs.json": _schema(guided.json_, "structured_outputs.json"),
-            "structured_outputs.regex": _regex(guided.regex),
+            "structured_outputs.regex": _plain("regex", guided.regex),
             "structured_outputs.choice": _choice(guided.choice),
-            "structured_outputs.grammar": _grammar(guided.grammar),
+            "structured_outputs.grammar": _plain("grammar", guided.grammar),
             "structured_outputs.json_object": _schema(
                 ANY_OBJECT if guided.json_object else None, "structured_outputs.json_object"
             ),
             "guided_json": _schema(self.guided_json, "guided_json"),
-            "guided_regex": _regex(self.guided_regex),
+            "guided_regex": _plain("regex", self.guided_regex),
             "guided_choice": _choice(self.guided_choice),
-            "guided_grammar": _grammar(self.guided_grammar),
+            "guided_grammar": _plain("grammar", self.guided_grammar),
         }
         return {place: one for place, one in asked.items() if one is not None}
 
@@ -134,19 +134,15 @@ def _schema(schema: dict[str, Any] | str | None, place: str) -> Constraint | Non
     return Constraint("json_schema", json.dumps(schema))
 
 
-def _regex(regex: str | None) -> Constraint | None:
-    return None if regex is None else Constraint("regex", regex)
+def _plain(kind: Literal["regex", "grammar"], source: str | None) -> Constraint | None:
+    return None if source is None else Constraint(kind, source)
 
 
 def _choice(choices: list[str] | None) -> Constraint | None:
-    return None if choices is None else Constraint("regex", "|".join(map(_literally, choices)))
+    return None if choices is None else _plain("regex", "|".join(map(_literally, choices)))
 
 
 def _literally(text: str) -> str:
     """A regular expression that matches this text alone (`re.escape` escapes more than is special
     everywhere)."""
     return re.sub(r"[\\.+*?()|\[\]{}^$]", r"\\\g<0>", text)
-
-
-def _grammar(grammar: str | None) -> Constraint | None:
-    return None if grammar is None else Constraint("grammar", grammar)

@@ -1,8 +1,5 @@
 """The HTTP surface of what is on record about requests.
 
-    GET /v1/traces       the latest requests, newest first, filtered
-    GET /v1/traces/{id}  everything about one
-
 With keys, the list holds the requests of the key that asks; an admin key sees everybody's.
 """
 
@@ -18,7 +15,7 @@ from fastapi import FastAPI, Query, Request
 from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError
-from orchestrator.http.errors import RequestRefused
+from orchestrator.http.errors import HttpError
 from orchestrator.http.openapi import described
 from orchestrator.http.rendering import OUTCOMES, OUTCOMES_OF, trace_id_of, trace_name
 from orchestrator.http.service import Service
@@ -96,7 +93,7 @@ async def own_record(service: Service, request: Request, found: bytes) -> Json:
     """A record that whoever asks may know of.
 
     Raises:
-        RequestRefused: 404, as if there were none: another key's request left it.
+        HttpError: 404, as if there were none: another key's request left it.
     """
     record: Json = await asyncio.to_thread(json.loads, found)  # it may be long
     if record.get("key") != request.state.key and not service.access.sees_all(
@@ -110,7 +107,7 @@ async def read_record(service: Service, trace_id: str) -> bytes:
     """A request's record.
 
     Raises:
-        RequestRefused: 404, there is none, or no longer.
+        HttpError: 404, there is none, or no longer.
     """
     trace_id, found = trace_id_of(trace_id), None
     if _TRACE_ID.fullmatch(trace_id):
@@ -120,8 +117,8 @@ async def read_record(service: Service, trace_id: str) -> bytes:
     return found
 
 
-def _no_trace() -> RequestRefused:
-    return RequestRefused(404, "no such trace, or no longer kept", code="trace_not_found")
+def _no_trace() -> HttpError:
+    return HttpError(404, "no such trace, or no longer kept", code="trace_not_found")
 
 
 async def _question(service: Service, trace_id: str) -> str | None:

@@ -139,6 +139,13 @@ class Store(Protocol):
         ...
 
 
+async def read_state(store: Store) -> StoreState:
+    """All pointers at one moment, whatever was known before."""
+    state = await store.state()
+    assert state is not None
+    return state
+
+
 def check(*names: str, values: Sequence[bytes] = ()) -> None:
     """Check names and sizes before a store is called.
 

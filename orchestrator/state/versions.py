@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints, Validation
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError, UnknownPolicy
 from orchestrator.loop.policy import Policy
-from orchestrator.state.store import AUDIT, PointerUpdate, Store, StoreState
+from orchestrator.state.store import AUDIT, PointerUpdate, Store, StoreState, read_state
 from orchestrator.validation import invalid_request
 
 ACTIVE: Final = "policy/active"
@@ -138,7 +138,7 @@ class PolicyVersions:
             raise invalid_request(error, "params", self._policies[name]) from None
         params = policy.model_dump(mode="json")
         for _ in range(_TRIES):
-            state = await self._state()
+            state = await read_state(self._store)
             latest = _number(state, name)
             document = PolicyVersion(
                 policy=name,
@@ -172,7 +172,7 @@ class PolicyVersions:
         if target is not None:
             await self.find(target)
         for _ in range(_TRIES):
-            state = await self._state()
+            state = await read_state(self._store)
             try:
                 await self._store.commit(
                     update=_activation(state, target),
@@ -196,7 +196,7 @@ class PolicyVersions:
             InvalidRequest: there is nothing to roll back. UnknownPolicy: no such version.
             Conflict: somebody changed the pointer in the same moment.
         """
-        state = await self._state()
+        state = await read_state(self._store)
         earlier = _earlier(state)
         if to is not None:
             target = None if to == FILE else to
@@ -243,7 +243,7 @@ class PolicyVersions:
         """The newest versions of a policy, newest first; what cannot be read is left out."""
         if name not in self._policies:
             raise UnknownPolicy(f"no policy is named {name[:64]!r}", param="policy")
-        latest = _number(await self._state(), name)
+        latest = _number(await read_state(self._store), name)
         numbers = range(latest, max(0, latest - count), -1)
         versions = []
         for data in await self._store.documents([_path(name, number) for number in numbers]):
@@ -279,11 +279,6 @@ class PolicyVersions:
             )
         except ValidationError as error:
             raise StoreError(f"{target} cannot be used: {invalid_request(error).message}") from None
-
-    async def _state(self) -> StoreState:
-        state = await self._store.state()
-        assert state is not None
-        return state
 
 
 def active(state: StoreState) -> str | None:

@@ -1,4 +1,4 @@
-"""The model families whose computation is ours, as data.
+"""The model families whose computation is ours; they stand in `families.yaml`.
 
 A config.json says how its authors compute. `FAMILIES` says which of its keys the layer follows for
 each family; every other key must be one that changes nothing, or stand at the value of the family
@@ -11,48 +11,22 @@ Nothing here needs torch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
 from typing import Any, NamedTuple
+
+import yaml
 
 from orchestrator.errors import ConfigError
 
-EVERYWHERE = frozenset({
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim", "max_position_embeddings", "rms_norm_eps",
-    "tie_word_embeddings", "rope_theta", "rope_scaling", "rope_parameters",
-    "original_max_position_embeddings",
-})  # fmt: skip
+_TABLES = yaml.safe_load(Path(__file__).with_name("families.yaml").read_text(encoding="utf-8"))
+EVERYWHERE = frozenset(_TABLES["everywhere"])
 """Keys that every family follows, whatever they say; ropes are checked in `_rope_problems`."""
-
-WITHOUT_EFFECT = frozenset({
-    # names and versions
-    "architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "license",
-    "tokenizer_class", "is_llama_config", "transformers.js_config", "unsloth_fixed",
-    "unsloth_version", "task_specific_params", "prefix", "model_name", "finetuning_task",
-    # training
-    "initializer_range", "attention_dropout", "hidden_dropout", "attn_pdrop", "resid_pdrop",
-    "embd_pdrop", "pretraining_tp", "neftune_noise_alpha", "gradient_checkpointing",
-    "id2label", "label2id", "num_labels", "problem_type",
-    # what is asked of a pass, and how it is run
-    "use_cache", "cache_implementation", "return_dict", "output_attentions",
-    "output_hidden_states", "chunk_size_feed_forward", "torchscript", "attn_implementation",
-    "use_flash_attention", "use_flash_attention_2", "use_flash_attn",
-    # token ids and generation
-    "bos_token_id", "eos_token_id", "pad_token_id", "sep_token_id", "unk_token_id",
-    "max_length", "max_new_tokens", "min_length", "do_sample", "temperature", "top_k", "top_p",
-    "num_beams", "num_return_sequences", "repetition_penalty", "length_penalty",
-    "max_sequence_length", "model_max_length", "tokenizer_model_max_length",
-    # of a switch that is checked by itself
-    "max_window_layers", "no_rope_layer_interval",
-})  # fmt: skip
+WITHOUT_EFFECT = frozenset(chain.from_iterable(_TABLES["without_effect"].values()))
 """Keys of real checkpoints that no family's forward pass reads."""
-
 ROPES = ("default", "linear", "dynamic", "yarn", "longrope", "llama3")
-_ROPE_KEYS = frozenset({
-    "rope_type", "type", "rope_theta", "factor", "original_max_position_embeddings",
-    "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim", "truncate",
-    "short_factor", "long_factor", "low_freq_factor", "high_freq_factor",
-})  # fmt: skip
+_ROPE_KEYS = frozenset(_TABLES["rope_keys"])
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 
@@ -73,7 +47,7 @@ class Family:
 
     name: str
     architecture: str
-    follows: frozenset[str] = field(default_factory=frozenset)
+    follows: frozenset[str]
     head_norms: bool = False
     post_norms: bool = False
     norm_offset: float = 0.0
@@ -81,40 +55,10 @@ class Family:
     ropes_by_type: bool = False
 
 
-_BIASES = frozenset({"attention_bias", "mlp_bias"})
-_WINDOWS = frozenset({"sliding_window", "use_sliding_window", "layer_types"})
-
 FAMILIES: dict[str, Family] = {
-    "llama": Family("Llama", "LlamaForCausalLM", _BIASES | {"hidden_act"}),
-    "mistral": Family("Mistral", "MistralForCausalLM", frozenset({"sliding_window", "hidden_act"})),
-    "qwen2": Family("Qwen2, Qwen2.5", "Qwen2ForCausalLM", _WINDOWS | {"hidden_act"}),
-    "qwen3": Family(
-        "Qwen3", "Qwen3ForCausalLM", _WINDOWS | {"hidden_act", "attention_bias"}, head_norms=True
-    ),
-    "smollm3": Family(
-        "SmolLM3", "SmolLM3ForCausalLM", _BIASES | _WINDOWS | {"hidden_act", "no_rope_layers"}
-    ),
-    "granite": Family(
-        "Granite",
-        "GraniteForCausalLM",
-        _BIASES
-        | {"hidden_act", "embedding_multiplier", "attention_multiplier"}
-        | {"residual_multiplier", "logits_scaling"},
-    ),
-    "gemma3_text": Family(
-        "Gemma 3 (text)",
-        "Gemma3ForCausalLM",
-        frozenset({
-            "hidden_activation", "attention_bias", "query_pre_attn_scalar", "sliding_window",
-            "layer_types", "sliding_window_pattern", "rope_local_base_freq",
-        }),
-        head_norms=True,
-        post_norms=True,
-        norm_offset=1.0,
-        scaled_embedding=True,
-        ropes_by_type=True,
-    ),
-}  # fmt: skip
+    kind: Family(**{**row, "follows": frozenset(row["follows"])})
+    for kind, row in _TABLES["families"].items()
+}
 """By `model_type`."""
 
 

@@ -1,8 +1,9 @@
-"""How families of models mark their thought, as a table: `<think>`, `[THINK]`, channels, none.
+"""How families of models mark their thought: `<think>`, `[THINK]`, channels, none.
 
-Names are those of vLLM's reasoning parsers, where it has one. A family is found from what the chat
-template writes and mentions and from the vocabulary; where neither shows it (a template that never
-speaks of a thought the model was trained to write), the deployment file names it.
+They stand in `thinking.yaml`, under the names of vLLM's reasoning parsers, where it has one. A
+family is found from what the chat template writes and mentions and from the vocabulary; where
+neither shows it (a template that never speaks of a thought the model was trained to write), the
+deployment file names it.
 
 What a later turn keeps of an earlier thought is decided by the template. Messages reach it without
 their thought, as OpenAI's clients send them.
@@ -14,9 +15,11 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
 from jinja2 import TemplateError
 
 from orchestrator.errors import ConfigError
@@ -84,114 +87,14 @@ class ThinkingFormat:
         return opened and self.close.strip() in text and not self.opens(text)
 
 
-FORMATS = (
-    ThinkingFormat(("gemma4",), "<|channel>thought\n", "<channel|>"),
-    ThinkingFormat(
-        ("openai_gptoss", "gpt_oss", "harmony"),
-        "<|channel|>analysis<|message|>",
-        "<|end|>",
-        "<|start|>assistant<|channel|>final<|message|>",
-        direct="<|channel|>final<|message|>",
-    ),
-    ThinkingFormat(
-        ("muse_glimmer",),
-        " to=self<|message|>",
-        "<|eom|>",
-        "<|start|>assistant to=user<|message|>",
-        direct=" to=user<|message|>",
-    ),
-    ThinkingFormat(
-        ("solar_open", "solar_open2"),
-        "<|think|>",
-        "<|end|>",
-        "<|begin|>assistant<|content|>",
-        direct="<|content|>",
-        mark="<|think|>",
-    ),
-    ThinkingFormat(
-        ("inkling",),
-        "<|content_thinking|>",
-        "<|end_message|>",
-        "<|message_model|><|content_text|>",
-        direct="<|content_text|>",
-        mark="<|content_thinking|>",
-    ),
-    ThinkingFormat(
-        ("kimi_k3",),
-        "<|open|>think<|sep|>",
-        "<|close|>think<|sep|>",
-        "<|open|>response<|sep|>",
-        "<|close|>",
-    ),
-    ThinkingFormat(
-        ("cohere_command4", "cohere2_moe"),
-        "<|START_THINKING|>",
-        "<|END_THINKING|>",
-        "<|START_TEXT|>",
-        mark="<|START_TEXT|>",
-        switch={"reasoning": (True, False)},
-    ),
-    ThinkingFormat(
-        ("cohere_command3", "cohere"),
-        "<|START_THINKING|>",
-        "<|END_THINKING|>",
-        "<|START_RESPONSE|>",
-        mark="<|START_RESPONSE|>",
-        switch={"reasoning": (True, False)},
-    ),
-    ThinkingFormat(("apertus",), "<|inner_prefix|>", "<|inner_suffix|>"),
-    ThinkingFormat(("mistral",), "[THINK]", "[/THINK]"),
-    ThinkingFormat(("plamo3",), "<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"),
-    ThinkingFormat(("k2_horizon",), "<ifm|think>", "</ifm|think>"),
-    ThinkingFormat(("seed_oss", "seedoss"), "<seed:think>", "</seed:think>"),
-    ThinkingFormat(
-        ("minimax_m3",),
-        "<mm:think>",
-        "</mm:think>",
-        switch={"thinking_mode": ("enabled", "disabled")},
-    ),
-    ThinkingFormat(
-        ("hy_v3",),
-        "<think:opensource>",
-        "</think:opensource>",
-        switch={"reasoning_effort": ("high", "no_think")},
-    ),
-    ThinkingFormat(("kimi_vl",), "◁think▷", "◁/think▷"),
-    ThinkingFormat(("exaone_deep",), "<thought>", "</thought>"),
-    ThinkingFormat(
-        ("apriel",),
-        "Here are my reasoning steps:\n",
-        "[BEGIN FINAL RESPONSE]",
-        "\n",
-        "[END FINAL RESPONSE]",
-        mark="[BEGIN FINAL RESPONSE]",
-    ),
-    ThinkingFormat(("granite",), "Here is my thought process:", "Here is my response:"),
-    ThinkingFormat(
-        ("hunyuan_a13b",), "<think>\n", "\n</think>", "\n<answer>\n", "\n</answer>", mark="<answer>"
-    ),
-    ThinkingFormat(
-        ("granite_thinking", "granite_thinking_parser"),
-        "<think>",
-        "</think>",
-        "<response>",
-        "</response>",
-        mark="<response></response>",
-    ),
-    ThinkingFormat(
-        (
-            "deepseek_r1", "qwen3", "deepseek_v3", "deepseek_v31", "deepseek_v4", "glm45", "glm47",
-            "kimi_k2", "minimax_m1", "minimax_m2", "nemotron_v3", "olmo3", "ernie45", "step3",
-            "step3p5", "holo2", "mimo", "intern_s1", "hunyuan", "exaone4", "longcat", "ling3",
-            "smollm3", "phi4_reasoning", "deepseek_v41", "poolside_v1", "minicpmv",
-            "minimax_m2_append_think",
-        ),
-        "<think>",
-        "</think>",
-    ),
-)  # fmt: skip
-"""In the order in which they are looked for: a special case before what it is a case of."""
+def _read(row: dict[str, Any]) -> ThinkingFormat:
+    names, switch = tuple(row.pop("names")), row.pop("switch", {})
+    pairs = {variable: tuple(values) for variable, values in switch.items()}
+    return ThinkingFormat(names, **row, switch=pairs)
 
+
+_ROWS = Path(__file__).with_name("thinking.yaml").read_text(encoding="utf-8")
+FORMATS = tuple(map(_read, yaml.safe_load(_ROWS)))
 BY_NAME = {name: one for one in FORMATS for name in one.names}
 _KEYS = ("open", "close", "answer", "end")
 _SUFFIXED = re.compile(r"<think(:[^\s>]+)>")

@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.admission import MOST_RETRY_AFTER_S, Admission
-from orchestrator.http.errors import RequestRefused
+from orchestrator.http.errors import HttpError
 from policies import POLICIES
 
 
@@ -25,7 +25,7 @@ async def flood(
             async with admission.place(owner, cost):
                 await asyncio.sleep(took_s)
                 answered[owner] += 1
-        except RequestRefused as error:
+        except HttpError as error:
             refused[owner] += error.status == 429
             later.append(int(error.headers["retry-after"]))
 
@@ -94,7 +94,7 @@ async def test_one_that_is_wider_than_the_service_is_answered_alone() -> None:
 async def test_who_waits_too_long_or_goes_leaves_no_place_taken() -> None:
     admission = Admission(1, wait_s=0.05)
     async with admission.place("a"):
-        with pytest.raises(RequestRefused):
+        with pytest.raises(HttpError):
             async with admission.place("b"):
                 pass
         gone = asyncio.create_task(flood(admission, {"c": 1}))
@@ -105,7 +105,7 @@ async def test_who_waits_too_long_or_goes_leaves_no_place_taken() -> None:
         assert admission.live == 1
     at_once = Admission(1, wait_s=0)
     async with at_once.place("a"):
-        with pytest.raises(RequestRefused):
+        with pytest.raises(HttpError):
             async with at_once.place("b"):
                 pass
 
@@ -168,7 +168,7 @@ async def test_one_key_has_so_many_prompt_tokens_live_and_another_its_own() -> N
     async with admission.place("a", prompt=60) as first:
         async with admission.place("b", prompt=60):  # another key
             pass
-        with pytest.raises(RequestRefused, match="60 tokens and this one has about 50: 100") as no:
+        with pytest.raises(HttpError, match="60 tokens and this one has about 50: 100") as no:
             async with admission.place("a", prompt=50):
                 pass
         assert (no.value.status, no.value.code) == (429, "rate_limit_exceeded")
@@ -182,7 +182,7 @@ async def test_one_key_has_so_many_prompt_tokens_live_and_another_its_own() -> N
 async def test_a_prompt_beyond_the_limit_is_answered_alone() -> None:
     admission = Admission(8, 5, prompt_tokens=100)
     async with admission.place("a", prompt=500):
-        with pytest.raises(RequestRefused):
+        with pytest.raises(HttpError):
             async with admission.place("a", prompt=1):
                 pass
 
@@ -192,10 +192,10 @@ async def test_prompts_that_wait_count_and_those_that_are_refused_do_not() -> No
     async with admission.place("a", prompt=10):
         waiting = asyncio.create_task(admission.place("b", prompt=90).__aenter__())
         await asyncio.sleep(0)
-        with pytest.raises(RequestRefused, match="about 20"):
+        with pytest.raises(HttpError, match="about 20"):
             async with admission.place("b", prompt=20):
                 pass
-        with pytest.raises(RequestRefused, match="too many requests"):
+        with pytest.raises(HttpError, match="too many requests"):
             await waiting
     async with admission.place("b", prompt=100):
         assert admission.live == 1
@@ -211,7 +211,7 @@ async def test_who_has_too_many_prompt_tokens_is_told_when_enough_of_them_are_an
         now += 5
         async with admission.place("a", prompt=60):
             for prompt, after_s in ((40, 15), (50, 20)):  # the first is done in 15 s
-                with pytest.raises(RequestRefused) as no:
+                with pytest.raises(HttpError) as no:
                     async with admission.place("a", prompt=prompt):
                         pass
                 assert int(no.value.headers["retry-after"]) in (after_s, after_s + 1)
@@ -247,7 +247,7 @@ async def test_the_last_by_priority_is_pushed_out() -> None:
             async with admission.place("a", 1, priority=priority):
                 await asyncio.sleep(0.001)
                 done.append(priority)
-        except RequestRefused:
+        except HttpError:
             refused.append(priority)
 
     await asyncio.gather(*map(ask, (0, 1, 7, 2)))
@@ -283,7 +283,7 @@ async def test_several_prompts_of_one_request_have_no_more_tokens_than_several_r
         async with admission.place("a", prompt=120, prompts=2):
             pass
     async with admission.place("a", prompt=90, prompts=2):
-        with pytest.raises(RequestRefused):
+        with pytest.raises(HttpError):
             async with admission.place("a", prompt=90, prompts=2):
                 pass
 
@@ -298,7 +298,7 @@ async def test_wide_requests_that_do_not_fit_leave_others_their_places() -> None
                 async with admission.place(owner, cost):
                     await asyncio.sleep(0.002)
                     answered[owner] += 1
-            except RequestRefused:
+            except HttpError:
                 await asyncio.sleep(0)
 
     victims = [asyncio.create_task(ask("narrow", 1)) for _ in range(6)]
