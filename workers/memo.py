@@ -1,6 +1,7 @@
-"""Results that are kept for as long as they fit into a number of bytes.
+"""Results that are kept for some minutes, as long as they fit into a number of bytes.
 
-Counting entries bounds nothing where a caller decides how long each of them is.
+Counting entries bounds nothing where a caller decides how long each of them is. Most of what is
+kept serves one request: what is as old as none is not worth its memory.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from collections.abc import Callable, Hashable
 from threading import Lock
 from typing import ParamSpec, TypeVar
 
-from cachetools import LRUCache, cached
+from cachetools import TTLCache, cached
 
 P = ParamSpec("P")
 R = TypeVar("R")
 ENTRY_BYTES = 1024
 """What an entry takes beside what it holds, about."""
+KEPT_S = 300.0
+"""For so long a result is at hand; after that it is made again."""
 
 
 def remembered(
@@ -27,5 +30,7 @@ def remembered(
             takes more is not kept.
         size: bytes of a result and the arguments that led to it, about.
     """
-    kept: LRUCache[Hashable, R] = LRUCache(max_bytes, lambda result: size(result) + ENTRY_BYTES)
+    kept: TTLCache[Hashable, R] = TTLCache(
+        max_bytes, KEPT_S, getsizeof=lambda result: size(result) + ENTRY_BYTES
+    )
     return cached(kept, lock=Lock())(function)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pytest
+
+from workers import memo
 from workers.memo import ENTRY_BYTES, remembered
 
 
@@ -29,3 +32,11 @@ def test_what_alone_takes_too_much_is_not_kept() -> None:
     kept = remembered(lambda size: made.append(size) or "x" * size, 1000, len)  # type: ignore[func-returns-value]
     assert kept(10_000) == kept(10_000) == "x" * 10_000
     assert made == [10_000] * 2
+
+
+def test_what_is_old_is_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memo, "KEPT_S", 0.0)
+    made: list[int] = []
+    kept = remembered(lambda size: made.append(size) or "x" * size, 10_000, len)  # type: ignore[func-returns-value]
+    assert kept(10) == kept(10)
+    assert made == [10, 10]

@@ -10,13 +10,16 @@ the thought. Log-probabilities stay at home, for no worker reads those of a tran
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from sys import getsizeof
 
+from cachetools import TTLCache
+
 from orchestrator.types import Message, Segment, Segments, Transcript
 from orchestrator.worker import Call
-from workers.memo import remembered
+from workers.memo import KEPT_S, remembered
 
 MAX_BYTES = 256 << 20
 """Of the transcripts that a replica keeps: more than a hundred thoughts of 32,000 tokens."""
@@ -102,15 +105,17 @@ class _Mark:
 
 
 class PrefixReceiver:
-    """The replica's side: the last transcript of each request, those that called lately.
+    """The replica's side: the last transcript of each request that called in the last minutes.
 
     Args:
-        max_bytes: how much they may take together, about.
+        max_bytes: how much they may take together, about. A longer one is not kept.
+        kept_s: for how long a request that calls no more is remembered.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES) -> None:
-        self._max_bytes, self._bytes = max_bytes, 0
-        self._known: dict[str, Transcript] = {}  # the latest is last
+    def __init__(self, max_bytes: int = MAX_BYTES, kept_s: float = KEPT_S) -> None:
+        self._known: TTLCache[str, Transcript] = TTLCache(
+            max_bytes, kept_s, getsizeof=_transcript_bytes
+        )
 
     def restore(self, suffix: Call | CallSuffix) -> Call | None:
         """The whole call; None where its beginning is not here."""
@@ -139,14 +144,10 @@ class PrefixReceiver:
         that goes on from it. What is refused is not kept: anybody could fill the memory with it."""
         request, transcript = call.request, call.transcript
         known = self._known.pop(request, None)
-        if known is not None:
-            self._bytes -= _transcript_bytes(known)
-            if _continues(known, transcript):
-                transcript = known
-        self._known[request] = transcript
-        self._bytes += _transcript_bytes(transcript)
-        while self._bytes > self._max_bytes:
-            self._bytes -= _transcript_bytes(self._known.pop(next(iter(self._known))))
+        if known is not None and _continues(known, transcript):
+            transcript = known
+        with suppress(ValueError):  # too long to be kept
+            self._known[request] = transcript
 
 
 def digest(request: str, transcript: Transcript) -> bytes:

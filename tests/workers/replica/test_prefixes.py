@@ -147,6 +147,15 @@ def test_a_call_that_comes_late_takes_nothing_away() -> None:
     )
 
 
+def test_a_request_that_has_long_not_called_is_forgotten() -> None:
+    sender, transcript = PrefixSender(), thought(5)
+    receiver = PrefixReceiver(kept_s=0.0)
+    delivered(sender, receiver, Call("r", transcript))
+    suffix = next(sender.forms(Call("r", transcript.extend(said(6)))))
+    assert isinstance(suffix, CallSuffix)
+    assert receiver.restore(suffix) is None
+
+
 def test_the_requests_that_called_longest_ago_are_forgotten() -> None:
     sender, receiver = PrefixSender(), PrefixReceiver(max_bytes=11_000)  # 4.3 to 5.0 kB each
     mine, other = thought(4), thought(4)
