@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 
-from orchestrator.http.body import json_body
+from orchestrator.http.body import json_body, json_object
 from orchestrator.http.chat_format import ChatFormat
 from orchestrator.http.chat_response import ChatResponse
 from orchestrator.http.chat_schema import ChatRequest
@@ -164,7 +164,7 @@ def create_app(service: Service) -> FastAPI:
         **described("What an answer was worth, from 0 to 1", Feedback, errors=(404, 409, 503)),
     )
     async def feedback(request: Request) -> Response:
-        body = parse_feedback(await json_body(request, service.limits))
+        body = parse_feedback(await json_object(request, service.limits))
         # Where the store is away, whose answer it was and which arm gave it are not known: 503.
         record = await own_record(service, request, await read_record(service, body.trace_id))
         key = request.state.key

@@ -20,7 +20,7 @@ from starlette.responses import JSONResponse, Response
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
-from orchestrator.http.body import json_body, parse_object
+from orchestrator.http.body import json_object
 from orchestrator.http.openapi import described
 from orchestrator.http.policy_routes import ChangeNote, audit_info, read_body, refresh
 from orchestrator.http.service import Service
@@ -44,7 +44,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         "/v1/experiments", **described("Start an experiment", Experiment, status=201, errors=(404,))
     )
     async def start(request: Request) -> Response:
-        given = Experiment.parse(parse_object(await json_body(request, service.limits)))
+        given = Experiment.parse(await json_object(request, service.limits))
         run = await runs.start(given, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run), status_code=201)

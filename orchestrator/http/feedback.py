@@ -9,12 +9,12 @@ another wrote because the store is down. Then both are on record.
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from orchestrator.errors import Conflict, StoreError
-from orchestrator.http.body import parse_object
 from orchestrator.http.rendering import trace_id_of
 from orchestrator.state.outbox import Outbox
 from orchestrator.validation import invalid_request
@@ -29,14 +29,14 @@ class Feedback(BaseModel):
     reward: Annotated[float, Field(ge=0, le=1)]
 
 
-def parse_feedback(body: bytes) -> Feedback:
-    """Feedback from its bytes.
+def parse_feedback(given: Mapping[str, Any]) -> Feedback:
+    """Feedback from its JSON object.
 
     Raises:
-        InvalidRequest: not JSON, an unknown key, or a value out of bounds; named.
+        InvalidRequest: an unknown key, or a value out of bounds; named.
     """
     try:
-        return Feedback.model_validate(parse_object(body))
+        return Feedback.model_validate(given)
     except ValidationError as error:
         raise invalid_request(error, model=Feedback) from None
 

@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response
 
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.experiments.documents import Experiment
-from orchestrator.http.body import json_body, parse_object
+from orchestrator.http.body import json_object
 from orchestrator.http.openapi import described
 from orchestrator.http.service import Service
 from orchestrator.state.versions import (
@@ -202,7 +202,7 @@ async def read_body(service: Service, request: Request, kind: type[Body]) -> Bod
         InvalidRequest: a field is unknown or has a wrong value, by name.
     """
     try:
-        return kind.model_validate(parse_object(await json_body(request, service.limits)))
+        return kind.model_validate(await json_object(request, service.limits))
     except ValidationError as error:
         raise invalid_request(error, model=kind) from None
 
