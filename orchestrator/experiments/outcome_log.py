@@ -8,7 +8,7 @@ its request, so one that is delivered twice counts once. Unknown keys are ignore
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Annotated, Final, Literal
@@ -126,10 +126,14 @@ class RequestRecord:
 
 
 class OutcomeLog:
-    """Events joined by request, in whatever order they come."""
+    """Events joined by request, in whatever order they come.
 
-    def __init__(self) -> None:
-        self.unreadable = 0
+    Args:
+        counts: whether the rewards of a key count.
+    """
+
+    def __init__(self, counts: Callable[[str | None], bool] = lambda key: True) -> None:
+        self._counts, self.unreadable = counts, 0
         self._requests: OrderedDict[str, RequestRecord] = OrderedDict()
         self._early: OrderedDict[str, list[Event]] = OrderedDict()  # before their exposure
 
@@ -144,6 +148,8 @@ class OutcomeLog:
     def add_event(self, event: Event) -> None:
         """Add one event."""
         request = self._requests.get(event.trace_id)
+        if isinstance(event, Reward) and not self._counts(event.key):
+            return
         if isinstance(event, Exposure):
             if request is None:
                 self._requests[event.trace_id] = RequestRecord(event)

@@ -17,6 +17,7 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
@@ -45,6 +46,7 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
     )
     async def start(request: Request) -> Response:
         given = Experiment.parse(await json_object(request, service.limits))
+        _check_judges(service, given)
         run = await runs.start(given, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run), status_code=201)
@@ -81,6 +83,22 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         run = await runs.remove(name, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run))
+
+
+def _check_judges(service: Service, given: Experiment) -> None:
+    """Where there are keys, whoever lets rewards decide says whose.
+
+    Raises:
+        InvalidRequest: it is not said.
+    """
+    if service.access.users and given.acts_on_rewards and given.judges is None:
+        raise InvalidRequest(
+            "judges: rewards alone may stop an arm or move weights here, and any key can give its "
+            "own answers the worst; name the keys whose rewards count, each by the eight digits "
+            "that logs and traces have, or all",
+            param="judges",
+            code="invalid_value",
+        )
 
 
 def run_json(run: Run) -> Json:
