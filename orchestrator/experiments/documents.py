@@ -309,7 +309,7 @@ class Experiment(ExperimentDocument):
 
     def counts(self, judge: str | None) -> bool:
         """Whether the rewards of a key count (8 hex digits of its digest, None without keys)."""
-        return self.judges in (None, "all") or judge in (self.judges or ())
+        return not isinstance(self.judges, tuple) or judge in self.judges
 
     @property
     def seed(self) -> str:
