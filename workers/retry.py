@@ -96,8 +96,8 @@ class TimedRetry:
     `ended` names the servers that died while they had the call.
     """
 
-    def __init__(self, timeout_s: float, breaker: CircuitBreaker) -> None:
-        self._timeout_s, self._breaker = timeout_s, breaker
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
         self.ended = set[str]()
         self.retries, self._waited_s = 0, 0.0
 
@@ -117,12 +117,11 @@ class TimedRetry:
         """Pause before the next try.
 
         Raises:
-            WorkerUnavailable: the time is up; the breaker counts a failure.
+            WorkerUnavailable: the time is up.
         """
         pause = min(POOL_BACKOFF_S * 2**self.retries, POOL_MAX_BACKOFF_S)
         self.retries += 1
         if self.remaining_s <= pause:
-            self._breaker.record_failure()
             raise WorkerUnavailable(str(error)) from None
         log.warning("trying again: %s", error)
         self.waited(pause)

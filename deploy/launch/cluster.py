@@ -137,7 +137,7 @@ def own_ray() -> Iterator[set[int]]:
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
     before = descendants(os.getpid())
     try:
-        ray.init(
+        context = ray.init(
             address="local",
             num_cpus=max(2, os.cpu_count() or 1),
             include_dashboard=False,
@@ -146,6 +146,8 @@ def own_ray() -> Iterator[set[int]]:
             logging_level=logging.ERROR,
             namespace="serve",
         )
+        # Logs and sockets: Ray lets everybody on the machine write there.
+        Path(context.address_info["session_dir"]).chmod(0o700)
         yield before
     finally:
         _stop(before)

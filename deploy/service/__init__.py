@@ -10,6 +10,7 @@ In reading order:
 - `sampling`: what requests get that say nothing of theirs.
 - `scaling`: how many replicas a worker's pool should have.
 - `proxy`: what stands before Serve's own HTTP handling: retries, errors in OpenAI's form, bodies.
+- `body_room`: how much of large bodies is held there.
 - `recent_refusals`: keys there that were just told that there is no place.
 - `http_protocol`: connections there, whose headers are bounded in size and time.
 """

@@ -7,6 +7,7 @@ Error", and a stream whose replica died not at all. Here
   by 503 in OpenAI's form, with a time to try again; a stream that broke off ends by an error event.
   It is made again once: one that ends the replicas it comes to ends two of them, and no more;
 - a body is gathered before the request takes a place in a replica, so that slow bodies take none;
+- large bodies have bounded room together (`body_room`);
 - large bodies go to Serve one after the other, so that small ones do not queue behind many of them;
 - headers that Serve cannot read are refused by 400, too many by 431;
 - a key that was just told that there is no place is told so again, for a moment, at no cost
@@ -34,6 +35,7 @@ from starlette.datastructures import Headers
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deploy.service.body_room import BodyRoom, BodyShare
 from deploy.service.recent_refusals import RecentRefusals
 from orchestrator.errors import InvalidRequest, describe
 from orchestrator.http.auth import READ_METHODS, USER_PATHS
@@ -44,7 +46,7 @@ log = logging.getLogger(__name__)
 PAUSE_S: Final = 0.5  # before a request is made again
 OF_SERVE: Final = {404, 408, 429, 500, 503}  # in plain text these are Serve's own answers
 BUFFER_BYTES: Final = 1 << 20  # of a body; a longer one is passed on as it comes, and made once
-LARGE_BYTES: Final = 64 << 10  # of a body that waits for its turn
+LARGE_BYTES: Final = 64 << 10  # of a body; a longer one needs room, and waits for its turn
 TURN_S: Final = 0.1  # for which it keeps its turn, unless it is answered before
 BODY_S: Final = 30.0  # for that much of a body to arrive
 MAX_HEAD_BYTES: Final = 64 << 10  # of a request's headers
@@ -70,15 +72,22 @@ class ProxyMiddleware:
 
     def __init__(self, app: ASGIApp) -> None:
         self._app, self._origins, self._refusals = app, AllowedOrigins(), RecentRefusals()
-        self._large = asyncio.Lock()
+        self._large, self._room = asyncio.Lock(), BodyRoom()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        share = BodyShare(self._room)
+        try:
+            await self._answer(scope, receive, send, share)
+        finally:
+            share.leave()
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, share: BodyShare) -> None:
         try:
             _check_headers(scope["headers"])
-            body = await _gather(receive)
+            body = await _gather(receive, share)
             if body is not None:
                 self._refusals.check(scope, body)
         except (InvalidRequest, HttpError) as error:
@@ -237,24 +246,29 @@ def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:
             ) from None
 
 
-async def _gather(receive: Receive) -> list[Message] | None:
+async def _gather(receive: Receive, share: BodyShare) -> list[Message] | None:
     """A request's body, or its first `BUFFER_BYTES`; None where the client went away.
 
     Raises:
-        HttpError: 408, that much did not arrive in time.
+        HttpError: 408, that much did not arrive in time; 503, it gave way to others.
     """
     messages, size = list[Message](), 0
     try:
-        async with asyncio.timeout(BODY_S):
+        async with asyncio.timeout(BODY_S) as share.scope:
             while not messages or (messages[-1]["more_body"] and size <= BUFFER_BYTES):
                 message = await receive()
                 if message["type"] == "http.disconnect":
                     return None
                 size += len(message.get("body", b""))
                 messages.append({"more_body": False, **message})
+                if size > LARGE_BYTES:
+                    share.grow(size - share.size)
+                    share.check()
     except TimeoutError:
+        share.check()
         text = f"the body did not arrive within {BODY_S:g} s"
         raise HttpError(408, text, code="request_timeout") from None
+    share.arrived()
     return messages
 
 

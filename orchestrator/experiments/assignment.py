@@ -3,12 +3,16 @@
 The hash, the ranges and the namespaces are GrowthBook's (docs.growthbook.io/lib/build-your-own,
 hash version 2), so its published test cases hold. More coverage moves no unit: an arm's range
 begins at the same bucket and ends later.
+
+That hash has 32 bits, so whoever knows some units' arms finds out what it is seeded with. Units are
+hidden from it by a keyed hash that is none to be guessed, unless the document names its `salt`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from math import ceil
 from typing import Final
 
@@ -74,13 +78,20 @@ def assign(experiment: Experiment, state: ExperimentState, unit: str) -> Assignm
         return None
     weights = current_weights(experiment, state)
     names = list(weights)
-    at = bucket(experiment.seed, unit)
+    at = bucket(experiment.seed, _hidden(unit, experiment.secret))
     parts = bucket_ranges(state.coverage(experiment), list(weights.values()))
     index = choose_variation(at, parts)
     if index < 0 or names[index] in state.stopped:
         return None
     counts = [_bucket_count(part) for part in parts]
     return Assignment(names[index], at, counts[index] / sum(counts))
+
+
+def _hidden(unit: str, secret: str | None) -> str:
+    """What stands for a unit in the hash that chooses its arm."""
+    if secret is None:
+        return unit
+    return blake2b(unit.encode(), key=bytes.fromhex(secret), digest_size=16).hexdigest()
 
 
 def _bucket_count(part: Range) -> int:

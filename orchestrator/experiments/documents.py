@@ -24,6 +24,7 @@ from orchestrator.validation import invalid_request
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Share = Annotated[float, Field(ge=0, le=1)]
+KeyDigits = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{8}$")]
 Unit = Literal["key", "user", "session", "request"]
 MetricName = Literal[
     "ms",
@@ -127,11 +128,10 @@ class Guardrail(ExperimentDocument):
 
     One of: `at_most` or `at_least` (in the metric's unit), or `worse_than_control_by` (likewise).
     With a `quantile` (of a time) it is that quantile that may be `at_most` so many ms. `alpha`
-    bounds the probability that an arm within the limit is ever stopped by it, for times as they
-    were observed: a request that its client cancelled, or that failed, counts against `at_most`
-    with the time that had passed, against the control with the worst time of all arms; an arm that
-    has one of them crosses no `at_least` of a time. `cancelled` and `error` are metrics of their
-    own.
+    bounds the probability that an arm within the limit is ever stopped by it. A request that its
+    client cancelled, or that failed, ranks worst in a quantile and against the control; in a mean
+    that may be `at_most` so much it counts with the time that had passed; an arm that has one of
+    them crosses no `at_least` of a time. `cancelled` and `error` are metrics of their own.
     """
 
     metric: MetricName
@@ -196,12 +196,15 @@ class Prices(ExperimentDocument):
 class Experiment(ExperimentDocument):
     """One experiment: its arms answer the requests for the model `baton` that take part.
 
-    `salt` seeds the hash of units (the experiment's name where none is given), so that two
-    experiments assign them independently. `coverage` is the share of units that take part.
+    `salt` seeds the hash of units, so that two experiments assign them independently; where none is
+    given, the experiment's name does, and `secret` hides the units' names first, so that nobody
+    computes their arms. It is made when the experiment is first started, and kept when it is
+    started again. `coverage` is the share of units that take part.
     `alpha` is the false positive rate on one metric over all arms, at any number of looks;
     `tuned_for` the number of units (of two equal arms) at which the intervals are tightest.
-    `exploration` bounds a bandit's share of requests that go to arms that are not known to keep the
-    goal's bounds.
+    `judges` are the keys whose rewards count, by the eight digits that name them in logs and
+    records; `all`, or none named: everybody's. `exploration` bounds a bandit's share of requests
+    that go to arms that are not known to keep the goal's bounds.
     """
 
     name: Name
@@ -211,10 +214,12 @@ class Experiment(ExperimentDocument):
     unit: Unit = "request"
     coverage: Share = 1.0
     salt: Annotated[str, StringConstraints(min_length=1, max_length=128)] | None = None
+    secret: Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")] | None = None
     group: ExclusionGroup | None = None
     goal: Goal = Goal()
     guardrails: Annotated[tuple[Guardrail, ...], Field(max_length=32)] = ()
     ramp: Ramp | None = None
+    judges: Literal["all"] | Annotated[tuple[KeyDigits, ...], Field(min_length=1)] | None = None
     prices: Prices = Prices()
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.05
     tuned_for: Annotated[int, Field(ge=10)] = 1000
@@ -293,6 +298,18 @@ class Experiment(ExperimentDocument):
     def adaptive(self) -> bool:
         """Whether its state changes while it runs, by what its log shows."""
         return bool(self.guardrails) or self.ramp is not None or self.kind == "bandit"
+
+    @property
+    def acts_on_rewards(self) -> bool:
+        """Whether rewards alone may stop an arm of it, or move its weights."""
+        decides = {rail.metric for rail in self.guardrails}
+        if self.kind == "bandit":
+            decides |= {self.goal.metric, *(bound.metric for bound in self.goal.within)}
+        return "reward" in decides
+
+    def counts(self, judge: str | None) -> bool:
+        """Whether the rewards of a key count (8 hex digits of its digest, None without keys)."""
+        return not isinstance(self.judges, tuple) or judge in self.judges
 
     @property
     def seed(self) -> str:

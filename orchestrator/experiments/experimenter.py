@@ -197,7 +197,7 @@ class Experimenter:
             UnknownPolicy: no experiment of this name. StoreError: the store is down.
         """
         run = await self.runs.find(name)
-        reader = self._readers.get(run.stream) or _Reader(run.stream)
+        reader = self._readers.get(run.stream) or _reader(run)
         await reader.read(self._store)
         requests, unreadable = reader.outcomes.requests, reader.outcomes.unreadable
         return run, await asyncio.to_thread(
@@ -218,7 +218,7 @@ class Experimenter:
             for stream in known.keys() - streams:
                 del known[stream]
         for run in running:
-            reader = self._readers.setdefault(run.stream, _Reader(run.stream))
+            reader = self._readers.setdefault(run.stream, _reader(run))
             await reader.read(self._store)
             if run.experiment.adaptive:
                 await self._decide(run, reader)
@@ -302,8 +302,8 @@ def _stage(run: Run) -> tuple[int, int]:
 class _Reader:
     """The events of one run, read from its stream as they come; `events` counts them."""
 
-    def __init__(self, stream: str) -> None:
-        self.outcomes, self.events = OutcomeLog(), 0
+    def __init__(self, stream: str, outcomes: OutcomeLog) -> None:
+        self.outcomes, self.events = outcomes, 0
         self.forgotten = False  # requests, by the store or here
         self._stream, self._position = stream, ""
         self._reading = asyncio.Lock()
@@ -328,6 +328,10 @@ class _Reader:
         if not self.forgotten:
             return None
         return min((one.exposure.at for one in self.outcomes.requests), default=time.time())
+
+
+def _reader(run: Run) -> _Reader:
+    return _Reader(run.stream, OutcomeLog(run.experiment.counts))
 
 
 def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:

@@ -8,14 +8,14 @@ its request, so one that is delivered twice counts once. Unknown keys are ignore
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from orchestrator.experiments.documents import Name
+from orchestrator.experiments.documents import MetricName, Name
 
 Text = Annotated[str, Field(max_length=256)]
 TimeName = Literal["ms", "first_step_ms"]
@@ -72,8 +72,12 @@ class Outcome(_Event):
         """Whether it got no answer in its time, so that times may be lower bounds."""
         return self.status != "finished" and not self.refused
 
+    def is_open(self, name: MetricName) -> bool:
+        """Whether of a time only is known that it would have been longer than `time` says."""
+        return self.censored and (name == "ms" or self.first_step_ms is None)
+
     def time(self, name: TimeName) -> float | None:
-        """A time in ms, None where the request was refused; a lower bound where it is censored."""
+        """A time in ms, None where the request was refused; a lower bound where it is open."""
         if self.refused:
             return None
         if name == "first_step_ms" and (
@@ -122,10 +126,14 @@ class RequestRecord:
 
 
 class OutcomeLog:
-    """Events joined by request, in whatever order they come."""
+    """Events joined by request, in whatever order they come.
 
-    def __init__(self) -> None:
-        self.unreadable = 0
+    Args:
+        counts: whether the rewards of a key count.
+    """
+
+    def __init__(self, counts: Callable[[str | None], bool] = lambda key: True) -> None:
+        self._counts, self.unreadable = counts, 0
         self._requests: OrderedDict[str, RequestRecord] = OrderedDict()
         self._early: OrderedDict[str, list[Event]] = OrderedDict()  # before their exposure
 
@@ -140,6 +148,8 @@ class OutcomeLog:
     def add_event(self, event: Event) -> None:
         """Add one event."""
         request = self._requests.get(event.trace_id)
+        if isinstance(event, Reward) and not self._counts(event.key):
+            return
         if isinstance(event, Exposure):
             if request is None:
                 self._requests[event.trace_id] = RequestRecord(event)

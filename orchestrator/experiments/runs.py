@@ -15,6 +15,7 @@ anything.
 from __future__ import annotations
 
 import json
+import secrets
 import time
 from collections.abc import Collection, Mapping
 from contextlib import suppress
@@ -124,7 +125,9 @@ class Runs:
                         "each its own part of it"
                     )
             before = seen.pointers.get(POINTER + experiment.name)
-            number = next((run.number for run in runs if run.name == experiment.name), 0) + 1
+            last = next((run for run in runs if run.name == experiment.name), None)
+            experiment = _with_secret(experiment, last)
+            number = 1 if last is None else last.number + 1
             while (await self._store.documents([_path(experiment.name, number)]))[0] is not None:
                 number += 1  # of one that was removed
             state = initial_state(time.time())
@@ -298,6 +301,15 @@ class Runs:
     def _check_methods(self, experiment: Experiment) -> None:
         for arm in experiment.all_arms:
             check_method(arm.speculation, self._methods, f"arms.{arm.name}.speculation")
+
+
+def _with_secret(experiment: Experiment, last: Run | None) -> Experiment:
+    """The experiment with what hides its units: that of its last run, so that they keep their arms,
+    or a new one."""
+    if experiment.salt is not None or experiment.secret is not None:
+        return experiment
+    secret = last.experiment.secret if last is not None else None
+    return experiment.model_copy(update={"secret": secret or secrets.token_hex(16)})
 
 
 def outcome_stream(name: str, number: int) -> str:

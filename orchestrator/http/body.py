@@ -61,6 +61,14 @@ async def json_body(request: Request, limits: ServiceLimits) -> bytes:
     return bytes(body)
 
 
+async def json_object(request: Request, limits: ServiceLimits) -> dict[str, Any]:
+    """The body as a JSON object, read in a thread: a large one would hold up everybody.
+
+    Raises: as `json_body` and `parse_object`.
+    """
+    return await asyncio.to_thread(parse_object, await json_body(request, limits))
+
+
 def parse_object(body: bytes) -> dict[str, Any]:
     """A JSON object whose numbers are finite and whose text is storable Unicode.
 
@@ -91,7 +99,7 @@ async def read_body(request: Request, limits: ServiceLimits, kind: type[Body]) -
         InvalidRequest: a field is unknown or has a wrong value, by name.
     """
     try:
-        return kind.model_validate(parse_object(await json_body(request, limits)))
+        return kind.model_validate(await json_object(request, limits))
     except ValidationError as error:
         raise invalid_request(error, model=kind) from None
 

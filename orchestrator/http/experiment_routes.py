@@ -7,11 +7,12 @@ from typing import Any
 from fastapi import FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from orchestrator.errors import InvalidRequest
 from orchestrator.experiments import readouts
 from orchestrator.experiments.assignment import current_weights
 from orchestrator.experiments.documents import Experiment
 from orchestrator.experiments.runs import Run
-from orchestrator.http.body import json_body, parse_object, read_body
+from orchestrator.http.body import json_object, read_body
 from orchestrator.http.openapi import described
 from orchestrator.http.policy_routes import ChangeNote, audit_info, refresh
 from orchestrator.http.service import Service
@@ -34,7 +35,8 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         "/v1/experiments", **described("Start an experiment", Experiment, status=201, errors=(404,))
     )
     async def start(request: Request) -> Response:
-        given = Experiment.parse(parse_object(await json_body(request, service.limits)))
+        given = Experiment.parse(await json_object(request, service.limits))
+        _check_judges(service, given)
         run = await runs.start(given, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run), status_code=201)
@@ -71,6 +73,22 @@ def add_experiment_routes(app: FastAPI, service: Service) -> None:
         run = await runs.remove(name, audit_info(request, given))
         await refresh(service)
         return JSONResponse(run_json(run))
+
+
+def _check_judges(service: Service, given: Experiment) -> None:
+    """Where there are keys, whoever lets rewards decide says whose.
+
+    Raises:
+        InvalidRequest: it is not said.
+    """
+    if service.access.users and given.acts_on_rewards and given.judges is None:
+        raise InvalidRequest(
+            "judges: rewards alone may stop an arm or move weights here, and any key can give its "
+            "own answers the worst; name the keys whose rewards count, each by the eight digits "
+            "that logs and traces have, or all",
+            param="judges",
+            code="invalid_value",
+        )
 
 
 def run_json(run: Run) -> Json:

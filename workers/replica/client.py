@@ -150,7 +150,7 @@ class ReplicaWorker:
         """
         self._breaker.before_call()
         timeout_s = PROBE_TIMEOUT_S if self._breaker.is_open else self._retry_timeout_s
-        return TimedRetry(timeout_s, self._breaker)
+        return TimedRetry(timeout_s)
 
     async def _answer(self, operation: Operation, call: Call, *args: Any) -> Any:
         """The answer to a call that has one, from whichever replica gives it."""
@@ -180,7 +180,14 @@ class ReplicaWorker:
             retry.ended.add(lost.died)
         if len(retry.ended) >= MAX_ENDED:
             raise WorkerUnavailable(f"{len(retry.ended)} replicas died at this call") from None
-        await retry.backoff(lost)
+        try:
+            await retry.backoff(lost)
+        except WorkerUnavailable:
+            # Replicas fail one by one (calls avoid those that are silent): what shuts the pool to
+            # all is that none of them answers.
+            if not (await self._look_around()).answering:
+                self._breaker.record_failure()
+            raise
 
     async def _ask(self, retry: TimedRetry, request: str, *args: Any) -> Any:
         """What one replica answers.

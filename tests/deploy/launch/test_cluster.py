@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -50,6 +51,21 @@ def test_the_cause_of_a_failure_has_no_name_of_a_class_of_ours() -> None:
     traceback = "Traceback:\n  File x\norchestrator.errors.ConfigError: no model 'x'; there are a"
     assert _gist([traceback]) == "no model 'x'; there are a"
     assert _gist(["torch.OutOfMemoryError: 3 GB"]) == "torch.OutOfMemoryError: 3 GB"
+
+
+def test_what_ray_keeps_in_files_is_ours_alone(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def init(**_: Any) -> Any:
+        folder = tmp_path / "session"
+        folder.mkdir()
+        folder.chmod(0o777)
+        return SimpleNamespace(address_info={"session_dir": str(folder)})
+
+    monkeypatch.setattr(ray, "init", init)
+    monkeypatch.setattr(cluster, "_stop", lambda before: None)
+    with cluster.own_ray():
+        assert (tmp_path / "session").stat().st_mode & 0o777 == 0o700
 
 
 class Starting:

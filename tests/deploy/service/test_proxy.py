@@ -18,6 +18,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from deploy.service import http_protocol, proxy, recent_refusals
+from deploy.service.body_room import BodyRoom
 from deploy.service.http_protocol import BoundedProtocol
 from deploy.service.proxy import (
     ALLOWED,
@@ -319,6 +320,48 @@ def test_a_body_that_did_not_reach_the_replica_is_sent_again() -> None:
         assert httpx.post(f"{url}{CHAT}", content=b"x").json()["error"]["code"] == "replica_lost"
         app.answers = [late]  # it is the client that was late with a body that is not kept
         assert httpx.post(f"{url}{CHAT}", content=b"x" * (3 << 20)).status_code == 408
+
+
+async def test_large_bodies_have_room_for_so_much_and_the_slowest_gives_way() -> None:
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        held.append(scope["path"])
+        await answered.wait()
+        await JSONResponse({})(scope, receive, send)
+
+    async def ask(path: str, size: int, rest: asyncio.Event | None = None) -> int:
+        scope = {"type": "http", "method": "POST", "path": path, "headers": []}
+        came, status = 0, list[int]()
+
+        async def receive() -> Message:
+            nonlocal came
+            came += 1
+            if came == 2 and rest is not None:
+                await rest.wait()
+            more = rest is not None and came == 1
+            return {"type": "http.request", "body": b"x" * size, "more_body": more}
+
+        async def send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                status.append(message["status"])
+
+        await middleware(scope, receive, send)
+        return status[0]
+
+    middleware, held, large = ProxyMiddleware(app), list[str](), proxy.LARGE_BYTES + 1
+    answered, never = asyncio.Event(), asyncio.Event()
+    middleware._room = BodyRoom(4 * large)
+    slow = [asyncio.create_task(ask(f"/slow{n}", large, never)) for n in range(4)]
+    await asyncio.sleep(0)
+    whole = [asyncio.create_task(ask("/whole", large)) for _ in range(3)]
+    assert await asyncio.gather(*slow[:3]) == [503] * 3  # those that came first
+    small = asyncio.create_task(ask("/small", proxy.LARGE_BYTES))
+    while held.count("/small") < 1 or held.count("/whole") < 1:
+        await asyncio.sleep(0)
+    more = [asyncio.create_task(ask("/more", large)) for _ in range(2)]
+    assert (await slow[3], await more[1]) == (503, 503)  # nothing that arrives is left but itself
+    answered.set()
+    assert await asyncio.gather(*whole, small, more[0]) == [200] * 5
+    assert await asyncio.gather(*(ask("/later", large) for _ in range(4))) == [200] * 4
 
 
 async def test_large_bodies_have_their_turns_and_small_ones_pass(

@@ -21,7 +21,7 @@ from orchestrator.errors import Conflict, InvalidRequest, StoreError, StoreUnava
 from orchestrator.experiments import experimenter, readouts
 from orchestrator.experiments.documents import Experiment, ExperimentState, initial_state
 from orchestrator.experiments.experimenter import AssignmentFacts, Experimenter
-from orchestrator.experiments.outcome_log import RequestRecord
+from orchestrator.experiments.outcome_log import OutcomeLog, RequestRecord
 from orchestrator.experiments.runs import Run
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.service import Service
@@ -102,7 +102,7 @@ def test_a_comparison_ends_in_the_right_verdict() -> None:
 
 def test_a_session_stays_with_its_arm() -> None:
     with serving(service()) as url:
-        assert start(url, unit="session").status_code == 201
+        assert start(url, unit="session", salt="trial").status_code == 201
         arms = {
             session: {ask(url, **{"x-session-id": session})["arm"] for _ in range(5)}
             for session in ("a", "b", "c", "d", "e", "f")
@@ -265,6 +265,41 @@ def test_rewards_reach_the_report() -> None:
             "large": 1.0,
             "small": 0.25,
         }
+
+
+def test_rewards_stop_an_arm_where_an_administrator_trusts_who_gives_them() -> None:
+    made = service(access=Access(Keys(["app", "tester"]), Keys(["root"])))
+    rails = [{"metric": "reward", "at_least": 0.9, "min_units": 20}]
+    named = {name: {"authorization": f"Bearer {name}"} for name in ("app", "tester", "root")}
+    tester = Keys(["tester"]).owner("Bearer tester")
+    body = {"name": "trial", "arms": ARMS, "guardrails": rails}
+    with serving(made) as url:
+
+        def begin(**more: Any) -> httpx.Response:
+            return HTTP.post(f"{url}/v1/experiments", json=body | more, headers=named["root"])
+
+        def judge(who: str) -> None:
+            for _ in range(60):
+                given = ask(url, **named[who])
+                told = {"trace_id": given["trace_id"], "reward": 0.0}
+                HTTP.post(f"{url}/v1/feedback", json=told, headers=named[who])
+
+        def stopped() -> bool:
+            found = HTTP.get(f"{url}/v1/experiments/trial", headers=named["root"]).json()
+            return "small" in found["state"]["stopped"]
+
+        refused = begin()
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "judges")
+        bandit = begin(guardrails=[], kind="bandit", goal={"metric": "reward"})
+        assert (bandit.status_code, bandit.json()["error"]["param"]) == (400, "judges")
+        assert begin(judges=[tester]).status_code == 201
+        judge("app")
+        until(lambda: len(recorded(made)) == 180)
+        read = HTTP.get(f"{url}/v1/experiments/trial/report", headers=named["root"]).json()
+        assert not any("reward" in arm for arm in read["arms"].values())
+        assert not stopped()
+        judge("tester")
+        until(stopped)
 
 
 @pytest.mark.parametrize(
@@ -631,14 +666,14 @@ async def test_a_reader_knows_whether_requests_were_forgotten(
 ) -> None:
     monkeypatch.setattr(experimenter, "EVENTS_KEPT", 20)
     monkeypatch.setattr(experimenter, "KEPT", 30)
-    store, early = MemoryStore(), experimenter._Reader("s")
+    store, early = MemoryStore(), experimenter._Reader("s", OutcomeLog())
     await early.read(store)
     assert early.since is None
     for n in range(3):
         await store.append("s", lines(10 * n, 10), keep=20)
         await early.read(store)
     assert early.since is None  # it was there all the while
-    late = experimenter._Reader("s")
+    late = experimenter._Reader("s", OutcomeLog())
     await late.read(store)
     assert late.since == 10.0
     await store.append("s", lines(30, 1), keep=20)

@@ -80,6 +80,15 @@ def test_the_first_reward_of_each_key_counts() -> None:
     assert found.reward == 0.75
 
 
+def test_rewards_count_of_those_who_are_trusted_to_judge() -> None:
+    outcomes = OutcomeLog(lambda key: key == "boss")
+    for key, reward in (("one", 0.0), (None, 0.0), ("boss", 1.0)):
+        outcomes.add(dump(JUDGED.model_copy(update={"key": key, "reward": reward})))
+    outcomes.add(dump(EXPOSED))
+    assert [one.rewards for one in outcomes.requests] == [{"boss": 1.0}]
+    assert outcomes.unreadable == 0
+
+
 def test_a_reward_without_a_key_is_read() -> None:
     outcomes = OutcomeLog()
     for line in (dump(EXPOSED), b'{"kind":"reward","trace_id":"t","at":4.0,"reward":0.5}'):

@@ -16,7 +16,8 @@ from orchestrator.errors import (
     StoreUnavailable,
     UnknownPolicy,
 )
-from orchestrator.experiments.documents import Experiment, StoppedArm
+from orchestrator.experiments.assignment import assign
+from orchestrator.experiments.documents import Experiment, StoppedArm, initial_state
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.http.experiment_routes import run_json
 from orchestrator.state.memory import MemoryStore
@@ -77,6 +78,30 @@ async def test_an_experiment_from_start_to_stop(store: Store) -> None:
         ("experiment.start", "trial/1"),
     ]
     assert (audit[0]["author"], audit[0]["key"], audit[0]["note"]) == ("ada", "12345678", "try it")
+
+
+async def test_nobody_computes_arms_from_what_users_are_told(store: Store) -> None:
+    runs, units = runs_of(store), [f"s{n}" for n in range(200)]
+
+    def arms(run: Run) -> list[str]:
+        made = (assign(run.experiment, run.state, unit) for unit in units)
+        return [one.arm for one in made if one is not None]
+
+    guess = Run(1, document(), initial_state(0.0), {}, b"")
+    first, other = (
+        await runs.start(document(), ME),
+        await runs_of(MemoryStore()).start(document(), ME),
+    )
+    guessed = sum(one == two for one, two in zip(arms(first), arms(guess), strict=True))
+    assert 60 < guessed < 140  # by chance 100, by 7 a standard deviation
+    assert arms(first) != arms(other)  # not by the name, either
+    await runs.stop("trial", ME)
+    assert arms(await runs.start(document(), ME)) == arms(
+        first
+    )  # who asked before, keeps their arm
+    await runs.stop("trial", ME)
+    named = await runs.start(document(salt="mine"), ME)  # as GrowthBook has it
+    assert arms(named) == arms(Run(1, document(salt="mine"), initial_state(0.0), {}, b""))
 
 
 async def test_streams_that_nothing_reads_any_more_are_dropped(store: Store) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -15,6 +16,7 @@ import pytest
 from starlette.routing import Route
 
 from orchestrator.errors import BatonError, Overloaded, Unsupported, WorkerError, WorkerUnavailable
+from orchestrator.http import body
 from orchestrator.http.app import create_app
 from orchestrator.http.auth import OPEN_FILES, OPEN_PATHS, READ_METHODS, USER_PATHS, Access, Keys
 from orchestrator.http.limits import ServiceLimits
@@ -357,6 +359,41 @@ def test_body_size(url: str) -> None:
 
     reply = HTTP.post(f"{url}/v1/chat/completions", content=pieces(), headers=JSON)
     assert error(reply, 413)["code"] == "request_too_large"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "chat/completions",
+        "completions",
+        "responses",
+        "feedback",
+        "experiments",
+        "policies",
+        "policies/rollback",
+    ],
+)
+def test_bodies_are_read_beside_the_event_loop(
+    url: str, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte of JSON takes a while, in which nobody else would be answered."""
+    held_up = list[bool]()
+
+    class Watched(json.JSONDecoder):
+        def decode(self, *args: Any, **more: Any) -> Any:
+            held_up.append(_is_on_a_loop())
+            return super().decode(*args, **more)
+
+    monkeypatch.setattr(body, "FINITE_JSON", Watched())
+    assert HTTP.post(f"{url}/v1/{path}", json={"x": 1}).status_code in (400, 404, 409)
+    assert held_up == [False]
+
+
+def _is_on_a_loop() -> bool:
+    try:
+        return asyncio.get_running_loop().is_running()
+    except RuntimeError:
+        return False
 
 
 def test_a_body_that_does_not_come() -> None:

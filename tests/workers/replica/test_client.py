@@ -159,7 +159,7 @@ async def test_a_call_that_ends_replicas_ends_few(
 async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "PROBE_TIMEOUT_S", 0.1)
     now = 0.0
-    handle = Handle(story(), deaths=[(0, dead())] * 100)
+    handle = Handle(story(), deaths=[(0, dead())] * 100, silent=True)
     worker = ReplicaWorker(handle, retry_timeout_s=0.2)
     worker._breaker = CircuitBreaker(
         "the pool", failure_threshold=1, reset_timeout_s=5.0, clock=lambda: now
@@ -189,13 +189,26 @@ async def test_a_pool_that_is_down_is_waited_for_once(monkeypatch: pytest.Monkey
 
 
 async def test_a_status_shows_that_a_pool_is_there_again() -> None:
-    handle = Handle(story(), deaths=[(0, dead())] * 100)
+    handle = Handle(story(), deaths=[(0, dead())] * 100, silent=True)
     worker = ReplicaWorker(handle, retry_timeout_s=0.1)
     with pytest.raises(WorkerUnavailable, match="lost"):
         await collect(worker, CRITERIA)
     handle.deaths.clear()
+    with pytest.raises(WorkerUnavailable, match="in a row"):
+        await collect(worker, CRITERIA)
+    handle.silent = False
     await worker.status()
     assert (await collect(worker, CRITERIA))[1].segment.text
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_call_that_fails_shuts_no_pool_in_which_a_replica_answers(stream: bool) -> None:
+    handle = Handle(story(), deaths=[(0, dead())] * 100)
+    worker = ReplicaWorker(handle, retry_timeout_s=0.1)
+    with pytest.raises(WorkerUnavailable, match="lost"):
+        await collect(worker, CRITERIA, stream=stream)
+    handle.deaths.clear()
+    assert (await collect(worker, CRITERIA, stream=stream))[1].segment.text
 
 
 async def test_an_engine_that_is_dead_is_left_for_another() -> None:
