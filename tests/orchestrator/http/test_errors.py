@@ -532,7 +532,7 @@ def test_too_many_at_once() -> None:
             assert int(reply.headers["retry-after"]) >= 1
             with client(url) as api, pytest.raises(openai.RateLimitError):
                 api.chat.completions.create(model="baton", messages=ASKED)
-        until(lambda: made.live == 0, 1)
+        until(lambda: made.admission.live == 0, 1)
         assert post(url, {"model": "small-only"}).status_code == 200
 
 
@@ -545,7 +545,7 @@ def test_a_key_with_too_many_prompt_tokens_live_is_refused_and_another_is_not() 
         one, two = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
         with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body, headers=one) as reply:
             assert reply.status_code == 200  # alone it may be too long
-            until(lambda: made.live == 1)
+            until(lambda: made.admission.live == 1)
             (live,) = made.admission._prompts.values()
             read = live[0].prompt
             assert read > 0
@@ -554,7 +554,7 @@ def test_a_key_with_too_many_prompt_tokens_live_is_refused_and_another_is_not() 
             assert error(reply, 429)["code"] == "rate_limit_exceeded"
             assert int(reply.headers["retry-after"]) >= 1
             assert post(url, {"model": "small-only"}, headers=two).status_code == 200
-        until(lambda: made.live == 0)
+        until(lambda: made.admission.live == 0)
 
 
 def routes() -> dict[str, set[str]]:

@@ -51,7 +51,7 @@ def busy(made: Service, phase: str) -> bool:
 
 def idle(made: Service) -> bool:
     workers = [worker.live for worker in made.workers.values() if isinstance(worker, Scripted)]
-    return made.live == 0 and not any(workers) and _gauge(made) == 0
+    return made.admission.live == 0 and not any(workers) and _gauge(made) == 0
 
 
 def _gauge(made: Service) -> float | None:
@@ -65,7 +65,7 @@ def test_hang_up(phase: str, stream: bool) -> None:
     made = service(small, large, limits=ServiceLimits(ping_s=0.1))
     with serving(made) as url:
         connections = [_ask(url, model=model, stream=stream) for _ in range(20)]
-        until(lambda: made.live == 20 and busy(made, phase))
+        until(lambda: made.admission.live == 20 and busy(made, phase))
         for connection in connections:
             connection.close()
         assert until(lambda: idle(made)) < 1
