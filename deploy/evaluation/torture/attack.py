@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Protocol
 
-import httpx
+import aiohttp
 
 HANG_S: Final = 60.0  # an answer that takes longer never comes
+LOST: Final = (aiohttp.ClientError, TimeoutError)  # what a request that gets no answer raises
 HEALTH_S: Final = 1.0  # within which /health answers whatever happens
 CHAT: Final = "/v1/chat/completions"
 MODEL: Final = "large-only"
@@ -131,10 +132,14 @@ class Attack:
     """
 
     target: AttackedService
-    http: httpx.AsyncClient
+    http: aiohttp.ClientSession
     outcome: ScenarioOutcome
     number: int
     chance: random.Random
+
+    def at(self, path: str) -> str:
+        """The URL of a path of the service."""
+        return self.target.url + path
 
     @staticmethod
     def body(content: str = QUESTION, **more: Any) -> bytes:
@@ -153,20 +158,21 @@ class Attack:
         headers["content-type"] = "application/json"
         began = time.monotonic()
         try:
-            reply = await self.http.post(CHAT, content=body, headers=headers)
-        except httpx.HTTPError as error:
+            async with self.http.post(self.at(CHAT), data=body, headers=headers) as reply:
+                status, told, answer = reply.status, reply.headers, await reply.read()
+        except LOST as error:
             return Reply("lost", type(error).__name__, seconds=time.monotonic() - began)
-        seconds = time.monotonic() - began
-        if reply.status_code != 200:
-            after = reply.headers.get("retry-after", "")
+        seconds, text = time.monotonic() - began, answer.decode(errors="replace")
+        if status != 200:
+            after = told.get("retry-after", "")
             later = int(after) if after.isdecimal() else 0
-            return Reply(str(reply.status_code), reply.text, later, seconds=seconds)
+            return Reply(str(status), text, later, seconds=seconds)
         try:
-            data = reply.json()
+            data = json.loads(answer)
             said, extra = data["choices"][0]["message"], data["baton"]
             details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            return Reply("no answer of Baton's", reply.text, seconds=seconds)
+            return Reply("no answer of Baton's", text, seconds=seconds)
         text = (said.get("reasoning_content") or "") + "|" + (said.get("content") or "")
         cached = int(details.get("cached_tokens") or 0)
         return Reply("200", text, 0, bool(extra.get("degraded")), cached, seconds)
@@ -175,18 +181,19 @@ class Attack:
         """Ask for a stream and go away at its first bytes."""
         headers = self.target.headers | {"content-type": "application/json"}
         body = self.body(content, stream=True, **more)
-        with suppress(httpx.HTTPError):
-            async with self.http.stream("POST", CHAT, content=body, headers=headers) as reply:
-                async for _ in reply.aiter_bytes():
-                    break
+        with suppress(*LOST):
+            async with self.http.post(self.at(CHAT), data=body, headers=headers) as reply:
+                await reply.content.readany()
+                reply.close()
 
     async def until_ready(self) -> None:
         """Wait until the service is ready, within `HANG_S`."""
         until = time.monotonic() + HANG_S
         while time.monotonic() < until:
-            with suppress(httpx.HTTPError):
-                if (await self.http.get("/ready")).status_code == 200:
-                    return
+            with suppress(*LOST):
+                async with self.http.get(self.at("/ready")) as reply:
+                    if reply.status == 200:
+                        return
             await asyncio.sleep(0.5)
         self.outcome.broken.append(f"not ready within {HANG_S:g} s")
 
@@ -208,9 +215,10 @@ class Attack:
             for _ in count():
                 began = time.monotonic()
                 try:
-                    reply = await self.http.get("/health")
-                    ill.extend([reply.status_code] * (reply.status_code != 200))
-                except httpx.HTTPError:
+                    async with self.http.get(self.at("/health")) as reply:
+                        await reply.read()
+                    ill.extend([reply.status] * (reply.status != 200))
+                except LOST:
                     slowest = max(slowest, HANG_S)
                 slowest = max(slowest, time.monotonic() - began)
                 await asyncio.sleep(0.2)
