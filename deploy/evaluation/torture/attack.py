@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Final, Protocol
 
-import httpx
+import aiohttp
 
 HANG_S: Final = 60.0  # an answer that takes longer never comes
+LOST: Final = (aiohttp.ClientError, TimeoutError)  # what a request that gets no answer raises
 HEALTH_S: Final = 1.0  # within which /health answers whatever happens
 CHAT: Final = "/v1/chat/completions"
 MODEL: Final = "large-only"
@@ -135,11 +136,15 @@ class Attack:
     """
 
     target: AttackedService
-    http: httpx.AsyncClient
+    http: aiohttp.ClientSession
     outcome: ScenarioOutcome
     number: int
     chance: random.Random
     say: Callable[[str], object] = str
+
+    def at(self, path: str) -> str:
+        """The URL of a path of the service."""
+        return self.target.url + path
 
     @staticmethod
     def body(content: str = QUESTION, **more: Any) -> bytes:
@@ -158,20 +163,21 @@ class Attack:
         headers["content-type"] = "application/json"
         began = time.monotonic()
         try:
-            reply = await self.http.post(CHAT, content=body, headers=headers)
-        except httpx.HTTPError as error:
+            async with self.http.post(self.at(CHAT), data=body, headers=headers) as reply:
+                status, told, answer = reply.status, reply.headers, await reply.read()
+        except LOST as error:
             return Reply("lost", type(error).__name__, seconds=time.monotonic() - began)
-        seconds = time.monotonic() - began
-        if reply.status_code != 200:
-            after = reply.headers.get("retry-after", "")
+        seconds, text = time.monotonic() - began, answer.decode(errors="replace")
+        if status != 200:
+            after = told.get("retry-after", "")
             later = int(after) if after.isdecimal() else 0
-            return Reply(str(reply.status_code), reply.text, later, seconds=seconds)
+            return Reply(str(status), text, later, seconds=seconds)
         try:
-            data = reply.json()
+            data = json.loads(answer)
             said, extra = data["choices"][0]["message"], data["baton"]
             details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
         except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            return Reply("no answer of Baton's", reply.text, seconds=seconds)
+            return Reply("no answer of Baton's", text, seconds=seconds)
         text = (said.get("reasoning_content") or "") + "|" + (said.get("content") or "")
         cached = int(details.get("cached_tokens") or 0)
         return Reply("200", text, 0, bool(extra.get("degraded")), cached, seconds)
@@ -180,52 +186,47 @@ class Attack:
         """An answer as a stream: whole where it says how it finished, and that it is done."""
         headers = self.target.headers | {"content-type": "application/json"}
         body, began = self.body(content, stream=True, **more), time.monotonic()
-        thought, answer, finished, done, degraded = "", "", False, False, False
-
-        def reply(kind: str, text: str) -> Reply:
-            return Reply(kind, text, degraded=degraded, seconds=time.monotonic() - began)
-
         try:
-            async with self.http.stream("POST", CHAT, content=body, headers=headers) as response:
-                if response.status_code != 200:
-                    return reply(str(response.status_code), (await response.aread()).decode())
-                async for line in response.aiter_lines():
-                    data = line.removeprefix("data: ")
-                    if data == line:  # an empty one, or a comment
-                        continue
-                    if data == "[DONE]":
-                        done = True
-                        continue
-                    event = json.loads(data)
-                    if "error" in event:
-                        return reply("cut", event["error"]["message"])
-                    degraded |= bool(event.get("baton", {}).get("degraded"))
-                    for choice in event["choices"]:
-                        thought += choice["delta"].get("reasoning_content") or ""
-                        answer += choice["delta"].get("content") or ""
-                        finished |= choice["finish_reason"] is not None
-        except httpx.HTTPError as error:
-            return reply("lost", type(error).__name__)
+            async with self.http.post(self.at(CHAT), data=body, headers=headers) as response:
+                status, said = response.status, (await response.read()).decode(errors="replace")
+        except LOST as error:
+            return Reply("lost", type(error).__name__, seconds=time.monotonic() - began)
+        seconds = time.monotonic() - began
+        if status != 200:
+            return Reply(str(status), said, seconds=seconds)
+        lines = [line.removeprefix("data: ") for line in said.splitlines() if line[:6] == "data: "]
+        thought, answer, finished, degraded = "", "", False, False
+        try:
+            for event in (json.loads(line) for line in lines if line != "[DONE]"):
+                if "error" in event:
+                    return Reply("cut", event["error"]["message"], seconds=seconds)
+                degraded |= bool(event.get("baton", {}).get("degraded"))
+                for choice in event["choices"]:
+                    thought += choice["delta"].get("reasoning_content") or ""
+                    answer += choice["delta"].get("content") or ""
+                    finished |= choice["finish_reason"] is not None
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return reply("no answer of Baton's", repr(error))
-        return reply("200" if finished and done else "lost", f"{thought}|{answer}")
+            return Reply("no answer of Baton's", repr(error), seconds=seconds)
+        kind = "200" if finished and lines[-1] == "[DONE]" else "lost"
+        return Reply(kind, f"{thought}|{answer}", degraded=degraded, seconds=seconds)
 
     async def leave(self, content: str, **more: Any) -> None:
         """Ask for a stream and go away at its first bytes."""
         headers = self.target.headers | {"content-type": "application/json"}
         body = self.body(content, stream=True, **more)
-        with suppress(httpx.HTTPError):
-            async with self.http.stream("POST", CHAT, content=body, headers=headers) as reply:
-                async for _ in reply.aiter_bytes():
-                    break
+        with suppress(*LOST):
+            async with self.http.post(self.at(CHAT), data=body, headers=headers) as reply:
+                await reply.content.readany()
+                reply.close()
 
     async def until_ready(self) -> None:
         """Wait until the service is ready, within `HANG_S`."""
         until = time.monotonic() + HANG_S
         while time.monotonic() < until:
-            with suppress(httpx.HTTPError):
-                if (await self.http.get("/ready")).status_code == 200:
-                    return
+            with suppress(*LOST):
+                async with self.http.get(self.at("/ready")) as reply:
+                    if reply.status == 200:
+                        return
             await asyncio.sleep(0.5)
         self.outcome.broken.append(f"not ready within {HANG_S:g} s")
 
@@ -247,9 +248,10 @@ class Attack:
             for _ in count():
                 began = time.monotonic()
                 try:
-                    reply = await self.http.get("/health")
-                    ill.extend([reply.status_code] * (reply.status_code != 200))
-                except httpx.HTTPError:
+                    async with self.http.get(self.at("/health")) as reply:
+                        await reply.read()
+                    ill.extend([reply.status] * (reply.status != 200))
+                except LOST:
                     slowest = max(slowest, HANG_S)
                 slowest = max(slowest, time.monotonic() - began)
                 await asyncio.sleep(0.2)

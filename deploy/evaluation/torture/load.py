@@ -22,6 +22,7 @@ BURSTS, ENOUGH = 20, 100  # bursts of such prompts, unless users had so many ans
 STEADY: Final = 0.05  # by which memory, descriptors and threads may differ
 LEAVING: Final = 0.1  # of the clients of a soak go away during their stream
 STEP_S: Final = 5.0  # at each concurrency, to find the capacity
+WARM_S: Final = 1.0  # before it, in which the places fill
 CONCURRENT: Final = (1, 2, 4, 8, 16, 32)
 
 
@@ -88,7 +89,7 @@ async def capacity(attack: Attack) -> None:
     said = await attack.ask()
     most, usual = 0.0, 0.0
     for concurrent in CONCURRENT:
-        replies = await _closed_loop(attack, concurrent, STEP_S)
+        replies = await _closed_loop(attack, concurrent, STEP_S, warm_s=WARM_S)
         done = [reply.seconds for reply in replies if reply.kind == "200"]
         if len(done) / STEP_S > most:
             most, usual = len(done) / STEP_S, percentile(done, 0.95)
@@ -96,21 +97,24 @@ async def capacity(attack: Attack) -> None:
     if not most:
         outcome.broken.append("nothing was answered")
         return
-    replies, asked = list[Reply](), set[asyncio.Task[None]]()
+    replies, asked, within = list[Reply](), set[asyncio.Task[None]](), 0
+    due = time.monotonic()
+    until = due + number
 
     async def one() -> None:
+        nonlocal within
         reply = await attack.ask()
+        within += reply.kind == "200" and time.monotonic() < until
         outcome.count(reply)
         replies.append(reply)
         _check(outcome, reply, said)
 
-    until = time.monotonic() + number
-    while time.monotonic() < until:
+    while due < until:
         task = asyncio.create_task(one())
         asked.add(task)
         task.add_done_callback(asked.discard)
-        await asyncio.sleep(attack.chance.expovariate(4 * most))
-    within = sum(reply.kind == "200" for reply in replies)
+        due += attack.chance.expovariate(4 * most)  # however late this one was
+        await asyncio.sleep(due - time.monotonic())
     await asyncio.gather(*asked)
     times = [reply.seconds for reply in replies if reply.kind == "200"]
     goodput, slow = within / number, percentile(times, 0.95)
@@ -127,14 +131,22 @@ async def _closed_loop(
     seconds: float,
     key: str | None = None,
     seen: Callable[[Reply], None] | None = None,
+    warm_s: float = 0.0,
 ) -> list[Reply]:
-    """What so many clients are answered, each of whom asks again as soon as it is."""
-    replies, until = list[Reply](), time.monotonic() + seconds
+    """What so many clients are answered within so many seconds, each of whom asks again as soon as
+    it is; `seen` is told of every answer.
+
+    Those that come later are no part of what was done in that time: with as many clients as are
+    answered in a second they would add a second's worth. Nor are those of `warm_s` seconds before.
+    """
+    replies, since = list[Reply](), time.monotonic() + warm_s
+    until = since + seconds
 
     async def client() -> None:
         while time.monotonic() < until:
             reply = await attack.ask(key=key)
-            replies.append(reply)
+            if since <= time.monotonic() < until:
+                replies.append(reply)
             if seen is not None:
                 seen(reply)
             if reply.kind != "200":  # a client that is refused comes again soon, but not at once
@@ -148,18 +160,24 @@ async def flood(attack: Attack) -> None:
     """A key with 64 clients for so many seconds: another with 16 keeps at least its share."""
     outcome, number, quiet = attack.outcome, attack.number, attack.target.other_key
     assert quiet is not None
-    replies = await _closed_loop(attack, QUIET, number, quiet)
+    replies, refused = await _closed_loop(attack, QUIET, number, quiet), 0
     alone = sum(reply.kind == "200" for reply in replies)
+
+    def told(reply: Reply) -> None:
+        nonlocal refused
+        outcome.count(reply, "quiet")
+        refused += reply.kind != "200"
+
     loud, beside = await asyncio.gather(
         _closed_loop(attack, LOUD, number, seen=lambda reply: outcome.count(reply, "loud")),
-        _closed_loop(attack, QUIET, number, quiet, lambda reply: outcome.count(reply, "quiet")),
+        _closed_loop(attack, QUIET, number, quiet, told),
     )
     got, others = (sum(one.kind == "200" for one in replies) for replies in (beside, loud))
     share = min(alone, (got + others) / 2)
     outcome.seen[f"quiet {got} of {alone} alone, loud {others}"] = 1
     if got < GOODPUT * share:
         outcome.broken.append(f"the other key got {got} answers where {share:.0f} are its share")
-    if refused := sum(reply.kind != "200" for reply in beside):
+    if refused:
         outcome.broken.append(f"the other key was refused {refused} times")
 
 

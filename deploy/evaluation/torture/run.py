@@ -5,10 +5,9 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from itertools import cycle
 from typing import Final
 
-import httpx
+import aiohttp
 
 from deploy.evaluation.torture.attack import HANG_S, Attack, AttackedService, ScenarioOutcome
 from deploy.evaluation.torture.faults import faults
@@ -29,26 +28,19 @@ SCENARIOS: Final[Mapping[str, Callable[[Attack], Awaitable[None]]]] = {
     "soak": soak,
 }
 
-POOLS: Final = 32
 
+def client() -> aiohttp.ClientSession:
+    """What attacks a service: connections without limit, which are kept.
 
-class ManyPools(httpx.AsyncBaseTransport):
-    """Connections without limit in many pools, in turn: a pool looks at all of its connections for
-    each request, which with hundreds of them takes more than the request itself."""
-
-    def __init__(self) -> None:
-        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
-        self._pools = [
-            httpx.AsyncHTTPTransport(limits=limits, trust_env=False) for _ in range(POOLS)
-        ]
-        self._turn = cycle(self._pools)
-
-    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        return await next(self._turn).handle_async_request(request)
-
-    async def aclose(self) -> None:
-        for pool in self._pools:
-            await pool.aclose()
+    An attacker on the service's own cores must take little of them: with 80 requests at once one
+    takes aiohttp a fourth of httpx's time.
+    """
+    times = aiohttp.ClientTimeout(sock_connect=2 * HANG_S, sock_read=2 * HANG_S)
+    return aiohttp.ClientSession(
+        connector=aiohttp.TCPConnector(limit=0),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=times,
+    )
 
 
 async def torture(
@@ -60,9 +52,7 @@ async def torture(
     """Run scenarios, each of the given size, one after the other; `say` hears how far they are."""
     for name, number in scenarios.items():
         outcome, began = ScenarioOutcome(name), time.monotonic()
-        async with httpx.AsyncClient(
-            base_url=target.url, timeout=2 * HANG_S, transport=ManyPools(), trust_env=False
-        ) as http:
+        async with client() as http:
             attack = Attack(target, http, outcome, number, random.Random(seed), say)
             async with attack.watched_health():
                 await SCENARIOS[name](attack)

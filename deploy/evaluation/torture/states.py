@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from contextlib import suppress
 from typing import Final
 
-import httpx
-
-from deploy.evaluation.torture.attack import HANG_S, Attack, BadStates, Reply
+from deploy.evaluation.torture.attack import HANG_S, LOST, Attack, BadStates, Reply
 from deploy.evaluation.torture.faults import MODELS, streams
 
 STATE_S: Final = 5.0  # that a state lasts
@@ -68,8 +67,10 @@ async def _follows_again(attack: Attack) -> bool:
     until = time.monotonic() + HANG_S
     while time.monotonic() < until:
         # While a replica is being replaced, what answers may be none of Baton's.
-        with suppress(httpx.HTTPError, ValueError, KeyError, TypeError):
-            if (await attack.http.get("/ready")).json()["degraded"] is False:
+        with suppress(*LOST, ValueError, KeyError, TypeError):
+            async with attack.http.get(attack.at("/ready")) as reply:
+                degraded = json.loads(await reply.read())["degraded"]
+            if degraded is False:
                 return True
         await asyncio.sleep(0.5)
     return False

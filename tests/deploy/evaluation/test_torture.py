@@ -10,11 +10,15 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from inspect import isawaitable
 from itertools import chain, repeat
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import aiohttp
 import httpx
 import pytest
 import redis
@@ -41,7 +45,7 @@ from deploy.evaluation.torture.faults import (
 from deploy.evaluation.torture.hostile import hostile_request
 from deploy.evaluation.torture.own_machine import OwnClock, OwnMemory
 from deploy.evaluation.torture.own_redis import STATES, own_redis
-from deploy.evaluation.torture.run import SCENARIOS, table, torture
+from deploy.evaluation.torture.run import SCENARIOS, client, table, torture
 from orchestrator.errors import ContextLengthExceeded, WorkerError
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.limits import ServiceLimits
@@ -293,8 +297,9 @@ async def test_what_grows_is_told() -> None:
 
 
 async def test_load_scenarios_measure_and_judge(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(load, "STEP_S", 0.2)
-    monkeypatch.setattr(load, "CONCURRENT", (1, 2))
+    monkeypatch.setattr(load, "STEP_S", 2.0)
+    monkeypatch.setattr(load, "WARM_S", 0.0)
+    monkeypatch.setattr(load, "CONCURRENT", (2,))
     monkeypatch.setattr(load, "GOODPUT", 0.0)  # of a machine that does other things
     monkeypatch.setattr(load, "ADMITTED_SLOWER", 1e9)
     access = Access(Keys(["one", "two"]))
@@ -306,10 +311,11 @@ async def test_load_scenarios_measure_and_judge(monkeypatch: pytest.MonkeyPatch)
         assert any(one.startswith("goodput") for one in found["capacity"].seen)
         assert found["flood"].seen["quiet 200"] > 0
         assert not any("refused" in one for one in found["flood"].broken)
-        monkeypatch.setattr(load, "GOODPUT", 99.0)
-        found = {s.scenario: s async for s in torture(target, {"capacity": 1, "flood": 1})}
-    assert any("goodput is" in one for one in found["capacity"].broken)
-    assert any("are its share" in one for one in found["flood"].broken)
+    monkeypatch.setattr(load, "GOODPUT", 99.0)
+    for scenario, told in ("capacity", "goodput is"), ("flood", "are its share"):
+        attack = attacking(soon, scenario, 1, key="one", other_key="two")
+        await SCENARIOS[scenario](attack)
+        assert any(told in one for one in attack.outcome.broken)
 
 
 def test_a_redis_of_ones_own_in_every_bad_state() -> None:
@@ -373,17 +379,49 @@ async def test_a_service_in_a_bad_state_is_waited_for(monkeypatch: pytest.Monkey
     assert any("after clock odd: large-only: another" in one for one in found.broken)
 
 
+class Answered:
+    """Stands for the attacker's session: a function answers what it asks."""
+
+    def __init__(self, answer: Callable[[httpx.Request], Any]) -> None:
+        self._answer = answer
+
+    def get(self, url: str) -> Any:
+        return self._reply(httpx.Request("GET", url))
+
+    def post(self, url: str, data: bytes, headers: dict[str, str]) -> Any:
+        return self._reply(httpx.Request("POST", url, content=data, headers=headers))
+
+    @asynccontextmanager
+    async def _reply(self, request: httpx.Request) -> AsyncIterator[Any]:
+        answer = self._answer(request)
+        if isawaitable(answer):
+            answer = await answer
+        content = SimpleNamespace(readany=answer.aread)
+        yield SimpleNamespace(
+            status=answer.status_code,
+            headers=answer.headers,
+            read=answer.aread,
+            content=content,
+            close=answer.close,
+        )
+
+
 def attacking(
-    answer: Callable[[httpx.Request], httpx.Response], scenario: str, number: int, **target: Any
+    answer: Callable[[httpx.Request], Any], scenario: str, number: int, **target: Any
 ) -> Attack:
     """An attack on a function."""
-    http = httpx.AsyncClient(transport=httpx.MockTransport(answer), base_url="http://service")
     service = AttackedService("http://service", **target)
+    http: Any = Answered(answer)
     return Attack(service, http, ScenarioOutcome(scenario), number, random.Random(0))
 
 
 def rightly(request: httpx.Request) -> httpx.Response:
     return httpx.Response(200, json={"degraded": False, **ANSWER})
+
+
+async def soon(request: httpx.Request) -> httpx.Response:
+    await asyncio.sleep(0.01)
+    return rightly(request)
 
 
 @pytest.mark.parametrize("lost", [True, False])
@@ -393,7 +431,7 @@ async def test_a_stranger_who_is_refused_proves_nothing(lost: bool) -> None:
         if body.get("user") != "stranger" or "What is" not in body["messages"][0]["content"]:
             return rightly(request)
         if lost:
-            raise httpx.ReadError("gone")
+            raise aiohttp.ServerDisconnectedError
         return httpx.Response(429, json={})
 
     attack = attacking(answer, "guesses", 40)
@@ -409,6 +447,50 @@ async def test_so_few_guesses_are_made_more_until_they_could_tell() -> None:
     assert attack.outcome.requests == 40
 
 
+async def test_what_comes_after_its_time_is_no_part_of_the_capacity(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load, "STEP_S", 0.1)
+    monkeypatch.setattr(load, "WARM_S", 0.0)
+    monkeypatch.setattr(load, "CONCURRENT", (8,))
+
+    async def late(request: httpx.Request) -> httpx.Response:
+        await asyncio.sleep(0.3)
+        return rightly(request)
+
+    attack = attacking(late, "capacity", 1)
+    await SCENARIOS["capacity"](attack)
+    assert attack.outcome.broken == ["nothing was answered"]
+
+
+async def test_what_comes_before_it_is_none_either() -> None:
+    seen = list[Reply]()
+    attack = attacking(soon, "capacity", 1)
+    assert await load._closed_loop(attack, 2, 0.0, seen=seen.append, warm_s=0.1) == []
+    assert seen
+
+
+async def test_a_connection_is_kept_and_a_stream_left() -> None:
+    connections = set[object]()
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        connections.add(tuple(scope["client"]))
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 429, "headers": headers})
+        await send({"type": "http.response.body", "body": b"data: {}\n\n", "more_body": leaving})
+        while leaving and (await receive())["type"] != "http.disconnect":
+            pass
+
+    leaving = False
+    with behind_the_proxy(app) as url:
+        async with client() as http:
+            attack = Attack(AttackedService(url), http, ScenarioOutcome("soak"), 1, random.Random())
+            assert [(await attack.ask()).kind for _ in range(3)] == ["429"] * 3
+            assert len(connections) == 1
+            leaving = True
+            await attack.leave("a stream without an end")
+
+
 async def test_connections_that_the_quiet_key_loses_count_as_refused() -> None:
     asked = 0
 
@@ -418,7 +500,7 @@ async def test_connections_that_the_quiet_key_loses_count_as_refused() -> None:
         if request.headers["authorization"] == "Bearer quiet":
             asked += 1
             if asked % 2:
-                raise httpx.ReadError("gone")
+                raise aiohttp.ServerDisconnectedError
         return rightly(request)
 
     attack = attacking(answer, "flood", 1, key="loud", other_key="quiet")
@@ -430,10 +512,10 @@ async def test_connections_that_the_quiet_key_loses_count_as_refused() -> None:
 
 async def test_a_lost_connection_took_its_time() -> None:
     def answer(request: httpx.Request) -> httpx.Response:
-        raise httpx.ReadTimeout("too long")
+        raise aiohttp.SocketTimeoutError("too long")
 
     reply = await attacking(answer, "overload", 1).ask()
-    assert (reply.kind, reply.text) == ("lost", "ReadTimeout")
+    assert (reply.kind, reply.text) == ("lost", "SocketTimeoutError")
     assert reply.seconds > 0
 
 
@@ -509,7 +591,7 @@ async def test_ready_is_asked_again_until_the_store_is_followed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(states, "STATE_S", 0.01)
-    gone = httpx.ReadError("gone")
+    gone = aiohttp.ServerDisconnectedError()
     said: list[Any] = [{}, gone, "<html>", [], {}, {"degraded": True}, {"degraded": False}]
 
     def answer(request: httpx.Request) -> httpx.Response:
