@@ -201,7 +201,12 @@ def _with_own(
 
 def _end_on_sigterm() -> None:
     """End by SIGTERM as by Ctrl-C: what was started ends too. Ray's own handler leaves it."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would leave what is not ended
+        sys.exit(128 + signal.SIGTERM)
+
+    signal.signal(signal.SIGTERM, end)
 
 
 def _is_loopback(url: str) -> bool:

@@ -7,6 +7,7 @@ body that has been arriving longest gives way: a user's is seldom slow, an attac
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from typing import Final
 
 from orchestrator.http.errors import HttpError
@@ -56,7 +57,8 @@ class BodyShare:
         self.leave()
         self._gave_way = True
         if self.scope is not None:
-            self.scope.reschedule(asyncio.get_running_loop().time())
+            with suppress(RuntimeError):  # its time was up anyway
+                self.scope.reschedule(asyncio.get_running_loop().time())
 
     def check(self) -> None:
         """Raises HttpError, 503: the body gave way."""

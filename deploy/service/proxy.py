@@ -98,20 +98,22 @@ class ProxyMiddleware:
             return
         attempt = self._attempt(scope, body, receive, send)
         again = _may_be_repeated(scope) and not body[-1]["more_body"]
-        if await self._carry(attempt) and again:
+        if await self._carry(attempt, share) and again:
             log.warning("%s %r was lost: made again", scope["method"], scope["path"])
             await asyncio.sleep(PAUSE_S)
             attempt = self._attempt(scope, body, receive, send)
-            await self._carry(attempt)
+            await self._carry(attempt, share)
         await attempt.finish()
 
-    async def _carry(self, attempt: _Attempt) -> bool:
-        """Whether a request was lost; one with a large body has its turn first."""
+    async def _carry(self, attempt: _Attempt, share: BodyShare) -> bool:
+        """Whether a request was lost; one with a large body has its turn first, after which the
+        application knows of it."""
         if attempt.body_bytes <= LARGE_BYTES:
             return await attempt.was_lost(self._app)
         await self._large.acquire()
         with ExitStack() as turn:
             turn.callback(self._large.release)
+            turn.callback(share.leave)
             later = asyncio.get_running_loop().call_later(TURN_S, turn.close)
             turn.callback(later.cancel)
             return await attempt.was_lost(self._app)
@@ -261,6 +263,7 @@ async def _gather(receive: Receive, share: BodyShare) -> list[Message] | None:
                     return None
                 size += len(message.get("body", b""))
                 messages.append({"more_body": False, **message})
+                share.check()
                 if size > LARGE_BYTES:
                     share.grow(size - share.size)
                     share.check()
@@ -268,7 +271,8 @@ async def _gather(receive: Receive, share: BodyShare) -> list[Message] | None:
         share.check()
         text = f"the body did not arrive within {BODY_S:g} s"
         raise HttpError(408, text, code="request_timeout") from None
-    share.arrived()
+    finally:
+        share.arrived()
     return messages
 
 

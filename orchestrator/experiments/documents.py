@@ -230,6 +230,10 @@ class Experiment(ExperimentDocument):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
+        if self.salt is not None and self.secret is not None:
+            raise _invalid(
+                "salt", "leave out salt or secret: one of them seeds the hash", self.salt
+            )
         names = [arm.name for arm in self.all_arms]
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise _invalid("arms", "two arms have this name", twice[0])
@@ -307,7 +311,7 @@ class Experiment(ExperimentDocument):
             decides |= {self.goal.metric, *(bound.metric for bound in self.goal.within)}
         return "reward" in decides
 
-    def counts(self, judge: str | None) -> bool:
+    def counts_rewards_of(self, judge: str | None) -> bool:
         """Whether the rewards of a key count (8 hex digits of its digest, None without keys)."""
         return not isinstance(self.judges, tuple) or judge in self.judges
 

@@ -331,7 +331,7 @@ class _Reader:
 
 
 def _reader(run: Run) -> _Reader:
-    return _Reader(run.stream, OutcomeLog(run.experiment.counts))
+    return _Reader(run.stream, OutcomeLog(run.experiment.counts_rewards_of))
 
 
 def _forced(live: Sequence[Run], forced: str, request: str) -> Enrollment:

@@ -129,11 +129,11 @@ class OutcomeLog:
     """Events joined by request, in whatever order they come.
 
     Args:
-        counts: whether the rewards of a key count.
+        counts_rewards_of: whether the rewards of a key count.
     """
 
-    def __init__(self, counts: Callable[[str | None], bool] = lambda key: True) -> None:
-        self._counts, self.unreadable = counts, 0
+    def __init__(self, counts_rewards_of: Callable[[str | None], bool] = lambda key: True) -> None:
+        self._counts_rewards_of, self.unreadable = counts_rewards_of, 0
         self._requests: OrderedDict[str, RequestRecord] = OrderedDict()
         self._early: OrderedDict[str, list[Event]] = OrderedDict()  # before their exposure
 
@@ -148,7 +148,7 @@ class OutcomeLog:
     def add_event(self, event: Event) -> None:
         """Add one event."""
         request = self._requests.get(event.trace_id)
-        if isinstance(event, Reward) and not self._counts(event.key):
+        if isinstance(event, Reward) and not self._counts_rewards_of(event.key):
             return
         if isinstance(event, Exposure):
             if request is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass, field, replace
 from http import HTTPStatus
 from math import ceil
 from typing import Any
@@ -82,7 +82,7 @@ def http_error(error: BaseException) -> HttpError:
     """What the client sees of `error`."""
     match error:
         case HttpError():
-            return error
+            return replace(error)  # which no traceback, and so no body in its frames, holds on to
         case ContextLengthExceeded():
             code = error.code or "context_length_exceeded"
             return HttpError(400, error.message, param=error.param, code=code)

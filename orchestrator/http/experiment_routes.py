@@ -81,7 +81,9 @@ def _check_judges(service: Service, given: Experiment) -> None:
     Raises:
         InvalidRequest: it is not said.
     """
-    if service.access.users and given.acts_on_rewards and given.judges is None:
+    access = service.access
+    keys = access.users or access.admins or access.observers
+    if keys and given.acts_on_rewards and given.judges is None:
         raise InvalidRequest(
             "judges: rewards alone may stop an arm or move weights here, and any key can give its "
             "own answers the worst; name the keys whose rewards count, each by the eight digits "

@@ -141,18 +141,21 @@ def main() -> None:
     policies, out = options.policies.split(","), options.out
     calibration = read_calibration(CALIBRATION)
     candidates = {policy: Candidate.parse(policy) for policy in policies}
+    params = {
+        policy: calibration.params(one.policy) | one.params for policy, one in candidates.items()
+    }
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = out.read_text().splitlines() if out.is_file() else []
     rows = [json.loads(line) for line in lines]
+    rows = [row for row in rows if row["params"] == params.get(row["policy"])]
     done = {(row["policy"], row["task"]) for row in rows}
     small, large = (open_model(name, rows=options.at_once) for name in ("small", "large"))
 
     def attempt(policy: str, number: int, task: Task) -> dict[str, Any]:
-        began, name = time.perf_counter(), candidates[policy].policy
-        params = calibration.params(name) | candidates[policy].params
-        found = solved(api, name, params, task)
+        began = time.perf_counter()
+        found = solved(api, candidates[policy].policy, params[policy], task)
         seconds = round(time.perf_counter() - began, 1)
-        row = {"policy": policy, "task": number, "kind": task.kind}
+        row = {"policy": policy, "params": params[policy], "task": number, "kind": task.kind}
         return {**row, "solved": found, "seconds": seconds}
 
     try:

@@ -185,7 +185,10 @@ class ReplicaWorker:
         except WorkerUnavailable:
             # Replicas fail one by one (calls avoid those that are silent): what shuts the pool to
             # all is that none of them answers.
-            if not (await self._look_around()).answering:
+            answering = frozenset[str]()
+            with suppress(Exception):  # the replicas could not be asked
+                answering = (await self._look_around()).answering
+            if not answering:
                 self._breaker.record_failure()
             raise
 

@@ -121,8 +121,10 @@ class PrefixReceiver:
         """The whole call; None where its beginning is not here."""
         if isinstance(suffix, Call):
             return suffix
-        known, rest = self._known.get(suffix.call.request), suffix.call.transcript
-        if known is None:
+        rest = suffix.call.transcript
+        try:
+            known = self._known[suffix.call.request]
+        except KeyError:
             return None
         prefix = replace(
             known,
@@ -143,9 +145,10 @@ class PrefixReceiver:
         """Keep the transcript of a call that the worker has taken, or the one that is there where
         that goes on from it. What is refused is not kept: anybody could fill the memory with it."""
         request, transcript = call.request, call.transcript
-        known = self._known.pop(request, None)
-        if known is not None and _continues(known, transcript):
-            transcript = known
+        with suppress(KeyError):
+            known = self._known[request]
+            if _continues(known, transcript):
+                transcript = known
         with suppress(ValueError):  # too long to be kept
             self._known[request] = transcript
 

@@ -26,12 +26,7 @@ QUESTIONS: Final = (QUESTION, "37 * 46 + 12", "Mia has 6 bags with 17 marbles ea
 SEED: Final = 1  # of what is drawn
 BEFORE_S: Final = 1.0  # within which a fault comes after the first requests
 BY_TIME: Final = ("never-slower",)  # what it writes depends on what calls took
-EXCUSED: Final[Mapping[tuple[str, bool], Sequence[str]]] = {
-    ("ProxyActor", False): ("lost", "503"),
-    ("ProxyActor", True): ("lost", "cut", "503"),
-    ("Orchestrator", True): ("cut",),
-}
-"""How an answer, whole or a stream, may end where the process that holds it is gone."""
+TAKEN_FOR_DEAD_S: Final = 60.0  # Serve replaces what is stopped for so long
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +152,7 @@ async def _fault(
 
     async def client(policy: str, streamed: bool) -> None:
         ask = attack.stream if streamed else attack.ask
-        excused = EXCUSED.get((fault.kind, streamed), ())
+        excused = _excused(fault, streamed)
         for question in QUESTIONS:
             reply = await ask(question, model=policy, seed=SEED)
             outcome.count(reply, "stream" if streamed else "")
@@ -188,6 +183,14 @@ async def _fault(
             finally:
                 again(signal.SIGCONT)
     await running
+
+
+def _excused(fault: ProcessFault, streamed: bool) -> Sequence[str]:
+    """How an answer may end where the process that holds it is gone."""
+    if fault.kind == "ProxyActor":
+        return ("lost", "cut", "503")
+    gone = fault.stopped_s is None or fault.stopped_s >= TAKEN_FOR_DEAD_S
+    return ("cut",) if fault.kind == "Orchestrator" and streamed and gone else ()
 
 
 def streams(

@@ -443,7 +443,7 @@ def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
     for key in range(recent_refusals.KEYS + 1):
         refusals.note(scope(key), PLAIN, 429, Headers({"retry-after": "1", **dict([NO_PLACE])}))
     refusals.check(scope(0), PLAIN)  # the oldest of too many
-    with pytest.raises(match="too many requests"):
+    with pytest.raises(HttpError, match="too many requests"):
         refusals.check(scope(1), PLAIN)
     now[0] = recent_refusals.REPEATED_S
     refusals.check(scope(1), PLAIN)

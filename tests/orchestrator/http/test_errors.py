@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import hashlib
 import json
 import logging
 import time
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,6 +21,7 @@ from orchestrator.errors import BatonError, Overloaded, Unsupported, WorkerError
 from orchestrator.http import body
 from orchestrator.http.app import create_app
 from orchestrator.http.auth import OPEN_FILES, OPEN_PATHS, READ_METHODS, USER_PATHS, Access, Keys
+from orchestrator.http.errors import HttpError, http_error
 from orchestrator.http.limits import ServiceLimits
 from orchestrator.http.schemas import UNSUPPORTED
 from tests.orchestrator.serving import (
@@ -697,3 +700,24 @@ def test_logs_hold_neither_keys_nor_prompts(caplog: pytest.LogCaptureFixture) ->
     assert "sk-canary" not in caplog.text + record
     assert "Twice" not in caplog.text
     assert f"key={json.loads(record)['key']}" in caplog.text
+
+
+def test_what_a_refusal_says_holds_on_to_nothing_that_the_request_had() -> None:
+    class Body:
+        pass
+
+    def refuse() -> tuple[HttpError, weakref.ref[Body]]:
+        body = Body()
+        kept = weakref.ref(body)
+        try:
+            raise HttpError(413, "too large", code="request_too_large")
+        except HttpError as error:
+            return http_error(error), kept
+
+    gc.disable()  # whose next run may be long after
+    try:
+        said, body = refuse()
+        assert body() is None
+        assert (said.status, said.code) == (413, "request_too_large")
+    finally:
+        gc.enable()
