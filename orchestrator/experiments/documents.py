@@ -128,10 +128,11 @@ class Guardrail(ExperimentDocument):
 
     One of: `at_most` or `at_least` (in the metric's unit), or `worse_than_control_by` (likewise).
     With a `quantile` (of a time) it is that quantile that may be `at_most` so many ms. `alpha`
-    bounds the probability that an arm within the limit is ever stopped by it. A request that its
-    client cancelled, or that failed, ranks worst in a quantile and against the control; in a mean
-    that may be `at_most` so much it counts with the time that had passed; an arm that has one of
-    them crosses no `at_least` of a time. `cancelled` and `error` are metrics of their own.
+    bounds the probability that an arm within the limit is ever stopped by it, for times as they
+    were observed: a request that its client cancelled, or that failed, counts against `at_most`
+    with the time that had passed, against the control with the worst time of all arms; an arm that
+    has one of them crosses no `at_least` of a time. `cancelled` and `error` are metrics of their
+    own.
     """
 
     metric: MetricName

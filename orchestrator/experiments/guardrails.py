@@ -3,12 +3,12 @@
 Both are evaluated after every few requests, so a limit counts as crossed only by a sequential test:
 an arm within its limit is stopped with probability `alpha` at most, over all looks.
 
-What a request would have taken that was cancelled, or failed, is not known. In a quantile it ranks
-worst: the limit says in what time so many requests are answered, and it was not. Against the
-control it has the worst time of all arms (`comparable`). In a mean against a limit (`at_most`) it
-counts with the time that had passed, a lower bound, so what it adds is never more than was seen; no
-upper bound is known, so an `at_least` of a time is not decided where there is any of them. How many
-there are are metrics of their own, `cancelled` and `error`.
+That holds for times as they were observed. What a request would have taken that was cancelled, or
+failed, is not known: against a limit (`at_most`, a quantile) it counts with the time that had
+passed, a lower bound, so what it adds is never more than was seen; against the control with the
+worst time of all arms (`comparable`). No upper bound is known, so an `at_least` of a time is not
+decided where there is any of them. How many there are are metrics of their own, `cancelled` and
+`error`.
 """
 
 from __future__ import annotations
@@ -149,8 +149,7 @@ def _slow(
     requests: Sequence[RequestRecord],
     experiment: Experiment,
 ) -> str | None:
-    """A quantile q is above a limit where more than 1 - q of the requests take longer, or end
-    without an answer.
+    """A quantile q is above a limit where more than 1 - q of the requests take longer.
 
     Requests of one unit are alike, so units are what is counted: exactly where each has one
     request or is slow as a whole or not at all, else by the ratio of slow requests to all over
@@ -159,8 +158,7 @@ def _slow(
     sums: dict[str, list[float]] = {}
     for request, ms, _ in observations(requests, rail.metric, experiment.prices):
         own = sums.setdefault(request.exposure.unit, [0.0, 0.0])
-        outcome = request.outcome
-        own[0] += ms > limit or (outcome is not None and outcome.is_open(rail.metric))
+        own[0] += ms > limit
         own[1] += 1
     slow, count = (int(total) for total in np.sum(list(sums.values()), axis=0))
     units = linearise(np.array(list(sums.values())), bounded=True)
@@ -168,4 +166,4 @@ def _slow(
         over = proportion_exceeds(int(units.values.sum()), units.count, 1 - quantile, rail.alpha)
     else:
         over = mean_interval(units, rail.alpha, experiment.tuned_for).low > 1 - quantile
-    return f"{slow} of {count} requests took longer, or got no answer" if over else None
+    return f"{slow} of {count} requests took longer" if over else None

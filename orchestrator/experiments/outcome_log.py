@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from orchestrator.experiments.documents import MetricName, Name
+from orchestrator.experiments.documents import Name
 
 Text = Annotated[str, Field(max_length=256)]
 TimeName = Literal["ms", "first_step_ms"]
@@ -72,12 +72,8 @@ class Outcome(_Event):
         """Whether it got no answer in its time, so that times may be lower bounds."""
         return self.status != "finished" and not self.refused
 
-    def is_open(self, name: MetricName) -> bool:
-        """Whether of a time only is known that it would have been longer than `time` says."""
-        return self.censored and (name == "ms" or self.first_step_ms is None)
-
     def time(self, name: TimeName) -> float | None:
-        """A time in ms, None where the request was refused; a lower bound where it is open."""
+        """A time in ms, None where the request was refused; a lower bound where it is censored."""
         if self.refused:
             return None
         if name == "first_step_ms" and (

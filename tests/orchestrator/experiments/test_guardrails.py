@@ -174,11 +174,10 @@ def test_units_that_are_all_slow_are_counted_not_their_requests() -> None:
 @pytest.mark.parametrize("rail", [{}, {"quantile": 0.95}])
 @pytest.mark.parametrize("metric", ["ms", "first_step_ms"])
 @pytest.mark.parametrize("status", ["cancelled", "failed"])
-def test_requests_without_an_answer_rank_worst_in_quantiles_and_beside_the_control(
+def test_a_slow_control_stops_no_arm_whose_requests_got_no_answer(
     status: str, metric: str, rail: dict[str, Any]
 ) -> None:
-    """In a mean against a limit they count with the time that had passed, however slow the control
-    is."""
+    """Against a limit a request without an answer counts with the time that had passed."""
     made = experiment({"metric": metric, "at_most": 2000, **rail})
     control = [request("large", 100 + n, ms=500.0, first_step_ms=400.0) for n in range(60)]
     control.append(request("large", 200, ms=600_000.0, first_step_ms=600_000.0))
@@ -197,7 +196,7 @@ def test_requests_without_an_answer_rank_worst_in_quantiles_and_beside_the_contr
         by_arm = analysis_set([*own, *control], made.weights).by_arm
         return bool(crossed_guardrails(made, initial_state(0.0), by_arm))
 
-    assert stopped(made, new(patience_ms=500.0)) == ("quantile" in rail)
+    assert not stopped(made, new(patience_ms=500.0))
     assert stopped(made, new(patience_ms=30_000.0))
     relative = experiment({"metric": metric, "worse_than_control_by": 0.0})
     assert stopped(relative, new(patience_ms=500.0))
