@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -125,6 +125,39 @@ class Reply:
     seconds: float = 0.0
 
 
+def _whole(answer: bytes) -> Reply:
+    """An answer in one piece."""
+    try:
+        data = json.loads(answer)
+        said, extra = data["choices"][0]["message"], data["baton"]
+        details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return Reply("no answer of Baton's", answer.decode(errors="replace"))
+    text = (said.get("reasoning_content") or "") + "|" + (said.get("content") or "")
+    cached = int(details.get("cached_tokens") or 0)
+    return Reply("200", text, 0, bool(extra.get("degraded")), cached)
+
+
+def _streamed(answer: bytes) -> Reply:
+    """An answer as events; one that does not say how it finished, or that it is done, is lost."""
+    said = answer.decode(errors="replace").splitlines()
+    lines = [line.removeprefix("data: ") for line in said if line.startswith("data: ")]
+    thought, text, finished, degraded = "", "", False, False
+    try:
+        for event in (json.loads(line) for line in lines if line != "[DONE]"):
+            if "error" in event:
+                return Reply("cut", event["error"]["message"])
+            degraded |= bool(event.get("baton", {}).get("degraded"))
+            for choice in event["choices"]:
+                thought += choice["delta"].get("reasoning_content") or ""
+                text += choice["delta"].get("content") or ""
+                finished |= choice["finish_reason"] is not None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return Reply("no answer of Baton's", repr(error))
+    kind = "200" if finished and lines[-1] == "[DONE]" else "lost"
+    return Reply(kind, f"{thought}|{text}", degraded=degraded)
+
+
 @dataclass(frozen=True, slots=True)
 class Attack:
     """One run of a scenario: what it attacks and by which client, how much, and what it saw.
@@ -157,8 +190,17 @@ class Attack:
         """An answer, thought and all; `key` instead of the service's own."""
         return await self.send(self.body(content, **more), key)
 
-    async def send(self, body: bytes, key: str | None = None) -> Reply:
-        """What a body is answered."""
+    async def stream(self, content: str = QUESTION, **more: Any) -> Reply:
+        """An answer as a stream: whole where it says how it finished, and that it is done."""
+        return await self.send(self.body(content, stream=True, **more), read=_streamed)
+
+    async def send(
+        self,
+        body: bytes,
+        key: str | None = None,
+        read: Callable[[bytes], Reply] = _whole,
+    ) -> Reply:
+        """What a body is answered; `read` makes the reply of what has status 200."""
         headers = self.target.headers if key is None else bearer(key)
         headers["content-type"] = "application/json"
         began = time.monotonic()
@@ -167,48 +209,12 @@ class Attack:
                 status, told, answer = reply.status, reply.headers, await reply.read()
         except LOST as error:
             return Reply("lost", type(error).__name__, seconds=time.monotonic() - began)
-        seconds, text = time.monotonic() - began, answer.decode(errors="replace")
+        seconds = time.monotonic() - began
         if status != 200:
             after = told.get("retry-after", "")
             later = int(after) if after.isdecimal() else 0
-            return Reply(str(status), text, later, seconds=seconds)
-        try:
-            data = json.loads(answer)
-            said, extra = data["choices"][0]["message"], data["baton"]
-            details = (data.get("usage") or {}).get("prompt_tokens_details") or {}
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-            return Reply("no answer of Baton's", text, seconds=seconds)
-        text = (said.get("reasoning_content") or "") + "|" + (said.get("content") or "")
-        cached = int(details.get("cached_tokens") or 0)
-        return Reply("200", text, 0, bool(extra.get("degraded")), cached, seconds)
-
-    async def stream(self, content: str = QUESTION, **more: Any) -> Reply:
-        """An answer as a stream: whole where it says how it finished, and that it is done."""
-        headers = self.target.headers | {"content-type": "application/json"}
-        body, began = self.body(content, stream=True, **more), time.monotonic()
-        try:
-            async with self.http.post(self.at(CHAT), data=body, headers=headers) as response:
-                status, said = response.status, (await response.read()).decode(errors="replace")
-        except LOST as error:
-            return Reply("lost", type(error).__name__, seconds=time.monotonic() - began)
-        seconds = time.monotonic() - began
-        if status != 200:
-            return Reply(str(status), said, seconds=seconds)
-        lines = [line.removeprefix("data: ") for line in said.splitlines() if line[:6] == "data: "]
-        thought, answer, finished, degraded = "", "", False, False
-        try:
-            for event in (json.loads(line) for line in lines if line != "[DONE]"):
-                if "error" in event:
-                    return Reply("cut", event["error"]["message"], seconds=seconds)
-                degraded |= bool(event.get("baton", {}).get("degraded"))
-                for choice in event["choices"]:
-                    thought += choice["delta"].get("reasoning_content") or ""
-                    answer += choice["delta"].get("content") or ""
-                    finished |= choice["finish_reason"] is not None
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return Reply("no answer of Baton's", repr(error), seconds=seconds)
-        kind = "200" if finished and lines[-1] == "[DONE]" else "lost"
-        return Reply(kind, f"{thought}|{answer}", degraded=degraded, seconds=seconds)
+            return Reply(str(status), answer.decode(errors="replace"), later, seconds=seconds)
+        return replace(read(answer), seconds=seconds)
 
     async def leave(self, content: str, **more: Any) -> None:
         """Ask for a stream and go away at its first bytes."""

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from deploy.evaluation.torture.attack import MODEL, QUESTION, Attack, Reply
+from deploy.evaluation.torture.attack import MODEL, QUESTION, Attack, Reply, ScenarioOutcome
 from policies import POLICIES
 
 MODELS: Final = (MODEL, "specreason")
@@ -156,15 +156,8 @@ async def _fault(
         for question in QUESTIONS:
             reply = await ask(question, model=policy, seed=SEED)
             outcome.count(reply, "stream" if streamed else "")
-            if (
-                reply.kind == "200"
-                and policy not in BY_TIME
-                and reply.text != said[policy, question].text
-                and not reply.degraded
-            ):
-                outcome.broken.append(f"{fault}: {policy}: another answer that does not say why")
-            elif reply.kind != "200" and reply.kind not in excused:
-                outcome.broken.append(f"{fault}: {policy}: {reply.kind} {reply.text[:80]}")
+            expected = None if policy in BY_TIME else said[policy, question].text
+            _judge(outcome, f"{fault}: {policy}", reply, expected, excused)
 
     running = asyncio.gather(
         *(client(policy, (n + number) % 2 == 0) for n, policy in enumerate(POLICIES))
@@ -193,6 +186,17 @@ def _excused(fault: ProcessFault, streamed: bool) -> Sequence[str]:
     return ("cut",) if fault.kind == "Orchestrator" and streamed and gone else ()
 
 
+def _judge(
+    outcome: ScenarioOutcome, what: str, reply: Reply, expected: str | None, excused: Sequence[str]
+) -> None:
+    """Whether a reply is the expected text (None: any), says why not, or ends as it may."""
+    if reply.kind == "200":
+        if expected is not None and reply.text != expected and not reply.degraded:
+            outcome.broken.append(f"{what}: another answer that does not say why")
+    elif reply.kind not in excused:
+        outcome.broken.append(f"{what}: {reply.kind} {reply.text[:80]}")
+
+
 def streams(
     attack: Attack, said: dict[str, Reply], during: str, refusals: Sequence[str] = ()
 ) -> asyncio.Future[list[None]]:
@@ -204,10 +208,6 @@ def streams(
     async def one(model: str) -> None:
         reply = await attack.ask(model=model)
         outcome.count(reply)
-        if reply.kind == "200":
-            if reply.text != said[model].text and not reply.degraded:
-                outcome.broken.append(f"{during}: {model}: another answer that does not say why")
-        elif reply.kind not in refusals:
-            outcome.broken.append(f"{during}: {model}: {reply.kind} {reply.text[:80]}")
+        _judge(outcome, f"{during}: {model}", reply, said[model].text, refusals)
 
     return asyncio.gather(*(one(model) for model in MODELS * 2))
