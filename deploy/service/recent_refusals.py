@@ -1,10 +1,10 @@
 """Keys that were just told that there is no place: the next that they ask is told the same.
 
 Whoever refuses a request has read it, and Serve has carried it there and back. Under a flood that
-takes what answers are made of, so for a short time the proxy repeats what a key was told. Others'
-requests pass, and so do those that say how many places they want (`n`, several prompts) or when it
-is their turn (`priority`). A key waits for its place in the orchestrators, so nothing stands idle
-for it.
+takes what answers are made of, so the proxy repeats what a key was told for as long as the refusal
+says that it holds: until most of the key's requests that wait have their places, so that none
+stands empty. Others' requests pass, and so do those that say how many places they want (`n`,
+several prompts) or when it is their turn (`priority`).
 """
 
 from __future__ import annotations
@@ -14,33 +14,44 @@ import re
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
-from cachetools import TTLCache
+from cachetools import TLRUCache
 from starlette.datastructures import Headers
 from starlette.types import Message, Scope
 
-from orchestrator.http.errors import NO_PLACE, no_place
+from orchestrator.http.errors import NO_PLACE, RESET, no_place
 
-REPEATED_S: Final = 0.25  # for which a refusal is repeated
+MOST_S: Final = 1.0  # for which a refusal is repeated, whatever it says
 KEYS: Final = 1024  # that are remembered
 _ASKING: Final = ("/completions", "/responses")  # paths of requests that take places
 _OF_ITS_OWN: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
 """Parameters for which another's refusal says nothing."""
 
 
+class _Refusal(NamedTuple):
+    after_s: int  # when to try again
+    until: float  # when it holds no longer, by the clock
+
+
+def _end(key: bytes, told: _Refusal, now: float) -> float:
+    return told.until
+
+
 class RecentRefusals:
-    """What keys were told in the last `REPEATED_S` seconds of `clock`, by digest."""
+    """What keys were told a moment ago, by digest; `clock` in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._salt = secrets.token_bytes(16)
-        self._told: TTLCache[bytes, str] = TTLCache(KEYS, REPEATED_S, clock)
+        self._salt, self._clock = secrets.token_bytes(16), clock
+        self._told: TLRUCache[bytes, _Refusal] = TLRUCache(KEYS, _end, clock)
 
     def note(self, scope: Scope, body: Sequence[Message], status: int, answered: Headers) -> None:
         """What a request was answered; only a refusal for want of a place is remembered."""
         if status != 429 or answered.get(NO_PLACE[0]) != NO_PLACE[1] or not _asks(scope, body):
             return
-        self._told[self._key(scope)] = answered.get("retry-after", "1")
+        holds_s = min(MOST_S, int(answered[RESET].removesuffix("ms")) / 1000)
+        after_s = int(answered["retry-after"])
+        self._told[self._key(scope)] = _Refusal(after_s, self._clock() + holds_s)
 
     def check(self, scope: Scope, body: Sequence[Message]) -> None:
         """Whether a request may pass.
@@ -50,8 +61,8 @@ class RecentRefusals:
         """
         if not self._told or not _asks(scope, body):
             return
-        if (after := self._told.get(self._key(scope))) is not None:
-            raise no_place(int(after))
+        if (told := self._told.get(self._key(scope))) is not None:
+            raise no_place(told.after_s, told.until - self._clock())
 
     def _key(self, scope: Scope) -> bytes:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

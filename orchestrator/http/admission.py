@@ -30,6 +30,7 @@ from orchestrator.http.errors import RETRY_AFTER_S, HttpError, no_place
 
 MOST_RETRY_AFTER_S: Final = 60
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
+_HELD: Final = 0.75  # of the time in which those that wait have found places a refusal holds
 _PATIENCE: Final = 10  # times as long as others waits who has less than its share
 
 
@@ -153,7 +154,7 @@ class Admission:
 
     async def _wait(self, owner: str, cost: int, priority: int) -> None:
         if not self._wait_s:
-            raise no_place(self.retry_after_s(), holds=False)
+            raise no_place(self.retry_after_s())
         mine = _Waiting(owner, cost, priority)
         self._time(mine, _PATIENCE)
         try:
@@ -184,7 +185,7 @@ class Admission:
         if times > 1 and self._with(one) <= self._share():
             self._time(one, times - 1)
         else:
-            one.granted.set_exception(self._refusal())
+            one.granted.set_exception(self._refusal(one.owner))
 
     def _shorten(self) -> None:
         """Refuse the last of those that wait for whoever holds and wants most, where more wait than
@@ -199,7 +200,7 @@ class Admission:
         has_share = len(self._waiting) > 1 and self._with(last) > self._share()
         if len(self._waiting) > self._places or (late and has_share):
             self._waiting.remove(last)
-            last.granted.set_exception(self._refusal())
+            last.granted.set_exception(self._refusal(owner))
 
     def _share(self) -> float:
         """An equal share of the places, of those who hold or await some."""
@@ -250,8 +251,12 @@ class Admission:
             del self._held[owner]
         self._grant()
 
-    def _refusal(self) -> HttpError:
-        return no_place(self.retry_after_s())
+    def _refusal(self, owner: str) -> HttpError:
+        """For an owner of whose requests others wait: it holds until few of them are left, so that
+        no place stands empty for want of one that asks again."""
+        waiting = sum(one.cost for one in self._waiting if one.owner == owner)
+        lasts_s = min(self._wait_s, self._mean_s * waiting / self._share())
+        return no_place(self.retry_after_s(), _HELD * lasts_s)
 
 
 def _granted(one: _Waiting) -> bool:

@@ -35,7 +35,9 @@ RETRY_AFTER_S = 1
 """Seconds after which a refused client may try again; a step takes about that long."""
 NO_PLACE = ("x-ratelimit-remaining-requests", "0")
 """The header of a 429 for want of a place that holds for a key's next request, too."""
-EXPOSED = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0])
+RESET = "x-ratelimit-reset-requests"
+"""The header that says for how long it holds, in OpenAI's form: "612ms"."""
+EXPOSED = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0], RESET)
 """Headers of an answer that a page of another origin may read, where it may read answers."""
 _INVALID = "invalid_request_error"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -139,16 +141,20 @@ def http_error(error: BaseException) -> HttpError:
             return HttpError(500, "internal error", code="internal_error")
 
 
-def no_place(after_s: int, *, holds: bool = True) -> HttpError:
+def no_place(after_s: int, holds_s: float = 0.0) -> HttpError:
     """What requests are told that there is no place for; in `after_s` seconds there should be.
 
-    `holds`: also for the next request of that key, which would wait behind others.
+    `holds_s`: seconds for which the next requests of that key would be told the same, since they
+    would wait behind others.
     """
+    headers = {"retry-after": str(after_s)}
+    if holds_ms := round(holds_s * 1000):
+        headers |= {NO_PLACE[0]: NO_PLACE[1], RESET: f"{holds_ms}ms"}
     return HttpError(
         429,
         "too many requests are being answered; try again later",
         code="rate_limit_exceeded",
-        headers={"retry-after": str(after_s)} | (dict([NO_PLACE]) if holds else {}),
+        headers=headers,
     )
 
 

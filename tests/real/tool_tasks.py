@@ -147,7 +147,7 @@ def main() -> None:
     out.parent.mkdir(parents=True, exist_ok=True)
     lines = out.read_text().splitlines() if out.is_file() else []
     rows = [json.loads(line) for line in lines]
-    rows = [row for row in rows if row["params"] == params.get(row["policy"])]
+    rows = [row for row in rows if row.get("params") == params.get(row["policy"])]
     done = {(row["policy"], row["task"]) for row in rows}
     small, large = (open_model(name, rows=options.at_once) for name in ("small", "large"))
 

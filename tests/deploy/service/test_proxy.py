@@ -403,10 +403,10 @@ async def test_large_bodies_have_their_turns_and_small_ones_pass(
 def test_what_a_key_was_just_told_it_is_told_again_at_no_cost(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(recent_refusals, "REPEATED_S", 3.0)
+    monkeypatch.setattr(recent_refusals, "MOST_S", 3.0)
 
     def full(_: Scope, __: Receive, ___: Send) -> Any:
-        return http_error(no_place(3)).response()(_, __, ___)
+        return http_error(no_place(3, 9.0)).response()(_, __, ___)
 
     app = Serve(full, full)
     with serving(app) as url:
@@ -422,7 +422,7 @@ def test_what_a_key_was_just_told_it_is_told_again_at_no_cost(
         assert app.calls == 2
         assert ask("loud", "/v1/feedback").status_code == 200
         assert httpx.get(f"{url}/health").status_code == 200
-        time.sleep(recent_refusals.REPEATED_S)
+        time.sleep(recent_refusals.MOST_S)
         assert ask("loud").status_code == 200
 
 
@@ -441,12 +441,19 @@ def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
     refusals.note(scope(0), PLAIN, 429, Headers({"retry-after": "1"}))  # of another kind
     refusals.check(scope(0), PLAIN)
     for key in range(recent_refusals.KEYS + 1):
-        refusals.note(scope(key), PLAIN, 429, Headers({"retry-after": "1", **dict([NO_PLACE])}))
+        refusals.note(scope(key), PLAIN, 429, Headers(no_place(1, 0.6).headers))
     refusals.check(scope(0), PLAIN)  # the oldest of too many
     with pytest.raises(HttpError, match="too many requests"):
         refusals.check(scope(1), PLAIN)
-    now[0] = recent_refusals.REPEATED_S
+    now[0] = 0.25
+    with pytest.raises(HttpError) as told:
+        refusals.check(scope(1), PLAIN)
+    assert told.value.headers == no_place(1, 0.35).headers
+    now[0] = 0.6
     refusals.check(scope(1), PLAIN)
+    refusals.note(scope(1), PLAIN, 429, Headers(no_place(1, 60).headers))
+    now[0] += recent_refusals.MOST_S
+    refusals.check(scope(1), PLAIN)  # however long it says that it holds
 
 
 @pytest.mark.parametrize(
@@ -455,7 +462,7 @@ def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
 def test_who_says_when_it_is_their_turn_is_asked_about(own: dict[str, Any]) -> None:
     refusals = RecentRefusals(lambda: 0.0)
     scope = {"method": "POST", "path": CHAT, "headers": []}
-    refused = Headers({"retry-after": "1", **dict([NO_PLACE])})
+    refused = Headers(no_place(1, 0.6).headers)
     words = {"messages": [{"role": "user", "content": 'the words "n" and "priority"'}]}
     refusals.note(scope, body(words | own), 429, refused)
     refusals.check(scope, body(words))  # what it was told holds for no other

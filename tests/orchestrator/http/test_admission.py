@@ -9,7 +9,7 @@ import pytest
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.admission import MOST_RETRY_AFTER_S, Admission
-from orchestrator.http.errors import HttpError
+from orchestrator.http.errors import RESET, HttpError
 from policies import POLICIES
 
 
@@ -324,3 +324,28 @@ async def test_who_would_find_no_place_in_time_is_refused_at_once() -> None:
         refused = [one.result()[1] for one in line if one.done()]
     assert refused == [{"a": 1}] * 3  # four seconds for two of them
     await asyncio.gather(*line)
+
+
+async def test_a_refusal_holds_until_most_of_those_that_wait_have_their_places() -> None:
+    now = 0.0
+    admission = Admission(4, wait_s=5, clock=lambda: now)
+    for _ in range(60):
+        async with admission.place("loud"):
+            now += 4
+    told = list[str]()
+
+    async def ask(owner: str) -> None:
+        try:
+            async with admission.place(owner):
+                await asyncio.sleep(60)
+        except HttpError as error:
+            told.append(error.headers[RESET])
+
+    asking = [asyncio.create_task(ask("loud")) for _ in range(9)]
+    await asyncio.sleep(0.01)
+    assert told == ["2996ms"]  # of four that wait for four places, about four seconds each
+    asking.append(asyncio.create_task(ask("quiet")))
+    await asyncio.sleep(0.01)
+    assert told[1:] == ["3750ms"]  # of three for half the places, and none waits for more than 5 s
+    for one in asking:
+        one.cancel()
