@@ -31,15 +31,16 @@ EXAMPLES = """
   baton torture http://127.0.0.1:8000                   one that runs
   baton torture URL --remote --json torture.json        a staging one elsewhere
 
-[bold]Sizes[/]: requests of hostile, guesses, large and overload; faults; states of redis,
+[bold]Sizes[/]: requests of hostile, guesses, large, scrapes and overload; faults; states of redis,
 memory, disk and clock; seconds of capacity, flood and soak. disk (which wants root) and clock
 (libfaketime) run where named. Keys are $BATON_API_KEY and, of somebody else,
-$BATON_OTHER_API_KEY; a service of its own has two.
+$BATON_OTHER_API_KEY, and $BATON_OBSERVER_KEY where metrics want one; a service of its own has all.
 """
 LONG = {
     "hostile": 10_000,
     "guesses": 1000,
     "large": 48,
+    "scrapes": 40,
     "overload": 1000,
     "capacity": 300,
     "flood": 60,
@@ -50,10 +51,18 @@ LONG = {
     "clock": 4,
     "soak": 3600,
 }
-SHORT = {"hostile": 200, "guesses": 100, "large": 4, "overload": 100, "faults": 2, "redis": 6}
+SHORT = {
+    "hostile": 200,
+    "guesses": 100,
+    "large": 4,
+    "scrapes": 10,
+    "overload": 100,
+    "faults": 2,
+    "redis": 6,
+}
 OWN = ("faults", "redis", "memory", "disk", "clock", "soak")  # only of a service of its own
 NAMED = ("disk", "clock")  # only where named: they want root, or libfaketime
-KEYS = "BATON_TORTURE_KEYS"
+KEYS, OBSERVER_KEYS = "BATON_TORTURE_KEYS", "BATON_TORTURE_OBSERVER_KEYS"
 
 
 def torture(
@@ -104,7 +113,8 @@ def torture(
     try:
         if url is not None:
             key = os.environ.get("BATON_API_KEY")
-            asyncio.run(run(AttackedService(url.rstrip("/"), key, other_key)))
+            observer_key = os.environ.get("BATON_OBSERVER_KEY")
+            asyncio.run(run(AttackedService(url.rstrip("/"), key, other_key, observer_key)))
         else:
             _with_own(config, wanted, lambda target: asyncio.run(run(target)))
     finally:  # of those that ended, whatever became of the next
@@ -149,7 +159,7 @@ def _wanted(
 def _with_own(
     config: Path | None, wanted: Collection[str], attack: Callable[[AttackedService], None]
 ) -> None:
-    """Serve a deployment on a port of its own, with two keys, and attack it."""
+    """Serve a deployment on a port of its own, with two keys and an observer's, and attack it."""
     import secrets
     import socket
 
@@ -187,16 +197,17 @@ def _with_own(
         load(config or DEFAULT_FILE)  # what is wrong with it is said of the file itself
         document = yaml.safe_load((config or DEFAULT_FILE).read_text(encoding="utf-8"))
         args = document["applications"][0].setdefault("args", {})
-        keys = [secrets.token_hex(16), secrets.token_hex(16)]
-        os.environ[KEYS] = ",".join(keys)
-        args["auth"] = {"api_keys_env": KEYS}
+        key, other_key, observer_key = (secrets.token_hex(16) for _ in range(3))
+        os.environ[KEYS], os.environ[OBSERVER_KEYS] = f"{key},{other_key}", observer_key
+        args["auth"] = {"api_keys_env": KEYS, "observer_keys_env": OBSERVER_KEYS}
         if store is not None:
             args["store"] = store.url
         file = folder / "torture.yaml"
         file.write_text(yaml.safe_dump(document), encoding="utf-8")
         deployment = load(file, port=port)
         service = owned.enter_context(serving(deployment, ready_s=300, on_ray=_end_on_sigterm))
-        attack(AttackedService(service.url, keys[0], keys[1], OwnProcesses(), states))
+        own = OwnProcesses()
+        attack(AttackedService(service.url, key, other_key, observer_key, own, states))
 
 
 def _end_on_sigterm() -> None:

@@ -90,13 +90,14 @@ class ScenarioOutcome:
 class AttackedService:
     """The service under attack.
 
-    `other_key` is somebody else's. `processes` is None where they are not ours; `states` by the
-    name of the scenario that brings them about.
+    `other_key` is somebody else's, `observer_key` of who may read metrics. `processes` is None
+    where they are not ours; `states` by the name of the scenario that brings them about.
     """
 
     url: str
     key: str | None = None
     other_key: str | None = None
+    observer_key: str | None = None
     processes: Processes | None = None
     states: Mapping[str, BadStates] = field(default_factory=dict)
 
@@ -136,6 +137,12 @@ def _whole(answer: bytes) -> Reply:
     text = (said.get("reasoning_content") or "") + "|" + (said.get("content") or "")
     cached = int(details.get("cached_tokens") or 0)
     return Reply("200", text, 0, bool(extra.get("degraded")), cached)
+
+
+def _exposition(answer: bytes) -> Reply:
+    """Metrics of the service, in Prometheus' text format."""
+    text = answer.decode(errors="replace")
+    return Reply("200" if "\nbaton_requests_total" in text else "no metrics of Baton's", text)
 
 
 def _streamed(answer: bytes) -> Reply:
@@ -203,9 +210,25 @@ class Attack:
         """What a body is answered; `read` makes the reply of what has status 200."""
         headers = self.target.headers if key is None else bearer(key)
         headers["content-type"] = "application/json"
+        return await self._request("POST", CHAT, headers, body, read)
+
+    async def scrape(self) -> Reply:
+        """What /metrics answers."""
+        headers = bearer(self.target.observer_key or self.target.key)
+        return await self._request("GET", "/metrics", headers, None, _exposition)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes | None,
+        read: Callable[[bytes], Reply],
+    ) -> Reply:
         began = time.monotonic()
         try:
-            async with self.http.post(self.at(CHAT), data=body, headers=headers) as reply:
+            sent = self.http.request(method, self.at(path), data=body, headers=headers)
+            async with sent as reply:
                 status, told, answer = reply.status, reply.headers, await reply.read()
         except LOST as error:
             return Reply("lost", type(error).__name__, seconds=time.monotonic() - began)

@@ -1,4 +1,5 @@
-"""Load: prompts far too long, more requests than places, one key's flood, a long soak.
+"""Load: prompts far too long, reads of the metrics, more requests than places, one key's flood, a
+long soak.
 
 How long answers take is judged here, so these want a machine with nothing else to do.
 """
@@ -12,13 +13,13 @@ from typing import Final
 
 from deploy.evaluation.torture.attack import Attack, Reply, ScenarioOutcome, percentile
 
-SLOWER: Final = 2.0  # a user's p95 beside prompts that are refused, in times of that alone
+SLOWER: Final = 2.0  # a user's p95 beside bursts of something, in times of that alone
 ADMITTED_SLOWER: Final = 3.0  # p95 of those admitted at four times the capacity
 GOODPUT: Final = 0.9  # of the most that was answered in a second
 LOUD, QUIET = 64, 16  # clients of two keys; either could take half of a service
-USERS: Final = 4  # who ask beside prompts that are refused
+USERS: Final = 4  # who ask beside bursts
 BEFORE_S: Final = 10.0  # for which they ask before
-BURSTS, ENOUGH = 20, 100  # bursts of such prompts, unless users had so many answers before
+BURSTS, ENOUGH = 20, 100  # bursts, unless users had so many answers before
 STEADY: Final = 0.05  # by which memory, descriptors and threads may differ
 LEAVING: Final = 0.1  # of the clients of a soak go away during their stream
 STEP_S: Final = 5.0  # at each concurrency, to find the capacity
@@ -29,17 +30,36 @@ CONCURRENT: Final = (1, 2, 4, 8, 16, 32)
 async def large(attack: Attack) -> None:
     """So many prompts of a megabyte at once, again and again, beside users: they are refused, and
     the users are answered as before."""
-    outcome = attack.outcome
-    said = await attack.ask()
-    before = [reply.seconds for reply in await _closed_loop(attack, USERS, BEFORE_S)]
     body = attack.body("12 + 34 is? " * 80_000)
-    times, over = list[float](), asyncio.Event()
 
     async def refused() -> None:
         reply = await attack.send(body)
-        outcome.count(reply)
+        attack.outcome.count(reply)
         if reply.kind not in ("400", "413", "429"):
-            outcome.broken.append(f"{reply.kind} to a prompt of a megabyte: {reply.text[:80]}")
+            told = f"{reply.kind} to a prompt of a megabyte: {reply.text[:80]}"
+            attack.outcome.broken.append(told)
+
+    await _beside_users(attack, refused)
+
+
+async def scrapes(attack: Attack) -> None:
+    """So many reads of the metrics at once, again and again, beside users: all are answered."""
+
+    async def read() -> None:
+        reply = await attack.scrape()
+        attack.outcome.count(reply, "scrape")
+        if reply.kind != "200":
+            attack.outcome.broken.append(f"{reply.kind} to /metrics: {reply.text[:80]}")
+
+    await _beside_users(attack, read)
+
+
+async def _beside_users(attack: Attack, one: Callable[[], Awaitable[None]]) -> None:
+    """Bursts of something beside users, who are answered as before."""
+    outcome = attack.outcome
+    said = await attack.ask()
+    before = [reply.seconds for reply in await _closed_loop(attack, USERS, BEFORE_S)]
+    times, over = list[float](), asyncio.Event()
 
     async def user() -> None:
         while not over.is_set():
@@ -51,7 +71,7 @@ async def large(attack: Attack) -> None:
 
     users = asyncio.gather(*(user() for _ in range(USERS)))
     for _ in range(BURSTS):
-        await asyncio.gather(*(refused() for _ in range(attack.number)))
+        await asyncio.gather(*(one() for _ in range(attack.number)))
         if len(times) >= ENOUGH:
             break
     over.set()

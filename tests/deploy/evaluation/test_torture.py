@@ -55,7 +55,7 @@ from tests.deploy.service.test_proxy import serving as behind_the_proxy
 from tests.orchestrator.serving import scripted, service, serving
 from workers.scripted import Scripted
 
-FEW = {"hostile": 60, "large": 2, "overload": 24}
+FEW = {"hostile": 60, "large": 2, "scrapes": 3, "overload": 24}
 
 
 @pytest.fixture(autouse=True)
@@ -96,6 +96,7 @@ async def test_a_service_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["hostile"].requests == 60
     assert found["overload"].seen["200"] >= 6
     assert found["large"].seen["400"] == 2
+    assert found["scrapes"].seen["scrape 200"] == 3
     assert "| hostile | 60 |" in table(list(found.values()))
 
 
@@ -121,9 +122,10 @@ async def test_what_does_not_hold_is_told() -> None:
     assert "no answer of Baton's" in found["overload"].broken[0]
     numbers = iter(range(10_000))
     with behind_the_proxy(answers(chat=lambda: _answer(f"{next(numbers)}"))) as url:
-        found = await attacked(url, overload=5, large=2)
+        found = await attacked(url, overload=5, large=2, scrapes=2)
     assert "another answer" in found["overload"].broken[0]
     assert any("megabyte" in one for one in found["large"].broken)
+    assert any("no metrics" in one for one in found["scrapes"].broken)
     crash = JSONResponse({"error": {"message": "x"}}, 500)
     with behind_the_proxy(answers(chat=lambda: crash)) as url:
         found = await attacked(url, hostile=40)
@@ -389,7 +391,10 @@ class Answered:
         return self._reply(httpx.Request("GET", url))
 
     def post(self, url: str, data: bytes, headers: dict[str, str]) -> Any:
-        return self._reply(httpx.Request("POST", url, content=data, headers=headers))
+        return self.request("POST", url, data, headers)
+
+    def request(self, method: str, url: str, data: bytes, headers: dict[str, str]) -> Any:
+        return self._reply(httpx.Request(method, url, content=data, headers=headers))
 
     @asynccontextmanager
     async def _reply(self, request: httpx.Request) -> AsyncIterator[Any]:
