@@ -123,6 +123,7 @@ class Service:
     draining: bool = field(init=False, default=False)  # no others are taken on
     cuts: set[Callable[[], object]] = field(init=False, default_factory=set)  # one for each answer
     quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # there are none
+    _scraping: asyncio.Future[bytes] | None = field(init=False, default=None)
     _recent: LRUCache[str, RecentCost] = field(
         init=False, default_factory=lambda: LRUCache(RECENT_POLICIES)
     )  # by policy and its parameters
@@ -395,8 +396,12 @@ class Service:
             cut()
 
     async def metrics_text(self) -> bytes:
-        """The metrics as Prometheus text."""
-        return generate_latest(self.registry) if self.scrape is None else await self.scrape()
+        """The metrics as Prometheus text. Those who ask at once are given one and the same."""
+        if self.scrape is None:
+            return generate_latest(self.registry)
+        if self._scraping is None or self._scraping.done():
+            self._scraping = asyncio.ensure_future(self.scrape())
+        return await asyncio.shield(self._scraping)
 
     def _solve_shadow(self, policy: Policy, request: ShadowRequest) -> AsyncGenerator[Event, None]:
         return self.solve(
