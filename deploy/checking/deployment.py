@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from deploy.checking.located_yaml import Finding, Items, Mapping, at, finding, r
 from deploy.evaluation.calibration_file import notes
 from deploy.launch.deployment_file import Deployment, model_of
 from deploy.service.config import Args, MethodSpec, WorkerSpec
+from deploy.service.workers import WITH_VLLM
 from orchestrator.errors import ConfigError
 from orchestrator.validation import error_text, unknown
 from workers.embedded.checkpoints import MODELS, folder_of
@@ -80,6 +82,29 @@ def check(data: Any) -> Checked:
     findings += _fits(data, serve, args)
     findings += [finding(data, (*ARGS, "policy"), note, "note") for note in notes(args)]
     return Checked(findings, Deployment(serve, args))
+
+
+def lacking_here(data: Any, args: Args) -> Iterator[Finding]:
+    """Notes on what a deployment wants and this machine or shell has not: it may run elsewhere."""
+    for name, spec in args.workers.by_name().items():
+        if spec.runs_vllm and find_spec("vllm") is None:
+            message = f"the engine vllm (auto on cuda) is not installed here: {WITH_VLLM}"
+            yield finding(data, (*ARGS, "workers", name), message, "note")
+    for path, variable in _variables(args):
+        if not os.environ.get(variable, "").strip():
+            yield finding(data, (*ARGS, *path), f"${variable} is not set here", "note")
+
+
+def _variables(
+    model: BaseModel, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], str]]:
+    """Where a model names variables of the environment, and which."""
+    for field in type(model).model_fields:
+        value = getattr(model, field)
+        if isinstance(value, BaseModel):
+            yield from _variables(value, (*path, field))
+        elif field.endswith("_env") and isinstance(value, str):
+            yield (*path, field), value
 
 
 def _unknown(model: type[BaseModel], data: Any, path: tuple[str | int, ...]) -> Iterator[Finding]:

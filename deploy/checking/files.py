@@ -63,7 +63,10 @@ def check(file: str, crd: File | None = None, text: str | None = None) -> CheckR
             report.findings += _manifest(schemas, document, policies, budgets)
         else:
             report.holds.append("deployment file")
-            report.findings += deployment.check(document).findings
+            checked = deployment.check(document)
+            report.findings += checked.findings
+            if checked.deployment is not None:
+                report.findings += deployment.lacking_here(document, checked.deployment.args)
     services = [one for one in manifests if one.get("kind") == "RayService"]
     if services and len(manifests) > 1 and not policies:
         message = "no NetworkPolicy comes with it"

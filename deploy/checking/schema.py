@@ -114,7 +114,8 @@ def _folder() -> Any:
         root = files("kubernetes_validate")
     except ModuleNotFoundError:
         raise ConfigError(
-            "manifests are checked with kubernetes-validate: pip install 'baton[kubernetes]'"
+            "manifests are checked with kubernetes-validate: "
+            "pip install -e '.[kubernetes]' in Baton's checkout"
         ) from None
     folders = [f for f in (root / "kubernetes-json-schema").iterdir() if f.name.endswith("strict")]
     return max(folders, key=lambda f: [int(n) for n in re.findall(r"\d+", f.name)])

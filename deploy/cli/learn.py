@@ -76,7 +76,9 @@ def gate(
     try:
         import sklearn  # noqa: F401
     except ImportError:
-        raise ConfigError("baton learn needs scikit-learn: pip install 'baton[learn]'") from None
+        raise ConfigError(
+            "baton learn needs scikit-learn: pip install -e '.[learn]' in Baton's checkout"
+        ) from None
     from deploy.evaluation.calibration_file import document_of, pair_of
     from deploy.launch.deployment_file import DEFAULT_FILE, load
 

@@ -127,7 +127,9 @@ def figure_of(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        raise ConfigError("a plot needs matplotlib: pip install 'baton[plot]'") from None
+        raise ConfigError(
+            "a plot needs matplotlib: pip install -e '.[plot]' in Baton's checkout"
+        ) from None
     return Figure(figsize=(width, height), layout="constrained")
 
 

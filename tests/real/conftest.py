@@ -23,11 +23,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(600))
 
 
-def open_model(name: str, *, max_len: int = 2048, rows: int = 2) -> LocalWorker:
+def open_model(
+    name: str, *, dtype: str = "bfloat16", max_len: int = 2048, rows: int = 2
+) -> LocalWorker:
     folder = LINKS / name
     if not (folder / "config.json").is_file():
         pytest.fail(f"there is no {folder}: run `make real-pair` first", pytrace=False)
-    return load(folder, dtype="bfloat16", rows=rows, max_len=max_len)
+    return load(folder, dtype=dtype, rows=rows, max_len=max_len)
 
 
 @pytest.fixture(scope="session")

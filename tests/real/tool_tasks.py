@@ -135,7 +135,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--policies", default="large-only,small-only,specreason,bild:rollback=1.5")
     parser.add_argument("--tasks", type=int, default=50)
-    parser.add_argument("--at-once", type=int, default=4)
+    parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("build/tool-tasks.jsonl"))
     options = parser.parse_args()
     policies, out = options.policies.split(","), options.out
@@ -149,7 +149,10 @@ def main() -> None:
     rows = [json.loads(line) for line in lines]
     rows = [row for row in rows if row.get("params") == params.get(row["policy"])]
     done = {(row["policy"], row["task"]) for row in rows}
-    small, large = (open_model(name, rows=options.at_once) for name in ("small", "large"))
+    # As in deploy/evaluation/real_pair.yaml, whose thresholds these are.
+    small, large = (
+        open_model(name, dtype="int8", rows=options.at_once) for name in ("small", "large")
+    )
 
     def attempt(policy: str, number: int, task: Task) -> dict[str, Any]:
         began = time.perf_counter()

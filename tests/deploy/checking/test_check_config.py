@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deploy.checking import deployment
 from deploy.checking.files import check
 from orchestrator.errors import ConfigError
 from tests.deploy.conftest import BATON, ROOT
@@ -199,6 +200,31 @@ def test_a_planted_mistake_is_named_where_it_stands(mistake: Mistake, copied: Pa
         line = before.count("\n") + 1
         locations = {(one.location.file.removeprefix("./"), one.location.line) for one in told}
         assert (file, line) in locations
+
+
+def test_what_a_deployment_wants_and_is_not_here_is_a_note(
+    copied: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = copied / "remote.yaml"
+    text = file.read_text()
+    written = text.replace(
+        "        large:\n", "        large:\n          api_key_env: LARGE_KEY\n", 1
+    )
+    assert written != text
+    file.write_text(written)
+    monkeypatch.setattr(deployment, "find_spec", lambda name: None)
+
+    def notes(name: str) -> list[str]:
+        report = check(name)
+        assert report.ok
+        return [f"{one.field}: {one.message}" for one in report.findings if one.level == "note"]
+
+    unset = "applications.0.args.workers.large.api_key_env: $LARGE_KEY is not set here"
+    assert unset in notes("remote.yaml")
+    monkeypatch.setenv("LARGE_KEY", "sk-1")
+    assert unset not in notes("remote.yaml")
+    absent = [one for one in notes("gpu.yaml") if "vllm (auto on cuda) is not installed" in one]
+    assert [one.partition(":")[0][-5:] for one in absent] == ["small", "large"]
 
 
 def baton(*args: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
