@@ -49,7 +49,8 @@ class RecentRefusals:
         """What a request was answered; only a refusal for want of a place is remembered."""
         if status != 429 or answered.get(NO_PLACE[0]) != NO_PLACE[1] or not _asks(scope, body):
             return
-        holds_s = min(MOST_S, int(answered[RESET].removesuffix("ms")) / 1000)
+        # Orchestrators of an older release, during an upgrade, do not say for how long.
+        holds_s = min(MOST_S, int(answered.get(RESET, "0ms").removesuffix("ms")) / 1000)
         after_s = int(answered["retry-after"])
         self._told[self._key(scope)] = _Refusal(after_s, self._clock() + holds_s)
 

@@ -185,7 +185,9 @@ class Admission:
         if times > 1 and self._with(one) <= self._share():
             self._time(one, times - 1)
         else:
+            self._waiting.remove(one)
             one.granted.set_exception(self._refusal(one.owner))
+            self._grant()  # it may have been in the way of a smaller one
 
     def _shorten(self) -> None:
         """Refuse the last of those that wait for whoever holds and wants most, where more wait than

@@ -439,6 +439,8 @@ def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
 
     refusals.note(scope(0), PLAIN, 200, Headers(dict([NO_PLACE])))
     refusals.note(scope(0), PLAIN, 429, Headers({"retry-after": "1"}))  # of another kind
+    older = {"retry-after": "1", **dict([NO_PLACE])}  # an orchestrator that is still to be replaced
+    refusals.note(scope(0), PLAIN, 429, Headers(older))
     refusals.check(scope(0), PLAIN)
     for key in range(recent_refusals.KEYS + 1):
         refusals.note(scope(key), PLAIN, 429, Headers(no_place(1, 0.6).headers))

@@ -349,3 +349,12 @@ async def test_a_refusal_holds_until_most_of_those_that_wait_have_their_places()
     assert told[1:] == ["3750ms"]  # of three for half the places, and none waits for more than 5 s
     for one in asking:
         one.cancel()
+
+
+async def test_a_refusal_holds_for_nobody_where_no_other_waits() -> None:
+    admission = Admission(1, wait_s=0.01)
+    async with admission.place("loud"):
+        with pytest.raises(HttpError) as refused:
+            async with admission.place("loud"):
+                pass
+    assert refused.value.headers == {"retry-after": "1"}
