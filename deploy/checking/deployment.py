@@ -103,7 +103,7 @@ def _variables(
         value = getattr(model, field)
         if isinstance(value, BaseModel):
             yield from _variables(value, (*path, field))
-        elif field.endswith("_env") and isinstance(value, str):
+        elif field.endswith("_env") and value and not getattr(model, f"{field[:-4]}_file", None):
             yield (*path, field), value
 
 

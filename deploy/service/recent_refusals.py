@@ -2,9 +2,10 @@
 
 Whoever refuses a request has read it, and Serve has carried it there and back. Under a flood that
 takes what answers are made of, so the proxy repeats what a key was told for as long as the refusal
-says that it holds: until most of the key's requests that wait have their places, so that none
-stands empty. Others' requests pass, and so do those that say how many places they want (`n`,
-several prompts) or when it is their turn (`priority`).
+says that it holds: until most of the key's requests that wait should have their places, so that
+none need stand empty. What one orchestrator says holds for all of them: Serve gives each as much to
+do. Others' requests pass, and so do those that say how many places they want (`n`, several prompts)
+or when it is their turn (`priority`).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ KEYS: Final = 1024  # that are remembered
 _ASKING: Final = ("/completions", "/responses")  # paths of requests that take places
 _OF_ITS_OWN: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
 """Parameters for which another's refusal says nothing."""
+_MILLISECONDS: Final = re.compile(r"(\d{1,9})ms", re.ASCII)
 
 
 class _Refusal(NamedTuple):
@@ -49,10 +51,13 @@ class RecentRefusals:
         """What a request was answered; only a refusal for want of a place is remembered."""
         if status != 429 or answered.get(NO_PLACE[0]) != NO_PLACE[1] or not _asks(scope, body):
             return
-        # Orchestrators of an older release, during an upgrade, do not say for how long.
-        holds_s = min(MOST_S, int(answered.get(RESET, "0ms").removesuffix("ms")) / 1000)
-        after_s = int(answered["retry-after"])
-        self._told[self._key(scope)] = _Refusal(after_s, self._clock() + holds_s)
+        # During an upgrade orchestrators of another release may say it otherwise, or not at all.
+        said = _MILLISECONDS.fullmatch(answered.get(RESET, ""))
+        after = answered.get("retry-after", "")
+        if said is None or not after.isdecimal():
+            return
+        holds_s = min(MOST_S, int(said[1]) / 1000)
+        self._told[self._key(scope)] = _Refusal(int(after), self._clock() + holds_s)
 
     def check(self, scope: Scope, body: Sequence[Message]) -> None:
         """Whether a request may pass.
@@ -63,7 +68,7 @@ class RecentRefusals:
         if not self._told or not _asks(scope, body):
             return
         if (told := self._told.get(self._key(scope))) is not None:
-            raise no_place(told.after_s, told.until - self._clock())
+            raise no_place(told.after_s, max(0.0, told.until - self._clock()))
 
     def _key(self, scope: Scope) -> bytes:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

@@ -255,9 +255,10 @@ class Admission:
 
     def _refusal(self, owner: str) -> HttpError:
         """For an owner of whose requests others wait: it holds until few of them are left, so that
-        no place stands empty for want of one that asks again."""
+        no place need stand empty for want of one that asks again."""
         waiting = sum(one.cost for one in self._waiting if one.owner == owner)
-        lasts_s = min(self._wait_s, self._mean_s * waiting / self._share())
+        places = max(self._share(), self._held.get(owner, 0))  # that become free for it
+        lasts_s = min(self._wait_s, self._mean_s * waiting / places)
         return no_place(self.retry_after_s(), _HELD * lasts_s)
 
 

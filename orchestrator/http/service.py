@@ -8,10 +8,12 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Coroutine,
     Mapping,
     Sequence,
 )
 from contextlib import asynccontextmanager
+from contextvars import Context
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -108,7 +110,7 @@ class Service:
     cors_origins: Sequence[str] = ()
     strict: bool = True
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
-    scrape: Callable[[], Awaitable[bytes]] | None = None
+    scrape: Callable[[], Coroutine[Any, Any, bytes]] | None = None
     spans: Spans | None = None
     proxy_adds_request_id: bool = False
     loopback: bool = False  # only this machine is to ask: pages elsewhere that point here may not
@@ -123,7 +125,7 @@ class Service:
     draining: bool = field(init=False, default=False)  # no others are taken on
     cuts: set[Callable[[], object]] = field(init=False, default_factory=set)  # one for each answer
     quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # there are none
-    _scraping: asyncio.Future[bytes] | None = field(init=False, default=None)
+    _scraping: asyncio.Task[bytes] | None = field(init=False, default=None)
     _recent: LRUCache[str, RecentCost] = field(
         init=False, default_factory=lambda: LRUCache(RECENT_POLICIES)
     )  # by policy and its parameters
@@ -400,7 +402,8 @@ class Service:
         if self.scrape is None:
             return generate_latest(self.registry)
         if self._scraping is None or self._scraping.done():
-            self._scraping = asyncio.ensure_future(self.scrape())
+            # Ray ends what a request began with that request, which it knows by the context.
+            self._scraping = asyncio.create_task(self.scrape(), context=Context())
         return await asyncio.shield(self._scraping)
 
     def _solve_shadow(self, policy: Policy, request: ShadowRequest) -> AsyncGenerator[Event, None]:

@@ -29,7 +29,7 @@ from deploy.service.proxy import (
     middlewares,
 )
 from deploy.service.recent_refusals import RecentRefusals
-from orchestrator.http.errors import NO_PLACE, HttpError, http_error, no_place
+from orchestrator.http.errors import NO_PLACE, RESET, HttpError, http_error, no_place
 from tests.orchestrator.serving import listening
 
 CHAT = "/v1/chat/completions"
@@ -439,8 +439,9 @@ def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
 
     refusals.note(scope(0), PLAIN, 200, Headers(dict([NO_PLACE])))
     refusals.note(scope(0), PLAIN, 429, Headers({"retry-after": "1"}))  # of another kind
-    older = {"retry-after": "1", **dict([NO_PLACE])}  # an orchestrator that is still to be replaced
-    refusals.note(scope(0), PLAIN, 429, Headers(older))
+    for other in ({}, {RESET: "1s"}, {RESET: "-5ms"}, {RESET: "5ms", "retry-after": "soon"}):
+        others = {"retry-after": "1", **dict([NO_PLACE]), **other}  # those of another release
+        refusals.note(scope(0), PLAIN, 429, Headers(others))
     refusals.check(scope(0), PLAIN)
     for key in range(recent_refusals.KEYS + 1):
         refusals.note(scope(key), PLAIN, 429, Headers(no_place(1, 0.6).headers))
@@ -454,7 +455,10 @@ def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
     now[0] = 0.6
     refusals.check(scope(1), PLAIN)
     refusals.note(scope(1), PLAIN, 429, Headers(no_place(1, 60).headers))
-    now[0] += recent_refusals.MOST_S
+    now[0] += 0.9 * recent_refusals.MOST_S
+    with pytest.raises(HttpError):
+        refusals.check(scope(1), PLAIN)
+    now[0] += 0.1 * recent_refusals.MOST_S
     refusals.check(scope(1), PLAIN)  # however long it says that it holds
 
 
