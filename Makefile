@@ -107,7 +107,7 @@ experiments-calibration: $(STAMP) ## how often experiments claim what is not so,
 constrained: $(STAMP) ## 1,000 answers of the embedded pair held to schemas, by method and policy (10 minutes)
 	@$(BIN)/python -m tests.real.constrained
 
-tool-tasks: $(STAMP) real-pair ## 50 small tasks that take a tool, of pretrained models (an hour; resumable)
+tool-tasks: $(STAMP) real-pair ## 50 small tasks that take a tool, by policy, of pretrained models (an hour and a half; resumable)
 	@$(BIN)/python -m tests.real.tool_tasks $(if $(POLICIES),--policies $(POLICIES))
 
 constrained-real: $(STAMP) real-pair ## 100 of pretrained models (20 minutes)

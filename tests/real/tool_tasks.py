@@ -22,7 +22,9 @@ from typing import Any
 from openai import OpenAI
 
 from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.intervals import paired, wilson
 from deploy.service.calibration import read as read_calibration
+from policies import POLICIES
 from tests.real.conftest import open_model, served
 
 SEED = 20261122
@@ -30,6 +32,14 @@ TURNS = 4
 PRICES = {name: 3 + 7 * i % 40 for i, name in enumerate(("tea", "lamp", "chair", "book", "pen"))}
 KINDS = ("calculator", "look-up", "two in a row")
 SYSTEM = "Use the tools. Then answer in one short sentence."
+OWN_PARAMS = {  # as in docs/real-pair.md
+    "coin": "coin:large_probability=0.3",
+    "bild": "bild:rollback=1.5",
+    "speculative-thinking": "speculative-thinking:begin=60:every_delimiter=true",
+}
+"""Of policies without a calibrated threshold, or whose other settings are better."""
+CANDIDATES = ("bild", *(OWN_PARAMS.get(name, name) for name in POLICIES if name != "learned-gate"))
+"""Every policy, but the one that wants a gate of the pair's own."""
 CALIBRATION = Path("deploy/evaluation/real_pair_calibration.json")
 
 
@@ -114,26 +124,40 @@ def solved(api: OpenAI, policy: str, params: dict[str, Any], task: Task) -> bool
 
 
 def table(rows: list[dict[str, Any]], policies: list[str]) -> str:
+    """Shares with 95 % intervals, and differences to `large-only` on the tasks that both did."""
+    results: dict[str, dict[int, dict[str, Any]]] = {policy: {} for policy in policies}
+    for row in rows:
+        results[row["policy"]][row["task"]] = row
+    alone = results.get("large-only", {})
     lines = [
-        f"| policy | {' | '.join(KINDS)} | all | seconds a task |",
-        "| --- " * (len(KINDS) + 3) + "|",
+        f"| policy | {' | '.join(KINDS)} | all [95 %] | points to `large-only` | seconds a task |",
+        "| --- " * (len(KINDS) + 4) + "|",
     ]
-    for policy in policies:
-        own = [row for row in rows if row["policy"] == policy]
+    for policy, own in results.items():
         if not own:
             continue
-        cells = []
-        for kind in (*KINDS, ""):
-            hits = [row["solved"] for row in own if kind in ("", row["kind"])]
-            cells.append(f"{sum(hits)}/{len(hits)}")
-        each = sum(row["seconds"] for row in own) / len(own)
-        lines.append(f"| {policy} | {' | '.join(cells)} | {each:.0f} |")
+        solved = {
+            kind: [row["solved"] for row in own.values() if kind in ("", row["kind"])]
+            for kind in (*KINDS, "")
+        }
+        cells = [f"{sum(hits)} of {len(hits)}" for hits in solved.values()]
+        low, high = wilson(sum(solved[""]), len(own))
+        both = [task for task in own if task in alone and policy != "large-only"]
+        difference = ""
+        if both:
+            ours, theirs = ([of[task]["solved"] for task in both] for of in (own, alone))
+            found = paired(ours, theirs)
+            interval = f"[{100 * found.low:+.0f}, {100 * found.high:+.0f}]"
+            difference = f"{100 * found.difference:+.0f} {interval}"
+        each = sum(row["seconds"] for row in own.values()) / len(own)
+        cells[-1] += f", {100 * low:.0f} to {100 * high:.0f} %"
+        lines.append(f"| `{policy}` | {' | '.join(cells)} | {difference} | {each:.0f} |")
     return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--policies", default="large-only,small-only,specreason,bild:rollback=1.5")
+    parser.add_argument("--policies", default=",".join(CANDIDATES))
     parser.add_argument("--tasks", type=int, default=50)
     parser.add_argument("--at-once", type=int, default=16)
     parser.add_argument("--out", type=Path, default=Path("build/tool-tasks.jsonl"))
@@ -149,10 +173,28 @@ def main() -> None:
     rows = [json.loads(line) for line in lines]
     rows = [row for row in rows if row.get("params") == params.get(row["policy"])]
     done = {(row["policy"], row["task"]) for row in rows}
+    # Policy by policy within a task: what was broken off has the same tasks of each.
+    left = [
+        (policy, number, task)
+        for number, task in enumerate(tasks(options.tasks))
+        for policy in policies
+        if (policy, number) not in done
+    ]
+    if left:
+        rows += _measured(left, candidates, params, options.at_once, out)
+    print(table(rows, policies))
+
+
+def _measured(
+    left: list[tuple[str, int, Task]],
+    candidates: dict[str, Candidate],
+    params: dict[str, dict[str, Any]],
+    at_once: int,
+    out: Path,
+) -> list[dict[str, Any]]:
     # As in deploy/evaluation/real_pair.yaml, whose thresholds these are.
-    small, large = (
-        open_model(name, dtype="int8", rows=options.at_once) for name in ("small", "large")
-    )
+    small, large = (open_model(name, dtype="int8", rows=at_once) for name in ("small", "large"))
+    rows = list[dict[str, Any]]()
 
     def attempt(policy: str, number: int, task: Task) -> dict[str, Any]:
         began = time.perf_counter()
@@ -162,27 +204,20 @@ def main() -> None:
         return {**row, "solved": found, "seconds": seconds}
 
     try:
-        # Policy by policy within a task: what was broken off has the same tasks of each.
-        left = [
-            (policy, number, task)
-            for number, task in enumerate(tasks(options.tasks))
-            for policy in policies
-            if (policy, number) not in done
-        ]
         with (
             served(small, large) as api,
-            ThreadPoolExecutor(options.at_once) as pool,
+            ThreadPoolExecutor(at_once) as pool,
             out.open("a") as file,
         ):
             for made in as_completed([pool.submit(attempt, *one) for one in left]):
                 rows.append(made.result())
                 file.write(json.dumps(rows[-1]) + "\n")
                 file.flush()
-                print(f"{len(rows) - len(lines)}/{len(left)}", end="\r", flush=True)
+                print(f"{len(rows)}/{len(left)}", end="\r", flush=True)
     finally:
         small.close()
         large.close()
-    print(table(rows, policies))
+    return rows
 
 
 if __name__ == "__main__":
