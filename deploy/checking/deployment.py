@@ -20,6 +20,7 @@ from ray.serve.schema import ServeDeploySchema
 from deploy.checking.located_yaml import Finding, Items, Mapping, at, finding, repeated_keys
 from deploy.evaluation.calibration_file import notes
 from deploy.launch.deployment_file import Deployment, model_of
+from deploy.launch.workers import without_engine
 from deploy.service.config import Args, MethodSpec, WorkerSpec
 from deploy.service.workers import WITH_VLLM
 from orchestrator.errors import ConfigError
@@ -86,10 +87,9 @@ def check(data: Any) -> Checked:
 
 def lacking_here(data: Any, args: Args) -> Iterator[Finding]:
     """Notes on what a deployment wants and this machine or shell has not: it may run elsewhere."""
-    for name, spec in args.workers.by_name().items():
-        if spec.runs_vllm and find_spec("vllm") is None:
-            message = f"the engine vllm (auto on cuda) is not installed here: {WITH_VLLM}"
-            yield finding(data, (*ARGS, "workers", name), message, "note")
+    for name in without_engine(args.workers):
+        message = f"the engine vllm (auto on cuda) is not installed here: {WITH_VLLM}"
+        yield finding(data, (*ARGS, "workers", name), message, "note")
     for path, variable in _variables(args):
         if not os.environ.get(variable, "").strip():
             yield finding(data, (*ARGS, *path), f"${variable} is not set here", "note")

@@ -18,18 +18,23 @@ if TYPE_CHECKING:
     from workers.vllm.worker import VllmWorker
 
 
+def without_engine(workers: Workers) -> list[WorkerName]:
+    """Whose model vLLM is to run, where there is none."""
+    vllm = [name for name, spec in workers.by_name().items() if spec.runs_vllm]
+    return vllm if find_spec("vllm") is None else []
+
+
 def want_engines(workers: Workers) -> None:
     """Say what is not installed here, before anything is started.
 
     Raises:
         ConfigError: vLLM is to run a model, and is missing.
     """
-    for name, spec in workers.by_name().items():
-        if spec.runs_vllm and find_spec("vllm") is None:
-            raise ConfigError(
-                f"workers.{name} is for the engine vllm (auto on cuda), which is not installed "
-                f"here: {WITH_VLLM}"
-            )
+    if missing := without_engine(workers):
+        raise ConfigError(
+            f"workers.{missing[0]} is for the engine vllm (auto on cuda), which is not installed "
+            f"here: {WITH_VLLM}"
+        )
 
 
 def open_worker(spec: WorkerSpec) -> LocalWorker | RemoteWorker | VllmWorker:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.checking import deployment
 from deploy.checking.files import check
+from deploy.launch import workers
 from orchestrator.errors import ConfigError
 from tests.deploy.conftest import BATON, ROOT
 
@@ -212,7 +212,7 @@ def test_what_a_deployment_wants_and_is_not_here_is_a_note(
     )
     assert written != text
     file.write_text(written)
-    monkeypatch.setattr(deployment, "find_spec", lambda name: None)
+    monkeypatch.setattr(workers, "find_spec", lambda name: None)
 
     def notes(name: str) -> list[str]:
         report = check(name)

@@ -34,6 +34,16 @@ async def flood(
     return answered, refused
 
 
+async def used(places: int, took_s: float) -> Admission:
+    """Places that have been taken for so long each, by a clock that stands still since then."""
+    now = 0.0
+    admission = Admission(places, wait_s=5, clock=lambda: now)
+    for _ in range(60):
+        async with admission.place("before"):
+            now += took_s
+    return admission
+
+
 async def test_a_flood_leaves_another_key_its_share() -> None:
     admission = Admission(8, wait_s=5)
     answered, refused = await flood(admission, {"loud": 90, "quiet": 6})
@@ -141,11 +151,7 @@ async def test_a_place_that_becomes_free_as_its_request_goes_is_not_lost() -> No
 
 
 async def test_when_to_come_again_goes_by_who_waits_and_how_long_answers_take() -> None:
-    now = 0.0
-    admission = Admission(2, wait_s=5, clock=lambda: now)
-    for _ in range(60):
-        async with admission.place("a"):
-            now += 10
+    admission = await used(2, took_s=10)
     assert admission.retry_after_s() == 5  # ten seconds each, two at a time
     async with admission.place("a"), admission.place("a"):
         waiting = [asyncio.create_task(flood(admission, {"b": 1})) for _ in range(2)]
@@ -312,11 +318,7 @@ async def test_wide_requests_that_do_not_fit_leave_others_their_places() -> None
 
 
 async def test_who_would_find_no_place_in_time_is_refused_at_once() -> None:
-    now = 0.0
-    admission = Admission(2, wait_s=5, clock=lambda: now)
-    for _ in range(60):
-        async with admission.place("a"):
-            now += 4
+    admission = await used(2, took_s=4)
     async with admission.place("a"), admission.place("a"):
         line = [asyncio.create_task(flood(admission, {"a": 1})) for _ in range(5)]
         for _ in range(4):
@@ -327,11 +329,7 @@ async def test_who_would_find_no_place_in_time_is_refused_at_once() -> None:
 
 
 async def test_a_refusal_holds_until_most_of_those_that_wait_have_their_places() -> None:
-    now = 0.0
-    admission = Admission(4, wait_s=5, clock=lambda: now)
-    for _ in range(60):
-        async with admission.place("loud"):
-            now += 4
+    admission = await used(4, took_s=4)
     told = list[str]()
 
     async def ask(owner: str) -> None:
