@@ -31,7 +31,7 @@ from typing import Final
 
 import uvicorn.config
 from cachetools import LRUCache
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -148,6 +148,13 @@ class AllowedOrigins:
         return replace(error, headers={**error.headers, **allowed, "vary": "Origin"})
 
 
+def _come_again(start: Message, after_s: int) -> Message:
+    """The start of an answer that says to come again in so many seconds."""
+    later = MutableHeaders(raw=list(start["headers"]))
+    later["retry-after"] = str(after_s)
+    return {**start, "headers": later.raw}
+
+
 def _origin(scope: Scope) -> str | None:
     value = next((value for name, value in scope["headers"] if name == b"origin"), None)
     return None if value is None or len(value) > 256 else value.decode("latin-1")
@@ -211,9 +218,11 @@ class _Attempt:
             if message["status"] == 408 and self._whole:  # it was lost on its way to the replica
                 self._bodiless = True
                 return
+            turn_s = self._refusals.note(self._scope, self._given, message["status"], headers)
+            if turn_s is not None:
+                message = _come_again(message, turn_s)
             self._started, self._streams = message, kind.startswith("text/event-stream")
             self._origins.note(self._scope, headers)
-            self._refusals.note(self._scope, self._given, message["status"], headers)
         elif self._refused is not None or self._bodiless:
             return
         else:

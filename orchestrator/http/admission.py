@@ -30,6 +30,7 @@ from orchestrator.http.errors import RETRY_AFTER_S, HttpError, no_place
 
 MOST_RETRY_AFTER_S: Final = 60
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
+_FEWEST: Final = 8  # places whose pace is a mean of at least so many that became free
 _HELD: Final = 0.75  # of the time in which those that wait have found places a refusal holds
 _PATIENCE: Final = 10  # times as long as others waits who has less than its share
 
@@ -50,6 +51,43 @@ class _Waiting:
     priority: int
     granted: asyncio.Future[None] = field(default_factory=asyncio.Future)
     timer: asyncio.TimerHandle | None = None
+
+
+class _Pace:
+    """How long it takes until one more place becomes free, while requests wait for one.
+
+    Answers that are made side by side take longer than one alone, so this is measured only while
+    all places are taken: a mean over about as many places as there are. It begins with a guess:
+    that side by side they take longer by the square root of their number.
+    """
+
+    def __init__(self, places: int) -> None:
+        self._places = places
+        self._window = max(places, _FEWEST)
+        self._freed, self._seconds = 0.0, 0.0
+        self._since: float | None = None  # the last place became free, or the line began
+
+    def place_s(self, alone_s: float) -> float:
+        """Seconds for one more place; `alone_s` is what a request takes, where no line was yet."""
+        return self._seconds / self._freed if self._freed else alone_s / math.sqrt(self._places)
+
+    def line_begins(self, now: float, alone_s: float) -> None:
+        if not self._freed:
+            self._freed, self._seconds = self._window, self._window * self.place_s(alone_s)
+        if self._since is None:
+            self._since = now
+
+    def freed(self, cost: int, now: float) -> None:
+        """So many places became free at once, while a line stood there."""
+        if self._since is None:
+            return
+        kept = (1 - 1 / self._window) ** cost
+        self._freed = kept * self._freed + cost
+        self._seconds = kept * self._seconds + now - self._since
+        self._since = now
+
+    def line_ends(self) -> None:
+        self._since = None
 
 
 class Admission:
@@ -77,6 +115,7 @@ class Admission:
         self._held: dict[str, int] = defaultdict(int)  # places, by owner
         self._waiting: list[_Waiting] = []  # in the order in which they came
         self._mean_s = float(RETRY_AFTER_S)  # that a place is taken
+        self._pace = _Pace(places)
 
     @property
     def live(self) -> int:
@@ -147,10 +186,13 @@ class Admission:
 
     def retry_after_s(self) -> int:
         """Seconds until a request that comes then should find a place: those that wait, and one
-        more, at the pace at which places have become free."""
+        more, at the pace at which places become free."""
         wanted = sum(one.cost for one in self._waiting) + 1
-        seconds = math.ceil(self._mean_s * wanted / self._places)
+        seconds = math.ceil(self._place_s() * wanted)
         return min(max(RETRY_AFTER_S, seconds), MOST_RETRY_AFTER_S)
+
+    def _place_s(self) -> float:
+        return self._pace.place_s(self._mean_s)
 
     async def _wait(self, owner: str, cost: int, priority: int) -> None:
         if not self._wait_s:
@@ -159,6 +201,7 @@ class Admission:
         self._time(mine, _PATIENCE)
         try:
             self._waiting.append(mine)
+            self._pace.line_begins(self._clock(), self._mean_s)
             self._forget_gone()
             self._shorten()
             self._grant()
@@ -198,7 +241,7 @@ class Admission:
         owner = max(reversed(self._waiting), key=lambda one: wanted[one.owner]).owner
         theirs = [one for one in reversed(self._waiting) if one.owner == owner]
         last = max(theirs, key=lambda one: one.priority)
-        late = self._mean_s * sum(one.cost for one in self._waiting) > self._wait_s * self._places
+        late = self._place_s() * sum(one.cost for one in self._waiting) > self._wait_s
         has_share = len(self._waiting) > 1 and self._with(last) > self._share()
         if len(self._waiting) > self._places or (late and has_share):
             self._waiting.remove(last)
@@ -216,6 +259,8 @@ class Admission:
             self._waiting.remove(one)
             self._take(one.owner, one.cost)
             one.granted.set_result(None)
+        if not self._waiting:
+            self._pace.line_ends()
 
     def _next(self) -> _Waiting | None:
         """Who takes places now. What fits passes one that does not and that would bring its owner
@@ -251,6 +296,7 @@ class Admission:
         self._held[owner] -= cost
         if not self._held[owner]:
             del self._held[owner]
+        self._pace.freed(cost, self._clock())
         self._grant()
 
     def _refusal(self, owner: str) -> HttpError:
@@ -258,8 +304,8 @@ class Admission:
         no place need stand empty for want of one that asks again."""
         waiting = sum(one.cost for one in self._waiting if one.owner == owner)
         places = max(self._share(), self._held.get(owner, 0))  # that become free for it
-        lasts_s = min(self._wait_s, self._mean_s * waiting / places)
-        return no_place(self.retry_after_s(), _HELD * lasts_s)
+        turn_s = self._place_s() * self._places / places
+        return no_place(self.retry_after_s(), _HELD * min(self._wait_s, turn_s * waiting), turn_s)
 
 
 def _granted(one: _Waiting) -> bool:

@@ -37,7 +37,9 @@ NO_PLACE = ("x-ratelimit-remaining-requests", "0")
 """The header of a 429 for want of a place that holds for a key's next request, too."""
 RESET = "x-ratelimit-reset-requests"
 """The header that says for how long it holds, in OpenAI's form: "612ms"."""
-EXPOSED = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0], RESET)
+LIMIT = "x-ratelimit-limit-requests"
+"""The header that says how many requests of the key find a place in a minute, at this pace."""
+EXPOSED = ("x-request-id", "retry-after", "x-should-retry", NO_PLACE[0], RESET, LIMIT)
 """Headers of an answer that a page of another origin may read, where it may read answers."""
 _INVALID = "invalid_request_error"
 _KINDS = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -141,15 +143,17 @@ def http_error(error: BaseException) -> HttpError:
             return HttpError(500, "internal error", code="internal_error")
 
 
-def no_place(after_s: int, holds_s: float = 0.0) -> HttpError:
+def no_place(after_s: int, holds_s: float = 0.0, turn_s: float = 0.0) -> HttpError:
     """What requests are told that there is no place for; in `after_s` seconds there should be.
 
     `holds_s`: seconds for which the next requests of that key would be told the same, since they
-    would wait behind others.
+    would wait behind others. `turn_s`: seconds from one of them that finds a place to the next.
     """
     headers = {"retry-after": str(after_s)}
     if holds_ms := round(holds_s * 1000):
         headers |= {NO_PLACE[0]: NO_PLACE[1], RESET: f"{holds_ms}ms"}
+        if turn_s:
+            headers[LIMIT] = str(max(1, round(60 / turn_s)))
     return HttpError(
         429,
         "too many requests are being answered; try again later",

@@ -16,6 +16,8 @@ from deploy.evaluation.torture.attack import Attack, Reply, ScenarioOutcome, per
 SLOWER: Final = 2.0  # a user's p95 beside bursts of something, in times of that alone
 ADMITTED_SLOWER: Final = 3.0  # p95 of those admitted at four times the capacity
 GOODPUT: Final = 0.9  # of the most that was answered in a second
+TRIES: Final = 3  # of one request, as many as OpenAI's clients make
+COME_AGAIN: Final = 0.9  # of those that were refused and come again when they are told, answered
 LOUD, QUIET = 64, 16  # clients of two keys; either could take half of a service
 USERS: Final = 4  # who ask beside bursts
 BEFORE_S: Final = 10.0  # for which they ask before
@@ -88,15 +90,27 @@ async def _beside_users(attack: Attack, one: Callable[[], Awaitable[None]]) -> N
 
 
 async def overload(attack: Attack) -> None:
-    """So many requests at once: each is answered rightly or told when to come again."""
-    said = await attack.ask()
+    """So many requests at once: each is answered rightly or told when to come again. Those that do
+    so, twice at most as OpenAI's clients do, are answered then."""
+    outcome, said = attack.outcome, await attack.ask()
+    refused, in_vain = 0, 0
 
     async def one() -> None:
-        reply = await attack.ask()
-        attack.outcome.count(reply)
-        _check(attack.outcome, reply, said)
+        nonlocal refused, in_vain
+        for number in range(1, TRIES + 1):
+            reply = await attack.ask()
+            outcome.count(reply, f"try {number}")
+            _check(outcome, reply, said)
+            if reply.kind not in ("429", "503"):
+                return
+            refused += number == 1
+            if number < TRIES:
+                await asyncio.sleep(reply.retry_after)
+        in_vain += 1
 
     await asyncio.gather(*(one() for _ in range(attack.number)))
+    if in_vain > (1 - COME_AGAIN) * refused:
+        outcome.broken.append(f"{in_vain} of {refused} that were refused came again in vain")
 
 
 def _check(outcome: ScenarioOutcome, reply: Reply, said: Reply) -> None:

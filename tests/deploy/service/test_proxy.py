@@ -29,7 +29,8 @@ from deploy.service.proxy import (
     middlewares,
 )
 from deploy.service.recent_refusals import RecentRefusals
-from orchestrator.http.errors import NO_PLACE, RESET, HttpError, http_error, no_place
+from orchestrator.http.admission import MOST_RETRY_AFTER_S
+from orchestrator.http.errors import LIMIT, NO_PLACE, RESET, HttpError, http_error, no_place
 from tests.orchestrator.serving import listening
 
 CHAT = "/v1/chat/completions"
@@ -406,7 +407,7 @@ def test_what_a_key_was_just_told_it_is_told_again_at_no_cost(
     monkeypatch.setattr(recent_refusals, "MOST_S", 3.0)
 
     def full(_: Scope, __: Receive, ___: Send) -> Any:
-        return http_error(no_place(3, 9.0)).response()(_, __, ___)
+        return http_error(no_place(3, 9.0, 2.0)).response()(_, __, ___)
 
     app = Serve(full, full)
     with serving(app) as url:
@@ -417,7 +418,8 @@ def test_what_a_key_was_just_told_it_is_told_again_at_no_cost(
         first, again = ask("loud"), ask("loud")
         assert (first.status_code, again.status_code, app.calls) == (429, 429, 1)
         assert again.json() == first.json()
-        assert again.headers["retry-after"] == "3"
+        later = [one.headers["retry-after"] for one in (first, again, ask("loud"))]
+        assert later == ["3", "5", "7"]  # each has a turn of its own
         assert ask("quiet").status_code == 429  # a key of its own: it is asked about
         assert app.calls == 2
         assert ask("loud", "/v1/feedback").status_code == 200
@@ -439,27 +441,60 @@ def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
 
     refusals.note(scope(0), PLAIN, 200, Headers(dict([NO_PLACE])))
     refusals.note(scope(0), PLAIN, 429, Headers({"retry-after": "1"}))  # of another kind
-    for other in ({}, {RESET: "1s"}, {RESET: "-5ms"}, {RESET: "5ms", "retry-after": "soon"}):
-        others = {"retry-after": "1", **dict([NO_PLACE]), **other}  # those of another release
-        refusals.note(scope(0), PLAIN, 429, Headers(others))
+    known = no_place(1, 0.6, 60.0).headers
+    for other in (
+        {RESET: "1s"},
+        {RESET: "-5ms"},
+        {RESET: "5ms", "retry-after": "soon"},
+        {LIMIT: "0"},
+        {LIMIT: "many"},
+    ):
+        assert refusals.note(scope(0), PLAIN, 429, Headers({**known, **other})) is None
+    for missing in known:  # another release may say less
+        less = {key: value for key, value in known.items() if key != missing}
+        assert refusals.note(scope(0), PLAIN, 429, Headers(less)) is None
     refusals.check(scope(0), PLAIN)
     for key in range(recent_refusals.KEYS + 1):
-        refusals.note(scope(key), PLAIN, 429, Headers(no_place(1, 0.6).headers))
+        refusals.note(scope(key), PLAIN, 429, Headers(known))
     refusals.check(scope(0), PLAIN)  # the oldest of too many
     with pytest.raises(HttpError, match="too many requests"):
         refusals.check(scope(1), PLAIN)
     now[0] = 0.25
     with pytest.raises(HttpError) as told:
         refusals.check(scope(1), PLAIN)
-    assert told.value.headers == no_place(1, 0.35).headers
+    assert told.value.headers == no_place(60, 0.35, 60.0).headers
     now[0] = 0.6
     refusals.check(scope(1), PLAIN)
-    refusals.note(scope(1), PLAIN, 429, Headers(no_place(1, 60).headers))
+    refusals.note(scope(1), PLAIN, 429, Headers(no_place(1, 60, 1.0).headers))
     now[0] += 0.9 * recent_refusals.MOST_S
     with pytest.raises(HttpError):
         refusals.check(scope(1), PLAIN)
     now[0] += 0.1 * recent_refusals.MOST_S
     refusals.check(scope(1), PLAIN)  # however long it says that it holds
+
+
+def test_each_that_is_refused_has_a_turn_of_its_own() -> None:
+    now = [0.0]
+    refusals = RecentRefusals(lambda: now[0])
+    scope = {"method": "POST", "path": CHAT, "headers": []}
+    refused = Headers(no_place(4, 0.5, 1.5).headers)
+
+    def again() -> int:
+        with pytest.raises(HttpError) as told:
+            refusals.check(scope, PLAIN)
+        return int(told.value.headers["retry-after"])
+
+    assert refusals.note(scope, PLAIN, 429, refused) == 4
+    assert [again() for _ in range(4)] == [6, 7, 9, 10]
+    now[0] = 2.0  # the turns of others are kept, whatever holds
+    assert refusals.note(scope, PLAIN, 429, refused) == 10
+    assert [again() for _ in range(60)][-1] == MOST_RETRY_AFTER_S
+    now[0] = 61.9
+    assert refusals.note(scope, PLAIN, 429, refused) == 4
+    now[0] = 100.0
+    assert refusals.note(scope, PLAIN, 429, refused) == 4
+    other = {**scope, "headers": [(b"authorization", b"Bearer other")]}
+    assert refusals.note(other, PLAIN, 429, refused) == 4
 
 
 @pytest.mark.parametrize(
@@ -468,7 +503,7 @@ def test_only_a_refusal_for_want_of_a_place_is_told_again() -> None:
 def test_who_says_when_it_is_their_turn_is_asked_about(own: dict[str, Any]) -> None:
     refusals = RecentRefusals(lambda: 0.0)
     scope = {"method": "POST", "path": CHAT, "headers": []}
-    refused = Headers(no_place(1, 0.6).headers)
+    refused = Headers(no_place(1, 0.6, 1.0).headers)
     words = {"messages": [{"role": "user", "content": 'the words "n" and "priority"'}]}
     refusals.note(scope, body(words | own), 429, refused)
     refusals.check(scope, body(words))  # what it was told holds for no other

@@ -151,14 +151,43 @@ async def test_a_place_that_becomes_free_as_its_request_goes_is_not_lost() -> No
 
 
 async def test_when_to_come_again_goes_by_who_waits_and_how_long_answers_take() -> None:
-    admission = await used(2, took_s=10)
-    assert admission.retry_after_s() == 5  # ten seconds each, two at a time
-    async with admission.place("a"), admission.place("a"):
+    admission = await used(4, took_s=10)
+    assert admission.retry_after_s() == 5  # ten seconds alone, four at a time twice as many
+    async with admission.place("a", 4):
         waiting = [asyncio.create_task(flood(admission, {"b": 1})) for _ in range(2)]
         await asyncio.sleep(0)
         await asyncio.sleep(0)
         assert admission.retry_after_s() == 15
     await asyncio.gather(*waiting)
+
+
+async def test_when_to_come_again_goes_by_the_pace_of_a_line_once_there_was_one() -> None:
+    now, holding = 0.0, list[asyncio.Event]()
+    admission = Admission(2, wait_s=60, clock=lambda: now)
+
+    async def ask() -> None:
+        async with admission.place("a"):
+            holding.append(asyncio.Event())
+            await holding[-1].wait()
+
+    asking = [asyncio.create_task(ask()) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert admission.retry_after_s() == 2  # a second alone is more of two at a time
+    for _ in range(60):  # another place every three seconds
+        asking.append(asyncio.create_task(ask()))
+        await asyncio.sleep(0)
+        now += 3
+        holding.pop(0).set()
+        for _ in range(3):
+            await asyncio.sleep(0)
+    assert admission.retry_after_s() == 6  # behind the one that waits
+    asking[-1].cancel()
+    await asyncio.wait({asking[-1]})
+    now += 1000
+    for one in asking:
+        one.cancel()
+    await asyncio.wait(asking)
+    assert admission.retry_after_s() == 3  # what time passed without a line says nothing
 
 
 def test_several_calls_at_once_count_as_such() -> None:
@@ -318,18 +347,18 @@ async def test_wide_requests_that_do_not_fit_leave_others_their_places() -> None
 
 
 async def test_who_would_find_no_place_in_time_is_refused_at_once() -> None:
-    admission = await used(2, took_s=4)
-    async with admission.place("a"), admission.place("a"):
+    admission = await used(4, took_s=4)
+    async with admission.place("a", 4):
         line = [asyncio.create_task(flood(admission, {"a": 1})) for _ in range(5)]
         for _ in range(4):
             await asyncio.sleep(0)
         refused = [one.result()[1] for one in line if one.done()]
-    assert refused == [{"a": 1}] * 3  # four seconds for two of them
+    assert refused == [{"a": 1}] * 3  # four seconds for the other two
     await asyncio.gather(*line)
 
 
 async def test_a_refusal_holds_until_most_of_those_that_wait_have_their_places() -> None:
-    admission = await used(4, took_s=4)
+    admission = await used(4, took_s=2)
     told = list[str]()
 
     async def ask(owner: str) -> None:
@@ -341,10 +370,10 @@ async def test_a_refusal_holds_until_most_of_those_that_wait_have_their_places()
 
     asking = [asyncio.create_task(ask("loud")) for _ in range(9)]
     await asyncio.sleep(0.01)
-    assert told == ["2996ms"]  # of four that wait for four places, about four seconds each
+    assert told == ["2997ms"]  # of four that wait for four places, about a second for each
     asking.append(asyncio.create_task(ask("quiet")))
     await asyncio.sleep(0.01)
-    assert told[1:] == ["2247ms"]  # of three: what it holds beyond its share becomes free, too
+    assert told[1:] == ["2248ms"]  # of three: what it holds beyond its share becomes free, too
     for one in asking:
         one.cancel()
 
