@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Annotated
@@ -31,9 +32,9 @@ EXAMPLES = """
   baton torture http://127.0.0.1:8000                   one that runs
   baton torture URL --remote --json torture.json        a staging one elsewhere
 
-[bold]Sizes[/]: requests of hostile, guesses, large, scrapes and overload; faults; states of redis,
-memory, disk and clock; seconds of capacity, flood and soak. disk (which wants root) and clock
-(libfaketime) run where named. Keys are $BATON_API_KEY and, of somebody else,
+[bold]Sizes[/]: requests of hostile, guesses, large, scrapes, reports and overload; faults; states
+of redis, memory, disk and clock; seconds of capacity, flood and soak. disk (which wants root) and
+clock (libfaketime) run where named. Keys are $BATON_API_KEY and, of somebody else,
 $BATON_OTHER_API_KEY, and $BATON_OBSERVER_KEY where metrics want one; a service of its own has all.
 """
 LONG = {
@@ -41,6 +42,7 @@ LONG = {
     "guesses": 1000,
     "large": 48,
     "scrapes": 40,
+    "reports": 6,
     "overload": 1000,
     "capacity": 300,
     "flood": 60,
@@ -60,9 +62,12 @@ SHORT = {
     "faults": 2,
     "redis": 6,
 }
-OWN = ("faults", "redis", "memory", "disk", "clock", "soak")  # only of a service of its own
+OWN = ("reports", "faults", "redis", "memory", "disk", "clock", "soak")
+"""Only of a service of its own."""
 NAMED = ("disk", "clock")  # only where named: they want root, or libfaketime
+STORED = {"redis", "disk", "reports"}  # want a Redis of its own
 KEYS, OBSERVER_KEYS = "BATON_TORTURE_KEYS", "BATON_TORTURE_OBSERVER_KEYS"
+ADMIN_KEY = "BATON_TORTURE_ADMIN_KEY"
 
 
 def torture(
@@ -167,6 +172,7 @@ def _with_own(
 
     from deploy.evaluation.torture.attack import AttackedService, BadStates
     from deploy.evaluation.torture.faults import OwnProcesses
+    from deploy.evaluation.torture.own_experiment import OwnExperiment
     from deploy.evaluation.torture.own_machine import OwnClock, OwnDisk, OwnMemory
     from deploy.evaluation.torture.own_redis import own_redis
     from deploy.launch.environment import prepare
@@ -185,7 +191,7 @@ def _with_own(
             owned.callback(disk.close)
             os.environ["RAY_TMPDIR"] = str(data)
         store = None
-        if not {"redis", "disk"}.isdisjoint(wanted):
+        if not STORED.isdisjoint(wanted):
             states["redis"] = store = owned.enter_context(own_redis(data))
         if "clock" in wanted:  # of what is started from here on; redis-server and the library clash
             states["clock"] = clock = OwnClock(folder)
@@ -197,17 +203,28 @@ def _with_own(
         load(config or DEFAULT_FILE)  # what is wrong with it is said of the file itself
         document = yaml.safe_load((config or DEFAULT_FILE).read_text(encoding="utf-8"))
         args = document["applications"][0].setdefault("args", {})
-        key, other_key, observer_key = (secrets.token_hex(16) for _ in range(3))
+        key, other_key, observer_key, admin_key = (secrets.token_hex(16) for _ in range(4))
         os.environ[KEYS], os.environ[OBSERVER_KEYS] = f"{key},{other_key}", observer_key
-        args["auth"] = {"api_keys_env": KEYS, "observer_keys_env": OBSERVER_KEYS}
+        os.environ[ADMIN_KEY] = admin_key
+        args["auth"] = {
+            "api_keys_env": KEYS,
+            "observer_keys_env": OBSERVER_KEYS,
+            "admin_key_env": ADMIN_KEY,
+        }
         if store is not None:
             args["store"] = store.url
         file = folder / "torture.yaml"
         file.write_text(yaml.safe_dump(document), encoding="utf-8")
         deployment = load(file, port=port)
         service = owned.enter_context(serving(deployment, ready_s=300, on_ray=_end_on_sigterm))
-        own = OwnProcesses()
-        attack(AttackedService(service.url, key, other_key, observer_key, own, states))
+        experiments = None
+        if store is not None:
+            from orchestrator.state.redis import RedisStore
+
+            opened = partial(RedisStore, store.url)
+            experiments = OwnExperiment(service.url, admin_key, opened)
+        keys, own = (key, other_key, observer_key), OwnProcesses()
+        attack(AttackedService(service.url, *keys, own, experiments, states))
 
 
 def _end_on_sigterm() -> None:

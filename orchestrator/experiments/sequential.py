@@ -14,15 +14,15 @@ number of units. Sample ratios: the Dirichlet mixture of multinomials (Lindon an
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 from scipy.special import betaln, gammaln, lambertw
-from scipy.stats import chi2_contingency, chisquare, norm, t, ttest_1samp, ttest_ind
+from scipy.stats import chi2_contingency, chisquare, norm, t, ttest_1samp
 from statsmodels.stats.proportion import confint_proportions_2indep
+from statsmodels.stats.weightstats import CompareMeans, DescrStatsW
 
 from orchestrator.experiments.samples import Moments, Sample
 
@@ -217,11 +217,11 @@ def fixed_difference_test(arm: Sample, control: Sample, alpha: float) -> FixedHo
         return FixedHorizonTest("proportions: Newcombe, chi-square", float(low), float(high), p)
     if not (arm.values.std() or control.values.std()):
         return None
-    with warnings.catch_warnings():  # scipy warns of an arm with equal values
-        warnings.filterwarnings("ignore", "Precision loss", RuntimeWarning)
-        tested = ttest_ind(arm.values, control.values, equal_var=False)
-    low, high = tested.confidence_interval(1 - alpha)
-    return FixedHorizonTest("Welch's t", float(low), float(high), float(tested.pvalue))
+    # Not scipy's: it warns of an arm with equal values, and reports are made in several threads.
+    compared = CompareMeans(DescrStatsW(arm.values), DescrStatsW(control.values))
+    _, p, _ = compared.ttest_ind(usevar="unequal")
+    low, high = compared.tconfint_diff(alpha, usevar="unequal")
+    return FixedHorizonTest("Welch's t", float(low), float(high), float(p))
 
 
 def fixed_paired_test(sample: Sample, alpha: float) -> FixedHorizonTest | None:

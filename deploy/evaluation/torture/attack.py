@@ -41,6 +41,14 @@ class Processes(Protocol):
         ...
 
 
+class Experiments(Protocol):
+    """The experiments of a service of one's own."""
+
+    async def start(self, events: int, chance: random.Random) -> str:
+        """Begin one that has so many events; the path of its report."""
+        ...
+
+
 class BadStates(Protocol):
     """Something of one's own that can be brought into bad states, by name, and out of them.
 
@@ -90,8 +98,9 @@ class ScenarioOutcome:
 class AttackedService:
     """The service under attack.
 
-    `other_key` is somebody else's, `observer_key` of who may read metrics. `processes` is None
-    where they are not ours; `states` by the name of the scenario that brings them about.
+    `other_key` is somebody else's, `observer_key` of who may read metrics. `processes` and
+    `experiments` are None where they are not ours; `states` by the name of the scenario that brings
+    them about.
     """
 
     url: str
@@ -99,6 +108,7 @@ class AttackedService:
     other_key: str | None = None
     observer_key: str | None = None
     processes: Processes | None = None
+    experiments: Experiments | None = None
     states: Mapping[str, BadStates] = field(default_factory=dict)
 
     @property
@@ -143,6 +153,15 @@ def _exposition(answer: bytes) -> Reply:
     """Metrics of the service, in Prometheus' text format."""
     text = answer.decode(errors="replace")
     return Reply("200" if "\nbaton_requests_total" in text else "no metrics of Baton's", text)
+
+
+def _report(answer: bytes) -> Reply:
+    """An experiment's report; its text says how many requests it is over."""
+    try:
+        data = json.loads(answer)
+        return Reply("200", str(sum(arm["ms"]["requests"] for arm in data["arms"].values())))
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return Reply("no report of Baton's", answer.decode(errors="replace"))
 
 
 def _streamed(answer: bytes) -> Reply:
@@ -214,8 +233,15 @@ class Attack:
 
     async def scrape(self) -> Reply:
         """What /metrics answers."""
+        return await self._observe("/metrics", _exposition)
+
+    async def report(self, path: str) -> Reply:
+        """An experiment's report."""
+        return await self._observe(path, _report)
+
+    async def _observe(self, path: str, read: Callable[[bytes], Reply]) -> Reply:
         headers = bearer(self.target.observer_key or self.target.key)
-        return await self._request("GET", "/metrics", headers, None, _exposition)
+        return await self._request("GET", path, headers, None, read)
 
     async def _request(
         self,

@@ -1,5 +1,5 @@
-"""Load: prompts far too long, reads of the metrics, more requests than places, one key's flood, a
-long soak.
+"""Load: prompts far too long, reads of metrics and of an experiment's report, more requests than
+places, one key's flood, a long soak.
 
 How long answers take is judged here, so these want a machine with nothing else to do.
 """
@@ -22,6 +22,7 @@ LOUD, QUIET = 64, 16  # clients of two keys; either could take half of a service
 USERS: Final = 4  # who ask beside bursts
 BEFORE_S: Final = 10.0  # for which they ask before
 BURSTS, ENOUGH = 20, 100  # bursts, unless users had so many answers before
+EVENTS: Final = 50_000  # of an experiment: an exposure and an outcome a request
 STEADY: Final = 0.05  # by which memory, descriptors and threads may differ
 LEAVING: Final = 0.1  # of the clients of a soak go away during their stream
 STEP_S: Final = 5.0  # at each concurrency, to find the capacity
@@ -58,6 +59,25 @@ async def scrapes(attack: Attack) -> None:
             attack.outcome.broken.append(f"{reply.kind} to /metrics: {reply.text[:80]}")
 
     await _beside_users(attack, read)
+
+
+async def reports(attack: Attack) -> None:
+    """So many reads of the report of an experiment with 50,000 events at once, again and again,
+    beside users: all are answered, over all events."""
+    outcome, experiments = attack.outcome, attack.target.experiments
+    assert experiments is not None
+    path, times = await experiments.start(EVENTS, attack.chance), list[float]()
+
+    async def read() -> None:
+        reply = await attack.report(path)
+        outcome.count(reply, "report")
+        times.append(reply.seconds)
+        if (reply.kind, reply.text) != ("200", str(EVENTS // 2)):
+            outcome.broken.append(f"{reply.kind} to a report: {reply.text[:80]}")
+
+    await _beside_users(attack, read)
+    first, later = max(times[: attack.number]), max(times[attack.number :], default=0.0)
+    outcome.seen[f"reports within {first:.1f} s, later {later:.1f} s"] = 1
 
 
 async def _beside_users(attack: Attack, one: Callable[[], Awaitable[None]]) -> None:

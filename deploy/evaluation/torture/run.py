@@ -13,7 +13,15 @@ from deploy.evaluation.torture.attack import HANG_S, Attack, AttackedService, Sc
 from deploy.evaluation.torture.faults import faults
 from deploy.evaluation.torture.guesses import guesses
 from deploy.evaluation.torture.hostile import hostile
-from deploy.evaluation.torture.load import capacity, flood, large, overload, scrapes, soak
+from deploy.evaluation.torture.load import (
+    capacity,
+    flood,
+    large,
+    overload,
+    reports,
+    scrapes,
+    soak,
+)
 from deploy.evaluation.torture.states import bad_states
 
 SCENARIOS: Final[Mapping[str, Callable[[Attack], Awaitable[None]]]] = {
@@ -21,6 +29,7 @@ SCENARIOS: Final[Mapping[str, Callable[[Attack], Awaitable[None]]]] = {
     "guesses": guesses,
     "large": large,
     "scrapes": scrapes,
+    "reports": reports,
     "overload": overload,
     "capacity": capacity,
     "flood": flood,

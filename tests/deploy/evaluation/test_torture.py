@@ -43,12 +43,14 @@ from deploy.evaluation.torture.faults import (
     ProcessFault,
 )
 from deploy.evaluation.torture.hostile import hostile_request
+from deploy.evaluation.torture.own_experiment import OwnExperiment
 from deploy.evaluation.torture.own_machine import OwnClock, OwnMemory
 from deploy.evaluation.torture.own_redis import STATES, own_redis
 from deploy.evaluation.torture.run import SCENARIOS, client, table, torture
 from orchestrator.errors import ContextLengthExceeded, WorkerError
 from orchestrator.http.auth import Access, Keys
 from orchestrator.http.limits import ServiceLimits
+from orchestrator.state.memory import MemoryStore
 from policies import POLICIES
 from tests.deploy.cli.test_main import baton  # noqa: F401 a fixture
 from tests.deploy.service.test_proxy import serving as behind_the_proxy
@@ -98,6 +100,27 @@ async def test_a_service_that_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["large"].seen["400"] == 2
     assert found["scrapes"].seen["scrape 200"] == 3
     assert "| hostile | 60 |" in table(list(found.values()))
+
+
+async def test_an_experiments_report_is_read_over_all_its_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load, "EVENTS", 600)
+    store = MemoryStore()
+    access = Access(Keys(["user"]), admins=Keys(["admin"]), observers=Keys(["observer"]))
+    with serving(service(store=store, access=access)) as url:
+        own = OwnExperiment(url, "admin", lambda: store)
+        target = AttackedService(url, "user", None, "observer", experiments=own)
+        (found,) = [one async for one in torture(target, {"reports": 3})]
+        assert found.broken == []
+        assert found.seen["report 200"] == 3
+        with pytest.raises(WorkerError, match="expected an experiment to start, got 4"):
+            await own.start(600, random.Random(0))  # it runs
+    with serving(service(access=access)) as url:
+        own = OwnExperiment(url, "admin", MemoryStore)  # another store than the service's
+        target = AttackedService(url, "user", None, "observer", experiments=own)
+        (found,) = [one async for one in torture(target, {"reports": 1})]
+    assert found.broken[0].startswith("no report of Baton's to a report")
 
 
 def answers(**given: Any) -> Callable[..., Any]:
@@ -156,7 +179,7 @@ def test_attacks_are_repeatable_and_of_every_kind() -> None:
         (("http://10.0.0.7:8000",), "not on this machine"),
         (
             ("http://127.0.0.1:1", "--scenarios", "faults"),
-            "faults, redis, memory, disk, clock, soak want --own",
+            "reports, faults, redis, memory, disk, clock, soak want --own",
         ),
         (("http://127.0.0.1:1", "--scenarios", "flood"), "$BATON_OTHER_API_KEY"),
         (("http://127.0.0.1:1", "--scenarios", "hostile=0"), "above 0"),
@@ -802,6 +825,6 @@ def test_the_command_says_whether_a_service_held(baton: Any, tmp_path: Path) -> 
     assert "| overload | 100 |" in ran.out
     (row,) = json.loads(out.read_text())["rows"]
     assert row["held"] is True
-    assert row["seen"]["200"] == 100
+    assert row["seen"]["try 1 200"] == 100
     assert _is_loopback("http://[::1]:8000")
     assert not _is_loopback("http://localhost.example")
