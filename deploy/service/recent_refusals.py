@@ -8,13 +8,17 @@ do. Others' requests pass, and so do those that say how many places they want (`
 or when it is their turn (`priority`).
 
 Each refused request of a key is told a turn of its own to come again, one after the other at the
-pace at which the key's find places: told the same second, all but a few would be refused again.
+pace at which the key's find places with the orchestrator that said so: told the same second, all
+but a few would be refused again. Turns are given `TURNS_S` ahead, for those who come anew find
+places too, and not everybody comes again; who is told to come later still is spread over the second
+half of that.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
+import random
 import re
 import secrets
 import time
@@ -29,6 +33,7 @@ from orchestrator.http.admission import MOST_RETRY_AFTER_S
 from orchestrator.http.errors import LIMIT, NO_PLACE, RESET, no_place
 
 MOST_S: Final = 1.0  # for which a refusal is repeated, whatever it says
+TURNS_S: Final = 30.0  # for which turns are given ahead
 KEYS: Final = 1024  # that are remembered
 _ASKING: Final = ("/completions", "/responses")  # paths of requests that take places
 _OF_ITS_OWN: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
@@ -52,10 +57,14 @@ def _due(key: bytes, turn: float, now: float) -> float:
 
 
 class RecentRefusals:
-    """What keys were told a moment ago, by digest; `clock` in seconds."""
+    """What keys were told a moment ago, by digest; `clock` in seconds, `chance` of who is told to
+    come when turns are given out."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, chance: random.Random | None = None
+    ) -> None:
         self._salt, self._clock = secrets.token_bytes(16), clock
+        self._chance = chance or random.Random()
         self._told: TLRUCache[bytes, _Refusal] = TLRUCache(KEYS, _end, clock)
         self._turns: TLRUCache[bytes, float] = TLRUCache(KEYS, _due, clock)  # the last to be given
 
@@ -67,16 +76,17 @@ class RecentRefusals:
         Returns:
             Seconds until the turn of a request that was so refused; None: it has none.
         """
-        if status != 429 or answered.get(NO_PLACE[0]) != NO_PLACE[1] or not _asks(scope, body):
+        if status != 429 or not _asks(scope, body):
             return None
         # During an upgrade orchestrators of another release may say it otherwise, or not at all.
-        said = _MILLISECONDS.fullmatch(answered.get(RESET, ""))
         after, limit = (_number(answered.get(name)) for name in ("retry-after", LIMIT))
-        if said is None or not after or not limit:
+        if not after or not limit:
             return None
-        until = self._clock() + min(MOST_S, int(said[1]) / 1000)
-        key, told = self._key(scope), _Refusal(after, until, 60 / limit)
-        self._told[key] = told
+        key, said = self._key(scope), _MILLISECONDS.fullmatch(answered.get(RESET, ""))
+        holds_s = min(MOST_S, int(said[1]) / 1000) if said else 0.0
+        told = _Refusal(after, self._clock() + holds_s, 60 / limit)
+        if answered.get(NO_PLACE[0]) == NO_PLACE[1] and holds_s:
+            self._told[key] = told
         return self._turn(key, told)
 
     def check(self, scope: Scope, body: Sequence[Message]) -> None:
@@ -94,10 +104,13 @@ class RecentRefusals:
 
     def _turn(self, key: bytes, told: _Refusal) -> int:
         """Seconds until the next turn that is free."""
-        now = self._clock()
-        turn = max(now + told.after_s, self._turns.get(key, now) + told.turn_s)
-        self._turns[key] = turn = min(turn, now + MOST_RETRY_AFTER_S)
-        return math.ceil(round(turn - now, 3))  # a sum of floats may be a hair above
+        now, last = self._clock(), self._turns.get(key, -math.inf)
+        turn = max(now + told.after_s, last + told.turn_s)
+        if turn <= now + told.after_s + TURNS_S:
+            self._turns[key] = turn
+        else:
+            turn = now + told.after_s + TURNS_S * self._chance.uniform(0.5, 1)
+        return min(max(1, round(turn - now)), MOST_RETRY_AFTER_S)
 
     def _key(self, scope: Scope) -> bytes:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")

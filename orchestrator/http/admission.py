@@ -28,9 +28,10 @@ from typing import Final
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.errors import RETRY_AFTER_S, HttpError, no_place
 
-MOST_RETRY_AFTER_S: Final = 60
+MOST_RETRY_AFTER_S: Final = 59  # some of OpenAI's clients take no minute
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
-_FEWEST: Final = 8  # places whose pace is a mean of at least so many that became free
+_FEWEST: Final = 8  # places over which the mean of those that end while most are taken is made
+_MOST: Final = 0.75  # of the places
 _HELD: Final = 0.75  # of the time in which those that wait have found places a refusal holds
 _PATIENCE: Final = 10  # times as long as others waits who has less than its share
 
@@ -53,41 +54,34 @@ class _Waiting:
     timer: asyncio.TimerHandle | None = None
 
 
-class _Pace:
-    """How long it takes until one more place becomes free, while requests wait for one.
+class _Durations:
+    """How long places are held.
 
-    Answers that are made side by side take longer than one alone, so this is measured only while
-    all places are taken: a mean over about as many places as there are. It begins with a guess:
-    that side by side they take longer by the square root of their number.
+    Answers that are made side by side take longer than one alone. So what a place takes when places
+    are wanted is known from requests that ended while most were taken, about as many as there are
+    places; until the first of them it is guessed that side by side they take longer by the square
+    root of their number.
     """
 
     def __init__(self, places: int) -> None:
         self._places = places
-        self._window = max(places, _FEWEST)
-        self._freed, self._seconds = 0.0, 0.0
-        self._since: float | None = None  # the last place became free, or the line began
+        self.mean_s = float(RETRY_AFTER_S)
+        self._busy_s: float | None = None
 
-    def place_s(self, alone_s: float) -> float:
-        """Seconds for one more place; `alone_s` is what a request takes, where no line was yet."""
-        return self._seconds / self._freed if self._freed else alone_s / math.sqrt(self._places)
+    @property
+    def place_s(self) -> float:
+        """Seconds from one place that becomes free to the next, when places are wanted."""
+        if self._busy_s is None:
+            return self.mean_s / math.sqrt(self._places)
+        return self._busy_s / self._places  # Little's law
 
-    def line_begins(self, now: float, alone_s: float) -> None:
-        if not self._freed:
-            self._freed, self._seconds = self._window, self._window * self.place_s(alone_s)
-        if self._since is None:
-            self._since = now
-
-    def freed(self, cost: int, now: float) -> None:
-        """So many places became free at once, while a line stood there."""
-        if self._since is None:
-            return
-        kept = (1 - 1 / self._window) ** cost
-        self._freed = kept * self._freed + cost
-        self._seconds = kept * self._seconds + now - self._since
-        self._since = now
-
-    def line_ends(self) -> None:
-        self._since = None
+    def ended(self, seconds: float, cost: int, busy: bool) -> None:
+        """A request that had `cost` places for so long, `busy`: while most were taken."""
+        self.mean_s += _WEIGHT * (seconds - self.mean_s)
+        if busy:
+            before = seconds if self._busy_s is None else self._busy_s
+            weight = 1 - (1 - 1 / max(self._places, _FEWEST)) ** cost
+            self._busy_s = before + weight * (seconds - before)
 
 
 class Admission:
@@ -114,8 +108,7 @@ class Admission:
         self._taken, self._live = 0, 0
         self._held: dict[str, int] = defaultdict(int)  # places, by owner
         self._waiting: list[_Waiting] = []  # in the order in which they came
-        self._mean_s = float(RETRY_AFTER_S)  # that a place is taken
-        self._pace = _Pace(places)
+        self._durations = _Durations(places)
 
     @property
     def live(self) -> int:
@@ -149,7 +142,8 @@ class Admission:
             try:
                 yield mine
             finally:
-                self._mean_s += _WEIGHT * (self._clock() - began - self._mean_s)
+                busy = bool(self._waiting) or self._taken >= _MOST * self._places
+                self._durations.ended(self._clock() - began, cost, busy)
                 self._release(owner, cost)
         finally:
             live.remove(mine)
@@ -174,7 +168,7 @@ class Admission:
             if not left or left + mine.prompt <= limit:
                 break
             left -= one.prompt
-            until = max(until, one.began + self._mean_s)
+            until = max(until, one.began + self._durations.mean_s)
         after_s = min(max(RETRY_AFTER_S, math.ceil(until - mine.began)), MOST_RETRY_AFTER_S)
         raise HttpError(
             429,
@@ -184,24 +178,20 @@ class Admission:
             headers={"retry-after": str(after_s)},
         )
 
-    def retry_after_s(self) -> int:
-        """Seconds until a request that comes then should find a place: those that wait, and one
-        more, at the pace at which places become free."""
-        wanted = sum(one.cost for one in self._waiting) + 1
-        seconds = math.ceil(self._place_s() * wanted)
+    def retry_after_s(self, cost: int = 1) -> int:
+        """Seconds until a request for `cost` places that comes then should find them: behind those
+        that wait, at the pace at which places become free."""
+        wanted = sum(one.cost for one in self._waiting) + cost
+        seconds = math.ceil(self._durations.place_s * wanted)
         return min(max(RETRY_AFTER_S, seconds), MOST_RETRY_AFTER_S)
 
-    def _place_s(self) -> float:
-        return self._pace.place_s(self._mean_s)
-
     async def _wait(self, owner: str, cost: int, priority: int) -> None:
-        if not self._wait_s:
-            raise no_place(self.retry_after_s())
         mine = _Waiting(owner, cost, priority)
+        if not self._wait_s:
+            raise self._refusal(mine)
         self._time(mine, _PATIENCE)
         try:
             self._waiting.append(mine)
-            self._pace.line_begins(self._clock(), self._mean_s)
             self._forget_gone()
             self._shorten()
             self._grant()
@@ -229,7 +219,7 @@ class Admission:
             self._time(one, times - 1)
         else:
             self._waiting.remove(one)
-            one.granted.set_exception(self._refusal(one.owner))
+            one.granted.set_exception(self._refusal(one))
             self._grant()  # it may have been in the way of a smaller one
 
     def _shorten(self) -> None:
@@ -241,11 +231,11 @@ class Admission:
         owner = max(reversed(self._waiting), key=lambda one: wanted[one.owner]).owner
         theirs = [one for one in reversed(self._waiting) if one.owner == owner]
         last = max(theirs, key=lambda one: one.priority)
-        late = self._place_s() * sum(one.cost for one in self._waiting) > self._wait_s
+        wanted_s = self._durations.place_s * sum(one.cost for one in self._waiting)
         has_share = len(self._waiting) > 1 and self._with(last) > self._share()
-        if len(self._waiting) > self._places or (late and has_share):
+        if len(self._waiting) > self._places or (wanted_s > self._wait_s and has_share):
             self._waiting.remove(last)
-            last.granted.set_exception(self._refusal(owner))
+            last.granted.set_exception(self._refusal(last))
 
     def _share(self) -> float:
         """An equal share of the places, of those who hold or await some."""
@@ -259,8 +249,6 @@ class Admission:
             self._waiting.remove(one)
             self._take(one.owner, one.cost)
             one.granted.set_result(None)
-        if not self._waiting:
-            self._pace.line_ends()
 
     def _next(self) -> _Waiting | None:
         """Who takes places now. What fits passes one that does not and that would bring its owner
@@ -296,16 +284,16 @@ class Admission:
         self._held[owner] -= cost
         if not self._held[owner]:
             del self._held[owner]
-        self._pace.freed(cost, self._clock())
         self._grant()
 
-    def _refusal(self, owner: str) -> HttpError:
-        """For an owner of whose requests others wait: it holds until few of them are left, so that
-        no place need stand empty for want of one that asks again."""
-        waiting = sum(one.cost for one in self._waiting if one.owner == owner)
-        places = max(self._share(), self._held.get(owner, 0))  # that become free for it
-        turn_s = self._place_s() * self._places / places
-        return no_place(self.retry_after_s(), _HELD * min(self._wait_s, turn_s * waiting), turn_s)
+    def _refusal(self, refused: _Waiting) -> HttpError:
+        """Where others of its owner wait it holds until few of them are left, so that no place need
+        stand empty for want of one that asks again."""
+        waiting = sum(one.cost for one in self._waiting if one.owner == refused.owner)
+        places = max(self._share(), self._held.get(refused.owner, 0))  # that become free for it
+        place_s = self._durations.place_s * self._places / places
+        holds_s = _HELD * min(self._wait_s, place_s * waiting)
+        return no_place(self.retry_after_s(refused.cost), holds_s, place_s * refused.cost)
 
 
 def _granted(one: _Waiting) -> bool:

@@ -147,13 +147,13 @@ def no_place(after_s: int, holds_s: float = 0.0, turn_s: float = 0.0) -> HttpErr
     """What requests are told that there is no place for; in `after_s` seconds there should be.
 
     `holds_s`: seconds for which the next requests of that key would be told the same, since they
-    would wait behind others. `turn_s`: seconds from one of them that finds a place to the next.
+    would wait behind others. `turn_s`: seconds from one like it that finds a place to the next.
     """
     headers = {"retry-after": str(after_s)}
+    if turn_s:
+        headers[LIMIT] = str(max(1, round(60 / turn_s)))
     if holds_ms := round(holds_s * 1000):
         headers |= {NO_PLACE[0]: NO_PLACE[1], RESET: f"{holds_ms}ms"}
-        if turn_s:
-            headers[LIMIT] = str(max(1, round(60 / turn_s)))
     return HttpError(
         429,
         "too many requests are being answered; try again later",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import OpenAI
@@ -24,12 +25,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def open_model(
-    name: str, *, dtype: str = "bfloat16", max_len: int = 2048, rows: int = 2
+    name: str, *, dtype: str = "bfloat16", max_len: int = 2048, rows: int = 2, **more: Any
 ) -> LocalWorker:
     folder = LINKS / name
     if not (folder / "config.json").is_file():
         pytest.fail(f"there is no {folder}: run `make real-pair` first", pytrace=False)
-    return load(folder, dtype=dtype, rows=rows, max_len=max_len)
+    return load(folder, dtype=dtype, rows=rows, max_len=max_len, **more)
 
 
 @pytest.fixture(scope="session")

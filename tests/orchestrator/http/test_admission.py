@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from contextlib import AsyncExitStack
 
 import pytest
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.http.admission import MOST_RETRY_AFTER_S, Admission
-from orchestrator.http.errors import RESET, HttpError
+from orchestrator.http.errors import LIMIT, RESET, HttpError
 from policies import POLICIES
 
 
@@ -181,13 +182,49 @@ async def test_when_to_come_again_goes_by_the_pace_of_a_line_once_there_was_one(
         for _ in range(3):
             await asyncio.sleep(0)
     assert admission.retry_after_s() == 6  # behind the one that waits
-    asking[-1].cancel()
-    await asyncio.wait({asking[-1]})
-    now += 1000
+    assert admission.retry_after_s(cost=2) == 9
     for one in asking:
         one.cancel()
     await asyncio.wait(asking)
-    assert admission.retry_after_s() == 3  # what time passed without a line says nothing
+
+
+async def test_the_pace_is_that_of_requests_that_end_while_most_places_are_taken() -> None:
+    now = 0.0
+    admission = Admission(4, wait_s=60, clock=lambda: now)
+
+    async def together(count: int, took_s: float) -> None:
+        nonlocal now
+        async with AsyncExitStack() as taken:
+            for _ in range(count):
+                await taken.enter_async_context(admission.place("a"))
+            now += took_s
+
+    for _ in range(40):
+        await together(4, took_s=12)
+    assert admission.retry_after_s() == 3
+    for _ in range(40):
+        await together(2, took_s=400)  # half of them: whoever came found one
+    assert admission.retry_after_s() == 3
+    for _ in range(40):
+        await together(4, took_s=40)
+    assert admission.retry_after_s() == 10
+
+
+@pytest.mark.parametrize("wait_s", [0.0, 0.01])
+@pytest.mark.parametrize(("cost", "limit"), [(1, "30"), (2, "15"), (4, "8")])
+async def test_a_refusal_says_how_many_like_it_find_places_in_a_minute(
+    wait_s: float, cost: int, limit: str
+) -> None:
+    now = 0.0
+    admission = Admission(4, wait_s, clock=lambda: now)
+    for _ in range(60):
+        async with admission.place("before", 4):
+            now += 8
+    async with admission.place("loud", 4):
+        with pytest.raises(HttpError) as refused:
+            async with admission.place("loud", cost):
+                pass
+        assert refused.value.headers[LIMIT] == limit  # two seconds a place
 
 
 def test_several_calls_at_once_count_as_such() -> None:
@@ -384,4 +421,4 @@ async def test_a_refusal_holds_for_nobody_where_no_other_waits() -> None:
         with pytest.raises(HttpError) as refused:
             async with admission.place("loud"):
                 pass
-    assert refused.value.headers == {"retry-after": "1"}
+    assert refused.value.headers == {"retry-after": "1", LIMIT: "60"}
