@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import json
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
@@ -35,27 +36,35 @@ from tests.real.fetch import LINKS
 PROBLEMS = "gym:gsm_symbolic,chain_sum,simple_equations:20261201"
 CANDIDATES = "large-only,large-only@chain,bild:rollback=0,bild:rollback=1.5,small-only"
 PLAIN, SPECULATING = "large-only", "large-only@chain"
-MAX_TOKENS = 400
+MAX_TOKENS, SEED = 400, 1
 
 
 def round_of(
-    api: OpenAI, candidate: str, problems: Sequence[Problem], clients: int, grader: Grader
+    api: OpenAI,
+    candidate: str,
+    problems: Sequence[Problem],
+    clients: int,
+    temperature: float,
+    grader: Grader,
 ) -> dict[str, Any]:
     """One candidate's answers to all questions."""
     name, _, method = candidate.partition("@")
     chosen = Candidate.parse(name)
     more = {"policy": chosen.params} | ({"speculation": method} if method else {})
 
-    def ask(problem: Problem) -> tuple[str, int]:
+    def ask(problem: Problem) -> tuple[str, Counter[str]]:
         answer = api.chat.completions.create(
             model=chosen.policy,
             messages=[{"role": "user", "content": problem.question}],
             max_tokens=MAX_TOKENS,
-            temperature=0,
+            temperature=temperature,
+            seed=SEED,
             extra_body=more,
         )
-        assert answer.usage is not None
-        return answer.choices[0].message.content or "", answer.usage.completion_tokens
+        kept = Counter[str]()
+        for step in (answer.model_extra or {})["baton"]["steps"]:
+            kept[step["author"]] += step["tokens"] * step["accepted"]
+        return answer.choices[0].message.content or "", kept
 
     with ThreadPoolExecutor(clients) as pool:
         began = time.perf_counter()
@@ -66,8 +75,8 @@ def round_of(
         pairs = zip(answers, problems, strict=True)
         return sum([await grader.right(text, problem) for (text, _), problem in pairs])
 
-    tokens = sum(tokens for _, tokens in answers)
-    return {"seconds": round(seconds, 2), "tokens": tokens, "right": asyncio.run(graded())}
+    kept = sum((own for _, own in answers), Counter[str]())
+    return {"seconds": round(seconds, 2), "kept": kept, "right": asyncio.run(graded())}
 
 
 def table(rows: Sequence[dict[str, Any]], problems: int) -> str:
@@ -87,7 +96,7 @@ def table(rows: Sequence[dict[str, Any]], problems: int) -> str:
                 "candidate": name,
                 "right": f"{own[0]['right']} of {problems}, {100 * low:.0f} to {100 * high:.0f} %",
                 "rate": f"{rate[name]:.3f} ({min(each):.3f} to {max(each):.3f})",
-                "tokens": f"{fmean(row['tokens'] / row['seconds'] for row in own):.1f}",
+                "share": f"{own[0]['kept'].get('large', 0) / sum(own[0]['kept'].values()):.0%}",
                 **{
                     other: f"{rate[name] / rate[other]:.2f}x"
                     for other in (PLAIN, SPECULATING)
@@ -98,12 +107,13 @@ def table(rows: Sequence[dict[str, Any]], problems: int) -> str:
     columns = {
         "candidate": "policy",
         "right": "right [95 %]",
+        "share": "large share",
         "rate": "requests a second (rounds)",
-        "tokens": "tokens a second",
         PLAIN: "to `large-only`",
         SPECULATING: "to `large-only` by `chain`",
     }
-    return markdown(made, [(title, itemgetter(key)) for key, title in columns.items()])
+    shown = [(title, itemgetter(key)) for key, title in columns.items() if key in made[0]]
+    return markdown(made, shown)
 
 
 @contextmanager
@@ -122,10 +132,11 @@ def main() -> None:
     parser.add_argument("--problems", type=int, default=32)
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--out", type=Path, default=Path("build/load-real.jsonl"))
     options = parser.parse_args()
     problems = load_problems(PROBLEMS, options.problems, 0)
-    settings = {"problems": options.problems, "clients": options.clients}
+    settings = {name: getattr(options, name) for name in ("problems", "clients", "temperature")}
     options.out.parent.mkdir(parents=True, exist_ok=True)
     lines = options.out.read_text().splitlines() if options.out.is_file() else []
     rows = [row for row in map(json.loads, lines) if settings.items() <= row.items()]
@@ -144,7 +155,7 @@ def main() -> None:
             options.out.open("a") as file,
         ):
             for name, number in left:
-                made = round_of(api, name, problems, options.clients, grader)
+                made = round_of(api, name, problems, options.clients, options.temperature, grader)
                 rows.append({"candidate": name, "round": number, **settings, **made})
                 file.write(json.dumps(rows[-1]) + "\n")
                 file.flush()
