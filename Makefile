@@ -219,7 +219,7 @@ REAL_TIMED ?= 40
 REAL_TOKENS ?= 400
 REAL_METHOD ?= chain
 REAL_POLICIES ?= small-only,large-only,specreason,bild,coin:large_probability=0.3
-# Added later, each beside large-only again; rollback=0 keeps the large model's own text (greedy).
+# Added later, beside large-only's first answers; rollback=0 keeps the large model's own text (greedy).
 REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
 REAL_GATES ?= surprise-takeover,entropy-gate
 REAL_THINKING ?= speculative-thinking:begin=60:every_delimiter=true
@@ -235,11 +235,11 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
-	    --policies "$(REAL_OTHERS)" --recordings $(REAL)/$$name-others || exit 1; \
+	    --policies "$(REAL_OTHERS)" --beside $(REAL)/$$name --recordings $(REAL)/$$name-others || exit 1; \
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
-	    --policies "$(REAL_GATES)" --recordings $(REAL)/$$name-gates || exit 1; \
+	    --policies "$(REAL_GATES)" --beside $(REAL)/$$name --recordings $(REAL)/$$name-gates || exit 1; \
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
-	    --policies "$(REAL_THINKING)" --recordings $(REAL)/$$name-thinking || exit 1; \
+	    --policies "$(REAL_THINKING)" --beside $(REAL)/$$name --recordings $(REAL)/$$name-thinking || exit 1; \
 	done
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency

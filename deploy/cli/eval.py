@@ -29,7 +29,7 @@ from deploy.cli.common import (
 from orchestrator.errors import BatonError, InvalidRequest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
@@ -84,6 +84,13 @@ def evaluate(
         Path | None,
         typer.Option(help="Folder for rows.jsonl and a recording per answer (in-process)."),
     ] = None,
+    beside: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of an earlier --recordings of the same problems: large-only's answers are "
+            "taken from there (--concurrency above 1, where no times count)."
+        ),
+    ] = None,
     as_json: Annotated[
         Path | None, typer.Option("--json", help="Write the summary to this file.")
     ] = None,
@@ -134,6 +141,10 @@ def evaluate(
         raise InvalidRequest(
             "--recordings holds its own rows and works in-process: no --url, --rows"
         )
+    if beside is not None and concurrency == 1:
+        raise InvalidRequest(
+            "--beside takes answers, not times: it goes with --concurrency above 1"
+        )
     chosen = load_problems(problems, limit, seed)
     candidates = lineup(_named(policies), _budgets(budget))
     method, pair = _served_by(url, config, candidates, small, speculation, max_tokens)
@@ -146,15 +157,16 @@ def evaluate(
         "speculation": method,
         "transport": "in-process" if url is None else "http",
     }
+    settings = {**about, "pair": pair}
+    known = _beside(beside, settings, chosen, candidates)
     file = recordings / "rows.jsonl" if recordings is not None else rows
     with rows_kept(file) as path:
         turns = asyncio.run(
             _run(
                 chosen,
                 candidates,
-                EvaluationLog(
-                    path, {**about, "pair": pair}, candidates, recordings=recordings is not None
-                ),
+                EvaluationLog(path, settings, candidates, recordings=recordings is not None),
+                known,
                 about,
                 url,
                 config,
@@ -194,6 +206,7 @@ async def _run(
     problems: Sequence[Problem],
     candidates: Sequence[Candidate],
     log: EvaluationLog,
+    known: Mapping[tuple[int, Candidate], EvaluationResult],
     about: dict[str, Any],
     url: str | None,
     config: Path | None,
@@ -258,12 +271,33 @@ async def _run(
             grader.right,
             concurrency=about["concurrency"],
             done=done,
+            known=known,
             keep=keep,
             progress=lambda candidate: shown.turn(candidate.label),
         )
         if unsent:
             await send_feedback()
         return turns
+
+
+def _beside(
+    folder: Path | None,
+    settings: dict[str, Any],
+    problems: Sequence[Problem],
+    candidates: Sequence[Candidate],
+) -> Mapping[tuple[int, Candidate], EvaluationResult]:
+    """What `large-only` answered in an earlier evaluation, at each budget."""
+    from deploy.evaluation.candidates import BASELINE
+    from deploy.evaluation.evaluation_log import answered
+
+    if folder is None:
+        return {}
+    made = {**settings, "policies": [[one.label, one.params] for one in candidates]}
+    known: dict[tuple[int, Candidate], EvaluationResult] = {}
+    for candidate in candidates:
+        if candidate.label == BASELINE:
+            known |= answered(folder, made, problems, candidate)
+    return known
 
 
 @contextmanager

@@ -8,10 +8,11 @@ against it (`deploy.evaluation.summary`).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from time import perf_counter
+from types import MappingProxyType
 from typing import Protocol
 
 from deploy.evaluation.candidates import Candidate
@@ -89,6 +90,7 @@ async def run(
     *,
     concurrency: int = 1,
     done: Sequence[Turn] = (),
+    known: Mapping[tuple[int, Candidate], EvaluationResult] = MappingProxyType({}),
     keep: Callable[[int, Turn], None] = lambda _, __: None,
     progress: Callable[[Candidate], None] = lambda _: None,
 ) -> list[Turn]:
@@ -99,13 +101,16 @@ async def run(
     under way, all candidates' of a problem before the next one's, and times are not compared.
     Grading and `keep`, which is handed each finished problem with its number and in order, happen
     outside all measured time. `done` are the first problems' results from an earlier run that was
-    broken off.
+    broken off; `known`, by the problem's number, are another run's: above a concurrency of 1 they
+    are not asked for.
     """
     turns = list(done[: len(problems)])
     if len(turns) == len(problems):
         return turns
     if concurrency > 1:
-        return await _many(problems, candidates, ask, grade, concurrency, turns, keep, progress)
+        return await _many(
+            problems, candidates, ask, grade, concurrency, turns, known, keep, progress
+        )
     for candidate in candidates:
         await _ask(problems[len(turns)], candidate, ask)
     for at, problem in enumerate(problems[len(turns) :], len(turns)):
@@ -126,6 +131,7 @@ async def _many(
     grade: Grade,
     concurrency: int,
     turns: list[Turn],
+    known: Mapping[tuple[int, Candidate], EvaluationResult],
     keep: Callable[[int, Turn], None],
     progress: Callable[[Candidate], None],
 ) -> list[Turn]:
@@ -133,9 +139,10 @@ async def _many(
 
     async def one(item: tuple[int, int]) -> None:
         at, index = item
-        result = await _graded(
-            await _ask(problems[at], candidates[index], ask), problems[at], grade
-        )
+        result = known.get((at, candidates[index]))
+        if result is None:
+            asked = await _ask(problems[at], candidates[index], ask)
+            result = await _graded(asked, problems[at], grade)
         begun.setdefault(at, {})[index] = result
         progress(candidates[index])
         while len(ready := begun.get(len(turns), {})) == len(candidates):

@@ -185,6 +185,36 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     return settings, rows
 
 
+def answered(
+    folder: Path, settings: Mapping[str, Any], problems: Sequence[Problem], candidate: Candidate
+) -> dict[tuple[int, Candidate], EvaluationResult]:
+    """A candidate's results in another evaluation of the same problems, by the problem's number.
+
+    Args:
+        folder: where its rows are.
+        settings: those of the evaluation that is to have them.
+
+    Raises:
+        ConfigError: it holds none, or was not made alike.
+    """
+    own, rows = read(folder / "rows.jsonl")
+    if own.get("problems") != settings["problems"]:
+        raise ConfigError(
+            f"{folder}: expected answers to {settings['problems']}, found {own.get('problems')}"
+        )
+    check_alike({folder: own, Path("this evaluation"): settings})
+    found = {
+        (row["problem"], candidate): result_of(row)
+        for row in rows
+        if (row["policy"], row["budget"]) == (candidate.label, candidate.budget)
+        and row["problem"] < len(problems)
+        and row["question"] == problems[row["problem"]].question
+    }
+    if not found:
+        raise ConfigError(f"{folder}: expected answers of {candidate.label}, found none")
+    return found
+
+
 def check_alike(settings: Mapping[Path, Mapping[str, Any]]) -> None:
     """Refuse folders whose rows were not made alike: by the same models, set as they were, and of
     each policy that several hold with the same parameters.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 
 import pytest
 
@@ -123,6 +124,20 @@ async def test_many_at_once() -> None:
     outcomes = await run(PROBLEMS, lineup(["a"], [None]), ask, same, concurrency=4)
     assert most == 4
     assert [len(turn) for turn in outcomes] == [2] * 6
+
+
+async def test_what_another_run_knows_is_not_asked_for() -> None:
+    candidates, asked = lineup(["a"], [None]), list[str]()
+
+    async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
+        asked.append(candidate.label)
+        return EvaluatedAnswer(question)
+
+    old = EvaluationResult(True, 7.0, EvaluatedAnswer("old"))
+    known = {(number, candidates[0]): old for number in range(4)}
+    turns = await run(PROBLEMS, candidates, ask, same, concurrency=4, known=known)
+    assert Counter(asked) == {"large-only": 2, "a": 6}
+    assert [turn[0] == old for turn in turns] == [True] * 4 + [False] * 2
 
 
 async def test_many_at_once_are_kept_in_order_as_soon_as_they_can_be() -> None:

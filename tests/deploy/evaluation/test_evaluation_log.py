@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from deploy.evaluation.candidates import lineup
+from deploy.evaluation.candidates import Candidate, lineup
 from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Question, Turn
-from deploy.evaluation.evaluation_log import EvaluationLog, read
+from deploy.evaluation.evaluation_log import EvaluationLog, answered, read
 from deploy.evaluation.recording import RecordedRequest, Recording, loads
 from deploy.service.calibration import fingerprint
 from orchestrator.errors import ConfigError
@@ -50,6 +50,23 @@ def test_a_second_run_reads_what_the_first_wrote(tmp_path: Path) -> None:
     assert [row["problem"] for row in rows] == [0] * 4 + [1] * 4 + [2] * 4
     assert {row["level"] for row in rows} == {2}
     assert [row["budget"] for row in rows[:4]] == [8, 8, 16, 16]
+
+
+def test_a_candidates_answers_are_taken_from_another_run(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    written(path, 3)
+    settings = {**SETTINGS, "policies": []}
+    baseline = next(one for one in CONTENDERS if one.budget == 16)
+    others = [*PROBLEMS[:2], Question("another?", "2", 2), PROBLEMS[3]]
+    found = answered(tmp_path, settings, others, baseline)
+    assert found == {(number, baseline): turn(number)[2] for number in (0, 1)}
+    for wanted, changed, candidate in (
+        ("expected answers to y.jsonl, found x.jsonl", {"problems": "y.jsonl"}, baseline),
+        ("its seed is 1, that of", {"seed": 1}, baseline),
+        ("expected answers of plan, found none", {}, Candidate("plan", "plan")),
+    ):
+        with pytest.raises(ConfigError, match=wanted):
+            answered(tmp_path, {**settings, **changed}, PROBLEMS, candidate)
 
 
 @pytest.mark.parametrize("cut", [10, 200])
