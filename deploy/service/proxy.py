@@ -44,6 +44,8 @@ from orchestrator.http.errors import EXPOSED, HttpError, http_error
 log = logging.getLogger(__name__)
 
 PAUSE_S: Final = 0.5  # before a request is made again
+READ_AGAIN_S: Final = (0.1, 0.2, 0.4)
+"""Pauses of a request that only reads, such as one for /health, for which there is no room now."""
 OF_SERVE: Final = {404, 408, 429, 500, 503}  # in plain text these are Serve's own answers
 BUFFER_BYTES: Final = 1 << 20  # of a body; a longer one is passed on as it comes, and made once
 LARGE_BYTES: Final = 64 << 10  # of a body; a longer one needs room, and waits for its turn
@@ -101,6 +103,12 @@ class ProxyMiddleware:
         if await self._carry(attempt, share) and again:
             log.warning("%s %r was lost: made again", scope["method"], scope["path"])
             await asyncio.sleep(PAUSE_S)
+            attempt = self._attempt(scope, body, receive, send)
+            await self._carry(attempt, share)
+        for pause_s in READ_AGAIN_S if scope["method"] in READ_METHODS else ():
+            if not attempt.found_no_room:
+                break
+            await asyncio.sleep(pause_s)
             attempt = self._attempt(scope, body, receive, send)
             await self._carry(attempt, share)
         await attempt.finish()
@@ -192,6 +200,11 @@ class _Attempt:
             log.error("Serve's proxy failed: %s", describe(error))
         return not (self._gone or self._started or self._refused)
 
+    @property
+    def found_no_room(self) -> bool:
+        """Whether Serve refused it, since too many are waiting."""
+        return self._refused is not None and self._refused["status"] == 503
+
     async def finish(self) -> None:
         """Say of an answer that is not whole why it ends here."""
         if self._gone or self._ended:
@@ -238,7 +251,9 @@ class _Attempt:
         if status == 429:
             message = "too many requests are waiting; try again shortly"
             return HttpError(429, message, code="rate_limit_exceeded")
-        return HttpError(503, "the service has no room now; try again shortly", code="overloaded")
+        message = "the service has no room now; try again shortly"
+        later = {"retry-after": str(self._refusals.to_turn_s(self._scope, self._given))}
+        return HttpError(503, message, code="overloaded", headers=later)
 
 
 def _check_headers(headers: Sequence[tuple[bytes, bytes]]) -> None:

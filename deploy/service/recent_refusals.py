@@ -30,10 +30,11 @@ from starlette.datastructures import Headers
 from starlette.types import Message, Scope
 
 from orchestrator.http.admission import MOST_RETRY_AFTER_S
-from orchestrator.http.errors import LIMIT, NO_PLACE, RESET, no_place
+from orchestrator.http.errors import LIMIT, NO_PLACE, RESET, RETRY_AFTER_S, no_place
 
 MOST_S: Final = 1.0  # for which a refusal is repeated, whatever it says
 TURNS_S: Final = 30.0  # for which turns are given ahead
+UNKNOWN_S: Final = 0.1  # from one turn to the next, where nobody has said so yet
 KEYS: Final = 1024  # that are remembered
 _ASKING: Final = ("/completions", "/responses")  # paths of requests that take places
 _OF_ITS_OWN: Final = re.compile(rb'"n"|"priority"|"prompt"\s*:\s*\[\s*["[]')
@@ -66,6 +67,7 @@ class RecentRefusals:
         self._salt, self._clock = secrets.token_bytes(16), clock
         self._chance = chance or random.Random()
         self._told: TLRUCache[bytes, _Refusal] = TLRUCache(KEYS, _end, clock)
+        self._turn_s = UNKNOWN_S  # as the last refusal said
         self._turns: TLRUCache[bytes, float] = TLRUCache(KEYS, _due, clock)  # the last to be given
 
     def note(
@@ -84,7 +86,8 @@ class RecentRefusals:
             return None
         key, said = self._key(scope), _MILLISECONDS.fullmatch(answered.get(RESET, ""))
         holds_s = min(MOST_S, int(said[1]) / 1000) if said else 0.0
-        told = _Refusal(after, self._clock() + holds_s, 60 / limit)
+        self._turn_s = 60 / limit
+        told = _Refusal(after, self._clock() + holds_s, self._turn_s)
         if answered.get(NO_PLACE[0]) == NO_PLACE[1] and holds_s:
             self._told[key] = told
         return self._turn(key, told)
@@ -101,6 +104,13 @@ class RecentRefusals:
         if (told := self._told.get(key)) is not None:
             holds_s = max(0.0, told.until - self._clock())
             raise no_place(self._turn(key, told), holds_s, told.turn_s)
+
+    def to_turn_s(self, scope: Scope, body: Sequence[Message]) -> int:
+        """Seconds until the turn of a request that Serve itself refused."""
+        if not _asks(scope, body):
+            return RETRY_AFTER_S
+        refusal = _Refusal(RETRY_AFTER_S, self._clock(), self._turn_s)
+        return self._turn(self._key(scope), refusal)
 
     def _turn(self, key: bytes, told: _Refusal) -> int:
         """Seconds until the next turn that is free."""

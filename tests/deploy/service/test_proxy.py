@@ -136,6 +136,32 @@ def test_what_serve_refuses_is_told_in_openais_form(status: int, told: int, code
         assert httpx.get(f"{url}/nowhere").json()["error"]["code"] == "not_found"
 
 
+def test_those_that_serve_refuses_have_turns_too() -> None:
+    app = Serve(*[says(503)] * 40)
+    with serving(app) as url:
+        told = [httpx.post(f"{url}{CHAT}", content=b"{}") for _ in range(40)]
+    later = [int(reply.headers["retry-after"]) for reply in told]
+    assert later == sorted(later)
+    assert (later[0], 3 <= later[-1] <= 5) == (1, True)  # a tenth of a second each
+    refusals = RecentRefusals(lambda: 0.0)
+    scope = {"method": "POST", "path": CHAT, "headers": []}
+    refusals.note(scope, PLAIN, 429, Headers(no_place(2, 0.0, 5.0).headers))
+    assert [refusals.to_turn_s(scope, PLAIN) for _ in range(3)] == [7, 12, 17]
+    assert refusals.to_turn_s({**scope, "path": "/v1/feedback"}, PLAIN) == 1
+
+
+def test_what_only_reads_is_asked_again_where_there_is_no_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(proxy, "READ_AGAIN_S", (0.0, 0.0))
+    app = Serve(says(503), says(503))
+    with serving(app) as url:
+        assert (httpx.get(f"{url}/health").status_code, app.calls) == (200, 3)
+    app = Serve(*[says(503)] * 9)
+    with serving(app) as url:
+        assert (httpx.get(f"{url}/health").status_code, app.calls) == (503, 3)
+
+
 PAGE = "https://page.example"
 
 
