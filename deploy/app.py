@@ -49,7 +49,8 @@ log = logging.getLogger(__name__)
 
 READY_S = 1.0  # for which the answer of /ready, or that a pool did not tell its context, is reused
 
-BESIDE = 128  # requests at a replica beside those that have or await a place: probes, refusals
+BESIDE = 1024  # requests at a replica beside those that have or await a place: probes, refusals
+QUEUED = 128  # requests at a proxy that wait to be handed on
 
 SAMPLING_S = 2.0  # for the large model's pool to tell its sampling, once
 
@@ -200,9 +201,9 @@ def build(args: Args) -> Application:
         name="Orchestrator",
         **args.orchestrator.replicas.scaling(args.limits.concurrent),
         # Admission is ours, with an OpenAI error; Serve's own limit answers in plain text and is
-        # the outer fuse only. Probes and scrapes need room beside the requests.
+        # the outer fuse only: once it has blown, Serve's router hands on some four requests a second.
         max_ongoing_requests=2 * args.limits.concurrent + BESIDE,
-        max_queued_requests=BESIDE,
+        max_queued_requests=QUEUED,
         # An update lets running requests finish (Serve's 20 s would cut a long thought).
         graceful_shutdown_timeout_s=args.limits.deadline_s,
         graceful_shutdown_wait_loop_s=0.1,
