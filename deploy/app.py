@@ -201,7 +201,7 @@ def build(args: Args) -> Application:
         name="Orchestrator",
         **args.orchestrator.replicas.scaling(args.limits.concurrent),
         # Admission is ours, with an OpenAI error; Serve's own limit answers in plain text and is
-        # the outer fuse only: once it has blown, Serve's router hands on some four requests a second.
+        # the outer fuse only: once it has blown, Serve's router hands on four requests a second.
         max_ongoing_requests=2 * args.limits.concurrent + BESIDE,
         max_queued_requests=QUEUED,
         # An update lets running requests finish (Serve's 20 s would cut a long thought).

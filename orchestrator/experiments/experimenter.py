@@ -16,18 +16,20 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextvars import Context
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
+from cachetools import LRUCache
 from prometheus_client import CollectorRegistry, Counter
 
 from orchestrator.errors import Conflict, InvalidRequest, StoreError
 from orchestrator.experiments import readouts
 from orchestrator.experiments.assignment import Assignment, assign, fnv1a, in_shadow_sample
 from orchestrator.experiments.bandit import allocate
-from orchestrator.experiments.documents import ExperimentState, Unit
+from orchestrator.experiments.documents import Experiment, ExperimentState, Unit
 from orchestrator.experiments.guardrails import crossed_guardrails, next_ramp_step, stop_arms
 from orchestrator.experiments.outcome_log import (
     AnalysisSet,
@@ -49,6 +51,7 @@ log = logging.getLogger(__name__)
 UPDATE_S: Final = 1.0  # seconds between two updates
 BATCH: Final = 1000  # events read at once
 KEPT: Final = 100_000  # requests of one run in memory
+REPORTS: Final = 16  # of runs, in memory
 NEWS: Final = 0.01  # events since the last decision that call for another, as a share of requests
 WAIT_S: Final = 60.0  # seconds after a decision in which fewer events call for none
 FRESH: Final = 50  # ended requests between two updates of a bandit's weights
@@ -109,6 +112,7 @@ class Experimenter:
         self._readers: dict[str, _Reader] = {}
         self._decided: dict[str, _Decision] = {}  # by stream, the last one
         self._due: dict[str, float] = {}  # by stream, when its next readout is
+        self._reports: LRUCache[str, _MadeReport] = LRUCache(REPORTS)  # by stream
         self._task: asyncio.Task[None] | None = None
         self._exposures = Counter(
             "baton_experiment_exposures",
@@ -199,10 +203,21 @@ class Experimenter:
         run = await self.runs.find(name)
         reader = self._readers.get(run.stream) or _reader(run)
         await reader.read(self._store)
-        requests, unreadable = reader.outcomes.requests, reader.outcomes.unreadable
-        return run, await asyncio.to_thread(
-            report, run.experiment, run.state, requests, unreadable, reader.since
-        )
+        return run, await self._report(run, reader)
+
+    async def _report(self, run: Run, reader: _Reader) -> ExperimentReport:
+        """The readout of what was read; those who ask for it while nothing is new share one."""
+        of = (run.experiment, run.state, reader.events)
+        made = self._reports.get(run.stream)
+        if made is None or made.of != of or made.failed:
+            requests, unreadable = reader.outcomes.requests, reader.outcomes.unreadable
+            making = asyncio.to_thread(
+                report, run.experiment, run.state, requests, unreadable, reader.since
+            )
+            # Ray ends what a request began with that request, which it knows by the context.
+            made = _MadeReport(of, asyncio.create_task(making, context=Context()))
+            self._reports[run.stream] = made
+        return await asyncio.shield(made.task)
 
     async def update(self) -> None:
         """Read new events; stop arms, take the ramp's next step or reweigh the arms, and keep a
@@ -297,6 +312,19 @@ class _Decision:
 def _stage(run: Run) -> tuple[int, int]:
     """The step of the ramp, and how many arms were stopped."""
     return run.state.step, len(run.state.stopped)
+
+
+@dataclass(frozen=True, slots=True)
+class _MadeReport:
+    """A report, or its making, and what it is of: the document, the state, how many events."""
+
+    of: tuple[Experiment, ExperimentState, int]
+    task: asyncio.Task[ExperimentReport]
+
+    @property
+    def failed(self) -> bool:
+        task = self.task
+        return task.done() and (task.cancelled() or task.exception() is not None)
 
 
 class _Reader:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -98,6 +99,35 @@ def test_a_comparison_ends_in_the_right_verdict() -> None:
         assert report["sentence"].startswith("small is better than large: its tokens by large")
         (bound,) = report["bounds"]
         assert bound["surely"]
+
+
+def test_those_who_read_a_report_at_once_are_given_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    made, computed, failing = service(), list[int](), True
+    computing = experimenter.report
+
+    def counted(experiment: Any, state: Any, requests: Any, *more: Any) -> Any:
+        if failing:
+            raise RuntimeError("once")
+        computed.append(len(requests))
+        time.sleep(0.2)
+        return computing(experiment, state, requests, *more)
+
+    monkeypatch.setattr(experimenter, "report", counted)
+    monkeypatch.setattr(readouts, "APART_S", 1e9)
+    with serving(made) as url:
+        start(url)
+        ask(url)
+        until(lambda: len(recorded(made)) == 2)
+        assert HTTP.get(f"{url}/v1/experiments/trial/report").status_code == 500
+        failing = False
+        with ThreadPoolExecutor(4) as pool:
+            shown = list(pool.map(lambda _: show(url, "trial/report"), range(4)))
+        assert all(one == shown[0] for one in shown)
+        assert computed == [1]
+        ask(url)
+        until(lambda: len(recorded(made)) == 4)
+        assert show(url, "trial/report")["sample_ratio"] != shown[0]["sample_ratio"]
+        assert computed == [1, 2]
 
 
 def test_a_session_stays_with_its_arm() -> None:
