@@ -9,7 +9,7 @@ COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real gate-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -247,6 +247,15 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  --policies large-only --speculation $(REAL_METHOD) --rows $(REAL)/speculation/rows.jsonl
 	@$(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS)
 	@tar -cJf $(REAL_KEPT) -C build results-real
+
+REAL_GATE := build/real-gate
+
+gate-real: $(STAMP) real-pair ## learn a gate of the pretrained pair, in deploy/evaluation/real_pair_gate.json (1.5 hours; resumable)
+	@$(REAL_BATCHED) --problems $(REAL_ALL:$(REAL_SEED)=$(REAL_TUNING)) --limit 96 --concurrency 48 \
+	  --policies specreason --recordings $(REAL_GATE)/recorded
+	@$(BIN)/baton learn gate $(REAL_GATE)/recorded --out $(REAL_GATE)/gate.json --plot $(REAL_GATE)/gate.png \
+	  --concurrency 48 --config deploy/evaluation/real_pair_batched.yaml
+	@cp $(REAL_GATE)/gate.json deploy/evaluation/real_pair_gate.json
 
 # Heads of several seeds, for which there is no room here, take part where HEADS names their run folder.
 DECODE := $(BIN)/baton bench-decode --threads 1
