@@ -141,6 +141,8 @@ def evaluate(
         raise InvalidRequest(
             "--recordings holds its own rows and works in-process: no --url, --rows"
         )
+    if beside is not None and url is not None:
+        raise InvalidRequest("--beside works in-process: leave it out with --url")
     if beside is not None and concurrency == 1:
         raise InvalidRequest(
             "--beside takes answers, not times: it goes with --concurrency above 1"
@@ -292,11 +294,10 @@ def _beside(
 
     if folder is None:
         return {}
-    made = {**settings, "policies": [[one.label, one.params] for one in candidates]}
     known: dict[tuple[int, Candidate], EvaluationResult] = {}
     for candidate in candidates:
         if candidate.label == BASELINE:
-            known |= answered(folder, made, problems, candidate)
+            known |= answered(folder, settings, problems, candidate)
     return known
 
 

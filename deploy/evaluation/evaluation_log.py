@@ -202,13 +202,16 @@ def answered(
         raise ConfigError(
             f"{folder}: expected answers to {settings['problems']}, found {own.get('problems')}"
         )
-    check_alike({folder: own, Path("this evaluation"): settings})
+    asked = [candidate.label, candidate.params]
+    found_alike = {**own, "policies": [one for one in own["policies"] if one == asked]}
+    check_alike({folder: found_alike, Path("this evaluation"): {**settings, "policies": [asked]}})
     found = {
         (row["problem"], candidate): result_of(row)
         for row in rows
         if (row["policy"], row["budget"]) == (candidate.label, candidate.budget)
         and row["problem"] < len(problems)
         and row["question"] == problems[row["problem"]].question
+        and row["answer"] == problems[row["problem"]].answer
     }
     if not found:
         raise ConfigError(f"{folder}: expected answers of {candidate.label}, found none")

@@ -10,8 +10,9 @@ Error", and a stream whose replica died not at all. Here
 - large bodies have bounded room together (`body_room`);
 - large bodies go to Serve one after the other, so that small ones do not queue behind many of them;
 - headers that Serve cannot read are refused by 400, too many by 431;
-- a key that was just told that there is no place is told so again, for a moment, at no cost
-  (`recent_refusals`);
+- a key that was just told that there is no place is told so again, for a moment, at no cost, and
+  each of its requests that is refused another second to come again (`recent_refusals`);
+- a request that only reads (/health) is asked again a few times where Serve has no room;
 - a page of another origin may read such a refusal if the application let it read an answer (or its
   browser's preflight) before: the proxy knows no settings.
 
@@ -99,14 +100,14 @@ class ProxyMiddleware:
         if body is None:
             return
         attempt = self._attempt(scope, body, receive, send)
-        again = _may_be_repeated(scope) and not body[-1]["more_body"]
-        if await self._carry(attempt, share) and again:
+        whole = not body[-1]["more_body"]
+        if await self._carry(attempt, share) and whole and _may_be_repeated(scope):
             log.warning("%s %r was lost: made again", scope["method"], scope["path"])
             await asyncio.sleep(PAUSE_S)
             attempt = self._attempt(scope, body, receive, send)
             await self._carry(attempt, share)
-        for pause_s in READ_AGAIN_S if scope["method"] in READ_METHODS else ():
-            if not attempt.found_no_room:
+        for pause_s in READ_AGAIN_S:
+            if not attempt.found_no_room or scope["method"] not in READ_METHODS or not whole:
                 break
             await asyncio.sleep(pause_s)
             attempt = self._attempt(scope, body, receive, send)
@@ -252,7 +253,7 @@ class _Attempt:
             message = "too many requests are waiting; try again shortly"
             return HttpError(429, message, code="rate_limit_exceeded")
         message = "the service has no room now; try again shortly"
-        later = {"retry-after": str(self._refusals.to_turn_s(self._scope, self._given))}
+        later = {"retry-after": str(self._refusals.to_turn_s(self._scope))}
         return HttpError(503, message, code="overloaded", headers=later)
 
 

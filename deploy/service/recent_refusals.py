@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
-from cachetools import TLRUCache
+from cachetools import LRUCache, TLRUCache
 from starlette.datastructures import Headers
 from starlette.types import Message, Scope
 
@@ -67,7 +67,7 @@ class RecentRefusals:
         self._salt, self._clock = secrets.token_bytes(16), clock
         self._chance = chance or random.Random()
         self._told: TLRUCache[bytes, _Refusal] = TLRUCache(KEYS, _end, clock)
-        self._turn_s = UNKNOWN_S  # as the last refusal said
+        self._paces: LRUCache[bytes, float] = LRUCache(KEYS)  # seconds from one turn to the next
         self._turns: TLRUCache[bytes, float] = TLRUCache(KEYS, _due, clock)  # the last to be given
 
     def note(
@@ -78,7 +78,7 @@ class RecentRefusals:
         Returns:
             Seconds until the turn of a request that was so refused; None: it has none.
         """
-        if status != 429 or not _asks(scope, body):
+        if status != 429:
             return None
         # During an upgrade orchestrators of another release may say it otherwise, or not at all.
         after, limit = (_number(answered.get(name)) for name in ("retry-after", LIMIT))
@@ -86,9 +86,9 @@ class RecentRefusals:
             return None
         key, said = self._key(scope), _MILLISECONDS.fullmatch(answered.get(RESET, ""))
         holds_s = min(MOST_S, int(said[1]) / 1000) if said else 0.0
-        self._turn_s = 60 / limit
-        told = _Refusal(after, self._clock() + holds_s, self._turn_s)
-        if answered.get(NO_PLACE[0]) == NO_PLACE[1] and holds_s:
+        self._paces[key] = turn_s = 60 / limit
+        told = _Refusal(min(after, MOST_RETRY_AFTER_S), self._clock() + holds_s, turn_s)
+        if answered.get(NO_PLACE[0]) == NO_PLACE[1] and holds_s and _is_like_others(body):
             self._told[key] = told
         return self._turn(key, told)
 
@@ -98,29 +98,31 @@ class RecentRefusals:
         Raises:
             HttpError: 429, its key was just told so.
         """
-        if not self._told or not _asks(scope, body):
+        if not self._told or not _asks(scope) or not _is_like_others(body):
             return
         key = self._key(scope)
         if (told := self._told.get(key)) is not None:
             holds_s = max(0.0, told.until - self._clock())
             raise no_place(self._turn(key, told), holds_s, told.turn_s)
 
-    def to_turn_s(self, scope: Scope, body: Sequence[Message]) -> int:
+    def to_turn_s(self, scope: Scope) -> int:
         """Seconds until the turn of a request that Serve itself refused."""
-        if not _asks(scope, body):
+        if not _asks(scope):
             return RETRY_AFTER_S
-        refusal = _Refusal(RETRY_AFTER_S, self._clock(), self._turn_s)
-        return self._turn(self._key(scope), refusal)
+        key = self._key(scope)
+        turn_s = self._paces.get(key, UNKNOWN_S)
+        return self._turn(key, _Refusal(RETRY_AFTER_S, self._clock(), turn_s))
 
     def _turn(self, key: bytes, told: _Refusal) -> int:
         """Seconds until the next turn that is free."""
         now, last = self._clock(), self._turns.get(key, -math.inf)
         turn = max(now + told.after_s, last + told.turn_s)
-        if turn <= now + told.after_s + TURNS_S:
+        latest_s = min(told.after_s + TURNS_S, MOST_RETRY_AFTER_S)
+        if turn <= now + latest_s:
             self._turns[key] = turn
         else:
-            turn = now + told.after_s + TURNS_S * self._chance.uniform(0.5, 1)
-        return min(max(1, round(turn - now)), MOST_RETRY_AFTER_S)
+            turn = now + self._chance.uniform((told.after_s + latest_s) / 2, latest_s)
+        return max(1, round(turn - now))
 
     def _key(self, scope: Scope) -> bytes:
         header = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
@@ -131,9 +133,15 @@ def _number(text: str | None) -> int | None:
     return int(text) if text is not None and _NUMBER.fullmatch(text) else None
 
 
-def _asks(scope: Scope, body: Sequence[Message]) -> bool:
-    """Whether a request asks for a place like any other of its key."""
-    if scope["method"] != "POST" or not scope["path"].endswith(_ASKING) or body[-1]["more_body"]:
+def _asks(scope: Scope) -> bool:
+    """Whether a request asks for a place."""
+    path: str = scope["path"]
+    return scope["method"] == "POST" and path.endswith(_ASKING)
+
+
+def _is_like_others(body: Sequence[Message]) -> bool:
+    """Whether one that asks for a place asks for one like any other of its key."""
+    if body[-1]["more_body"]:
         return False
     text = b"".join(message.get("body", b"") for message in body)
     return _OF_ITS_OWN.search(text) is None  # in a string its quotes are escaped

@@ -207,7 +207,7 @@ class Experimenter:
 
     async def _report(self, run: Run, reader: _Reader) -> ExperimentReport:
         """The readout of what was read; those who ask for it while nothing is new share one."""
-        of = (run.experiment, run.state, reader.events)
+        of = (run.experiment, run.state, reader.events, reader.position)
         made = self._reports.get(run.stream)
         if made is None or made.of != of or made.failed:
             requests, unreadable = reader.outcomes.requests, reader.outcomes.unreadable
@@ -316,9 +316,10 @@ def _stage(run: Run) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _MadeReport:
-    """A report, or its making, and what it is of: the document, the state, how many events."""
+    """A report, or its making, and what it is of: the document, the state, how many events up to
+    which."""
 
-    of: tuple[Experiment, ExperimentState, int]
+    of: tuple[Experiment, ExperimentState, int, str]
     task: asyncio.Task[ExperimentReport]
 
     @property
@@ -333,18 +334,19 @@ class _Reader:
     def __init__(self, stream: str, outcomes: OutcomeLog) -> None:
         self.outcomes, self.events = outcomes, 0
         self.forgotten = False  # requests, by the store or here
-        self._stream, self._position = stream, ""
+        self.position = ""  # of the last event
+        self._stream = stream
         self._reading = asyncio.Lock()
 
     async def read(self, store: Store) -> None:
         """Read what is new."""
         async with self._reading:
             before = self.events
-            while entries := await store.read(self._stream, after=self._position, count=BATCH):
+            while entries := await store.read(self._stream, after=self.position, count=BATCH):
                 for entry in entries:
                     self.outcomes.add(entry.event)
                 self.events += len(entries)
-                self._position = entries[-1].at
+                self.position = entries[-1].at
                 await asyncio.sleep(0)  # requests go first
             # So many at once are all that the stream holds: there may have been more before them.
             self.forgotten |= self.events - before >= EVENTS_KEPT or self.outcomes.count > KEPT

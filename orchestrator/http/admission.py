@@ -58,8 +58,8 @@ class _Durations:
     """How long places are held.
 
     Answers that are made side by side take longer than one alone. So what a place takes when places
-    are wanted is known from requests that ended while most were taken, about as many as there are
-    places; until the first of them it is guessed that side by side they take longer by the square
+    are wanted is the mean over requests that ended while most were taken, about as many as there
+    are places. The mean begins with one guess: that side by side they take longer by the square
     root of their number.
     """
 
@@ -67,21 +67,27 @@ class _Durations:
         self._places = places
         self.mean_s = float(RETRY_AFTER_S)
         self._busy_s: float | None = None
+        self._counted = 1  # places in that mean; the guess is one
 
     @property
     def place_s(self) -> float:
         """Seconds from one place that becomes free to the next, when places are wanted."""
+        return self._held_s / self._places  # Little's law
+
+    @property
+    def _held_s(self) -> float:
         if self._busy_s is None:
-            return self.mean_s / math.sqrt(self._places)
-        return self._busy_s / self._places  # Little's law
+            return self.mean_s * math.sqrt(self._places)
+        return self._busy_s
 
     def ended(self, seconds: float, cost: int, busy: bool) -> None:
         """A request that had `cost` places for so long, `busy`: while most were taken."""
-        self.mean_s += _WEIGHT * (seconds - self.mean_s)
         if busy:
-            before = seconds if self._busy_s is None else self._busy_s
-            weight = 1 - (1 - 1 / max(self._places, _FEWEST)) ** cost
-            self._busy_s = before + weight * (seconds - before)
+            self._counted += cost
+            latest = 1 - (1 - 1 / max(self._places, _FEWEST)) ** cost
+            weight = max(latest, cost / self._counted)
+            self._busy_s = self._held_s + weight * (seconds - self._held_s)
+        self.mean_s += _WEIGHT * (seconds - self.mean_s)
 
 
 class Admission:
@@ -141,9 +147,10 @@ class Admission:
             began = self._clock()
             try:
                 yield mine
-            finally:
+                # Not of one that failed, or whose client went away: it would have taken longer.
                 busy = bool(self._waiting) or self._taken >= _MOST * self._places
                 self._durations.ended(self._clock() - began, cost, busy)
+            finally:
                 self._release(owner, cost)
         finally:
             live.remove(mine)

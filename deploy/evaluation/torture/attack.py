@@ -48,6 +48,10 @@ class Experiments(Protocol):
         """Begin one that has so many events; the path of its report."""
         ...
 
+    async def stop(self) -> None:
+        """End it."""
+        ...
+
 
 class BadStates(Protocol):
     """Something of one's own that can be brought into bad states, by name, and out of them.

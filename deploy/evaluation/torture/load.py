@@ -76,6 +76,7 @@ async def reports(attack: Attack) -> None:
             outcome.broken.append(f"{reply.kind} to a report: {reply.text[:80]}")
 
     await _beside_users(attack, read)
+    await experiments.stop()
     first, later = max(times[: attack.number]), max(times[attack.number :], default=0.0)
     outcome.seen[f"reports within {first:.1f} s, later {later:.1f} s"] = 1
 
@@ -129,7 +130,7 @@ async def overload(attack: Attack) -> None:
         in_vain += 1
 
     await asyncio.gather(*(one() for _ in range(attack.number)))
-    if in_vain > (1 - COME_AGAIN) * refused:
+    if refused - in_vain < COME_AGAIN * refused:
         outcome.broken.append(f"{in_vain} of {refused} that were refused came again in vain")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Any, Final
 
 import aiohttp
 
@@ -45,15 +45,7 @@ class OwnExperiment:
         arms = [{"name": name, "policy": "large-only"} for name in ARMS]
         # None of the attacker's requests takes part: they ask for a policy by its name.
         document = {"name": NAME, "arms": arms, "goal": {"metric": "ms"}}
-        headers, path = bearer(self._admin_key), f"{self._url}/v1/experiments"
-        async with (
-            aiohttp.ClientSession(headers=headers) as http,
-            http.post(path, json=document) as reply,
-        ):
-            if reply.status != 201:
-                told = await reply.text()
-                raise WorkerError(f"expected an experiment to start, got {reply.status} {told}")
-            run = (await reply.json())["run"]
+        run = (await self._post("", document))["run"]
         lines, store = [*_events(events, chance)], self._opened()
         try:
             for start in range(0, len(lines), AT_ONCE):
@@ -62,6 +54,24 @@ class OwnExperiment:
         finally:
             await store.aclose()
         return f"/v1/experiments/{NAME}/report"
+
+    async def stop(self) -> None:
+        """End it."""
+        await self._post(f"/{NAME}/stop", {})
+
+    async def _post(self, path: str, document: dict[str, Any]) -> dict[str, Any]:
+        headers, url = bearer(self._admin_key), f"{self._url}/v1/experiments{path}"
+        async with (
+            aiohttp.ClientSession(headers=headers) as http,
+            http.post(url, json=document) as reply,
+        ):
+            if not reply.ok:
+                told = await reply.text()
+                raise WorkerError(
+                    f"expected an experiment to start and stop, got {reply.status} {told}"
+                )
+            answered: dict[str, Any] = await reply.json()
+            return answered
 
 
 def _events(count: int, chance: random.Random) -> Iterator[bytes]:

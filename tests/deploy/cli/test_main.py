@@ -99,6 +99,7 @@ DEAD = "http://127.0.0.1:9"
         (("eval", "--problems", "builtin:dev", "--policies", "best"), 2, "no policy 'best'"),
         (("eval", "--problems", "builtin:dev", "--concurrency", "0"), 2, "concurrency"),
         (("eval", "--problems", "builtin:dev", "--beside", "x"), 2, "--concurrency above 1"),
+        (("eval", "--problems", "x", "--beside", "x", "--url", DEAD), 2, "leave it out with --url"),
         (
             ("eval", "--problems", "builtin:dev", "--url", DEAD, "--speculation", "chain"),
             2,

@@ -114,7 +114,8 @@ async def test_an_experiments_report_is_read_over_all_its_events(
         (found,) = [one async for one in torture(target, {"reports": 3})]
         assert found.broken == []
         assert found.seen["report 200"] == 3
-        with pytest.raises(WorkerError, match="expected an experiment to start, got 4"):
+        await own.start(600, random.Random(0))
+        with pytest.raises(WorkerError, match="expected an experiment to start and stop, got 4"):
             await own.start(600, random.Random(0))  # it runs
     with serving(service(access=access)) as url:
         own = OwnExperiment(url, "admin", MemoryStore)  # another store than the service's

@@ -146,8 +146,8 @@ def test_those_that_serve_refuses_have_turns_too() -> None:
     refusals = RecentRefusals(lambda: 0.0)
     scope = {"method": "POST", "path": CHAT, "headers": []}
     refusals.note(scope, PLAIN, 429, Headers(no_place(2, 0.0, 5.0).headers))
-    assert [refusals.to_turn_s(scope, PLAIN) for _ in range(3)] == [7, 12, 17]
-    assert refusals.to_turn_s({**scope, "path": "/v1/feedback"}, PLAIN) == 1
+    assert [refusals.to_turn_s(scope) for _ in range(3)] == [7, 12, 17]
+    assert refusals.to_turn_s({**scope, "path": "/v1/feedback"}) == 1
 
 
 def test_what_only_reads_is_asked_again_where_there_is_no_room(
@@ -536,7 +536,7 @@ def test_who_says_when_it_is_their_turn_is_asked_about(own: dict[str, Any]) -> N
     scope = {"method": "POST", "path": CHAT, "headers": []}
     refused = Headers(no_place(1, 0.6, 1.0).headers)
     words = {"messages": [{"role": "user", "content": 'the words "n" and "priority"'}]}
-    refusals.note(scope, body(words | own), 429, refused)
+    assert refusals.note(scope, body(words | own), 429, refused) == 1  # it has a turn, too
     refusals.check(scope, body(words))  # what it was told holds for no other
     refusals.note(scope, body(words), 429, refused)
     refusals.check(scope, body(words | own))

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from orchestrator.errors import InvalidRequest
+from orchestrator.errors import InvalidRequest, WorkerError
 from orchestrator.http.admission import MOST_RETRY_AFTER_S, Admission
 from orchestrator.http.errors import LIMIT, RESET, HttpError
 from policies import POLICIES
@@ -208,6 +208,24 @@ async def test_the_pace_is_that_of_requests_that_end_while_most_places_are_taken
     for _ in range(40):
         await together(4, took_s=40)
     assert admission.retry_after_s() == 10
+
+
+async def test_a_quick_one_or_one_that_fails_says_little_of_the_pace() -> None:
+    now = 0.0
+    admission = Admission(64, wait_s=60, clock=lambda: now)
+    assert admission.retry_after_s(cost=64) == 8  # the guess
+    async with admission.place("a", 63):
+        async with admission.place("a"):
+            now += 0.02
+        for _ in range(200):
+            with pytest.raises(WorkerError):
+                async with admission.place("a"):
+                    raise WorkerError("gone")
+        assert admission.retry_after_s(cost=64) == 5
+        for _ in range(16):
+            async with admission.place("a"):
+                now += 3.5
+        assert 3 < admission.retry_after_s(cost=64) <= 4
 
 
 @pytest.mark.parametrize("wait_s", [0.0, 0.01])
