@@ -28,6 +28,9 @@ def prepare() -> None:
         # Ray's ports are open to the network and run whatever they are sent: only with a token.
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        # Without clusters (on Linux too, whatever its name says) Ray listens on the loopback
+        # address, also with its port for metrics, which has no token.
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
         "RAY_USAGE_STATS_ENABLED": "0",
         # Ray makes its workers nice (15): any other load on the machine would starve the models.
         "RAY_worker_niceness": "0",

@@ -7,11 +7,13 @@ import os
 import shutil
 import signal
 import time
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
 import httpx
 import openai
+import psutil
 import pytest
 import yaml
 
@@ -57,6 +59,18 @@ def test_what_baton_serve_prints(served: Served) -> None:
     while not lines or not lines[-1].startswith("curl"):
         lines.append(served.process.stdout.readline())
     assert f"{served.url}/v1/chat/completions" in lines[-1]
+
+
+def test_ray_listens_on_the_loopback_address_alone(served: Served) -> None:
+    service, heard = psutil.Process(served.process.pid), list[tuple[str, bool]]()
+    for process in (service, *service.children(recursive=True)):
+        replica = "ServeReplica" in " ".join(process.cmdline())  # where Serve decides
+        for one in process.net_connections("inet"):
+            if one.status == psutil.CONN_LISTEN and not replica:
+                address = ip_address(one.laddr.ip.removeprefix("::ffff:"))
+                heard.append((process.name(), address.is_loopback))
+    assert len(heard) > 5
+    assert [name for name, loopback in heard if not loopback] == []
 
 
 async def test_chat_through_the_openai_client(served: Served) -> None:
