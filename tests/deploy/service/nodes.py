@@ -50,6 +50,8 @@ class Nodes:
             "RAY_SERVE_REPLICA_AUTOSCALING_METRIC_PUSH_INTERVAL_S": "1",
             "RAY_DASHBOARD_ADDRESS": f"http://127.0.0.1:{self._api}",
             "OMP_NUM_THREADS": "1",
+            # A test before this one may have asked for a Ray of one node (`prepare`).
+            "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1",
             "BATON_KEYS": KEY,
             "BATON_OBSERVER_KEYS": OBSERVER_KEY,
         }
