@@ -31,7 +31,7 @@ from orchestrator.http.errors import RETRY_AFTER_S, HttpError, no_place
 MOST_RETRY_AFTER_S: Final = 59  # some of OpenAI's clients take no minute
 _WEIGHT: Final = 0.1  # of the newest request in the mean duration
 _FEWEST: Final = 8  # places over which the mean of those that end while most are taken is made
-_MOST: Final = 0.75  # of the places
+_BUSY: Final = 0.75  # of the places are taken, where most are
 _HELD: Final = 0.75  # of the time in which those that wait have found places a refusal holds
 _PATIENCE: Final = 10  # times as long as others waits who has less than its share
 
@@ -148,7 +148,7 @@ class Admission:
             try:
                 yield mine
                 # Not of one that failed, or whose client went away: it would have taken longer.
-                busy = bool(self._waiting) or self._taken >= _MOST * self._places
+                busy = bool(self._waiting) or self._taken >= _BUSY * self._places
                 self._durations.ended(self._clock() - began, cost, busy)
             finally:
                 self._release(owner, cost)
