@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from deploy.evaluation.calibrator import JudgeCalibration
     from deploy.evaluation.candidates import Candidate
     from deploy.evaluation.evaluate import Problem
-    from deploy.service.config import Args, Workers
+    from deploy.service.config import Args
 
 VERSION = 1
 DEFAULT_LIMIT = 50
@@ -242,7 +242,7 @@ async def _calibrate(
     options: RunOptions,
 ) -> dict[str, Any]:
     """The calibration file's content."""
-    from deploy.evaluation.cached_worker import opened_pair
+    from deploy.evaluation.cached_worker import load_recordings, opened_pair
     from deploy.evaluation.calibration_file import document_of, pair_of
     from deploy.evaluation.calibrator import Calibrator, as_json
     from deploy.evaluation.candidates import policy_of
@@ -259,7 +259,9 @@ async def _calibrate(
     console = Console(stderr=True, highlight=False)
     log = options.out.with_suffix(".calls.jsonl") if options.out is not None else None
     async with opened_pair(args.workers, pair, log) as workers, AsyncExitStack() as stack:
-        loaded = _load_recordings(workers, options.recordings, pair, args.workers)
+        loaded = 0
+        if options.recordings is not None:
+            loaded = load_recordings(workers, options.recordings, args.workers)
         grader = stack.enter_context(closing(Grader()))
         client = LocalClient(args, workers, RequestOptions(options.max_tokens, seed=0))
         shown = stack.enter_context(bar(console))
@@ -319,31 +321,6 @@ def _learned(known: dict[str, Any], policy: str) -> dict[str, Any]:
     """What `baton learn` left in the file of a policy's gate."""
     learned = known.get(policy, {}).get("learned")
     return {} if learned is None else {"learned": learned}
-
-
-def _load_recordings(
-    workers: dict[Any, Any],
-    folder: Path | None,
-    pair: dict[str, str],
-    specs: Workers,
-) -> int:
-    """Fill both caches from recordings of the same pair; how many answers they had.
-
-    Not that of a worker that is lossy itself: what was recorded is not what it would answer.
-    """
-    from deploy.evaluation import evaluation_log
-    from deploy.evaluation.recording import load
-
-    if folder is None:
-        return 0
-    loaded = 0
-    own = {
-        name: workers[name] for name, spec in specs.by_name().items() if not spec.speculation.lossy
-    }
-    for path in evaluation_log.recordings(folder, pair, specs.answering()):
-        recording = load(path)
-        loaded += sum(worker.load_recording(name, recording) for name, worker in own.items())
-    return loaded
 
 
 def _bounds(text: str | None) -> tuple[float, float] | None:

@@ -60,13 +60,15 @@ async def open_client(
     *,
     small: str | None = None,
     recording: bool = False,
+    beside: Path | None = None,
 ) -> AsyncGenerator[Client, None]:
     """A client over HTTP where a url is given, else with both models in this process.
 
     A wrong policy or parameter of `candidates` is an error before a model is loaded. `speculation`
     replaces the large worker's method; `default_speculation` does so too, but where the large
     worker is a remote server it is ignored instead of refused. `small` replaces the small worker's
-    model; `recording` keeps every answer's recording (in this process only).
+    model; `recording` keeps every answer's recording, and calls that the recordings in `beside`
+    have are answered from there (both in this process only).
     """
     from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import HttpClient, LocalClient
@@ -95,9 +97,16 @@ async def open_client(
         chosen_small = workers.small.model_copy(update={"model": small})
         workers = workers.model_copy(update={"small": chosen_small})
         args.policy.params.get("learned-gate", {}).pop("gate", None)  # it knows the other model
+    changed = args.model_copy(update={"workers": workers})
+    if beside is not None:
+        from deploy.evaluation.cached_worker import load_recordings, opened_pair
+
+        async with opened_pair(workers, {}) as cached:
+            load_recordings(cached, beside, workers)
+            yield LocalClient(changed, cached, options, recording=recording)
+        return
     pair = load_pair(workers)
     try:
-        changed = args.model_copy(update={"workers": workers})
         yield LocalClient(changed, pair, options, recording=recording)
     finally:
         await close(pair.values())

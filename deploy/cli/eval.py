@@ -87,8 +87,8 @@ def evaluate(
     beside: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of an earlier --recordings of the same problems: large-only's answers are "
-            "taken from there (--concurrency above 1, where no times count)."
+            help="Folder of an earlier --recordings of the same problems: large-only's answers and "
+            "greedy calls are taken from there (--concurrency above 1, where no times count)."
         ),
     ] = None,
     as_json: Annotated[
@@ -175,6 +175,7 @@ def evaluate(
                 speculation,
                 recording=recordings is not None,
                 feedback=feedback,
+                beside=beside,
             )
         )
     table = summarise(
@@ -216,6 +217,7 @@ async def _run(
     *,
     recording: bool,
     feedback: bool,
+    beside: Path | None,
 ) -> list[Turn]:
     from deploy.evaluation.clients import HttpClient, RequestOptions, ask
     from deploy.evaluation.evaluate import run
@@ -239,6 +241,7 @@ async def _run(
                 "vanilla",
                 small=about["small"],
                 recording=recording,
+                beside=beside,
             )
         )
 

@@ -20,8 +20,10 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Final
 
+from deploy.evaluation.calibration_file import pair_of
 from deploy.evaluation.call_log import CallLog
-from deploy.evaluation.recording import Recording
+from deploy.evaluation.evaluation_log import recordings
+from deploy.evaluation.recording import Recording, load
 from deploy.launch.workers import close, open_worker
 from deploy.service.config import Workers
 from orchestrator.loop.actions import (
@@ -220,7 +222,7 @@ async def opened_pair(
     """
     async with AsyncExitStack() as stack:
 
-        def load(name: WorkerName) -> Worker:
+        def opened(name: WorkerName) -> Worker:
             worker = open_worker(getattr(workers, name))
             stack.push_async_callback(close, [worker])
             return worker
@@ -239,13 +241,13 @@ async def opened_pair(
             # What is not said was not written by earlier versions either.
             settings = {name: said for name, said in settings.items() if said}
             calls = stack.enter_context(closing(CallLog(log, settings)))
-        yield cached_pair(load, calls)
+        yield cached_pair(opened, calls)
 
 
 def cached_pair(
-    load: Callable[[WorkerName], Worker], log: CallLog | None = None
+    opened: Callable[[WorkerName], Worker], log: CallLog | None = None
 ) -> dict[WorkerName, CachedWorker]:
-    """Both workers, made by `load` before the first call that a model must answer.
+    """Both workers, made by `opened` before the first call that a model must answer.
 
     Both at once: while one loads the event loop stands still, which renews the leases of calls to
     the other; and no two models are read side by side, which transformers does not allow.
@@ -255,10 +257,30 @@ def cached_pair(
     def made(name: WorkerName) -> Worker:
         for one in PAIR:
             if one not in loaded:
-                loaded[one] = load(one)
+                loaded[one] = opened(one)
         return loaded[name]
 
     return {name: CachedWorker(partial(made, name), log, name) for name in PAIR}
+
+
+def load_recordings(
+    cached: Mapping[WorkerName, CachedWorker], folder: Path, workers: Workers
+) -> int:
+    """Take in the answers that `baton eval --recordings` left; how many they are.
+
+    None of a worker that is lossy itself: what was recorded is not what it would answer.
+
+    Raises:
+        ConfigError: no recordings, or those of another pair or other settings.
+    """
+    exact = {
+        name: cached[name] for name, spec in workers.by_name().items() if not spec.speculation.lossy
+    }
+    loaded = 0
+    for path in recordings(folder, pair_of(workers), workers.answering()):
+        recording = load(path)
+        loaded += sum(worker.load_recording(name, recording) for name, worker in exact.items())
+    return loaded
 
 
 def _sampling_key(sampling: Sampling) -> Hashable | None:

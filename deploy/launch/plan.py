@@ -26,6 +26,8 @@ ROWS_GPU, ROWS_CPU = 32, 4
 CPU_CONTEXT = 8_192
 CPU_USABLE = 0.8  # of this machine's memory
 BFLOAT16 = (8, 0)  # compute capability below which a GPU computes in float16
+ROLLBACK = 1.5
+"""Of `bild`: on the pretrained pair of docs/real-pair.md it answers as well as the large model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,7 @@ class ModelSize:
             keys and values more than once where there are fewer than GPUs.
         matrices: of the parameters, those of which a quantized checkpoint holds `bits`.
         not_ours: why Baton's own engine does not run it; empty where it does.
+        vocabulary: equal for equal vocabularies; empty where it is not known.
     """
 
     name: str
@@ -92,6 +95,7 @@ class ModelSize:
     matrices: int = 0
     bits: float = 16
     not_ours: str = ""
+    vocabulary: str = ""
 
     @classmethod
     def of(cls, name: str) -> ModelSize:
@@ -130,6 +134,7 @@ class ModelSize:
             matrices,
             weight_bits(written.get("quantization_config") or {}) or 16,
             not_ours,
+            _vocabulary(path),
         )
 
     @property
@@ -155,9 +160,10 @@ class ModelSize:
 
 @dataclass(frozen=True, slots=True)
 class DeploymentPlan:
-    """The workers' part of a deployment file, and the reasons for it."""
+    """The workers and the policy of a deployment file, and the reasons for them."""
 
     workers: dict[str, dict[str, Any]]
+    policy: dict[str, Any]
     reasons: tuple[str, ...]
 
     def text(self, port: int = 8000) -> str:
@@ -173,7 +179,7 @@ class DeploymentPlan:
                     "import_path": "deploy.app:build",
                     "args": {
                         "workers": self.workers,
-                        "policy": {"default": "specreason"},
+                        "policy": self.policy,
                         "store": "memory",
                     },
                 }
@@ -196,14 +202,30 @@ def plan(small: ModelSize, large: ModelSize, machine: Machine) -> DeploymentPlan
         )
     choose = _on_gpus if machine.gpus else _on_cpu
     workers, reasons = choose(small, large, machine)
+    policy, why = _policy(small, large)
     return DeploymentPlan(
         workers,
+        policy,
         (
             f"Written by `baton serve --small {small.name} --large {large.name}` for this machine:",
             f"{machine}.",
             *reasons,
+            why,
             "Thresholds of the policies were not measured on this pair: `baton calibrate` does.",
         ),
+    )
+
+
+def _policy(small: ModelSize, large: ModelSize) -> tuple[dict[str, Any], str]:
+    """What the model name `baton` means, and why."""
+    if small.vocabulary and small.vocabulary == large.vocabulary:
+        return (
+            {"default": "bild", "params": {"bild": {"rollback": ROLLBACK}}},
+            "One vocabulary: the large model corrects single tokens of the small one (bild).",
+        )
+    return (
+        {"default": "specreason"},
+        "No vocabulary in common: the large model judges whole steps (specreason).",
     )
 
 
@@ -368,3 +390,13 @@ def _billions(model: ModelSize) -> str:
 
 def _gb(size: int) -> str:
     return f"{size / GB:.1f} GB"
+
+
+def _vocabulary(path: str) -> str:
+    """A checkpoint's vocabulary, as `Tokenizer.hash`; empty where it cannot be read."""
+    from workers.text.tokenizer_files import load_tokenizer
+
+    try:
+        return load_tokenizer(path).hash
+    except ConfigError:
+        return ""

@@ -15,6 +15,7 @@ import yaml
 from deploy.cli import main as cli
 from deploy.cli import serve
 from deploy.cli.eval import _served_by, rows_kept
+from deploy.evaluation import cached_worker
 from deploy.evaluation import recording as record
 from deploy.evaluation.calibration_file import notes, pair_of
 from deploy.evaluation.candidates import Candidate
@@ -312,6 +313,29 @@ def test_an_evaluation_from_rows_to_the_results_page(
     assert "### specreason" in page.read_text()
     assert "### PREDICTION, not a measurement" in page.read_text()
     assert page.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_an_evaluation_asked_the_models_is_not_asked_again(
+    baton: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = ("eval", "--problems", "builtin:dev", "--limit", "2", "--concurrency", "2")
+    first, second = tmp_path / "first", tmp_path / "second"
+    recorded = baton(
+        *asked, "--recordings", str(first), "--policies", "specreason:threshold=0:answer_by=small"
+    )
+    assert recorded.status == 0, recorded.err
+    monkeypatch.setattr(cached_worker, "open_worker", lambda _: pytest.fail("a model is loaded"))
+    # With every draft kept, looking ahead asks for the same drafts and scores.
+    others = "lookahead:threshold=0:answer_by=small:depth=1"
+    again = baton(
+        *(*asked, "--recordings", str(second), "--beside", str(first), "--policies", others)
+    )
+    assert again.status == 0, again.err
+    texts = [
+        {row["policy"]: row["text"] for row in map(json.loads, lines[1:]) if row["problem"] == 0}
+        for lines in ((one / "rows.jsonl").read_text().splitlines() for one in (first, second))
+    ]
+    assert texts[1]["large-only"] == texts[0]["large-only"]
 
 
 def test_an_evaluation_that_breaks_off_keeps_its_rows(

@@ -208,3 +208,27 @@ def test_the_command_line(
     assert run(monkeypatch, *pair, "--out", str(file)) == 1
     assert "is another file" in capsys.readouterr().err
     assert file.read_text() == "something: else"
+
+
+@pytest.mark.parametrize(
+    ("small", "large", "policy"),
+    [("a", "a", "bild"), ("a", "b", "specreason"), ("", "", "specreason")],
+)
+def test_models_of_one_vocabulary_share_tokens_and_others_steps(
+    small: str, large: str, policy: str, tmp_path: Path
+) -> None:
+    planned = plan(
+        replace(TINY, vocabulary=small), replace(MIDDLE, vocabulary=large), machine(H100)
+    )
+    assert planned.policy["default"] == policy
+    assert f"({policy})" in planned.text()
+    checked(planned, tmp_path)
+
+
+def test_a_checkpoint_says_its_vocabulary(tmp_path: Path) -> None:
+    sizes = [ModelSize.of(name) for name in ("embedded:small", "embedded:large")]
+    assert sizes[0].vocabulary == sizes[1].vocabulary != ""
+    bare = tmp_path / "bare"
+    bare.mkdir()
+    (bare / "config.json").write_bytes((resolve("embedded:small") / "config.json").read_bytes())
+    assert ModelSize.of(str(bare)).vocabulary == ""
