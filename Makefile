@@ -110,8 +110,8 @@ constrained: $(STAMP) ## 1,000 answers of the embedded pair held to schemas, by 
 tool-tasks: $(STAMP) real-pair ## 50 small tasks that take a tool, by policy, of pretrained models (an hour and a half; resumable)
 	@$(BIN)/python -m tests.real.tool_tasks $(if $(POLICIES),--policies $(POLICIES))
 
-load-real: $(STAMP) real-pair ## requests a second by policy, 16 clients at once, of pretrained models (half an hour; resumable)
-	@$(BIN)/python -m tests.real.load
+load-real: $(STAMP) real-pair ## requests a second by policy, 16 clients at once, of pretrained models, docs/load-real.md (half an hour; resumable)
+	@$(BIN)/python -m tests.real.load --page docs/load-real.md
 
 constrained-real: $(STAMP) real-pair ## 100 of pretrained models (20 minutes)
 	@$(BIN)/python -m tests.real.constrained --pair real --answers 100 --max-tokens 120
@@ -221,25 +221,32 @@ REAL_METHOD ?= chain
 REAL_POLICIES ?= small-only,large-only,specreason,bild,coin:large_probability=0.3
 # Added later, beside large-only's first answers; rollback=0 keeps the large model's own text (greedy).
 REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
-REAL_GATES ?= surprise-takeover,entropy-gate
+REAL_GATES ?= entropy-gate
+REAL_TAKEOVER ?= surprise-takeover
 REAL_THINKING ?= speculative-thinking:begin=60:every_delimiter=true
+# Near 25 and 50 % of large tokens, as the shares of drafts in its reliability table (tuning seed) promise.
+GATE := learned-gate:risk=0:hopeless=0:correct_above=
+REAL_GATED ?= $(GATE)0.25,$(GATE)0.06
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
 REAL_ALL := gym:$(subst $() ,$(COMMA),$(REAL_KINDS)):$(REAL_SEED)
 REAL_COSTS := r1-1.5b-32b-h100 qwen3-8b-32b-h100
 REAL_EVAL = $(BIN)/baton eval --config deploy/evaluation/real_pair.yaml --max-tokens $(REAL_TOKENS)
 REAL_BATCHED = $(subst pair.yaml,pair_batched.yaml,$(REAL_EVAL))
 
+# $(call REAL_MORE,GROUP,POLICIES) measures more policies on the questions of a set.
+REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 --policies "$(2)" \
+  --beside $(REAL)/$$name --recordings $(REAL)/$$name-$(1) || exit 1
+
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
 	@test -d $(REAL) || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build; }
 	@for set in $(REAL_SETS); do name=$${set#*:}; name=$${name%%:*}; \
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
-	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
-	    --policies "$(REAL_OTHERS)" --beside $(REAL)/$$name --recordings $(REAL)/$$name-others || exit 1; \
-	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
-	    --policies "$(REAL_GATES)" --beside $(REAL)/$$name --recordings $(REAL)/$$name-gates || exit 1; \
-	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
-	    --policies "$(REAL_THINKING)" --beside $(REAL)/$$name --recordings $(REAL)/$$name-thinking || exit 1; \
+	  $(call REAL_MORE,others,$(REAL_OTHERS)); \
+	  $(call REAL_MORE,gates,$(REAL_GATES)); \
+	  $(call REAL_MORE,thinking,$(REAL_THINKING)); \
+	  $(call REAL_MORE,takeover,$(REAL_TAKEOVER)); \
+	  $(call REAL_MORE,gated,$(REAL_GATED)); \
 	done
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency
@@ -250,12 +257,11 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 
 REAL_GATE := build/real-gate
 
-gate-real: $(STAMP) real-pair ## learn a gate of the pretrained pair, in deploy/evaluation/real_pair_gate.json (1.5 hours; resumable)
+gate-real: $(STAMP) real-pair ## learn a gate of the pretrained pair, in deploy/evaluation/real_pair_calibration.json (1.5 hours; resumable)
 	@$(REAL_BATCHED) --problems $(REAL_ALL:$(REAL_SEED)=$(REAL_TUNING)) --limit 96 --concurrency 48 \
 	  --policies specreason --recordings $(REAL_GATE)/recorded
-	@$(BIN)/baton learn gate $(REAL_GATE)/recorded --out $(REAL_GATE)/gate.json --plot $(REAL_GATE)/gate.png \
-	  --concurrency 48 --config deploy/evaluation/real_pair_batched.yaml
-	@cp $(REAL_GATE)/gate.json deploy/evaluation/real_pair_gate.json
+	@$(BIN)/baton learn gate $(REAL_GATE)/recorded --out deploy/evaluation/real_pair_calibration.json \
+	  --plot $(REAL_GATE)/gate.png --concurrency 48 --config deploy/evaluation/real_pair_batched.yaml
 
 # Heads of several seeds, for which there is no room here, take part where HEADS names their run folder.
 DECODE := $(BIN)/baton bench-decode --threads 1

@@ -30,7 +30,8 @@ class EvaluationLog:
 
     Args:
         path: the JSON lines.
-        settings: whatever two runs must share for their rows to stand side by side.
+        settings: whatever two runs must share for their rows to stand side by side. Of the file's
+            parameters of policies (`pair.params`) those of the candidates count.
         candidates: who answers, in order.
         recordings: also write each answer's recording into the log's folder.
     """
@@ -44,7 +45,8 @@ class EvaluationLog:
         recordings: bool = False,
     ) -> None:
         self.path, self._candidates, self._recordings = path, candidates, recordings
-        self._settings = {**settings, "policies": [[c.label, c.params] for c in candidates]}
+        asked = {"policies": [[c.label, c.params] for c in candidates]}
+        self._settings = self._of_candidates({**settings, **asked})
         self._file: TextIO | None = None
 
     def resume(self, problems: Sequence[Problem]) -> list[Turn]:
@@ -102,9 +104,9 @@ class EvaluationLog:
 
     def _check(self, line: str) -> None:
         try:
-            settings = json.loads(line)
+            settings = self._of_candidates(json.loads(line))
             assert settings.pop("baton_eval") == VERSION
-        except (ValueError, AssertionError, KeyError, AttributeError):
+        except (ValueError, AssertionError, KeyError, AttributeError, TypeError):
             raise ConfigError(f"{self.path}: {NOT_ROWS}") from None
         wanted = json.loads(json.dumps(self._settings))
         for key in sorted(settings.keys() | wanted.keys()):
@@ -114,6 +116,15 @@ class EvaluationLog:
                     f"{_brief(settings.get(key))}, now {_brief(wanted.get(key))}; "
                     "choose another file"
                 )
+
+    def _of_candidates(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings without the parameters of policies that nobody asks; `baton` may be any."""
+        names = {candidate.policy for candidate in self._candidates}
+        pair = settings.get("pair")
+        if not isinstance(pair, Mapping) or "params" not in pair or "baton" in names:
+            return {**settings}
+        params = {name: pair["params"][name] for name in pair["params"].keys() & names}
+        return {**settings, "pair": {**pair, "params": params}}
 
     def _turns(self, lines: Sequence[str], problems: Sequence[Problem]) -> list[Turn]:
         width, results = len(self._candidates), []

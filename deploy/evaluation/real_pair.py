@@ -40,6 +40,12 @@ NOTES = {
     "7.8 points on that model in its paper (74.0 to 81.8 %); here no model of the pair reasons.",
 }
 """What a reader must know of a policy, by its label or name."""
+PEERS = (
+    "Other engines on the same models and machine, for speed: "
+    "[transformers' `generate` and assisted generation](decoding/real-pair-int8.md), "
+    "[llama.cpp](decoding/real-pair-llama-cpp.md). "
+    "Many clients at once: [load-real.md](load-real.md)."
+)
 LOSSLESS = ("bild:rollback=0",)
 LATENCY, SPECULATION = "latency", "speculation"
 MISSING = "not measured"
@@ -162,6 +168,7 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         "points above the accuracy that coins have at the same share of large tokens, between the "
         "two nearest ones and on the problems that all of them answered, with its interval; a "
         "policy that is not above 0 does not beat chance.",
+        PEERS,
         *_left_out(present, tallies),
         *_notes(tallies),
         *_by_set(tallies),

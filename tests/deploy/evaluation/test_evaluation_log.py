@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -104,6 +106,27 @@ def test_other_settings_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="problem 0 in it is another"):
         EvaluationLog(path, SETTINGS, CONTENDERS).resume(others)
     assert path.read_text() == text
+
+
+def test_only_parameters_of_the_candidates_must_stay_as_they_were(tmp_path: Path) -> None:
+    def settings(**params: Any) -> dict[str, Any]:
+        return {**SETTINGS, "pair": {"small": "s", "large": "l", "params": params}}
+
+    def resume(candidates: Sequence[Candidate], **params: Any) -> None:
+        evaluation_log = EvaluationLog(tmp_path / "rows.jsonl", settings(**params), candidates)
+        evaluation_log.resume(PROBLEMS)
+        evaluation_log.close()
+
+    bild = [*CONTENDERS[:1], Candidate("bild", "bild")]
+    resume(bild, bild={"rollback": 2}, route={"threshold": 3})
+    resume(bild, bild={"rollback": 2}, route={"threshold": 4}, cascade={"accept_at": 5})
+    with pytest.raises(ConfigError, match="its pair"):
+        resume(bild, bild={"rollback": 3})
+    (tmp_path / "rows.jsonl").unlink()
+    default = [Candidate("baton", "baton")]
+    resume(default, route={"threshold": 3})
+    with pytest.raises(ConfigError, match="its pair"):
+        resume(default, route={"threshold": 4})
 
 
 def test_what_is_no_journal_is_left_alone(tmp_path: Path) -> None:
