@@ -9,8 +9,8 @@ family does beyond Llama's layer stands in `families`, and costs nothing where i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -67,12 +67,45 @@ class Layer:
             post_norm=norm("post_feedforward_layernorm") if family.post_norms else None,
         )
 
-    def __call__(self, x: Tensor, views: Mapping[AttentionKind, View], cache: KVCache) -> Tensor:
+    def __call__(
+        self,
+        x: Tensor,
+        views: Mapping[AttentionKind, View],
+        cache: KVCache,
+        ragged: Ragged | None = None,
+    ) -> Tensor:
         """The residual stream [rows, n, width] before this layer to the one behind it.
 
-        `views` are the pass's, for whose tokens the cache's slot mapping is set.
+        `views` are the pass's, for whose tokens the cache's slot mapping is set. With `ragged` the
+        stream is [tokens, width], without padding.
         """
-        return self.feed_forward(self.attention(x, views[self.kind], cache)).view(x.shape)
+        return self.feed_forward(self.attention(x, views[self.kind], cache, ragged)).view(x.shape)
+
+
+class Ragged(NamedTuple):
+    """Tokens of rows of unequal length in one sequence, where products skip the padding.
+
+    `places` [tokens]: where each lies among the rows * n padded ones.
+    """
+
+    rows: int
+    n: int
+    places: Tensor
+
+    @classmethod
+    def of(cls, lengths: Sequence[int], n: int, device: torch.device) -> Ragged:
+        """Of rows of these lengths, padded at the end to n."""
+        places = [row * n + i for row, length in enumerate(lengths) for i in range(length)]
+        return cls(len(lengths), n, torch.tensor(places, device=device))
+
+    def pad(self, x: Tensor) -> Tensor:
+        """[tokens, width] to [rows, n, width], with zeros between the rows."""
+        padded = x.new_zeros(self.rows * self.n, x.shape[-1]).index_copy_(0, self.places, x)
+        return padded.view(self.rows, self.n, -1)
+
+    def unpad(self, x: Tensor) -> Tensor:
+        """[rows * n, width] to [tokens, width]."""
+        return x.index_select(0, self.places)
 
 
 class Attention:
@@ -100,25 +133,30 @@ class Attention:
         self.head_norm = head_norm  # of every query and key
         self.residual_scale, self.post_norm = residual_scale, post_norm
 
-    def __call__(self, x: Tensor, view: View, cache: KVCache) -> Tensor:
+    def __call__(
+        self, x: Tensor, view: View, cache: KVCache, ragged: Ragged | None = None
+    ) -> Tensor:
         """[rows, n, width] to the residual stream [rows * n, width]; else as a layer."""
         rotary, mask = view
         stream = x.reshape(-1, x.shape[-1])
-        queries, keys, values = self._project(stream, x, rotary, cache)
-        mixed = attend(queries, keys, values, mask, self.scale)
-        mixed = mixed.transpose(1, 2).reshape(len(stream), -1)
+        queries, keys, values = self._project(x, rotary, cache, ragged)
+        mixed = attend(queries, keys, values, mask, self.scale).transpose(1, 2)
+        mixed = mixed.reshape(queries.shape[0] * queries.shape[2], -1)
+        if ragged is not None:
+            mixed = ragged.unpad(mixed)
         return add_part(stream, self.out, mixed, self.residual_scale, self.post_norm)
 
     def update_cache(self, x: Tensor, view: View, cache: KVCache) -> None:
         """Cache the keys and values of x without attending."""
-        self._project(x.reshape(-1, x.shape[-1]), x, view[0], cache)
+        self._project(x, view[0], cache)
 
     def _project(
-        self, stream: Tensor, x: Tensor, rotary: Rotary | None, cache: KVCache
+        self, x: Tensor, rotary: Rotary | None, cache: KVCache, ragged: Ragged | None = None
     ) -> tuple[Tensor, Cached, Cached]:
         """Queries of x, and all cached keys and values of its rows, those of x included."""
-        rows, n, _ = x.shape
-        heads = self.qkv(self.norm(stream)).view(rows, n, -1, self.head_size).transpose(1, 2)
+        heads = self.qkv(self.norm(x.reshape(-1, x.shape[-1])))
+        heads = heads.view(*x.shape[:-1], -1) if ragged is None else ragged.pad(heads)
+        heads = heads.view(*heads.shape[:2], -1, self.head_size).transpose(1, 2)
         rotated, values = heads[:, : self.rotated], heads[:, self.rotated :]
         if self.head_norm is not None:
             rotated = self.head_norm(rotated)

@@ -106,6 +106,7 @@ class PackedPart(nn.Module):
     def __init__(self, whole: PackedLinear, start: int, out_features: int) -> None:
         super().__init__()
         self.whole, self.start, self.out_features = whole, start, out_features
+        self.packing = whole.packing
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs]."""
@@ -171,6 +172,11 @@ def _pack_as_one(module: nn.Module, names: Sequence[str], packing: Packing) -> N
 def can_pack() -> bool:
     """Whether this machine has FBGEMM."""
     return _LIBRARY in torch.backends.quantized.supported_engines
+
+
+def by_fbgemm(linear: nn.Module) -> bool:
+    """Whether FBGEMM multiplies by the weight of a layer."""
+    return isinstance(linear, PackedLinear | PackedPart) and linear.packing != "bfloat16"
 
 
 def computes_in_bfloat16() -> bool:

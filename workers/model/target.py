@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +19,16 @@ from torch.nn.functional import embedding
 from workers.model.cache import KVCache
 from workers.model.early_exit import Adapter, EarlyExitHead
 from workers.model.families import AttentionKind, Computation
-from workers.model.layer import Layer, RMSNorm
+from workers.model.layer import Layer, Ragged, RMSNorm
 from workers.model.linear import FusedLinear
+from workers.model.packed import by_fbgemm
 from workers.model.placement import CHUNK, Placement, View
 from workers.model.sampling import is_nan
 from workers.model.tree import Tree
 
+FREE, FREE_BY_FBGEMM = 32, 4
+"""Tokens of padding in a pass that take less time on a CPU than passing over them by indices does:
+FBGEMM's products take as long as they have tokens from about four on."""
 SPARE = 128  # cache entries beyond `max_len`, for the rejected part of a draft
 
 
@@ -78,6 +83,7 @@ class Target:
         self._embedding_scale, self._logits_divisor = scale, computation.logits_divisor
         self.vocabulary, self.encode = vocabulary or config.vocab_size, encode
         self.passes = 0  # those that reach the last layer
+        self._free_padding = FREE_BY_FBGEMM if by_fbgemm(base.layers[0].mlp.down_proj) else FREE
         self.early_exit: EarlyExitHead | None = None
         self._cached_layer: int | None = None
         head_size = getattr(config, "head_dim", None)
@@ -166,8 +172,13 @@ class Target:
         first, stop = layers[0], layers[1] if layers[1] is not None else len(self.layers)
         entries, views = self.placement(starts, skips, trees, n)
         self.cache.map_slots(slots, starts, entries, n)
+        ragged = None
+        if states is None and layers == (0, None) and not hidden:
+            ragged = self._ragged([*map(len, fresh)], n)
         x = states
-        if x is None:
+        if ragged is not None:
+            x = self.embed([[*chain.from_iterable(fresh)]])[0]
+        elif x is None:
             padded = [tokens + [0] * (n - len(tokens)) for tokens in fresh]
             x = self.embed(padded)
         hidden_states: dict[int, Tensor] = {}
@@ -178,13 +189,17 @@ class Target:
                 self.early_exit.update_cache(x, views, self.cache)
             if index == self._cached_layer:
                 self.cache.update_hidden_states(x)
-            x = self.layers[index](x, views, self.cache)
+            x = self.layers[index](x, views, self.cache, ragged)
         if stop < len(self.layers):
             hidden_states[stop] = x
             assert num_logits is None or isinstance(num_logits, int)
             wanted = n if num_logits is None else num_logits
             return ModelOutput(self._early_logits(x, stop, views, wanted), hidden_states)
         self.passes += 1
+        if ragged is not None and num_logits is None:
+            return ModelOutput(ragged.pad(self._logits(self.norm(x)[None])[0]))
+        if ragged is not None:
+            x = ragged.pad(x)
         if stop == self._cached_layer:
             x = self.norm(x)
             self.cache.update_hidden_states(x)
@@ -194,6 +209,18 @@ class Target:
         if stop in hidden:
             hidden_states[stop] = x
         return ModelOutput(self._logits(x), hidden_states)
+
+    def _ragged(self, lengths: Sequence[int], n: int) -> Ragged | None:
+        """How products skip the padding of rows; None where they are as quick with it.
+
+        What takes part in a pass beside the layers wants the rows as they are padded.
+        """
+        padding = n * len(lengths) - sum(lengths)
+        if padding <= self._free_padding or self.device.type != "cpu":
+            return None
+        if self.early_exit is not None or self._cached_layer is not None:
+            return None
+        return Ragged.of(lengths, n, self.device)
 
     def _early_logits(
         self, x: Tensor, stop: int, views: Mapping[AttentionKind, View], num_logits: int

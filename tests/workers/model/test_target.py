@@ -37,11 +37,14 @@ def test_every_family_is_compared_over_its_windows() -> None:
     assert max(len(path_to(TREE, node)) for node in range(len(TREE))) > WINDOW
 
 
-@pytest.fixture(params=["together", "apart"])
+@pytest.fixture(params=["together", "apart", "unpadded"])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows of one pass are read as one tensor, or each where it lies, as long ones are."""
+    """Rows of one pass are read as one tensor, or each where it lies, as long ones are; products
+    take their padding too, or not."""
     if request.param == "apart":
         monkeypatch.setattr("workers.model.cache.APART", 0)
+    if request.param == "unpadded":
+        monkeypatch.setattr("workers.model.target.FREE", 0)
 
 
 @pytest.mark.usefixtures("reading")
