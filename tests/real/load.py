@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
-    parser.add_argument("--out", type=Path, default=Path("build/load-real.jsonl"))
+    parser.add_argument("--out", type=Path, default=Path("build/results-real/load.jsonl"))
     parser.add_argument("--page", type=Path)
     options = parser.parse_args()
     problems = load_problems(PROBLEMS, options.problems, 0)
