@@ -224,7 +224,7 @@ REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
 REAL_GATES ?= entropy-gate
 REAL_TAKEOVER ?= surprise-takeover
 REAL_THINKING ?= speculative-thinking:begin=60:every_delimiter=true
-# Near 25 and 50 % of large tokens, as the shares of drafts in its reliability table (tuning seed) promise.
+# Above the probabilities of 40 and 25 % of the drafts in its reliability table (tuning seed).
 REAL_GATED ?= learned-gate:risk=0:hopeless=0:correct_above=
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
 REAL_ALL := gym:$(subst $() ,$(COMMA),$(REAL_KINDS)):$(REAL_SEED)
@@ -245,8 +245,8 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  $(call REAL_MORE,gates,$(REAL_GATES)); \
 	  $(call REAL_MORE,thinking,$(REAL_THINKING)); \
 	  $(call REAL_MORE,takeover,$(REAL_TAKEOVER)); \
-	  $(call REAL_MORE,gated25,$(REAL_GATED)0.25); \
-	  $(call REAL_MORE,gated50,$(REAL_GATED)0.06); \
+	  $(call REAL_MORE,gated,$(REAL_GATED)0.25); \
+	  $(call REAL_MORE,gated45,$(REAL_GATED)0.45); \
 	done
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency

@@ -126,12 +126,17 @@ def _recorded(folder: Path, named: dict[Name, dict[Any, dict[str, Any]]]) -> dic
             "cost model charges a pass per token: record with vanilla"
         )
     for row in rows:
-        if row["error"] is None and "recording" not in row:
-            raise ConfigError(f"{folder}: its rows have no recordings")
         problem = (settings.get("problems"), row["problem"])
+        known = named.setdefault((row["policy"], row["budget"]), {})
+        if problem in known:
+            continue
+        if row["error"] is None and "recording" not in row:
+            raise ConfigError(
+                f"{folder}: its rows of {row['policy']} have no recordings (`baton eval` was to "
+                "keep none, or --beside named another folder that has them)"
+            )
         recording = folder / row["recording"] if "recording" in row else None
-        placed = {**row, "problem": problem, "recording": recording}
-        named.setdefault((row["policy"], row["budget"]), {}).setdefault(problem, placed)
+        known[problem] = {**row, "problem": problem, "recording": recording}
     return settings
 
 

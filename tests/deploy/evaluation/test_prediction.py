@@ -171,6 +171,28 @@ def test_recordings_that_cannot_be_used(tmp_path: Path) -> None:
         predicted(folder, COSTS)
 
 
+def test_answers_from_another_folder_have_their_recordings_there(tmp_path: Path) -> None:
+    first, second = recorded(tmp_path / "first"), recorded(tmp_path / "second")
+    rows = second / "rows.jsonl"
+    head, *lines = rows.read_text().splitlines()
+    kept = [json.loads(line) for line in lines]
+    for row in kept:
+        if row["policy"] == "large-only":
+            del row["recording"]
+        else:
+            row["policy"] = "small-only:step_tokens=9"
+    rows.write_text("\n".join([head, *map(json.dumps, kept)]))
+    table = predicted([first, second], COSTS)["rows"]
+    assert [row["policy"] for row in table] == [
+        "large-only",
+        "small-only",
+        "small-only:step_tokens=9",
+    ]
+    assert table[1]["speedup"] == table[2]["speedup"]
+    with pytest.raises(ConfigError, match="second: its rows of large-only have no recordings"):
+        predicted(second, COSTS)
+
+
 @pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("*.yaml")))
 def test_the_costs_that_ship(name: str) -> None:
     costs = load_costs(name)
