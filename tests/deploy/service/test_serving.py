@@ -164,9 +164,7 @@ async def test_one_of_two_dies_and_nobody_waits_for_its_replacement(served: Serv
 async def test_a_replica_that_is_stopped_is_left(served: Served) -> None:
     """As one on a node that was lost: no connection closes."""
     await until(lambda: served.metric("baton_worker_replicas", "large") == 2, 90)
-    began = time.monotonic()
-    [(brief, _), *_] = await asyncio.gather(*(stream(served) for _ in range(6)))
-    usual = time.monotonic() - began
+    brief, _ = await stream(served)
     undisturbed, _ = await stream(served, max_tokens=1200)  # until the metric has shown them
     streams = [asyncio.create_task(stream(served, max_tokens=1200)) for _ in range(6)]
     await until(lambda: served.metric("baton_worker_live_rows", "large") > 3, 20)
@@ -177,8 +175,7 @@ async def test_a_replica_that_is_stopped_is_left(served: Served) -> None:
         began = time.monotonic()
         later = await asyncio.gather(*(stream(served) for _ in range(6)))
         assert {text for text, _ in later} == {brief}
-        # Nobody goes there any more; the other replica has all six to itself.
-        assert time.monotonic() - began < 10 + 4 * usual
+        assert time.monotonic() - began < 10  # nobody goes there any more
         assert httpx.get(f"{served.url}/ready").status_code == 200
         assert served.replicas("LargeWorker")[0] == stopped
     finally:
