@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import socket
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -33,7 +33,8 @@ from deploy.evaluation.grading import Grader
 from deploy.evaluation.intervals import wilson
 from deploy.evaluation.problems import load_problems
 from deploy.evaluation.tables import markdown
-from deploy.launch.environment import prepare
+from tests.bench.servers import running
+from tests.deploy.conftest import free_port
 
 FILE = Path("deploy/evaluation/real_pair.yaml")
 PROBLEMS = "gym:gsm_symbolic,chain_sum,simple_equations:20261201"
@@ -139,24 +140,19 @@ def table(rows: Sequence[dict[str, Any]], problems: int) -> str:
 @contextmanager
 def serving(clients: int) -> Iterator[OpenAI]:
     """`baton serve` of the pair, with as many rows as clients."""
-    prepare()  # before anything imports ray
-    from deploy.launch.cluster import serving as deployed
-    from deploy.launch.deployment_file import load
-
     data = yaml.safe_load(FILE.read_text())
     workers = data["applications"][0]["args"]["workers"]
     for name, worker in workers.items():  # the large model alone is to have the whole machine
         worker |= {"rows": clients, "max_len": 1024, "threads": 1 if name == "small" else 2}
     chain = {"method": "chain", "params": {"draft": workers["small"]["model"]}}
     workers["large"]["speculation"] = {"also": [chain]}
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = data["http_options"]["port"] = free_port()
     with TemporaryDirectory() as folder:
         file = Path(folder) / "load.yaml"
         file.write_text(yaml.safe_dump(data))
-        with deployed(load(file, port=port)) as service:
-            api = OpenAI(base_url=f"{service.url}/v1", api_key="none", max_retries=0, timeout=3600)
-            yield api
+        command = [sys.executable, "-m", "deploy.cli.main", "serve", str(file)]
+        with running(command, port, PLAIN, ready="/ready", log=Path(folder) / "log") as server:
+            yield OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=3600)
 
 
 def main() -> None:

@@ -106,7 +106,6 @@ class PackedPart(nn.Module):
     def __init__(self, whole: PackedLinear, start: int, out_features: int) -> None:
         super().__init__()
         self.whole, self.start, self.out_features = whole, start, out_features
-        self.packing = whole.packing
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., inputs] to [..., outputs]."""
@@ -175,8 +174,8 @@ def can_pack() -> bool:
 
 
 def by_fbgemm(linear: nn.Module) -> bool:
-    """Whether FBGEMM multiplies by the weight of a layer."""
-    return isinstance(linear, PackedLinear | PackedPart) and linear.packing != "bfloat16"
+    """Whether FBGEMM multiplies by the weight of a layer that is packed by itself."""
+    return isinstance(linear, PackedLinear) and linear.packing != "bfloat16"
 
 
 def computes_in_bfloat16() -> bool:

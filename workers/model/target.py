@@ -172,9 +172,8 @@ class Target:
         first, stop = layers[0], layers[1] if layers[1] is not None else len(self.layers)
         entries, views = self.placement(starts, skips, trees, n)
         self.cache.map_slots(slots, starts, entries, n)
-        ragged = None
-        if states is None and layers == (0, None) and not hidden:
-            ragged = self._ragged([*map(len, fresh)], n)
+        whole = states is None and layers == (0, None) and not hidden
+        ragged = self._ragged([*map(len, fresh)], n) if whole else None
         x = states
         if ragged is not None:
             x = self.embed([[*chain.from_iterable(fresh)]])[0]
