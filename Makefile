@@ -9,7 +9,7 @@ COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real gate-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real calibrate-real gate-real decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -221,11 +221,9 @@ REAL_METHOD ?= chain
 REAL_POLICIES ?= small-only,large-only,specreason,bild,coin:large_probability=0.3
 # Added later, beside large-only's first answers; rollback=0 keeps the large model's own text (greedy).
 REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
-REAL_GATES ?= entropy-gate
-REAL_TAKEOVER ?= surprise-takeover
-REAL_THINKING ?= speculative-thinking:begin=60:every_delimiter=true
-# Above the probabilities of 40 and 25 % of the drafts in its reliability table (tuning seed).
-REAL_GATED ?= learned-gate:risk=0:hopeless=0:correct_above=
+# The gate's probabilities are those of 40 and 25 % of the drafts in its reliability table (tuning seed).
+REAL_GATED := learned-gate:risk=0:hopeless=0:correct_above=
+REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,best-of-k,entropy-gate,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
 REAL_ALL := gym:$(subst $() ,$(COMMA),$(REAL_KINDS)):$(REAL_SEED)
 REAL_COSTS := r1-1.5b-32b-h100 qwen3-8b-32b-h100
@@ -233,7 +231,7 @@ REAL_EVAL = $(BIN)/baton eval --config deploy/evaluation/real_pair.yaml --max-to
 REAL_BATCHED = $(subst pair.yaml,pair_batched.yaml,$(REAL_EVAL))
 
 # $(call REAL_MORE,GROUP,POLICIES) measures more policies on the questions of a set.
-REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 --policies "$(2)" \
+REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 96 --policies "$(2)" \
   --beside $(REAL)/$$name --recordings $(REAL)/$$name-$(1) || exit 1
 
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
@@ -242,11 +240,7 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
 	  $(call REAL_MORE,others,$(REAL_OTHERS)); \
-	  $(call REAL_MORE,gates,$(REAL_GATES)); \
-	  $(call REAL_MORE,thinking,$(REAL_THINKING)); \
-	  $(call REAL_MORE,takeover,$(REAL_TAKEOVER)); \
-	  $(call REAL_MORE,gated,$(REAL_GATED)0.25); \
-	  $(call REAL_MORE,gated45,$(REAL_GATED)0.45); \
+	  $(call REAL_MORE,calibrated,$(REAL_CALIBRATED)); \
 	done
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency
@@ -255,12 +249,26 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	@$(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS)
 	@tar -cJf $(REAL_KEPT) -C build results-real
 
+REAL_CALIBRATION := deploy/evaluation/real_pair_calibration.json
+REAL_CALIBRATE = $(BIN)/baton calibrate --config deploy/evaluation/real_pair_batched.yaml --limit 24 --concurrency 24 \
+  --problems $(REAL_ALL:$(REAL_SEED)=$(REAL_TUNING)) --max-tokens $(REAL_TOKENS) --target-large-share 0.46 \
+  --out build/real-calibration/pair.json
+
+# A calibration keeps the policies of its file that it does not search. Ranges leave out where nothing is rejected.
+calibrate-real: $(STAMP) real-pair ## thresholds of the pretrained pair, in deploy/evaluation/real_pair_calibration.json (40 minutes; resumable)
+	@mkdir -p build/real-calibration && cp $(REAL_CALIBRATION) build/real-calibration/pair.json
+	@$(REAL_CALIBRATE) --policy route --policy cascade --policy plan --policy triggers
+	@$(REAL_CALIBRATE) --policy surprise-takeover --range 2,12
+	@$(REAL_CALIBRATE) --policy lookahead --range 4,6
+	@$(REAL_CALIBRATE) --policy best-of-k:scoring=likelihood --range 4,8
+	@cp build/real-calibration/pair.json $(REAL_CALIBRATION)
+
 REAL_GATE := build/real-gate
 
 gate-real: $(STAMP) real-pair ## learn a gate of the pretrained pair, in deploy/evaluation/real_pair_calibration.json (1.5 hours; resumable)
 	@$(REAL_BATCHED) --problems $(REAL_ALL:$(REAL_SEED)=$(REAL_TUNING)) --limit 96 --concurrency 48 \
 	  --policies specreason --recordings $(REAL_GATE)/recorded
-	@$(BIN)/baton learn gate $(REAL_GATE)/recorded --out deploy/evaluation/real_pair_calibration.json \
+	@$(BIN)/baton learn gate $(REAL_GATE)/recorded --out $(REAL_CALIBRATION) \
 	  --plot $(REAL_GATE)/gate.png --concurrency 48 --config deploy/evaluation/real_pair_batched.yaml
 
 # Heads of several seeds, for which there is no room here, take part where HEADS names their run folder.
