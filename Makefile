@@ -223,7 +223,7 @@ REAL_POLICIES ?= small-only,large-only,specreason,bild,coin:large_probability=0.
 REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
 # The gate's probabilities are those of 40 and 25 % of the drafts in its reliability table (tuning seed).
 REAL_GATED := learned-gate:risk=0:hopeless=0:correct_above=
-REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,best-of-k,entropy-gate,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
+REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,entropy-gate,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
 REAL_ALL := gym:$(subst $() ,$(COMMA),$(REAL_KINDS)):$(REAL_SEED)
 REAL_COSTS := r1-1.5b-32b-h100 qwen3-8b-32b-h100
