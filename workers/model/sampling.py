@@ -43,28 +43,73 @@ def nan_logits(whose: str = "the model's") -> WorkerError:
     )
 
 
+NEAR = 256
+"""Likeliest tokens that `top_k` and `top_p` are looked for among before all others are sorted."""
+
+
 def warp(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """[rows, n, vocabulary] logits to probabilities: temperature, then top-k, then top-p.
 
-    The order and the meaning of top-p (the smallest set that reaches p) are transformers'.
+    The order and the meaning of top-p (the smallest set that reaches p) are transformers'. Of
+    equal logits the token with the lower id comes first.
     """
-    column = [-1, 1, 1]
     temperature = torch.tensor([s.temperature for s in samplings], device=logits.device)
-    logits = logits.float() / temperature.view(column)
-    if any(s.top_k > 0 or s.top_p < 1 for s in samplings):
-        size = logits.shape[-1]
-        top_k = torch.tensor([s.top_k or size for s in samplings], device=logits.device)
-        top_p = torch.tensor(
-            [s.top_p if s.top_p < 1 else 2.0 for s in samplings], device=logits.device
-        )
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        rank = torch.arange(size, device=logits.device)
-        ordered = ordered.masked_fill(rank >= top_k.view(column), -torch.inf)
-        probs = ordered.softmax(-1)
-        beyond = (probs.cumsum(-1) - probs >= top_p.view(column)) & (rank > 0)
-        ordered = ordered.masked_fill(beyond, -torch.inf)
-        logits = torch.empty_like(ordered).scatter_(-1, order, ordered)
-    return logits.softmax(-1)
+    logits = logits.float() / temperature.view(-1, 1, 1)
+    cut = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1]
+    if not cut:
+        return logits.softmax(-1)
+    places, size = logits.shape[1:]
+    items = (logits if len(cut) == len(samplings) else logits[cut]).reshape(-1, size)
+    top_k = torch.tensor([samplings[i].top_k or size for i in cut], device=logits.device)
+    top_p = torch.tensor(
+        [samplings[i].top_p if samplings[i].top_p < 1 else 2.0 for i in cut], device=logits.device
+    )
+    probs = _truncated(items, top_k.repeat_interleave(places), top_p.repeat_interleave(places))
+    probs = probs.view(len(cut), places, size)
+    if len(cut) == len(samplings):
+        return probs
+    whole = logits.softmax(-1)
+    whole[cut] = probs
+    return whole
+
+
+def _truncated(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Probabilities of [items, vocabulary] logits among each item's likeliest tokens.
+
+    To sort a vocabulary takes longer than a pass of a small model: only items whose set is not
+    within the likeliest `NEAR` tokens are sorted whole.
+    """
+    size = logits.shape[-1]
+    near = min(NEAR, size)
+    values, ids = logits.topk(near)
+    ids, order = ids.sort(-1)  # equal ones by their ids
+    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    kept = _kept(values, logits.logsumexp(-1), top_k, top_p)
+    probs = torch.zeros_like(logits)
+    probs.scatter_(-1, ids.gather(-1, order), kept.softmax(-1))
+    if near < size:
+        # Of the tokens that equal the last one near, others may be beyond.
+        sure = (values > values[:, -1:]).sum(-1)
+        far = ((kept > -torch.inf).sum(-1) > sure) | ((top_k > near) & (top_k < size))
+        if whole := far.nonzero().squeeze(-1).tolist():
+            ordered, order = logits[whole].sort(dim=-1, descending=True, stable=True)
+            kept = _kept(ordered, ordered.logsumexp(-1), top_k[whole], top_p[whole])
+            probs[whole] = torch.zeros_like(ordered).scatter_(-1, order, kept.softmax(-1))
+    return probs
+
+
+def _kept(ordered: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """Logits, the largest first, with those that are cut off at -inf.
+
+    `total`: [items] logsumexp of all logits of an item, of which `ordered` may be the beginning.
+    """
+    rank = torch.arange(ordered.shape[-1], device=ordered.device)
+    cut = rank >= top_k[:, None]
+    limited = ordered.masked_fill(cut, -torch.inf).logsumexp(-1)
+    total = torch.where(top_k <= ordered.shape[-1], limited, total)
+    probs = (ordered - total[:, None]).exp()
+    cut |= (probs.cumsum(-1) - probs >= top_p[:, None]) & (rank > 0)
+    return ordered.masked_fill(cut, -torch.inf)
 
 
 def draw(probs: Tensor, numbers: Tensor) -> Tensor:

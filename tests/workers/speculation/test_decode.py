@@ -11,7 +11,7 @@ from orchestrator.types import Sampling
 from tests.workers.conftest import make_model
 from workers.model.cache import common_prefix
 from workers.model.rng import uniform
-from workers.model.sampling import draw, warp
+from workers.model.sampling import draw
 from workers.model.target import Target
 from workers.model.tree import Row, Tree
 from workers.speculation import build
@@ -165,24 +165,6 @@ def test_numbers_are_uniform_and_reproducible() -> None:
     pairs = numbers.view(-1, 3)
     assert abs(torch.corrcoef(pairs.T) - torch.eye(3)).max() < 0.06
     assert uniform(3, 7) == uniform(3, 7) != uniform(4, 7)
-
-
-@pytest.mark.parametrize(
-    "warm", [Sampling(0.7), Sampling(1.0, 0.8), Sampling(1.0, 1.0, 5), Sampling(2.0, 0.7, 9)]
-)
-def test_warping_is_that_of_transformers(warm: Sampling) -> None:
-    from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
-
-    torch.manual_seed(0)
-    logits = torch.randn(6, 40) * 3
-    expected = TemperatureLogitsWarper(warm.temperature)(None, logits)
-    if warm.top_k:
-        expected = TopKLogitsWarper(warm.top_k)(None, expected)
-    if warm.top_p < 1:
-        expected = TopPLogitsWarper(warm.top_p)(None, expected)
-    mixed = warp(logits[:, None], [warm] * 5 + [Sampling(1.0)])[:, 0]
-    assert torch.allclose(mixed[:5], expected.softmax(-1)[:5], atol=1e-6)
-    assert torch.allclose(mixed[5], logits[5].softmax(-1), atol=1e-6)
 
 
 def test_common_prefix() -> None:
