@@ -9,7 +9,7 @@ COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real calibrate-real gate-real decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real calibrate-real gate-real gate-curve decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -270,6 +270,23 @@ gate-real: $(STAMP) real-pair ## learn a gate of the pretrained pair, in deploy/
 	  --policies specreason --recordings $(REAL_GATE)/recorded
 	@$(BIN)/baton learn gate $(REAL_GATE)/recorded --out $(REAL_CALIBRATION) \
 	  --plot $(REAL_GATE)/gate.png --concurrency 48 --config deploy/evaluation/real_pair_batched.yaml
+
+# Nothing here is timed, so questions are asked side by side. Both seeds are for tuning.
+CURVE := build/gate-curve
+CURVE_SIZES ?= 200 1000 5000
+CURVE_PROBLEMS ?= 1000
+CURVE_EVAL := $(BIN)/baton eval --problems builtin:dev --concurrency 8
+
+gate-curve: $(STAMP) ## gates learned from more and more requests, write docs/gate-curve.md (an hour; resumable)
+	@$(CURVE_EVAL) --seed 20261127 --limit $(lastword $(CURVE_SIZES)) --policies specreason --recordings $(CURVE)/recorded
+	@for size in $(CURVE_SIZES); do \
+	  $(BIN)/baton learn gate $(CURVE)/recorded --limit $$size --out $(CURVE)/gate.json --concurrency 8 || exit 1; \
+	  cp $(CURVE)/gate.json $(CURVE)/$$size.json; \
+	  sed "s|^\( *\)default: specreason.*|&\n\1calibration: $(CURDIR)/$(CURVE)/$$size.json|" deploy/local.yaml >$(CURVE)/$$size.yaml; \
+	  $(CURVE_EVAL) --config $(CURVE)/$$size.yaml --seed 77 --limit $(CURVE_PROBLEMS) --policies specreason,learned-gate \
+	    --rows $(CURVE)/$$size.jsonl --json $(CURVE)/$$size.measured.json || exit 1; \
+	done
+	@$(BIN)/python -m deploy.evaluation.gate_curve docs/gate-curve.md $(CURVE)
 
 # Heads of several seeds, for which there is no room here, take part where HEADS names their run folder.
 DECODE := $(BIN)/baton bench-decode --threads 1

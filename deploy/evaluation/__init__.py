@@ -28,6 +28,7 @@ In reading order:
 - `paper_baselines`: what the papers claim, compared with measured rows.
 - `results`: the results page.
 - `real_pair`: the page of a pair of pretrained models.
+- `gate_curve`: the page of gates learned from more and more requests.
 - `engines`: the page of two engines that have to give the same answers.
 - `concurrency`: so many requests at once.
 - `traffic`: problems for a running experiment; the rewards are sent.

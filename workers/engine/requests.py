@@ -224,7 +224,7 @@ class VerifyRequest(EngineRequest):
         self.scores.logprobs += own_log_probs.gather(1, choices[:, None]).squeeze(1).tolist()
         self.scores.top += likeliest(log_probs, self.top) if self.top else []
         self.scores.ending = stop_nll(log_probs[-1], self.stop_token_ids)  # of the last chunk's
-        if not bool(log_probs.isfinite().any(-1).all()):
+        if not bool(log_probs.amax(-1).isfinite().all()):  # NaN where logits have one
             raise nan_logits()
 
     def output(self, result: ModelOutput | None) -> ScoreOutput:
