@@ -230,8 +230,8 @@ REAL_COSTS := r1-1.5b-32b-h100 qwen3-8b-32b-h100
 REAL_EVAL = $(BIN)/baton eval --config deploy/evaluation/real_pair.yaml --max-tokens $(REAL_TOKENS)
 REAL_BATCHED = $(subst pair.yaml,pair_batched.yaml,$(REAL_EVAL))
 
-# $(call REAL_MORE,GROUP,POLICIES) measures more policies on the questions of a set.
-REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 96 --policies "$(2)" \
+# $(call REAL_MORE,GROUP,POLICIES,N) measures more policies on the questions of a set, N at once.
+REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency $(3) --policies "$(2)" \
   --beside $(REAL)/$$name --recordings $(REAL)/$$name-$(1) || exit 1
 
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
@@ -239,8 +239,8 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	@for set in $(REAL_SETS); do name=$${set#*:}; name=$${name%%:*}; \
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
-	  $(call REAL_MORE,others,$(REAL_OTHERS)); \
-	  $(call REAL_MORE,calibrated,$(REAL_CALIBRATED)); \
+	  $(call REAL_MORE,others,$(REAL_OTHERS),48); \
+	  $(call REAL_MORE,calibrated,$(REAL_CALIBRATED),96); \
 	done
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency
@@ -255,12 +255,12 @@ REAL_CALIBRATE = $(BIN)/baton calibrate --config deploy/evaluation/real_pair_bat
   --out build/real-calibration/pair.json
 
 # A calibration keeps the policies of its file that it does not search. Ranges leave out where nothing is rejected.
-calibrate-real: $(STAMP) real-pair ## thresholds of the pretrained pair, in deploy/evaluation/real_pair_calibration.json (40 minutes; resumable)
-	@mkdir -p build/real-calibration && cp $(REAL_CALIBRATION) build/real-calibration/pair.json
+calibrate-real: $(STAMP) real-pair ## thresholds of the pretrained pair, in deploy/evaluation/real_pair_calibration.json (20 minutes; resumable)
+	@mkdir -p build/real-calibration
+	@test -f build/real-calibration/pair.json || cp $(REAL_CALIBRATION) build/real-calibration/pair.json
 	@$(REAL_CALIBRATE) --policy route --policy cascade --policy plan --policy triggers
 	@$(REAL_CALIBRATE) --policy surprise-takeover --range 2,12
 	@$(REAL_CALIBRATE) --policy lookahead --range 4,6
-	@$(REAL_CALIBRATE) --policy best-of-k:scoring=likelihood --range 4,8
 	@cp build/real-calibration/pair.json $(REAL_CALIBRATION)
 
 REAL_GATE := build/real-gate
@@ -271,7 +271,7 @@ gate-real: $(STAMP) real-pair ## learn a gate of the pretrained pair, in deploy/
 	@$(BIN)/baton learn gate $(REAL_GATE)/recorded --out $(REAL_CALIBRATION) \
 	  --plot $(REAL_GATE)/gate.png --concurrency 48 --config deploy/evaluation/real_pair_batched.yaml
 
-# Nothing here is timed, so questions are asked side by side. Both seeds are for tuning.
+# Nothing here is timed, so questions are asked side by side. Both seeds are for tuning; the largest size comes last.
 CURVE := build/gate-curve
 CURVE_SIZES ?= 200 1000 5000
 CURVE_PROBLEMS ?= 1000
@@ -286,7 +286,7 @@ gate-curve: $(STAMP) ## gates learned from more and more requests, write docs/ga
 	  $(CURVE_EVAL) --config $(CURVE)/$$size.yaml --seed 77 --limit $(CURVE_PROBLEMS) --policies specreason,learned-gate \
 	    --rows $(CURVE)/$$size.jsonl --json $(CURVE)/$$size.measured.json || exit 1; \
 	done
-	@$(BIN)/python -m deploy.evaluation.gate_curve docs/gate-curve.md $(CURVE)
+	@$(BIN)/python -m deploy.evaluation.gate_curve docs/gate-curve.md $(CURVE) $(CURVE_SIZES)
 
 # Heads of several seeds, for which there is no room here, take part where HEADS names their run folder.
 DECODE := $(BIN)/baton bench-decode --threads 1

@@ -44,7 +44,7 @@ def nan_logits(whose: str = "the model's") -> WorkerError:
 
 
 NEAR = 256
-"""Likeliest tokens that `top_k` and `top_p` are looked for among before all others are sorted."""
+"""How many of the likeliest tokens are sorted first: `top_k` and `top_p` seldom keep more."""
 
 
 def warp(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
@@ -53,63 +53,67 @@ def warp(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     The order and the meaning of top-p (the smallest set that reaches p) are transformers'. Of
     equal logits the token with the lower id comes first.
     """
+    places, size = logits.shape[1:]
     temperature = torch.tensor([s.temperature for s in samplings], device=logits.device)
     logits = logits.float() / temperature.view(-1, 1, 1)
-    cut = [i for i, s in enumerate(samplings) if s.top_k > 0 or s.top_p < 1]
-    if not cut:
-        return logits.softmax(-1)
-    places, size = logits.shape[1:]
-    items = (logits if len(cut) == len(samplings) else logits[cut]).reshape(-1, size)
-    top_k = torch.tensor([samplings[i].top_k or size for i in cut], device=logits.device)
-    top_p = torch.tensor(
-        [samplings[i].top_p if samplings[i].top_p < 1 else 2.0 for i in cut], device=logits.device
-    )
-    probs = _truncated(items, top_k.repeat_interleave(places), top_p.repeat_interleave(places))
-    probs = probs.view(len(cut), places, size)
-    if len(cut) == len(samplings):
+    probs = logits.softmax(-1)
+    rows = [i for i, s in enumerate(samplings) if 0 < s.top_k < size or s.top_p < 1]
+    if not rows:
         return probs
-    whole = logits.softmax(-1)
-    whole[cut] = probs
-    return whole
-
-
-def _truncated(logits: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Probabilities of [items, vocabulary] logits among each item's likeliest tokens.
-
-    To sort a vocabulary takes longer than a pass of a small model: only items whose set is not
-    within the likeliest `NEAR` tokens are sorted whole.
-    """
-    size = logits.shape[-1]
-    near = min(NEAR, size)
-    values, ids = logits.topk(near)
-    ids, order = ids.sort(-1)  # equal ones by their ids
-    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
-    kept = _kept(values, logits.logsumexp(-1), top_k, top_p)
-    probs = torch.zeros_like(logits)
-    probs.scatter_(-1, ids.gather(-1, order), kept.softmax(-1))
-    if near < size:
-        # Of the tokens that equal the last one near, others may be beyond.
-        sure = (values > values[:, -1:]).sum(-1)
-        far = ((kept > -torch.inf).sum(-1) > sure) | ((top_k > near) & (top_k < size))
-        if whole := far.nonzero().squeeze(-1).tolist():
-            ordered, order = logits[whole].sort(dim=-1, descending=True, stable=True)
-            kept = _kept(ordered, ordered.logsumexp(-1), top_k[whole], top_p[whole])
-            probs[whole] = torch.zeros_like(ordered).scatter_(-1, order, kept.softmax(-1))
+    top_k = torch.tensor([samplings[i].top_k or size for i in rows], device=logits.device)
+    top_p = torch.tensor(
+        [samplings[i].top_p if samplings[i].top_p < 1 else 2.0 for i in rows], device=logits.device
+    )
+    every = len(rows) == len(samplings)
+    truncated = _truncate(
+        (logits if every else logits[rows]).reshape(-1, size),
+        (probs if every else probs[rows]).reshape(-1, size),
+        top_k.repeat_interleave(places),
+        top_p.repeat_interleave(places),
+    ).view(-1, places, size)
+    if every:
+        return truncated
+    probs[rows] = truncated
     return probs
 
 
-def _kept(ordered: Tensor, total: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """Logits, the largest first, with those that are cut off at -inf.
+def _truncate(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """[items, vocabulary] probabilities of each item's likeliest tokens, and 0 of the others.
 
-    `total`: [items] logsumexp of all logits of an item, of which `ordered` may be the beginning.
+    To sort a large vocabulary may take longer than the pass that its logits are from: only items
+    that need more than their likeliest `NEAR` tokens are sorted whole.
     """
-    rank = torch.arange(ordered.shape[-1], device=ordered.device)
-    cut = rank >= top_k[:, None]
-    limited = ordered.masked_fill(cut, -torch.inf).logsumexp(-1)
-    total = torch.where(top_k <= ordered.shape[-1], limited, total)
-    probs = (ordered - total[:, None]).exp()
-    cut |= (probs.cumsum(-1) - probs >= top_p[:, None]) & (rank > 0)
-    return ordered.masked_fill(cut, -torch.inf)
+    size = logits.shape[-1]
+    near = min(NEAR + 1, size)
+    values, ids = logits.topk(near)
+    ids, order = ids.sort(dim=-1)  # so that equal logits are in the order of their ids
+    values, order = values.gather(-1, order).sort(dim=-1, descending=True, stable=True)
+    ids = ids.gather(-1, order)
+    kept = drop_unlikely(values, probs.gather(-1, ids), top_k, top_p)
+    truncated = torch.zeros_like(logits).scatter_(-1, ids, kept.softmax(-1))
+    if near == size:
+        return truncated
+    # Tokens that equal the last of the likeliest may be missing among them.
+    sure = (values > values[:, -1:]).sum(-1)
+    far = ((kept > -torch.inf).sum(-1) > sure) | ((top_k > near) & (top_k < size))
+    if len(items := far.nonzero().squeeze(-1)):
+        values, ids = logits[items].sort(dim=-1, descending=True, stable=True)
+        kept = drop_unlikely(values, probs[items].gather(-1, ids), top_k[items], top_p[items])
+        truncated[items] = torch.zeros_like(values).scatter_(-1, ids, kept.softmax(-1))
+    return truncated
+
+
+def drop_unlikely(logits: Tensor, probs: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """[items, n] logits, the largest first, with -inf for the tokens that are dropped.
+
+    `probs` are theirs in the whole vocabulary, of which these may be the beginning.
+    """
+    rank = torch.arange(logits.shape[-1], device=logits.device)
+    dropped = rank >= top_k[:, None]
+    limited = top_k[:, None] <= logits.shape[-1]
+    probs = torch.where(limited, logits.masked_fill(dropped, -torch.inf).softmax(-1), probs)
+    dropped |= (probs.cumsum(-1) - probs >= top_p[:, None]) & (rank > 0)
+    return logits.masked_fill(dropped, -torch.inf)
 
 
 def draw(probs: Tensor, numbers: Tensor) -> Tensor:

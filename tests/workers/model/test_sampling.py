@@ -64,13 +64,13 @@ def test_of_a_large_vocabulary_the_likeliest_are_kept(spread: float) -> None:
     for own, sampling, row in zip(warp(logits, SAMPLINGS), SAMPLINGS, logits, strict=True):
         for probs, item in zip(own, row, strict=True):
             law = expected(item, sampling)
-            # At the edge of top_p, rounding in 32 bits may take one token of many more or less.
+            # Of many alike, rounding in 32 bits may take one more or less at the edge of top_p.
             edge = 1 if spread == SPREADS["flat"] and sampling.top_p < 1 else 0
             assert ((probs.numpy() > 0) != (law > 0)).sum() <= edge
-            assert np.allclose(probs.numpy(), law, atol=1e-6 + edge / VOCABULARY)
+            assert np.allclose(probs.numpy(), law, rtol=2e-3, atol=0 if not edge else law.max())
 
 
-@pytest.mark.parametrize("top_k", [5, NEAR - 1, NEAR, NEAR + 5])
+@pytest.mark.parametrize("top_k", [5, NEAR - 1, NEAR, NEAR + 1, NEAR + 5])
 @pytest.mark.parametrize("equal", [2, 40, 3 * NEAR])
 def test_of_equal_ones_the_lower_ids_are_kept(top_k: int, equal: int) -> None:
     """As 16 bits have them: the edge lies within a run of equal logits."""
@@ -80,8 +80,28 @@ def test_of_equal_ones_the_lower_ids_are_kept(top_k: int, equal: int) -> None:
     above = order[: max(0, top_k - equal // 2)]
     logits[above] = 10 + torch.rand(len(above))
     logits[order[len(above) : len(above) + equal]] = 9.0
-    probs = warp(logits[None, None], [Sampling(1.0, 1.0, top_k)])[0, 0].numpy()
-    assert np.array_equal(probs > 0, expected(logits, Sampling(1.0, 1.0, top_k)) > 0)
+    for sampling in (Sampling(1.0, 1.0, top_k), Sampling(1.0, 1 - 1e-4, top_k)):
+        probs = warp(logits[None, None], [sampling])[0, 0].numpy()
+        assert np.array_equal(probs > 0, expected(logits, sampling) > 0)
+
+
+def test_the_edge_of_top_p_may_lie_among_equal_ones() -> None:
+    logits = torch.full((VOCABULARY,), -20.0)
+    logits[torch.arange(3, 2403, 3)] = 5.0  # 800, of which 0.3 are more than the nearest
+    probs = warp(logits[None, None], [Sampling(1.0, 0.4)])[0, 0]
+    kept = probs.nonzero().flatten().tolist()
+    assert len(kept) in (320, 321)
+    assert kept == list(range(3, 3 + 3 * len(kept), 3))
+
+
+def test_low_temperatures_lose_no_precision() -> None:
+    torch.manual_seed(4)
+    for temperature in (0.01, 0.05, 0.7):
+        logits = torch.full((20, 1, VOCABULARY), -10.0)
+        logits[:, 0, :200] = 25 + temperature * torch.rand(20, 200)
+        sampling = Sampling(temperature, 0.9)
+        for probs, item in zip(warp(logits, [sampling] * 20), logits, strict=True):
+            assert np.array_equal(probs[0].numpy() > 0, expected(item[0], sampling) > 0)
 
 
 def test_what_a_grammar_forbids_stays_forbidden() -> None:
@@ -93,9 +113,28 @@ def test_what_a_grammar_forbids_stays_forbidden() -> None:
         assert float(probs.sum()) == pytest.approx(1)
 
 
+def test_nan_stays_nan() -> None:
+    """Callers look at the logits; a distribution that hid a NaN would be drawn from."""
+    logits = torch.randn(2, 1, VOCABULARY)
+    logits[0, 0, 9] = torch.nan
+    for sampling in SAMPLINGS:
+        probs = warp(logits, [sampling, sampling])
+        assert bool(probs[0].isnan().any())
+        assert not bool(probs[1].isnan().any())
+
+
 def test_a_row_is_cut_alike_beside_others() -> None:
-    torch.manual_seed(3)
-    logits = torch.randn(len(SAMPLINGS), 1, VOCABULARY) * 3
-    together = warp(logits, SAMPLINGS)
-    for i, sampling in enumerate(SAMPLINGS):
-        assert torch.equal(warp(logits[i : i + 1], [sampling])[0], together[i])
+    """At the very edge of top_p, over a vocabulary that several threads share."""
+    torch.manual_seed(0)
+    logits = torch.randn(16, 1, 50_000) * 2
+    logits[:, 0, :60] += 9
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        for row in range(16):
+            masses = logits[row, 0].sort(descending=True).values.softmax(-1).cumsum(-1)
+            sampling = Sampling(1.0, float(masses[1]))
+            together = warp(logits, [sampling] * 16)
+            assert torch.equal(warp(logits[row : row + 1], [sampling])[0], together[row])
+    finally:
+        torch.set_num_threads(threads)

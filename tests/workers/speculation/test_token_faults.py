@@ -38,7 +38,7 @@ from tests.workers.speculation.test_drafts import SPREADS, check_drafts
 from tests.workers.speculation.test_lossless import method
 from tests.workers.speculation.test_methods import OPTIONS, case_id, decoder
 from workers.model import rng, sampling
-from workers.model.sampling import KeyedRng, warp
+from workers.model.sampling import KeyedRng, drop_unlikely, warp
 from workers.model.tree import Plan, Row, Tree
 from workers.speculation import drafter, rejection
 from workers.speculation import method as base
@@ -259,7 +259,7 @@ FAULTS: dict[str, tuple[Callable[..., Any], str, str, Sequence[Check]]] = {
         [TREE, ONCE["chain block"], ONCE["recursive-c"]],
     ),
     "top-p one token short": (
-        warp, "probs.cumsum(-1) - probs >=", "probs.cumsum(-1) >=",
+        drop_unlikely, "probs.cumsum(-1) - probs >=", "probs.cumsum(-1) >=",
         [top_p_keeps_the_smallest_set_that_reaches_it, *DRAFTS],
     ),
     "a walk at one position": (
