@@ -241,6 +241,7 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
 	  $(call REAL_MORE,others,$(REAL_OTHERS),48); \
 	  $(call REAL_MORE,calibrated,$(REAL_CALIBRATED),96); \
+	  $(call REAL_MORE,gate,learned-gate,96); \
 	done
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency

@@ -248,6 +248,7 @@ async def _calibrate(
     from deploy.evaluation.candidates import policy_of
     from deploy.evaluation.clients import LocalClient, RequestOptions, ask
     from deploy.evaluation.grading import Grader
+    from policies import POLICIES
 
     pair = pair_of(args.workers)
     known = document_of(options.out, pair) if options.out is not None else {}
@@ -278,12 +279,15 @@ async def _calibrate(
         policies: dict[str, Any] = {}
         unmet: dict[str, Any] = {}
         for candidate, where in searches:
-            built = policy_of(args, candidate).model_dump(mode="json", include={"judge"})
-            question = json.dumps(built)
-            if question not in judges:
-                judges[question] = await calibrator.judge(built)
+            judge = None
+            if "likelihood" in POLICIES[candidate.policy].model_fields:
+                built = policy_of(args, candidate).model_dump(mode="json", include={"judge"})
+                question = json.dumps({"judge": "full"} | built)
+                if question not in judges:
+                    judges[question] = await calibrator.judge(built)
+                judge = judges[question]
             try:
-                found = await calibrator.threshold(candidate, where, target, judges[question])
+                found = await calibrator.threshold(candidate, where, target, judge)
             except Unsupported as error:
                 if not options.skip:
                     raise

@@ -43,7 +43,7 @@ def serve(
         Path, typer.Option(help="Where the file for --small and --large is written.")
     ] = Path("baton.yaml"),
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print that file, and serve nothing.")
+        bool, typer.Option("--dry-run", help="Print that file; write and serve nothing.")
     ] = False,
     grace: Annotated[
         float, typer.Option(min=0, help="Seconds in which SIGTERM lets answers be finished.")
@@ -120,7 +120,7 @@ def _planned(config: Path | None, small: str | None, large: str | None, port: in
     from orchestrator.errors import InvalidRequest
 
     if small is None or large is None:
-        raise InvalidRequest("--small and --large go together: name both models")
+        raise InvalidRequest("name both models, --small and --large: a file is written for the two")
     if config is not None:
         raise InvalidRequest(f"{config}: name a deployment file, or --small and --large, not both")
     from deploy.launch.plan import Machine, ModelSize, plan

@@ -36,6 +36,7 @@ NOTES = {
     "tie in bfloat16 otherwise. It is speculation, with drafts of a step's length; its accuracy is "
     "`large-only`'s by construction, so that it is not set against a coin. What it measures is "
     "tokens and time.",
+    "bild": "`bild` without parameters has its defaults, `fallback` 0.6 and `rollback` 5.",
     "speculative-thinking": "Speculative Thinking with a small model that does not reason gained "
     "7.8 points on that model in its paper (74.0 to 81.8 %); here no model of the pair reasons.",
 }
@@ -168,6 +169,7 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         "points above the accuracy that coins have at the same share of large tokens, between the "
         "two nearest ones and on the problems that all of them answered, with its interval; a "
         "policy that is not above 0 does not beat chance.",
+        *_thresholds(settings.values(), tallies),
         PEERS,
         *_left_out(present, tallies),
         *_notes(tallies),
@@ -175,6 +177,28 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         *(prediction.report(data, "##") for data in predictions),
     ]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def _thresholds(settings: Iterable[Mapping[str, Any]], tallies: Sequence[Tally]) -> list[str]:
+    """What the calibration says of the policies that were measured."""
+    calibrated: dict[str, Any] = {}
+    for own in settings:
+        calibrated |= (own.get("pair") or {}).get("params", {})
+    said = []
+    for name in dict.fromkeys(one.policy for one in tallies):
+        numbers = {
+            key: value
+            for key, value in calibrated.get(name, {}).items()
+            if isinstance(value, int | float)
+        }
+        said += [f"`{name}` {key} {value:g}" for key, value in numbers.items()]
+    if not said:
+        return []
+    return [
+        "Thresholds from [a calibration](../deploy/evaluation/real_pair_calibration.json) on other "
+        f"questions (`make calibrate-real`): {', '.join(said)}. What a row does not name and this "
+        "does not say is the policy's default."
+    ]
 
 
 def _notes(tallies: Sequence[Tally]) -> list[str]:

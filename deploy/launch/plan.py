@@ -212,6 +212,8 @@ def plan(small: ModelSize, large: ModelSize, machine: Machine) -> DeploymentPlan
             *reasons,
             why,
             "Thresholds of the policies were not measured on this pair: `baton calibrate` does.",
+            "Sampling that a request does not name is the large model's generation_config.json's;",
+            "`sampling: {temperature: 0.7, top_p: 0.95}` beside `workers` says otherwise.",
         ),
     )
 

@@ -54,8 +54,10 @@ Right: of the first round. Large share: the large model's part of the tokens tha
 
 On a CPU a pass over many tokens takes as long as its products, so reading a draft costs the large
 model about what writing it would. With one request at a time a pass waits for its weights instead,
-and both `chain` and `bild` save time ([real-pair.md](real-pair.md)); with 16 neither does, and what
-saves time is what the large model need not read.
+and both `bild` and, less, `chain` save time ([real-pair.md](real-pair.md)); with 16 neither does,
+and what saves time is what the large model need not read. Weights in 8 bits are what `baton serve
+--small --large` chooses on a CPU; `bfloat16`, which is the faster type for many clients where the
+CPU has instructions for it ([models.md](models.md)), was not measured.
 """
 
 

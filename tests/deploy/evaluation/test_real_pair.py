@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,13 +26,18 @@ RIGHT = {"large-only": 4, "small-only": 1, "coin:large_probability=0.5": 2, "spe
 
 
 async def write(
-    folder: Path, policies: tuple[str, ...] = POLICIES, ms: float = 100, kind: str = ""
+    folder: Path,
+    policies: tuple[str, ...] = POLICIES,
+    ms: float = 100,
+    kind: str = "",
+    params: dict[str, Any] | None = None,
 ) -> None:
     recording, _ = await record(SpecReason(threshold=7), scores=(9, 3))
     log = EvaluationLog(
         folder / "rows.jsonl",
         {"problems": f"gym:{kind or folder.name}:1", "seed": 0, "concurrency": 1, "max_tokens": 9,
-         "speculation": "vanilla", "transport": "in-process"},
+         "speculation": "vanilla", "transport": "in-process",
+         "pair": {"params": params or {}}},
         [Candidate.parse(policy) for policy in policies],
         recordings=True,
     )  # fmt: skip
@@ -174,3 +180,15 @@ async def test_a_coin_at_any_share(tmp_path: Path) -> None:
     specreason = [one for one in tallies if one.label == "specreason"]
     assert above_coin(specreason[0], specreason) == []
     assert Tally("x:y=1").policy == "x"
+
+
+async def test_thresholds_are_those_of_the_calibration(tmp_path: Path) -> None:
+    params = {
+        "specreason": {"threshold": 5.0, "likelihood": [3.7, 1.0]},
+        "route": {"threshold": 8.0},  # not measured
+    }
+    await write(tmp_path / "gsm", params=params)
+    text = page(tmp_path, [])
+    assert "(`make calibrate-real`): `specreason` threshold 5. What a row" in text
+    await write(tmp_path / "other" / "gsm")
+    assert "calibrate-real" not in page(tmp_path / "other", [])

@@ -201,7 +201,7 @@ def test_the_command_line(
     assert load(file).url == "http://127.0.0.1:9001"
     assert "Our own engine" in text
     assert run(monkeypatch, "--small", "embedded:small") == 2
-    assert "--small and --large go together" in capsys.readouterr().err
+    assert "name both models, --small and --large" in capsys.readouterr().err
     assert run(monkeypatch, str(file), *pair) == 2
     assert "not both" in capsys.readouterr().err
     file.write_text("something: else")
