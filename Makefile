@@ -246,6 +246,8 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
+	  --policies bild:rollback=1.5 --recordings $(REAL)/latency-more
+	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies large-only --speculation $(REAL_METHOD) --rows $(REAL)/speculation/rows.jsonl
 	@$(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS)
 	@tar -cJf $(REAL_KEPT) -C build results-real

@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -183,15 +183,15 @@ def _thresholds(settings: Iterable[Mapping[str, Any]], tallies: Sequence[Tally])
     """What the calibration says of the policies that were measured."""
     calibrated: dict[str, Any] = {}
     for own in settings:
-        calibrated |= (own.get("pair") or {}).get("params", {})
-    said = []
-    for name in dict.fromkeys(one.policy for one in tallies):
-        numbers = {
-            key: value
-            for key, value in calibrated.get(name, {}).items()
-            if isinstance(value, int | float)
-        }
-        said += [f"`{name}` {key} {value:g}" for key, value in numbers.items()]
+        params = (own.get("pair") or {}).get("params", {})
+        measured = {label.partition(":")[0] for label, _ in own["policies"]}
+        calibrated |= {name: one for name, one in params.items() if name in measured}
+    said = [
+        f"`{name}` {key} {value:g}"
+        for name in dict.fromkeys(one.policy for one in tallies)
+        for key, value in calibrated.get(name, {}).items()
+        if isinstance(value, int | float)
+    ]
     if not said:
         return []
     return [
@@ -216,13 +216,15 @@ def _by_set(tallies: Sequence[Tally]) -> list[str]:
         row = {"policy": one.label}
         for problems in sets:
             if here := [key for key in one.right if key[0] == problems]:
-                right = sum(one.right[key] for key in here)
-                row[problems] = f"{right} of {len(here)}, {one.share_of(here):.0%}"
+                right = {key: one.right[key] for key in here}
+                row[problems] = f"{sum(right.values())} of {len(here)}, {one.share_of(here):.0%}"
+                if above := _above(replace(one, right=right), tallies):
+                    row[problems] += f", {_interval(above)}"
         rows.append(row)
     columns = [_column("policy", "policy"), *(_column(one, f"`{one}`") for one in sets)]
     return [
         "## Each set of problems",
-        "Right answers, and the large model's part of the tokens that stayed.",
+        "Right answers, the large model's part of the tokens that stayed, points above the coin.",
         markdown(rows, columns),
     ]
 
@@ -264,8 +266,7 @@ def _row(
 ) -> dict[str, Any]:
     small = next((other for other in tallies if other.label == SMALL), None)
     low, high = wilson(sum(one.right.values()), len(one.right))
-    shares = one.policy not in ALONE and one.label not in LOSSLESS
-    above = above_coin(one, tallies) if shares else []
+    above = _above(one, tallies)
     timed = one.label in latency
     row = {
         "policy": one.label,
@@ -324,6 +325,12 @@ def _ratio(theirs: Mapping[Key, float], ours: Mapping[Key, float]) -> str:
     times = [theirs[key] for key in both], [ours[key] for key in both]
     low, high = ratio_of_sums(*times)
     return f"{sum(times[0]) / sum(times[1]):.2f}x [{low:.2f}, {high:.2f}]"
+
+
+def _above(one: Tally, tallies: Sequence[Tally]) -> list[float]:
+    """The same as `above_coin`, of a policy that is to be set against a coin."""
+    shares = one.policy not in ALONE and one.label not in LOSSLESS
+    return above_coin(one, tallies) if shares else []
 
 
 def above_coin(one: Tally, tallies: Sequence[Tally]) -> list[float]:
