@@ -221,7 +221,7 @@ REAL_METHOD ?= chain
 REAL_POLICIES ?= small-only,large-only,specreason,bild,coin:large_probability=0.3
 # Added later, beside large-only's first answers; rollback=0 keeps the large model's own text (greedy).
 REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
-# Probabilities that 40 (0.25), 25 (0.45) and 60 % (0.1) of the drafts exceed in the gate's reliability table (tuning seed).
+# Probabilities that 40 and 25 % of the drafts exceed in the gate's reliability table (tuning seed).
 REAL_GATED := learned-gate:risk=0:hopeless=0:correct_above=
 REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,entropy-gate,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
@@ -241,8 +241,6 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
 	  $(call REAL_MORE,others,$(REAL_OTHERS),48); \
 	  $(call REAL_MORE,calibrated,$(REAL_CALIBRATED),96); \
-	  $(call REAL_MORE,gate,learned-gate,96); \
-	  $(call REAL_MORE,half,$(REAL_GATED)0.1,96); \
 	done
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency
