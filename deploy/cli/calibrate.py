@@ -282,6 +282,7 @@ async def _calibrate(
             judge = None
             if "likelihood" in POLICIES[candidate.policy].model_fields:
                 built = policy_of(args, candidate).model_dump(mode="json", include={"judge"})
+                # A policy with no question of its own is calibrated by the judges' default.
                 question = json.dumps({"judge": "full"} | built)
                 if question not in judges:
                     judges[question] = await calibrator.judge(built)

@@ -19,8 +19,8 @@ from typing import Any, Literal
 from deploy.evaluation.evaluation_log import read
 from deploy.evaluation.recorded_answers import answered_calls
 from deploy.evaluation.recording import Recording, load
-from deploy.evaluation.tables import Column, markdown
-from orchestrator.errors import BatonError, ConfigError
+from deploy.evaluation.tables import Column, markdown, write_page
+from orchestrator.errors import ConfigError
 from orchestrator.loop.actions import Account, Action, Generate, Recent
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import (
@@ -288,15 +288,12 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     out, first, second, *rest = map(Path, arguments)
     served = rest[0] if rest else None
-    try:
+
+    def whole() -> str:
         settings, _ = read(first / "rows.jsonl")
-        text = page(tally(first, second, served), settings, served=served is not None)
-    except BatonError as error:
-        print(f"engines: {error}", file=sys.stderr)
-        return 1
-    out.write_text(text, encoding="utf-8")
-    print(out)
-    return 0
+        return page(tally(first, second, served), settings, served=served is not None)
+
+    return write_page("engines", out, whole)
 
 
 if __name__ == "__main__":

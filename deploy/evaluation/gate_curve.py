@@ -16,8 +16,8 @@ from typing import Any
 
 from deploy.evaluation.candidates import BASELINE
 from deploy.evaluation.summary import Row
-from deploy.evaluation.tables import Column, difference, markdown, percent
-from orchestrator.errors import BatonError, ConfigError
+from deploy.evaluation.tables import Column, difference, markdown, percent, write_page
+from orchestrator.errors import ConfigError
 
 GATE = "learned-gate"
 
@@ -100,14 +100,8 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: PAGE FOLDER SIZE [SIZE ...]", file=sys.stderr)
         return 2
     out, folder = map(Path, arguments[:2])
-    try:
-        text = page(read(folder, [int(size) for size in arguments[2:]]))
-    except BatonError as error:
-        print(f"gate_curve: {error}", file=sys.stderr)
-        return 1
-    out.write_text(text, encoding="utf-8")
-    print(out)
-    return 0
+    sizes = [int(size) for size in arguments[2:]]
+    return write_page("gate_curve", out, lambda: page(read(folder, sizes)))
 
 
 if __name__ == "__main__":

@@ -23,8 +23,8 @@ from deploy.evaluation.intervals import mean, mean_interval, paired, ratio_of_su
 from deploy.evaluation.recorded_answers import answered_calls
 from deploy.evaluation.recording import load
 from deploy.evaluation.summary import SMALL
-from deploy.evaluation.tables import Column, escape, markdown
-from orchestrator.errors import BatonError, ConfigError
+from deploy.evaluation.tables import Column, escape, markdown, write_page
+from orchestrator.errors import ConfigError
 from orchestrator.types import Classification, Verification
 
 COIN = "coin"
@@ -396,14 +396,7 @@ def main(arguments: Sequence[str]) -> int:
         print("usage: FOLDER PAGE [COSTS ...]", file=sys.stderr)
         return 2
     folder, out, *costs = arguments
-    try:
-        text = page(Path(folder), costs)
-    except BatonError as error:
-        print(f"real_pair: {error}", file=sys.stderr)
-        return 1
-    Path(out).write_text(text, encoding="utf-8")
-    print(out)
-    return 0
+    return write_page("real_pair", Path(out), lambda: page(Path(folder), costs))
 
 
 if __name__ == "__main__":
