@@ -280,12 +280,13 @@ CURVE_EVAL := $(BIN)/baton eval --problems builtin:dev --concurrency 8
 
 gate-curve: $(STAMP) ## gates learned from more and more requests, write docs/gate-curve.md (an hour; resumable)
 	@$(CURVE_EVAL) --seed 20261127 --limit $(lastword $(CURVE_SIZES)) --policies specreason --recordings $(CURVE)/recorded
+	@$(CURVE_EVAL) --seed 77 --limit $(CURVE_PROBLEMS) --policies specreason --recordings $(CURVE)/measured
 	@for size in $(CURVE_SIZES); do \
 	  $(BIN)/baton learn gate $(CURVE)/recorded --limit $$size --out $(CURVE)/gate.json --concurrency 8 || exit 1; \
 	  cp $(CURVE)/gate.json $(CURVE)/$$size.json; \
 	  sed "s|^\( *\)default: specreason.*|&\n\1calibration: $(CURDIR)/$(CURVE)/$$size.json|" deploy/local.yaml >$(CURVE)/$$size.yaml; \
 	  $(CURVE_EVAL) --config $(CURVE)/$$size.yaml --seed 77 --limit $(CURVE_PROBLEMS) --policies specreason,learned-gate \
-	    --rows $(CURVE)/$$size.jsonl --json $(CURVE)/$$size.measured.json || exit 1; \
+	    --beside $(CURVE)/measured --rows $(CURVE)/$$size.jsonl --json $(CURVE)/$$size.measured.json || exit 1; \
 	done
 	@$(BIN)/python -m deploy.evaluation.gate_curve docs/gate-curve.md $(CURVE) $(CURVE_SIZES)
 
