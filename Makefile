@@ -224,7 +224,15 @@ REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
 # Probabilities that 40 and 25 % of the drafts exceed in the gate's reliability table (tuning seed).
 REAL_GATED := learned-gate:risk=0:hopeless=0:correct_above=
 REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,entropy-gate,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
+# Three drafts of each step at once: slow in a batch.
+REAL_DRAFTS ?= best-of-k:scoring=likelihood
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
+# Added later, beside large-only once more; never-slower goes by the clock and is measured here alone.
+REAL_TIMED_MORE ?= bild:rollback=1.5,never-slower
+# The policy that comes nearest to large-only is measured on more questions, so that its interval is narrower.
+REAL_BEST ?= bild:rollback=1.5
+REAL_FURTHER_SEED := 20261203
+REAL_FURTHER ?= 100
 REAL_ALL := gym:$(subst $() ,$(COMMA),$(REAL_KINDS)):$(REAL_SEED)
 REAL_COSTS := r1-1.5b-32b-h100 qwen3-8b-32b-h100
 REAL_EVAL = $(BIN)/baton eval --config deploy/evaluation/real_pair.yaml --max-tokens $(REAL_TOKENS)
@@ -241,10 +249,16 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
 	  $(call REAL_MORE,others,$(REAL_OTHERS),48); \
 	  $(call REAL_MORE,calibrated,$(REAL_CALIBRATED),96); \
+	  $(call REAL_MORE,drafts,$(REAL_DRAFTS),48); \
+	done
+	@for kind in $(REAL_KINDS); do \
+	  $(REAL_BATCHED) --problems gym:$$kind:$(REAL_FURTHER_SEED) --limit $(REAL_FURTHER) --concurrency 96 \
+	    --policies "large-only,$(REAL_BEST)" --recordings $(REAL)/$$kind-further || exit 1; \
 	done
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies "$(REAL_TIMED_POLICIES)" --recordings $(REAL)/latency
-	@$(REAL_EVAL) --problems $(REAL_ALL) --limit 24 --policies bild:rollback=1.5 --recordings $(REAL)/latency-more
+	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
+	  --policies "large-only,$(REAL_TIMED_MORE)" --recordings $(REAL)/latency-more
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies large-only --speculation $(REAL_METHOD) --rows $(REAL)/speculation/rows.jsonl
 	@$(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS)
@@ -262,6 +276,7 @@ calibrate-real: $(STAMP) real-pair ## thresholds of the pretrained pair, in depl
 	@$(REAL_CALIBRATE) --policy route --policy cascade --policy plan --policy triggers
 	@$(REAL_CALIBRATE) --policy surprise-takeover --range 2,12
 	@$(REAL_CALIBRATE) --policy lookahead --range 4,6
+	@$(REAL_CALIBRATE) --policy best-of-k:scoring=likelihood --range 4,8
 	@cp build/real-calibration/pair.json $(REAL_CALIBRATION)
 
 REAL_GATE := build/real-gate

@@ -22,7 +22,7 @@ from tests.deploy.evaluation.recorded_runs import record
 POLICIES = ("large-only", "small-only", "coin:large_probability=0.5", "specreason")
 SHARES = {"large-only": (0, 8), "small-only": (8, 0), "coin:large_probability=0.5": (4, 4)}
 RIGHT = {"large-only": 4, "small-only": 1, "coin:large_probability=0.5": 2, "specreason": 4,
-         "bild:rollback=0": 4, "bild:rollback=1.5": 3}  # fmt: skip
+         "bild:rollback=0": 4, "bild:rollback=1.5": 3, "never-slower": 2}  # fmt: skip
 
 
 async def write(
@@ -83,7 +83,7 @@ async def test_every_column_is_what_the_rows_say(tmp_path: Path) -> None:
     assert found[6].startswith("+62.5 [")  # a coin of 25 % is right at 37.5 %
     assert int(found[7]) == judge_tokens(next((tmp_path / "gsm").glob("00000-specreason-*")))
     assert int(found[7]) > 0
-    assert found[8:10] == ["2.00x [2.00, 2.00]", "0.50x [0.50, 0.50]"]
+    assert found[8:10] == ["2.00x [2.00, 2.00]", "1.00x [1.00, 1.00]"]
     assert found[10].endswith("x")
     assert cells(text, "large-only, vanilla")[8:10] == ["2.00x [2.00, 2.00]", "1.00x"]
     assert "8 problems, of `gym:gsm:1`, `gym:legs:1`" in text
@@ -93,6 +93,30 @@ async def test_every_column_is_what_the_rows_say(tmp_path: Path) -> None:
     assert "| large-only | 4 of 4, 100% | 4 of 4, 100% |" in text
     assert "Times are of 4 of the problems (`gym:gsm:1`)" in text
     assert "Not measured yet" not in text
+
+
+async def test_a_policy_that_goes_by_the_clock_has_a_row_of_the_timed_questions(
+    tmp_path: Path,
+) -> None:
+    await write(tmp_path / "gsm", POLICIES[:3])
+    await write(tmp_path / "latency", (*POLICIES[:2], "never-slower"), kind="gsm")
+    text = page(tmp_path, ["r1-1.5b-32b"])
+    found = cells(text, "never-slower")
+    assert found[1:3] == ["4", "50.0 [15, 85]"]
+    assert found[3].startswith("-50.0 [")
+    assert found[4].startswith("+25.0 [")
+    assert found[6].startswith("+6.2 [")  # between the models alone: 43.8 % at a share of 25 %
+    assert found[8:11] == ["2.00x [2.00, 2.00]", "not measured", "not measured"]
+    assert text.count("goes by the clock") == 1
+
+
+async def test_more_questions_for_some_policies_are_said(tmp_path: Path) -> None:
+    await write(tmp_path / "gsm")
+    await write(tmp_path / "gsm-further", POLICIES[:1], kind="legs")
+    text = page(tmp_path, [])
+    assert (
+        "4 or 8 problems (accuracies of unlike numbers do not compare; differences do), of" in text
+    )
 
 
 async def test_a_policy_is_added_in_a_folder_of_its_own(tmp_path: Path) -> None:
