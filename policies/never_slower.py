@@ -50,8 +50,9 @@ class SpeedAccount:
 class NeverSlower(SpecReason):
     """SpecReason while it pays, then the large model alone."""
 
-    # It decides by elapsed time, which cached calls do not take.
+    # It decides by elapsed time, which cached calls do not take; its judge is specreason's.
     calibrated: ClassVar[str | None] = None
+    thresholds_of: ClassVar[str | None] = "specreason"
     asks_recent: ClassVar[bool] = True
 
     first_n: int = Field(

@@ -154,9 +154,11 @@ def page(folder: Path, costs: Sequence[str]) -> str:
     if base is None:
         raise ConfigError(f"{folder}: no rows of {BASELINE}")
     table = [_row(one, base, tallies, latency, fast, predictions) for one in tallies]
-    only_timed = [one for label, one in latency.items() if all(label != t.label for t in tallies)]
-    alone = list(latency.values())
-    table += [_row(one, latency[BASELINE], alone, latency, fast, predictions) for one in only_timed]
+    measured = {one.label for one in tallies}
+    only_timed = [one for one in latency.values() if one.label not in measured]
+    if BASELINE in latency:
+        timed_base, alike = latency[BASELINE], list(latency.values())
+        table += [_row(one, timed_base, alike, latency, fast, predictions) for one in only_timed]
     if BASELINE in fast and BASELINE in latency:
         table.append(_speculated(settings[SPECULATION]["speculation"], latency, fast))
     parts = [
@@ -278,7 +280,7 @@ def _row(
     low, high = wilson(sum(one.right.values()), len(one.right))
     above = _above(one, tallies)
     timed = one.label in latency
-    sped = _speculating(latency[one.label], latency, fast) if timed else {}
+    speculating = _speculating(latency[one.label], latency, fast) if timed else {}
     row = {
         "policy": one.label,
         "problems": str(len(one.right)),
@@ -289,7 +291,7 @@ def _row(
         "judged": f"{one.judged / len(one.right):.0f}",
         "coin": _interval(above) if above else "",
         "plain": _ratio(latency[one.label].base_ms, latency[one.label].ms) if timed else MISSING,
-        "speculated": _ratio(sped, latency[one.label].ms),
+        "speculated": _ratio(speculating, latency[one.label].ms) if timed else MISSING,
     }
     for data in predictions:
         found = [

@@ -401,18 +401,21 @@ class PolicyChoice(Strict):
                 measured = read_calibration(self.calibration)
             except ConfigError as error:
                 raise ValueError(f"calibration: {error}") from None
-            for name in POLICIES.keys() & measured.policies.keys():
-                if twice := sorted(measured.params(name).keys() & self.params.get(name, {}).keys()):
+            for name, policy in POLICIES.items():
+                own, written = measured.params(name), self.params.get(name, {})
+                if twice := sorted(own.keys() & written.keys()):
                     raise ValueError(
                         f"params.{name}.{twice[0]}: stands in the calibration too; leave one out"
                     )
-                self.params[name] = measured.params(name) | self.params.get(name, {})
+                if not own and policy.thresholds_of is not None:
+                    own = measured.params(policy.thresholds_of)
+                if not own:
+                    continue
+                self.params[name] = own | written
                 try:
                     self.policy(name)
                 except ValidationError as error:
-                    raise ValueError(
-                        f"calibration: {name}: {explain(error, POLICIES[name])}"
-                    ) from None
+                    raise ValueError(f"calibration: {name}: {explain(error, policy)}") from None
         return self
 
     def policy(self, name: str) -> Policy:
