@@ -402,16 +402,14 @@ class PolicyChoice(Strict):
             except ConfigError as error:
                 raise ValueError(f"calibration: {error}") from None
             for name, policy in POLICIES.items():
-                own, written = measured.params(name), self.params.get(name, {})
-                if twice := sorted(own.keys() & written.keys()):
+                written = self.params.get(name, {})
+                if twice := sorted(measured.params(name).keys() & written.keys()):
                     raise ValueError(
                         f"params.{name}.{twice[0]}: stands in the calibration too; leave one out"
                     )
-                if not own and policy.thresholds_of is not None:
-                    own = measured.params(policy.thresholds_of)
-                if not own:
+                if not (calibrated := measured.params_or_shared(name)):
                     continue
-                self.params[name] = own | written
+                self.params[name] = calibrated | written
                 try:
                     self.policy(name)
                 except ValidationError as error:
