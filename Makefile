@@ -232,7 +232,7 @@ REAL_TIMED_MORE ?= bild:rollback=1.5,never-slower
 # The policy that comes nearest to large-only is measured on more questions, so that its interval is narrower.
 REAL_BEST ?= bild:rollback=1.5
 REAL_FURTHER_SEED := 20261203
-REAL_FURTHER ?= 100
+REAL_FURTHER ?= 70
 REAL_ALL := gym:$(subst $() ,$(COMMA),$(REAL_KINDS)):$(REAL_SEED)
 REAL_COSTS := r1-1.5b-32b-h100 qwen3-8b-32b-h100
 REAL_EVAL = $(BIN)/baton eval --config deploy/evaluation/real_pair.yaml --max-tokens $(REAL_TOKENS)

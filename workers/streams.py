@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol, cast
 
+from orchestrator.errors import Unsupported, WorkerError
 from orchestrator.types import (
     Author,
     Finish,
@@ -80,18 +81,24 @@ async def resume_generation(
     call = replace(call, transcript=call.transcript.extend(sent))
     criteria = criteria.behind(len(received.tokens))
     rest: list[Delta] = []
-    async with aclosing(_start(generate, call, criteria, sampling, True)) as items:
-        async for item in items:
-            if isinstance(item, Generation):
-                yield whole(item)
-                return
-            yield item
-            rest.append(item)
-            if step.feed(item.text) is not None:  # it broke off inside one
-                made = merge_deltas(rest)
-                segment = replace(empty, text=made.text, tokens=made.tokens, logprobs=made.logprobs)
-                yield whole(Generation(segment, Usage(len(received.tokens))))
-                return
+    try:
+        async with aclosing(_start(generate, call, criteria, sampling, True)) as items:
+            async for item in items:
+                if isinstance(item, Generation):
+                    yield whole(item)
+                    return
+                yield item
+                rest.append(item)
+                if step.feed(item.text) is not None:  # it broke off inside one
+                    made = merge_deltas(rest)
+                    segment = replace(
+                        empty, text=made.text, tokens=made.tokens, logprobs=made.logprobs
+                    )
+                    spent = Usage(len(received.tokens), passes=len(made.tokens))
+                    yield whole(Generation(segment, spent))
+                    return
+    except Unsupported as error:  # such as going on within a form: no other worker can, either
+        raise WorkerError(f"a stream broke off, and cannot go on: {error}") from None
 
 
 def _start(

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from deploy.bench.candidates import TurnResult
+from deploy.evaluation.json_lines import rewrite
 from orchestrator.errors import ConfigError
 
 VERSION: Final = 1
@@ -52,8 +53,7 @@ class TurnLog:
                 except (ValueError, KeyError, TypeError, AttributeError):
                     break  # the line that a broken run did not finish
                 kept.append(line)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            rewrite(path, kept)
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: {getattr(error, 'strerror', error)}") from None
 

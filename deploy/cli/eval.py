@@ -252,7 +252,8 @@ async def _run(
         def keep(index: int, turn: Sequence[EvaluationResult]) -> None:
             log.add(index, problems[index], turn)
             if feedback:
-                unsent.extend(result for result in turn if result.error is None)
+                # One that an earlier run has asked for has no trace that is known here.
+                unsent.extend(one for one in turn if one.error is None and one.answer.trace_id)
 
         async def send_feedback() -> None:
             assert isinstance(client, HttpClient)
@@ -276,7 +277,7 @@ async def _run(
             grader.right,
             concurrency=about["concurrency"],
             done=done,
-            known=known,
+            known={**known, **log.known},
             keep=keep,
             progress=lambda candidate: shown.turn(candidate.label),
         )

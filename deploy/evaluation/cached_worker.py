@@ -103,7 +103,7 @@ class CachedWorker:
             await items.aclose()  # type: ignore[attr-defined]
 
     async def classify(self, call: Call, query: LabelQuery) -> Classification:
-        key = _digest("classify", _prefix(call.transcript), query)
+        key = _query_key(call.transcript, query)
         if key not in self._answers:
             self.live += 1
             self._keep(key, await self._model().classify(call, query))
@@ -173,7 +173,7 @@ class CachedWorker:
                     self._store(key, clipped.max_tokens, answer)
                     return 1
             case Classify(worker, transcript), Classification() if worker == name:
-                self._keep(_digest("classify", _prefix(transcript), action.query), answer)
+                self._keep(_query_key(transcript, action.query), answer)
                 return 1
             case Verify(worker, transcript, segment), Verification() if worker == name:
                 seen = _prefix(transcript, limits.constraint)
@@ -306,6 +306,14 @@ def _prefix(transcript: Transcript, constraint: Constraint | None = None) -> Has
     ]
     held = (constraint,) if constraint is not None and transcript.closed else ()
     return (transcript.messages, *seen, transcript.thinking, transcript.closed, *held)
+
+
+def _query_key(transcript: Transcript, query: LabelQuery) -> str:
+    """The key of a judge's question. Where it asks how likely the last segment is, an end of the
+    chain that its model wrote is a part of that."""
+    finish = transcript.last.finish if query.nll and transcript.last is not None else None
+    ending = (finish,) if finish in ("think_end", "eos") else ()
+    return _digest("classify", _prefix(transcript), query, *ending)
 
 
 def _generation_key(

@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from pydantic import TypeAdapter, ValidationError
 
+from deploy.evaluation.json_lines import rewrite
 from orchestrator.errors import ConfigError
 from orchestrator.types import Classification, Generation, Verification
 
@@ -45,10 +46,8 @@ class CallLog:
                     "thinking, max_len, url, speculation), found another file; choose another"
                 )
             whole = [line for line in lines[1:] if self._load(line)]
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: TextIO = path.open("w", encoding="utf-8")
-            self._file.write("".join(f"{line}\n" for line in (head, *whole)))
-            self._file.flush()
+            rewrite(path, (head, *whole))
+            self._file: TextIO = path.open("a", encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 

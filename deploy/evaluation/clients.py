@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol, runtime_checkable
 
 import httpx
+from httpx_sse import SSEError, aconnect_sse
 
 from deploy.evaluation.candidates import Candidate, policy_name, policy_of
 from deploy.evaluation.evaluate import EvaluatedAnswer
@@ -226,19 +227,23 @@ class HttpClient:
     async def _events(self, body: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         url = f"{self._url}/v1/chat/completions"
         try:
-            async with self._client.stream("POST", url, json=body) as response:
-                if response.status_code != 200:
-                    await response.aread()
-                    raise error_of(response)
-                async for line in response.aiter_lines():
-                    if not line.startswith("data: ") or line == "data: [DONE]":
+            async with aconnect_sse(self._client, "POST", url, json=body) as stream:
+                if stream.response.status_code != 200:
+                    await stream.response.aread()
+                    raise error_of(stream.response)
+                async for event in stream.aiter_sse():
+                    if event.data in ("", "[DONE]"):
                         continue
-                    data = json.loads(line.removeprefix("data: "))
+                    data = json.loads(event.data)
                     if "error" in data:
                         raise WorkerUnavailable(f"{self._url}: {data['error']['message']}")
                     yield data
         except (httpx.InvalidURL, httpx.UnsupportedProtocol):
             raise no_address(self._url) from None
+        except (SSEError, ValueError):
+            raise WorkerUnavailable(
+                f"{self._url}: expected events of JSON, got something else; check the address"
+            ) from None
         except httpx.HTTPError as error:
             raise WorkerUnavailable(f"{self._url}: {reason(error)}") from None
 

@@ -67,12 +67,16 @@ class EvaluatedAnswer:
 
 @dataclass(frozen=True, slots=True)
 class EvaluationResult:
-    """One problem answered by one candidate, graded; `ms` is wall time."""
+    """One problem answered by one candidate, graded; `ms` is wall time.
+
+    `passing`: whether the error may be gone when it is asked again.
+    """
 
     correct: bool
     ms: float
     answer: EvaluatedAnswer
     error: str | None = None
+    passing: bool = False
 
 
 Ask = Callable[[str, Candidate], Awaitable[EvaluatedAnswer]]
@@ -101,8 +105,9 @@ async def run(
     under way, all candidates' of a problem before the next one's, and times are not compared.
     Grading and `keep`, which is handed each finished problem with its number and in order, happen
     outside all measured time. `done` are the first problems' results from an earlier run that was
-    broken off; `known`, by the problem's number, are another run's: above a concurrency of 1 they
-    are not asked for.
+    broken off; `known`, by the problem's number, are other runs', and are not asked for. At a
+    concurrency of 1 answers to a problem are measured side by side: all are asked for again unless
+    all are known.
     """
     turns = list(done[: len(problems)])
     if len(turns) == len(problems):
@@ -111,9 +116,19 @@ async def run(
         return await _many(
             problems, candidates, ask, grade, concurrency, turns, known, keep, progress
         )
-    for candidate in candidates:
-        await _ask(problems[len(turns)], candidate, ask)
+    warm = False
     for at, problem in enumerate(problems[len(turns) :], len(turns)):
+        before = [known[at, one] for one in candidates if (at, one) in known]
+        if len(before) == len(candidates):
+            turns.append(before)
+            for candidate in candidates:
+                progress(candidate)
+            keep(at, before)
+            continue
+        if not warm:
+            for candidate in candidates:
+                await _ask(problem, candidate, ask)
+            warm = True
         results: dict[int, EvaluationResult] = {}
         for place in range(len(candidates)):
             index = (place + at) % len(candidates)
@@ -167,9 +182,8 @@ async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationRe
             False, (perf_counter() - began) * 1000, EvaluatedAnswer(""), error.message
         )
     except BatonError as error:
-        return EvaluationResult(
-            False, (perf_counter() - began) * 1000, EvaluatedAnswer(""), str(error)
-        )
+        ms = (perf_counter() - began) * 1000
+        return EvaluationResult(False, ms, EvaluatedAnswer(""), str(error), passing=True)
     return EvaluationResult(False, (perf_counter() - began) * 1000, answer)
 
 

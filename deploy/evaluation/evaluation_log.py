@@ -1,7 +1,8 @@
 """An evaluation's rows in a file: a line of settings, then a line per problem and policy.
 
-A second run of the same settings goes on where the first stopped. Recordings, where they are
-kept, lie beside it, one file a request.
+A second run of the same settings goes on where the first stopped, and asks again what failed for a
+reason that may have passed: the last row of a problem and a policy counts. Recordings, where they
+are kept, lie beside it, one file a request.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, TextIO, TypeVar
 from deploy.evaluation import recording
 from deploy.evaluation.candidates import Candidate
 from deploy.evaluation.evaluate import EvaluatedAnswer, EvaluationResult, Problem, Turn
+from deploy.evaluation.json_lines import rewrite
 from orchestrator.errors import ConfigError
 from orchestrator.loop.events import Metrics
 from orchestrator.types import Step
@@ -48,6 +50,8 @@ class EvaluationLog:
         asked = {"policies": [[c.label, c.params] for c in candidates]}
         self._settings = self._of_candidates({**settings, **asked})
         self._file: TextIO | None = None
+        self.known: dict[tuple[int, Candidate], EvaluationResult] = {}
+        """What is in the file of the problems behind those that `resume` gives."""
 
     def resume(self, problems: Sequence[Problem]) -> list[Turn]:
         """The results of the first problems, as far as all candidates have answered them.
@@ -64,21 +68,24 @@ class EvaluationLog:
             kept = lines[:1]
             if lines:
                 self._check(lines[0])
-                done = self._turns(lines[1:], problems)
-                kept += lines[1 : 1 + len(done) * len(self._candidates)]
+                turns = self._turns(lines[1:], problems)
+                kept += lines[1 : 1 + len(turns) * len(self._candidates)]
+                done = self._answered(dict(turns))
             else:
                 kept = [json.dumps({"baton_eval": VERSION, **self._settings})]
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+            rewrite(self.path, kept)
             self._file = self.path.open("a", encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"{self.path}: {getattr(error, 'strerror', error)}") from None
         return done
 
     def add(self, index: int, problem: Problem, turn: Turn) -> None:
-        """Write the rows of one problem."""
+        """Write the rows of one problem, unless they are here already."""
         assert self._file is not None
-        for candidate, result in zip(self._candidates, turn, strict=True):
+        answered = [*zip(self._candidates, turn, strict=True)]
+        if all(self.known.get((index, one)) is result for one, result in answered):
+            return
+        for candidate, result in answered:
             row = {
                 "problem": index,
                 "question": problem.question,
@@ -126,27 +133,46 @@ class EvaluationLog:
         params = {name: pair["params"][name] for name in pair["params"].keys() & names}
         return {**settings, "pair": {**pair, "params": params}}
 
-    def _turns(self, lines: Sequence[str], problems: Sequence[Problem]) -> list[Turn]:
-        width, results = len(self._candidates), []
-        for number, line in enumerate(lines):
+    def _turns(self, lines: Sequence[str], problems: Sequence[Problem]) -> list[tuple[int, Turn]]:
+        """The whole turns in the file and their problems' numbers, as they were written."""
+        turns: list[tuple[int, Turn]] = []
+        turn: list[EvaluationResult] = []
+        for line in lines:
+            candidate = self._candidates[len(turn)]
             try:
                 row = json.loads(line)
                 result = result_of(row)
-                place_in_run = (row["problem"], row["policy"], row["budget"])
+                index, asked = row["problem"], (row["policy"], row["budget"])
                 question, answer = row["question"], row["answer"]
             except (ValueError, KeyError, TypeError):
                 break  # the line that a broken run did not finish
-            index, candidate = number // width, self._candidates[number % width]
-            if place_in_run != (index, candidate.label, candidate.budget):
+            if asked != (candidate.label, candidate.budget):
                 break
             known = problems[index] if index < len(problems) else None
             if known is not None and (question, answer) != (known.question, known.answer):
                 raise ConfigError(
                     f"{self.path}: problem {index} in it is another; choose another file"
                 )
-            results.append(result)
-        whole = len(results) - len(results) % width
-        return [results[start : start + width] for start in range(0, whole, width)]
+            turn.append(result)
+            if len(turn) == len(self._candidates):
+                turns.append((index, turn))
+                turn = []
+        return turns
+
+    def _answered(self, turns: Mapping[int, Turn]) -> list[Turn]:
+        """The turns of the first problems, up to a failure that may have passed; of the others
+        what did not fail so."""
+        done: list[Turn] = []
+        while (turn := turns.get(len(done))) and not any(one.passing for one in turn):
+            done.append(turn)
+        self.known = {
+            (index, candidate): result
+            for index, turn in turns.items()
+            if index >= len(done)
+            for candidate, result in zip(self._candidates, turn, strict=True)
+            if not result.passing
+        }
+        return done
 
 
 def _plain(result: EvaluationResult) -> dict[str, Any]:
@@ -159,6 +185,7 @@ def _plain(result: EvaluationResult) -> dict[str, Any]:
         "metrics": asdict(answer.metrics),
         "steps": [asdict(step) for step in answer.steps],
         "error": result.error,
+        **({"passing": True} if result.passing else {}),
     }
 
 
@@ -170,7 +197,9 @@ def result_of(row: Mapping[str, Any]) -> EvaluationResult:
         from_json(Metrics, row["metrics"]),
         tuple(from_json(Step, step) for step in row["steps"]),
     )
-    return EvaluationResult(row["correct"], row["ms"], answer, row["error"])
+    return EvaluationResult(
+        row["correct"], row["ms"], answer, row["error"], row.get("passing", False)
+    )
 
 
 def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
@@ -187,13 +216,14 @@ def read(path: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         raise ConfigError(f"{path}: {error.strerror or error}") from None
     except (ValueError, KeyError, AssertionError, AttributeError):
         raise ConfigError(f"{path}: {NOT_ROWS}") from None
-    rows = []
+    rows: dict[Any, dict[str, Any]] = {}
     for line in lines:
         try:
-            rows.append(json.loads(line))
+            row = json.loads(line)
         except ValueError:
             break  # a run that is still going on, or was broken off
-    return settings, rows
+        rows[row["problem"], row["policy"], row["budget"]] = row
+    return settings, [*rows.values()]
 
 
 def answered(
@@ -220,6 +250,7 @@ def answered(
         (row["problem"], candidate): result_of(row)
         for row in rows
         if (row["policy"], row["budget"]) == (candidate.label, candidate.budget)
+        and not row.get("passing")
         and row["problem"] < len(problems)
         and row["question"] == problems[row["problem"]].question
         and row["answer"] == problems[row["problem"]].answer

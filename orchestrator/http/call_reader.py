@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
@@ -206,11 +207,37 @@ class CallReader:
     def _in_arguments(self, ended: bool) -> list[Piece]:
         if self._format.each is not None:
             return self._in_tags(self._format.each, ended)
+        if not self._begun:
+            begin = self._held.lstrip()
+            if not begin and not ended:
+                return []
+            if begin[:1] in ('"', "n"):
+                return self._in_other_arguments(begin, ended)
         end = self._object.feed(self._held)
         if end is not None:
             self._state = "behind"
         text, self._held = self._held[:end], self._held[len(self._held) if end is None else end :]
         return self._argue(text)
+
+    def _in_other_arguments(self, held: str, ended: bool) -> list[Piece]:
+        """A text of JSON, or null, where the arguments should be an object."""
+        size = len("null") if "null".startswith(held[:4]) else None
+        if size is None:
+            found = self._object.feed(held[self._searched :])
+            size = None if found is None else self._searched + found
+            self._searched = len(held)
+        if not ended and (size is None or len(held) < size):
+            self._held = held
+            return []
+        size = size or len(held)
+        value, self._held, self._state = held[:size], held[size:], "behind"
+        with suppress(ValueError, RecursionError):
+            text = FINITE_JSON.decode(value)
+            if text is None:
+                return self._argue("{}")
+            if isinstance(FINITE_JSON.decode(text), dict):
+                return self._argue(text)
+        return self._argue(value)
 
     def _in_tags(self, form: ArgumentFormat, ended: bool) -> list[Piece]:
         """The next argument, or the end of all of them. What was searched is not searched again.
@@ -386,6 +413,8 @@ class CallReader:
         # A tool's own definition has `parameters` as well.
         named = "parameters" if "parameters" in self._format.middle else "arguments"
         arguments = value.get(named)
+        if arguments is None and named in value:
+            arguments = {}
         if isinstance(arguments, str):
             try:
                 arguments = FINITE_JSON.decode(arguments)
@@ -399,7 +428,7 @@ class CallReader:
 
 
 class _JsonEnd:
-    """Finds where a JSON object ends, in a text that comes in pieces."""
+    """Finds where a JSON object or a text of JSON ends, in a text that comes in pieces."""
 
     def __init__(self) -> None:
         self._depth, self._in_string, self._escaped = 0, False, False
@@ -412,6 +441,8 @@ class _JsonEnd:
             elif self._in_string:
                 self._escaped = letter == "\\"
                 self._in_string = letter != '"'
+                if not self._in_string and self._depth == 0:
+                    return i + 1
             elif letter == '"':
                 self._in_string = True
             elif letter in "{[":

@@ -172,6 +172,12 @@ class ChatRequest(StructuredOutputs, GenerationRequest):
             )
         if self.continue_final_message and last.role != "assistant":
             raise contradiction("continue_final_message", "the last message is not the assistant's")
+        if self.continue_final_message and last.tool_calls:
+            raise contradiction(
+                f"{place}.tool_calls",
+                "an answer that goes on has no calls of tools yet: leave them out, or have their "
+                "results answered by messages of the role tool",
+            )
         if self.continue_final_message and len(self.messages) == 1:
             raise contradiction("messages", "expected one before the assistant's: what it answers")
         if self.add_generation_prompt == self.continue_final_message and (

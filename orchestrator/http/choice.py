@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import ExitStack, aclosing
 
@@ -40,6 +41,8 @@ class Choice:
         self.response = ResponseAccumulator()
         self.format = make_format(context, self.response)
         self._recorded = self._exposed = False
+        # Of all answers to a request: some begin once the first has read the prompt.
+        self._began_at = asyncio.get_running_loop().time()
 
     async def events(self) -> AsyncGenerator[Event, None]:
         """The step loop's events, with an eye on them for metrics and spans."""
@@ -64,13 +67,17 @@ class Choice:
                 owner=context.owner,
                 response=response,
                 recent=service.recent(context.policy),
+                began_at=self._began_at,
             )
-            prompt_read, within_deadline = False, deadline(context.limits.deadline_s)
+            begun = prompt_read = False
+            within_deadline = deadline(context.limits.deadline_s, self._began_at)
             async with aclosing(events):
                 async for event in events:
-                    if not prompt_read:
-                        prompt_read = True
-                        context.prompt_read(response.prompt.prompt)
+                    if not prompt_read and (tokens := response.prompt.prompt):
+                        prompt_read = True  # by a worker: another may have failed before
+                        context.prompt_read(tokens)
+                    if not begun:
+                        begun = True
                         async with within_deadline():
                             await self.format.before(service.workers)
                     if isinstance(event, RequestCompleted):

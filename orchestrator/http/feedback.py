@@ -2,7 +2,7 @@
 
 A reward names the request's trace and the key that judged. Of each key the first reward on record
 counts, in experiments always (`OutcomeLog`). A later one that differs is refused where the first is
-known: not when two replicas are asked in the same moment, nor by a replica that cannot read what
+known: not where two replicas are asked in the same moment, nor by a replica that cannot read what
 another wrote because the store is down. Then both are on record.
 """
 
@@ -42,6 +42,8 @@ async def is_first_feedback(
         before = await outbox.get(name)
     except StoreError:
         before = None
+    # Another request may have judged it while the store was asked.
+    before = outbox.waiting(name) or before
     if before is None:
         outbox.put(name, value.encode(), ttl_s=ttl_s)
         return True

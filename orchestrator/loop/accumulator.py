@@ -16,12 +16,14 @@ from typing import Any, Literal, TypeVar
 from orchestrator.errors import DeadlineExceeded, InvalidRequest, Overloaded, WorkerError
 from orchestrator.loop.actions import (
     Accept,
+    Account,
     Action,
     Cancel,
     Classify,
     First,
     Generate,
     Job,
+    Recent,
     Reject,
     Start,
     Verify,
@@ -51,6 +53,8 @@ from orchestrator.types import (
 
 WORKERS: tuple[WorkerName, ...] = ("small", "large")
 E = TypeVar("E", bound=Event)
+_BOOKKEEPING = (Account, Recent, Cancel, Reject)
+"""Actions that ask no worker for anything and leave the transcript as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,8 @@ class ResponseAccumulator:
         self.timeline = Timeline()
         self.completed: RequestCompleted | None = None
         self.failures: list[Failure] = []  # of calls that workers did not answer
+        self.missing: WorkerError | None = None  # why the rest of a text is another worker's
+        self._broke_off: tuple[WorkerName, WorkerError] | None = None
         self.continues = False  # whether the answer goes on with text of the request
         self.shown = {"thought": 0, "answer": 0}  # tokens of the text so far
         self.calls: CallFormat | None = None  # how the models write calls of tools
@@ -131,11 +137,23 @@ class ResponseAccumulator:
             self.completed = replace(self.completed, metrics=self.totals(total))
 
     def begin(self, action: Action[Any] | None) -> None:
-        """The policy asks for this now; None: it has nothing left to ask."""
+        """The policy asks for this now; None: it has nothing left to ask.
+
+        A Write that broke off counts as failed where something else than the rest is asked for.
+        """
+        if self._broke_off is not None and not isinstance(action, _BOOKKEEPING):
+            (worker, error), self._broke_off = self._broke_off, None
+            goes_on = isinstance(action, Write | Generate) and action.worker == worker
+            if action is not None and not goes_on:
+                self._add_failure(worker, "generate", error)
+                self.missing = error
         self.timeline.begin(action, self.elapsed_s * 1000)
 
     def give_up(self, draft: Segment) -> None:
-        """Count an accepted draft as rejected: there was no room for it."""
+        """Count an accepted draft as rejected: there was no room for it. A policy's own words are
+        none."""
+        if draft.author == "policy":
+            return
         small = draft.author == "small"
         self._accepted -= small
         self._rejected += small
@@ -260,6 +278,8 @@ class ResponseAccumulator:
                 self._rejected += segment.author == "small"
             case action, result:
                 self._add_call(action, result, event.ms)
+        if isinstance(event.action, Write) and event.failure is not None:
+            self._broke_off = event.action.worker, event.failure
 
     def _add_call(self, action: Action[Any], result: Any, ms: float) -> None:
         match action, result:

@@ -5,10 +5,10 @@ accepted thought (where there is none, it bounds nothing). A cap that the undist
 changes nothing, unless it cuts a draft that would have been rejected whole: the ends that a model
 writes itself count a token each, as with OpenAI, and no token is kept back for the answer. Where
 `max_tokens` cuts the thought all the same, the last of it is given up for a short answer
-(`reserve`), and the request ends by "length". At the `budget` the
-thought is closed, the answer is written, and it ends as answers do (SpecReason 5.1 counts accuracy
-under a token budget so). Drafts and judge calls are never charged here: they are counted in
-`metrics`.
+(`reserve`), and the request ends by "length": so the end of a long thought is held back until it is
+known whether it stays (`held_from`). At a `budget` that leaves as much for an answer the thought is
+closed, the answer is written, and it ends as answers do (SpecReason 5.1 counts accuracy under a
+token budget so). Drafts and judge calls are never charged here: they are counted in `metrics`.
 
 Everything is a pure function of the transcript, so a replay ends every phase where the live run
 did.
@@ -69,22 +69,29 @@ class Budget:
             return max(0, self.total - spent(transcript))
         return max(0, self.thought - transcript.thought.tokens)
 
+    @property
+    def held_from(self) -> int:
+        """Tokens of a thought behind which what begins, and drafts that reach further, are given up
+        for an answer where a cap cuts it. That is nothing where the cap leaves `reserve` anyway."""
+        return min(self.thought, self.total - self.reserve)
+
     def certain(self, transcript: Transcript, tokens: int) -> int:
-        """How many of the next `tokens` tokens stay in the transcript however their text ends.
-
-        The others are given up for an answer if all `tokens` are made and `max_tokens` is reached.
-        """
-        if transcript.closed or tokens < self.total - transcript.thought.tokens:
+        """How many of the next `tokens` tokens stay in the transcript however their text ends."""
+        if not self.overruns(transcript, tokens):
             return tokens
-        return max(0, tokens - self.reserve)
+        return max(0, self.held_from - transcript.thought.tokens)
 
-    def overruns(self, transcript: Transcript, segment: Segment) -> bool:
-        """Whether a draft of the thought would leave nothing of `max_tokens` for an answer."""
+    def is_uncertain(self, transcript: Transcript) -> bool:
+        """Whether the next token of the thought may yet be given up for an answer."""
+        return not transcript.closed and self.held_from <= transcript.thought.tokens < self.thought
+
+    def overruns(self, transcript: Transcript, tokens: int) -> bool:
+        """Whether so many tokens more, which do not end the thought, leave less than `reserve` for
+        an answer once a cap has cut it."""
         return (
             not transcript.closed
-            and self.reserve > 0
-            and segment.finish not in ("think_end", "eos")
-            and transcript.thought.tokens + len(segment.tokens) >= self.total
+            and self.held_from < self.thought
+            and transcript.thought.tokens + tokens >= self.thought
         )
 
     def clip(self, transcript: Transcript, criteria: StopCriteria) -> StopCriteria:

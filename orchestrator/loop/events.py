@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from orchestrator.errors import WorkerError
 from orchestrator.loop.actions import Action
 from orchestrator.types import Author, Provenance, Step, Transcript
 
@@ -38,12 +39,13 @@ class ActionCompleted:
     `answer` is an exception where the worker failed. For Write it is the Generation (the transcript
     that the policy gets follows from it), for First the job with its answer or exception, for
     Cancel the Usage that the job had cost, for Recent a Cost; None for Accept, Reject, Close and
-    Account.
+    Account. `failure` is what broke a Write off whose text was shown; that text is its answer.
     """
 
     action: Action[Any]
     answer: Any
     ms: float
+    failure: WorkerError | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,12 @@ class PolicyRunner:
         self._continues = self.transcript.closed and not self.transcript.begins_answer
         self._stops = StopStrings(limits.stop, begun=self._continues)
         self._held_tokens = 0  # of text that the stop strings hold back
+        # The end of a thought that a cap may cut yet: what it is to show, its drafts, and the
+        # transcript before it.
+        self._late: list[TextDelta | StepCompleted] = []
+        self._late_drafts: list[Segment] = []
+        self._certain = self.transcript
+        self._complete = limits.complete
         self._reply: Any = None
         self._drafts: dict[Segment, Generation] = {}
         self._idle = 0
@@ -94,6 +100,7 @@ class PolicyRunner:
 
         Raises:
             BatonError: the policy returned before the answer ended.
+            WorkerError: nothing may be missing, and a worker died in mid-text.
             Exception: a failure that the policy did not catch.
         """
         reply, self._reply = self._reply, None
@@ -114,6 +121,8 @@ class PolicyRunner:
             # The prompt did fit, so this is a transcript that outgrew a context: cut, not refused.
             self.transcript = self.budget.cut(self.transcript)
         self.response.begin(action)
+        if self._complete and self.response.missing is not None:
+            raise self.response.missing
         return action
 
     def _affordable(self, action: Action[Any]) -> Action[Any]:
@@ -146,11 +155,15 @@ class PolicyRunner:
         if isinstance(item, PromptsRead):
             yield from self._add_prefills(item.results)
             return
+        before = self.transcript
         if isinstance(item, TextDelta):
-            yield from map(self.response.add, self._shown(item))
+            if self.budget.is_uncertain(before):
+                self._hold(before, [item])
+            else:
+                yield from map(self.response.add, self._shown(item))
             return
-        done = self.transcript.done
-        yield from map(self.response.add, self._apply(item))
+        done = before.done
+        yield from map(self.response.add, self._certain_of(before, item.action, self._apply(item)))
         if self.transcript.done and not done:
             yield from self.rest_of_text()
         yield self.response.add(item)
@@ -173,8 +186,52 @@ class PolicyRunner:
         self.response.calls = next(iter(formats), None)
         yield from map(self.response.add, prefilled)
 
-    def rest_of_text(self) -> Iterator[TextDelta]:
-        """What was held back for stop strings, once the answer has ended; given once."""
+    def _certain_of(
+        self,
+        before: Transcript,
+        action: Action[Any],
+        caused: Iterable[TextDelta | StepCompleted],
+    ) -> Sequence[TextDelta | StepCompleted]:
+        """What of the events that an action caused can be shown, behind those held back before it.
+
+        The end of a thought is held back until the thought has ended. Where a cap ended it, that is
+        given up for an answer: its steps become drafts, and the transcript is without it.
+        """
+        events, after = list(caused), self.transcript
+        if before.closed:
+            return events
+        uncertain = self.budget.is_uncertain(before)
+        if not after.closed:
+            accepted = isinstance(action, Accept)
+            if uncertain or (accepted and after.thought.tokens > self.budget.held_from):
+                self._hold(before, events)
+                self._late_drafts += [action.segment] if isinstance(action, Accept) else []
+                return []
+            return events
+        start = self._certain if self._late else before
+        events, self._late = self._late + events, []
+        drafts, self._late_drafts = self._late_drafts, []
+        if (after.forced, after.finish) != (True, "length") or not (events and uncertain):
+            return events
+        for draft in drafts:
+            self.response.give_up(draft)
+        self.transcript = self._reply = self.budget.close(start, True, "length")
+        return [
+            replace(event, step=replace(event.step, accepted=False))
+            for event in events
+            if isinstance(event, StepCompleted)
+        ]
+
+    def _hold(self, before: Transcript, events: Iterable[TextDelta | StepCompleted]) -> None:
+        """Hold back what is behind a transcript, or behind what is held back already."""
+        if not self._late:
+            self._certain = before
+        self._late += events
+
+    def rest_of_text(self) -> Iterator[TextDelta | StepCompleted]:
+        """What was held back until the answer has ended; given once."""
+        late, self._late = self._late, []
+        yield from map(self.response.add, late)
         last = self.transcript.last
         if last is not None and (rest := self._stops.end()):
             yield self.response.add(TextDelta(last.author, self.phase, rest))
@@ -257,7 +314,8 @@ class PolicyRunner:
         elif isinstance(action, Accept):
             self._check_extends(action.transcript)
             segment, draft = action.segment, self._made(action.segment)
-            fits = not self.budget.overruns(before, segment)
+            ends = segment.finish in ("think_end", "eos")
+            fits = ends or not self.budget.overruns(before, len(segment.tokens))
             if fits and segment.text:
                 size = len(segment.tokens)
                 yield from self._shown(TextDelta(segment.author, self.phase, segment.text, size))

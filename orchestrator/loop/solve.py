@@ -52,6 +52,7 @@ async def solve(
     owner: str = "",
     response: ResponseAccumulator | None = None,
     recent: RecentCost | None = None,
+    began_at: float | None = None,
 ) -> AsyncGenerator[Event, None]:
     """Answer `messages` by `policy`: events as they happen, the last of them one
     `RequestCompleted`.
@@ -59,7 +60,8 @@ async def solve(
     `speculation` names the token-level method of the large worker, of which a policy knows nothing;
     `owner` is for whom the answer is made: workers share cached prefixes within one owner.
     Into `response` every event is folded before it is yielded; what it costs is added to `recent`,
-    which is kept over requests of the same policy. Closing the generator, or cancelling
+    which is kept over requests of the same policy. `limits.deadline_s` counts from `began_at`, a
+    time of the event loop (None: from now). Closing the generator, or cancelling
     the task that reads it, stops everything it started.
 
     Raises:
@@ -88,6 +90,7 @@ async def solve(
         owner,
         limits.constraint,
         recent,
+        began_at,
     )
     try:
         runner.begin(await executor.prefill(runner.prefills()))

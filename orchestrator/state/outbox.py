@@ -109,15 +109,18 @@ class Outbox:
             self._lost.labels("value").inc()
         self._added.set()
 
+    def waiting(self, name: str) -> bytes | None:
+        """A value that waits here."""
+        return self._values[name][0] if name in self._values else None
+
     async def get(self, name: str) -> bytes | None:
         """A value that waits here, else the one in the store.
 
         Raises:
             StoreUnavailable: it does not wait here, and the store is down.
         """
-        if name in self._values:
-            return self._values[name][0]
-        return await self._store.get(name)
+        waiting = self.waiting(name)
+        return await self._store.get(name) if waiting is None else waiting
 
     async def start(self) -> None:
         self._task = asyncio.create_task(self._run())

@@ -107,6 +107,8 @@ class _Inside:
         """Make the spans that end with this event."""
         now = self._began + monotonic_ns()
         if isinstance(event, StepCompleted):
+            if self._completed is not None:  # several that were held back come at once
+                self._end_step(self._completed, now)
             self._completed = event.step  # the call that completed it comes next
         elif isinstance(event, ActionCompleted):
             self._add_action(event, now)

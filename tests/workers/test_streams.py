@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from orchestrator.errors import Unsupported, WorkerError
 from orchestrator.types import (
     Generation,
     Message,
@@ -50,6 +51,22 @@ async def test_a_break_inside_a_delimiter_is_seen() -> None:
     assert isinstance(items[-1], Generation)
     assert items[-1].segment.text == "ab\n\n"
     assert items[-1].segment.finish == "until"
+
+
+async def test_what_cannot_go_on_is_a_failure_that_no_retry_mends() -> None:
+    """Such as an answer held to a form, which no server goes on within."""
+
+    class Held(ScriptedEngineWorker):
+        async def generate(self, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            raise Unsupported("going on within an answer that is held to a grammar")
+            yield
+
+    received = Delta("{", (0,), (0.0,))
+    items = resume_generation(Held().generate, "words", received, call(), CRITERIA, GREEDY, True)
+    with pytest.raises(WorkerError, match="broke off, and cannot go on: going on") as caught:
+        async for _ in items:
+            pass
+    assert type(caught.value) is WorkerError
 
 
 @pytest.mark.parametrize(

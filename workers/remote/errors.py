@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
+from math import isfinite
 from time import time
 from typing import Any
 
@@ -83,4 +84,4 @@ def _retry_after(value: str | None) -> float | None:
             seconds = parsedate_to_datetime(value).timestamp() - time()
         except ValueError:
             return None
-    return max(0.0, seconds) if seconds == seconds else None
+    return max(0.0, seconds) if isfinite(seconds) else None

@@ -143,6 +143,8 @@ class Server:
                 self.breaker.record_success()  # it answers; errors of the stream come later
                 lines = stream.aiter_sse()
                 async for event in lines:
+                    if not event.data:  # a retry time, an id or a ping of the server's
+                        continue
                     if event.data == "[DONE]":  # read on, so that the connection can be reused
                         with suppress(TimeoutError, httpx.HTTPError):
                             await asyncio.wait_for(anext(lines, None), END_TIMEOUT_S)

@@ -97,6 +97,7 @@ class RemoteWorker:
         check_sampling(sampling)
         check_method(call.speculation, ())
         made, retries = list[Delta](), self.server.tries()
+        parts: list[Generation] = []  # attempts that ended at a delimiter inside a step
         before = begun(call.transcript, criteria.until)
         while True:
             so_far = merge_deltas(made)
@@ -112,8 +113,9 @@ class RemoteWorker:
                             if whole.finish == "until" and step.feed(whole.text) is None:
                                 # The server stops at any delimiter, also inside a code block.
                                 made = [Delta(whole.text, whole.tokens, whole.logprobs)]
+                                parts.append(item)
                                 break
-                            yield item
+                            yield _one_of([*parts, item])
                             return
                         made.append(item)
                         retries.reset()
@@ -327,7 +329,7 @@ class RemoteWorker:
         with checked_answer(self.server.name):
             capabilities = await probe(ask, self.prompts, self.vocabulary)
         if self.context is None:
-            with suppress(WorkerError):
+            with suppress(WorkerError), checked_answer(self.server.name):
                 self.context = protocol.context(await self.server.get("/models"), self.model)
         log.info("%s, %s: %s, context %s", self.server.name, self.model, capabilities, self.context)
         return capabilities
@@ -429,6 +431,16 @@ class RemoteWorker:
     def _lacks(self, what: str) -> Unsupported:
         log.error("%s does not give %s", self.server.name, what)
         return Unsupported(f"the model's server does not give {what}")
+
+
+def _one_of(parts: Sequence[Generation]) -> Generation:
+    """The last of several attempts, each of which went on with what the one before had made, as
+    the one generation that they are: prompt and cache are those that the first found."""
+    first, last = parts[0], parts[-1]
+    passes = sum(part.usage.passes for part in parts)
+    usage = replace(first.usage, generated=last.usage.generated, passes=passes)
+    ms = sum(part.ms for part in parts)
+    return replace(last, usage=usage, ms=ms, entropy=first.entropy)
 
 
 def _total(spent: Sequence[Usage]) -> Usage:

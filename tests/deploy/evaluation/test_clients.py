@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import httpx
 import pytest
 
@@ -33,6 +35,41 @@ async def test_the_deadline_of_a_service_does_not_end_answers_of_an_evaluation()
     client = LocalClient(args, {"large": large})
     answer = await ask(client, "2+2?", Candidate.parse("large-only"))
     assert answer.text == "It is four."
+
+
+async def test_a_stream_may_hold_what_unicode_calls_an_end_of_a_line() -> None:
+    odd = "four\u2028\u0085five"
+    end = {
+        "policy": "large-only", "forced": False, "speculation": None, "trace_id": "t",
+        "experiment": None, "arm": None, "metrics": {}, "steps": [],
+    }  # fmt: skip
+    for chunks, said in (
+        ([{"choices": [{"delta": {"content": odd}}]}, {"choices": [], "baton": end}], odd),
+        ("{half", None),
+    ):
+        lines = [chunks] if isinstance(chunks, str) else map(dump, chunks)
+        text = ": ping\n\n" + "".join(f"data: {line}\n\n" for line in lines) + "data: [DONE]\n\n"
+        client = HttpClient("http://127.0.0.1:1")
+        client._client = httpx.AsyncClient(
+            transport=httpx.MockTransport(
+                lambda _, text=text: httpx.Response(
+                    200, text=text, headers={"content-type": "text/event-stream"}
+                )
+            )
+        )
+        try:
+            if said is None:
+                with pytest.raises(WorkerUnavailable, match="expected events of JSON"):
+                    await ask(client, "2+2?", Candidate.parse("large-only"))
+            else:
+                answer = await ask(client, "2+2?", Candidate.parse("large-only"))
+                assert answer.text == odd
+        finally:
+            await client.aclose()
+
+
+def dump(data: object) -> str:
+    return json.dumps(data, ensure_ascii=False)
 
 
 def test_a_refused_key_says_which_variable_it_came_from() -> None:

@@ -140,6 +140,28 @@ async def test_what_another_run_knows_is_not_asked_for() -> None:
     assert [turn[0] == old for turn in turns] == [True] * 4 + [False] * 2
 
 
+async def test_one_at_a_time_all_answers_to_a_problem_are_known_or_none() -> None:
+    candidates, asked = lineup(["a"], [None]), list[tuple[str, str]]()
+
+    async def ask(question: str, candidate: Candidate) -> EvaluatedAnswer:
+        asked.append((question, candidate.label))
+        return EvaluatedAnswer(question)
+
+    old = EvaluationResult(True, 7.0, EvaluatedAnswer("old"))
+    known = {(number, one): old for number in (0, 2, 3) for one in candidates}
+    del known[3, candidates[0]]
+    kept: list[int] = []
+    turns = await run(
+        PROBLEMS[:4], candidates, ask, same, known=known, keep=lambda at, _: kept.append(at)
+    )
+    assert [turn.count(old) for turn in turns] == [2, 0, 2, 0]
+    assert kept == [0, 1, 2, 3]
+    one, three = PROBLEMS[1].question, PROBLEMS[3].question
+    assert Counter(asked) == {  # each once unmeasured first
+        (one, "a"): 2, (one, "large-only"): 2, (three, "a"): 1, (three, "large-only"): 1,
+    }  # fmt: skip
+
+
 async def test_many_at_once_are_kept_in_order_as_soon_as_they_can_be() -> None:
     gates = {problem.question: asyncio.Event() for problem in PROBLEMS}
     kept: list[int] = []

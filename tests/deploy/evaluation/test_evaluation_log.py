@@ -83,6 +83,43 @@ def test_a_turn_that_was_broken_off_is_made_again(tmp_path: Path, cut: int) -> N
     assert path.read_text() == text
 
 
+def test_what_failed_is_asked_again_and_the_rest_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
+    evaluation_log.resume(PROBLEMS)
+    lost = replace(turn(1)[2], correct=False, error="gone", passing=True)
+    long = replace(turn(0)[1], correct=False, error="too long a prompt")  # as it will be again
+    nothing = [turn(0)[0], long, *turn(0)[2:]]
+    first = [nothing, [*turn(1)[:2], lost, turn(1)[3]], turn(2)]
+    for number, one in enumerate(first):
+        evaluation_log.add(number, PROBLEMS[number], one)
+    evaluation_log.close()
+    baseline = CONTENDERS[2]
+    settings = {**SETTINGS, "policies": []}
+    assert answered(tmp_path, settings, PROBLEMS, baseline).keys() == {(0, baseline), (2, baseline)}
+    for _ in range(2):  # the second time after a break behind the first
+        evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
+        assert evaluation_log.resume(PROBLEMS) == [nothing]
+        known = evaluation_log.known
+        assert known.keys() == {
+            (number, one)
+            for number in (1, 2)
+            for one in CONTENDERS
+            if (number, one) != (1, baseline)
+        }
+        evaluation_log.close()
+    evaluation_log = EvaluationLog(path, SETTINGS, CONTENDERS)
+    evaluation_log.resume(PROBLEMS)
+    evaluation_log.add(1, PROBLEMS[1], turn(1))
+    evaluation_log.add(2, PROBLEMS[2], [evaluation_log.known[2, one] for one in CONTENDERS])
+    evaluation_log.close()
+    assert len(path.read_text().splitlines()) == 1 + 4 * len(CONTENDERS)
+    rows = read(path)[1]
+    assert [row["error"] for row in rows if row["error"]] == ["too long a prompt"]
+    whole = EvaluationLog(path, SETTINGS, CONTENDERS).resume(PROBLEMS)
+    assert whole == [nothing, turn(1), turn(2)]
+
+
 def test_fewer_problems_lose_nothing(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     text = written(path, 3)

@@ -38,6 +38,8 @@ def test_a_policy_that_judges_as_another_does_has_its_thresholds(tmp_path: Path)
     change = {f"{ARGS}.policy": {"calibration": str(file)}}
     policy = load(write(tmp_path, change)).args.policy.policy("never-slower")
     assert (policy.threshold, policy.scoring) == (4.25, "likelihood")  # type: ignore[attr-defined]
+    assert read(file).params_or_shared("never-slower") == read(file).params("specreason")
+    assert read(file).params_or_shared("nosuch") == {}
     change[f"{ARGS}.policy"]["params"] = {"never-slower": {"threshold": 6, "patience": 1}}  # type: ignore[assignment]
     policy = load(write(tmp_path, change)).args.policy.policy("never-slower")
     assert (policy.threshold, policy.scoring) == (6, "likelihood")  # type: ignore[attr-defined]

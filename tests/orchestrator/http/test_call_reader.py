@@ -93,6 +93,25 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         "",
         [("add", {"a": 1, "b": 2}), ("look_up", {"key": "x"})],
     ),
+    *(
+        (
+            f"arguments that are {kind}",
+            form,
+            form.before
+            + "add"
+            + form.middle
+            + arguments
+            + form.after.replace("\0", "a1b2c3d4e")
+            + " Done.",
+            "Done.",
+            [("add", expected)],
+        )
+        for form in (HERMES, LLAMA, MISTRAL, LISTED)
+        for kind, arguments, expected in (
+            ("a text of JSON", '"{\\"a\\": \\"}\\"}"', {"a": "}"}),
+            ("null", "null", {}),
+        )
+    ),
     (
         "braces and marks in a text",
         HERMES,

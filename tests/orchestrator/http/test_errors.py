@@ -39,6 +39,7 @@ from workers.remote.errors import Absent, Declined
 from workers.scripted import Scripted
 
 FORM = {"message", "type", "param", "code"}
+CALLED = {"id": "1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 ASKED: list[Any] = [{"role": "user", "content": "Twice 2+2?"}]
 
 
@@ -123,6 +124,17 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (turns("user", "assistant"), "messages", "invalid_value"),
     ({**turns("user", "assistant"), "continue_final_message": False}, "messages", "invalid_value"),
     ({**turns("assistant"), "continue_final_message": True}, "messages", "invalid_value"),
+    (
+        {
+            "messages": [
+                {"role": "user", "content": "2+2?"},
+                {"role": "assistant", "content": "It is", "tool_calls": [CALLED]},
+            ],
+            "continue_final_message": True,
+        },
+        "messages[1].tool_calls",
+        "invalid_value",
+    ),
     (
         {**turns("user"), "continue_final_message": True},
         "continue_final_message",
@@ -492,6 +504,41 @@ def test_deadline() -> None:
         reply = post(url, {"model": "large-only", "stream": True})
         assert reply.status_code == 200
         assert broken_off(reply.text)["code"] == "deadline_exceeded"
+
+
+def test_further_answers_have_no_time_of_their_own() -> None:
+    """They wait until the first has read the prompt."""
+
+    class SlowReader(Scripted):
+        async def generate(self, call: Any, criteria: Any, *args: Any, **kw: Any) -> Any:
+            if criteria.max_tokens == 0:
+                await asyncio.sleep(0.6)
+            async for item in super().generate(call, criteria, *args, **kw):
+                yield item
+
+    slow = service(large=SlowReader(story=("Twice.", "Eight.")), limits=ServiceLimits(deadline_s=1))
+    with serving(slow) as url:
+        reply = post(url, {"model": "large-only", "n": 2})
+        assert error(reply, 503)["code"] == "deadline_exceeded"
+
+
+def test_a_prompt_that_one_worker_does_not_read_counts_as_the_other_reads_it() -> None:
+    made = service(
+        scripted(delay=0.2),
+        Scripted(down=WorkerUnavailable("gone")),
+        access=Access(Keys(["one"])),
+        limits=ServiceLimits(prompt_tokens=300),
+    )
+    body = asking(model="specreason", stream=True)
+    body["messages"][0]["content"] = "2+2? " * 400
+    with serving(made) as url:
+        one = {"authorization": "Bearer one"}
+        with HTTP.stream("POST", f"{url}/v1/chat/completions", json=body, headers=one):
+            until(lambda: made.admission.live == 1)
+            (live,) = made.admission._prompts.values()
+            until(lambda: live[0].prompt != 666)
+            assert live[0].prompt > 0
+        until(lambda: made.admission.live == 0)
 
 
 def broken_off(text: str) -> Any:

@@ -17,6 +17,8 @@ from orchestrator.errors import (
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
+    Unsupported,
+    WorkerError,
     WorkerUnavailable,
 )
 from orchestrator.loop.accumulator import Failure, ResponseAccumulator
@@ -39,12 +41,23 @@ from orchestrator.loop.events import (
 )
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.solve import solve
-from orchestrator.types import Limits, Message, Sampling, Segment, StopCriteria, Transcript
+from orchestrator.types import (
+    Generation,
+    Limits,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    Transcript,
+)
+from policies.bild import BiLD
 from policies.lookahead import Lookahead
+from policies.never_slower import NeverSlower
 from policies.single import LargeOnly, SmallOnly
 from policies.specreason import SpecReason
 from policies.speculative_thinking import SpeculativeThinking
 from policies.steps import write_out
+from policies.surprise_takeover import SurpriseTakeover
 from workers.scripted import Say, Scripted, words
 
 pytestmark = pytest.mark.asyncio
@@ -230,7 +243,17 @@ async def test_at_the_budget_the_thought_is_closed_and_answered(budget: int) -> 
 
 
 @pytest.mark.parametrize(
-    "policy", [LargeOnly(), SmallOnly(), SpecReason(), SpecReason(threshold=10)]
+    "policy",
+    [
+        LargeOnly(),
+        SmallOnly(),
+        SpecReason(),
+        SpecReason(threshold=10),
+        BiLD(window=2),
+        Lookahead(),
+        SpeculativeThinking(),
+        SurpriseTakeover(surprise=10),
+    ],
 )
 async def test_max_tokens_cuts_what_does_not_fit_and_nothing_else(policy: Policy) -> None:
     _, whole = await run(policy, pair())
@@ -245,7 +268,7 @@ async def test_max_tokens_cuts_what_does_not_fit_and_nothing_else(policy: Policy
             assert transcript == whole.transcript
         else:
             assert transcript.finish == "length"
-            if transcript.forced and max_tokens > 1 and isinstance(policy, LargeOnly | SmallOnly):
+            if transcript.forced and max_tokens > 1:
                 assert answer(ended)  # a short one, in what the thought gave up
 
 
@@ -274,6 +297,58 @@ async def test_a_draft_that_leaves_no_room_for_an_answer_is_given_up() -> None:
     ]
     assert (ended.transcript.text, ended.transcript.finish) == ("2+2 is 5.\n\n", "length")
     assert (ended.metrics.discarded_tokens, ended.metrics.acceptance_rate) == (2, 0.5)
+
+
+@pytest.mark.parametrize("scores", [[0.0], [9.0]])
+async def test_small_pieces_are_given_up_for_an_answer_too(scores: list[float]) -> None:
+    whole = len(words(LARGE[0]))
+    for max_tokens in range(2, whole + 1):
+        _, ended = await run(
+            BiLD(window=2), pair(scores=scores), limits=Limits(max_tokens=max_tokens)
+        )
+        room = max_tokens // 2
+        assert ended.transcript.thought.tokens <= max_tokens - room
+        assert min(room, 3) <= len(words(answer(ended)))
+        assert spent(ended.transcript) <= max_tokens
+        kept = sum(step.tokens for step in ended.steps if step.accepted)
+        assert kept == ended.transcript.thought.tokens + ended.transcript.answer.tokens
+
+
+async def test_what_is_held_back_of_small_pieces_shows_when_the_thought_ends() -> None:
+    events, ended = await run(BiLD(window=2), pair(scores=[9]), limits=Limits(max_tokens=14))
+    assert (ended.transcript.text, ended.transcript.forced) == (LARGE[0], False)
+    told, late = 0, []
+    for place, event in enumerate(events):
+        if isinstance(event, TextDelta) and event.phase == "thought":
+            told += len(words(event.text))
+            late += [place] if told > 7 else []  # of 14 tokens half may be given up
+    calls = [n for n, e in enumerate(events) if isinstance(e, ActionCompleted) and e.ms]
+    assert (told, len(late)) == (12, 4)
+    assert not any(late[0] < call < late[-1] for call in calls)
+    steps = [step.text for step in ended.steps if step.accepted and step.phase == "thought"]
+    assert "".join(steps) == LARGE[0]
+
+
+async def test_a_policys_own_words_are_given_up_as_well() -> None:
+    """Speculative Thinking puts a sentence in; scripted here, as it takes a long thought."""
+
+    def body(transcript: Transcript) -> Script[None]:
+        while transcript.is_open:
+            transcript = yield from Accept(transcript, Segment("policy", "Let me check. "))
+            transcript = yield from Write("large", transcript, StopCriteria(3))
+        yield from write_out(transcript, "large")
+
+    _, ended = await run(scripted_policy(body), pair(), limits=Limits(max_tokens=10))
+    assert (ended.transcript.forced, ended.transcript.finish) == (True, "length")
+    assert answer(ended)
+
+
+async def test_a_budget_just_below_max_tokens_leaves_room_for_an_answer() -> None:
+    size = len(words(LARGE[0]))
+    for policy in (LargeOnly(budget=size - 1), BiLD(budget=size - 1, window=2)):
+        _, ended = await run(policy, pair(), limits=Limits(max_tokens=size))
+        assert ended.transcript.thought.tokens <= size // 2
+        assert (answer(ended), ended.transcript.finish) == (LARGE[1], "length")
 
 
 async def test_stop_strings_end_the_answer() -> None:
@@ -486,10 +561,48 @@ async def test_an_answer_made_without_a_worker_says_so_or_is_refused() -> None:
     dead_small["small"] = Scripted(down=GONE)
     await run(SpecReason(), dead_small, response=response)
     assert Failure("small", "generate", "unavailable") in response.failures
-    for workers in (pair(scores=[GONE]), dead_small):
+    rewriting, response = pair(scores=[0], deaths={1: 2}), ResponseAccumulator()
+    await run(SpecReason(), rewriting, response=response)  # it died behind two tokens that show
+    assert Failure("large", "generate", "unavailable") in response.failures
+    for workers in (pair(scores=[GONE]), dead_small, pair(scores=[0], deaths={1: 2})):
         with pytest.raises(WorkerUnavailable):
             await run(SpecReason(), workers, limits=Limits(complete=True))
     await run(SpecReason(), pair(), limits=Limits(complete=True))
+
+
+async def test_a_worker_that_writes_the_rest_itself_was_not_missing() -> None:
+    for policy, large in (
+        (LargeOnly(), Scripted(story=LARGE, deaths={0: 4, 2: 1})),
+        (NeverSlower(first_n=2), Scripted(story=LARGE, deaths={0: 1})),
+    ):
+        response = ResponseAccumulator()
+        workers: dict[WorkerName, Scripted] = {"small": Scripted(story=SMALL), "large": large}
+        await run(policy, workers, limits=Limits(complete=True), response=response)
+        assert response.failures == []
+
+
+async def test_a_worker_that_fails_in_any_way_at_the_prompt_is_worked_around() -> None:
+    _, ended = await run(
+        SpecReason(), {"small": Scripted(down=WorkerError("odd")), "large": Scripted(story=LARGE)}
+    )
+    assert (ended.transcript.text, answer(ended)) == LARGE
+
+
+async def test_an_answer_broken_off_within_a_form_says_what_broke_it_off() -> None:
+    class Server(Scripted):
+        """It does not hold an answer to its form, and goes on within none."""
+
+        async def generate(self, call: Any, *args: Any, **kw: Any) -> Any:
+            begun = call.transcript.answer.text()
+            if begun:
+                raise Unsupported("going on within an answer")
+            async for item in super().generate(call, *args, **kw):
+                if isinstance(item, Generation) and call.transcript.closed:
+                    raise WorkerError("it did not hold its answer")
+                yield item
+
+    with pytest.raises(WorkerError, match="did not hold"):
+        await run(LargeOnly(), {"large": Server(story=LARGE)})
 
 
 async def test_nobody_there_or_no_room() -> None:

@@ -19,7 +19,15 @@ from orchestrator.errors import (
     WorkerUnavailable,
 )
 from orchestrator.http.errors import http_error
-from orchestrator.types import Generation, LabelQuery, Message, Sampling, StopCriteria, Transcript
+from orchestrator.types import (
+    Generation,
+    LabelQuery,
+    Message,
+    Sampling,
+    StopCriteria,
+    Transcript,
+    Usage,
+)
 from orchestrator.worker import Call, Delta
 from workers.embedded.checkpoints import resolve
 from workers.remote.errors import Absent, Declined
@@ -177,7 +185,9 @@ async def test_too_busy_and_told_when(status: int) -> None:
         assert (error.status, error.headers["retry-after"]) == (503, "77")
 
 
-@pytest.mark.parametrize("header", ["soon", "Thu, 01 Jan 1970 00:00:00 GMT", "nan", "-5"])
+@pytest.mark.parametrize(
+    "header", ["soon", "Thu, 01 Jan 1970 00:00:00 GMT", "nan", "-5", "inf", "1e999"]
+)
 async def test_odd_times_to_come_back(header: str) -> None:
     async with odd(refusal(429, "busy", f"retry-after: {header}"), well) as (_, worker):
         assert whole(await write(worker)).segment.text == TEXT
@@ -228,6 +238,33 @@ async def test_a_stream_that_ends_without_a_word_is_not_an_end() -> None:
     """No finish_reason: cut off by a proxy, say."""
     async with odd(events(chunk(IDS[:3]), "data: [DONE]\n\n"), well) as (_, worker):
         assert whole(await write(worker)).segment.text == TEXT
+
+
+async def test_what_a_stream_says_beside_its_data_is_left_aside() -> None:
+    said = ["retry: 3000\n\n", "event: ping\n\n", ": ping\n\n", "id: 7\n\n"]
+    parts = [part for one in IDS for part in (*said, chunk([one]))]
+    async with odd(events(*parts, *said, chunk([], "stop"), END), retries=0) as (_, worker):
+        assert whole(await write(worker)).segment.text == TEXT
+
+
+async def test_a_step_with_a_delimiter_inside_costs_what_all_of_its_calls_cost() -> None:
+    """The server stops inside a block of code, and is asked to go on."""
+    first, rest = "```\na\n\n", "b\n```\n\n"
+
+    def answers(text: str, prompt: int, cached: int) -> Reply:
+        spent = {"prompt_tokens": prompt, "prompt_tokens_details": {"cached_tokens": cached}}
+        usage = json.dumps({"choices": [], "usage": spent | {"completion_tokens": 3}})
+        stop = chunk([], "stop").replace('"index"', '"stop_reason": "\\n\\n", "index"')
+        written = chunk(TOKENIZER.encode(text))
+        return events(written, stop, f"data: {usage}\n\n", "data: [DONE]\n\n")
+
+    ids = [*TOKENIZER.encode(first), *TOKENIZER.encode(rest)]
+    criteria = StopCriteria(64, until=("\n\n",))
+    async with odd(answers(first, 90, 40), answers(rest, 95, 90)) as (behind, worker):
+        generation = whole(await write(worker, criteria))
+    assert len(behind.bodies) == 2
+    assert list(generation.segment.tokens) == ids
+    assert generation.usage == Usage(90, 40, len(ids), 3 + len(TOKENIZER.encode(rest)))
 
 
 async def test_an_error_inside_a_stream() -> None:

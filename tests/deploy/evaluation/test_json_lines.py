@@ -1,0 +1,27 @@
+"""A file that is rewritten holds its old lines or its new ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from deploy.evaluation.json_lines import rewrite
+
+
+def test_a_rewriting_that_is_broken_off_loses_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "new folder" / "rows.jsonl"
+    rewrite(path, ["1", "2"])
+    assert path.read_text() == "1\n2\n"
+
+    def broken_off() -> Iterator[str]:
+        yield "3"
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        rewrite(path, broken_off())
+    assert path.read_text() == "1\n2\n"
+    rewrite(path, ["4"])
+    assert [one.name for one in path.parent.iterdir()] == ["rows.jsonl"]
+    assert path.read_text() == "4\n"
