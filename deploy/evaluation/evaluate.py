@@ -103,11 +103,11 @@ async def run(
     At `concurrency` 1 the candidates take turns, problem by problem, after each has answered one
     unmeasured: whatever is slow only once is over then. Above that so many requests are always
     under way, all candidates' of a problem before the next one's, and times are not compared.
-    Grading and `keep`, which is handed each finished problem with its number and in order, happen
-    outside all measured time. `done` are the first problems' results from an earlier run that was
-    broken off; `known`, by the problem's number, are other runs', and are not asked for. At a
-    concurrency of 1 answers to a problem are measured side by side: all are asked for again unless
-    all are known.
+    Grading and `keep`, which is handed each problem with its number as soon as all candidates have
+    answered it, happen outside all measured time. `done` are the first problems' results from an
+    earlier run that was broken off; `known`, by the problem's number, are other runs', and are not
+    asked for. At a concurrency of 1 answers to a problem are measured side by side: all are asked
+    for again unless all are known.
     """
     turns = list(done[: len(problems)])
     if len(turns) == len(problems):
@@ -151,6 +151,7 @@ async def _many(
     progress: Callable[[Candidate], None],
 ) -> list[Turn]:
     begun: dict[int, dict[int, EvaluationResult]] = {}
+    whole: dict[int, Turn] = {}
 
     async def one(item: tuple[int, int]) -> None:
         at, index = item
@@ -158,16 +159,16 @@ async def _many(
         if result is None:
             asked = await _ask(problems[at], candidates[index], ask)
             result = await _graded(asked, problems[at], grade)
-        begun.setdefault(at, {})[index] = result
+        ready = begun.setdefault(at, {})
+        ready[index] = result
         progress(candidates[index])
-        while len(ready := begun.get(len(turns), {})) == len(candidates):
-            del begun[len(turns)]
-            turns.append([ready[i] for i in range(len(candidates))])
-            keep(len(turns) - 1, turns[-1])
+        if len(ready) == len(candidates):
+            whole[at] = [ready[i] for i in range(len(candidates))]
+            keep(at, whole[at])
 
-    items = product(range(len(turns), len(problems)), range(len(candidates)))
-    await map_concurrently(one, items, concurrency)
-    return turns
+    rest = range(len(turns), len(problems))
+    await map_concurrently(one, product(rest, range(len(candidates))), concurrency)
+    return turns + [whole[at] for at in rest]
 
 
 async def _ask(problem: Problem, candidate: Candidate, ask: Ask) -> EvaluationResult:

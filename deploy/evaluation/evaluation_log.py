@@ -95,10 +95,13 @@ class EvaluationLog:
                 "budget": candidate.budget,
                 **_plain(result),
             }
+            recorded = self.path.parent / f"{index:05d}-{_slug(candidate)}.jsonl"
             if self._recordings and result.answer.recording is not None:
-                row["recording"] = f"{index:05d}-{_slug(candidate)}.jsonl"
                 text = recording.dumps(result.answer.recording)
-                (self.path.parent / row["recording"]).write_text(text, encoding="utf-8")
+                recorded.write_text(text, encoding="utf-8")
+            # A result that was known had its recording written before.
+            if self._recordings and recorded.exists():
+                row["recording"] = recorded.name
             self._file.write(json.dumps(row) + "\n")
         self._file.flush()
 

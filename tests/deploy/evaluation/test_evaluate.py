@@ -162,7 +162,7 @@ async def test_one_at_a_time_all_answers_to_a_problem_are_known_or_none() -> Non
     }  # fmt: skip
 
 
-async def test_many_at_once_are_kept_in_order_as_soon_as_they_can_be() -> None:
+async def test_many_at_once_are_kept_as_soon_as_they_are_answered() -> None:
     gates = {problem.question: asyncio.Event() for problem in PROBLEMS}
     kept: list[int] = []
 
@@ -187,16 +187,14 @@ async def test_many_at_once_are_kept_in_order_as_soon_as_they_can_be() -> None:
             keep=lambda index, _: kept.append(index),
         )
     )
-    for gate in (gates["1"], gates["3"], gates["4"]):
-        gate.set()
-    await until(1)
-    await asyncio.sleep(0.02)
-    assert kept == [1]  # 3 and 4 wait for 2, which would else be taken for done
-    gates["2"].set()
-    await until(4)
-    gates["5"].set()
+    for count, number in enumerate("134", 1):
+        gates[number].set()
+        await until(count)
+    assert kept == [1, 3, 4]  # 2 may hang: what was answered behind it is not lost with it
+    for number in "25":
+        gates[number].set()
     turns = await task
-    assert kept == [1, 2, 3, 4, 5]
+    assert sorted(kept) == [1, 2, 3, 4, 5]
     assert turns[0] == done[0]
     assert [[one.answer.text for one in turn] for turn in turns[1:]] == [
         [f"{n} large-only", f"{n} a"] for n in range(1, 6)

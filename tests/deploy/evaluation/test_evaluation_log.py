@@ -185,6 +185,10 @@ def test_recordings_lie_beside_it(tmp_path: Path) -> None:
     own = [replace(one, answer=replace(one.answer, recording=recording)) for one in turn(0)]
     evaluation_log.add(0, PROBLEMS[0], own)
     evaluation_log.close()
+    again = EvaluationLog(tmp_path / "rows.jsonl", SETTINGS, CONTENDERS, recordings=True)
+    again.resume(PROBLEMS)
+    again.add(0, PROBLEMS[0], turn(0))  # some of it known, so without its recording
+    again.close()
     names = [row["recording"] for row in read(tmp_path / "rows.jsonl")[1]]
     assert len(set(names)) == len(CONTENDERS)
     assert all(loads((tmp_path / name).read_text()).request == recording.request for name in names)
