@@ -202,16 +202,17 @@ class PolicyRunner:
             return events
         uncertain = self.budget.is_uncertain(before)
         if not after.closed:
-            accepted = isinstance(action, Accept)
-            if uncertain or (accepted and after.thought.tokens > self.budget.held_from):
-                self._hold(before, events)
-                self._late_drafts += [action.segment] if isinstance(action, Accept) else []
-                return []
-            return events
+            beyond = isinstance(action, Accept) and after.thought.tokens > self.budget.held_from
+            if not (uncertain or beyond):
+                return events
+            self._hold(before, events)
+            if isinstance(action, Accept):
+                self._late_drafts.append(action.segment)
+            return []
         start = self._certain if self._late else before
         events, self._late = self._late + events, []
         drafts, self._late_drafts = self._late_drafts, []
-        if (after.forced, after.finish) != (True, "length") or not (events and uncertain):
+        if not uncertain or (after.forced, after.finish) != (True, "length"):
             return events
         for draft in drafts:
             self.response.give_up(draft)
