@@ -28,6 +28,8 @@ Finish = Literal["until", "stop", "length", "think_end", "eos", "doubt"]
 """Why a generation ended: a delimiter of its criteria (kept in the text), a caller's stop string
 (cut off), the token cap, the model closing its thought, its end of turn, or doubt (low
 confidence, or high entropy at the first token)."""
+ENDED: tuple[Finish, ...] = ("think_end", "eos")
+"""The finishes by which a model itself ends a text."""
 
 
 @dataclass(frozen=True, slots=True)

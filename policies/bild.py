@@ -25,7 +25,7 @@ from pydantic import Field, field_validator
 from orchestrator.errors import Unsupported
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.loop.policy import Policy
-from orchestrator.types import Segment, StopCriteria, Transcript, Verification
+from orchestrator.types import ENDED, Segment, StopCriteria, Transcript, Verification
 from policies.steps import REST, attempt, ends, write_out
 
 NOTHING = Segment("small", "")
@@ -141,7 +141,7 @@ class BiLD(Policy):
         for place, nll in enumerate(verification.nll):
             if nll > self.rollback and verification.choices[place] != draft.tokens[place]:
                 return place
-        if draft.finish in ("think_end", "eos") and verification.options[-1].finish != draft.finish:
+        if draft.finish in ENDED and verification.options[-1].finish != draft.finish:
             nll = inf if verification.ending is None else verification.ending
             return len(draft.tokens) if nll > self.rollback else None
         return None

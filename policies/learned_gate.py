@@ -28,7 +28,7 @@ from pydantic import Field
 
 from orchestrator.errors import Unsupported
 from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
-from orchestrator.types import Segment, Transcript, Verification
+from orchestrator.types import ENDED, Segment, Transcript, Verification
 from policies.gate import Gate, probability
 from policies.steps import REST, Stepwise, attempt, blank, ends, logprobs_of
 
@@ -224,7 +224,7 @@ def _place(draft: Segment, verification: Verification) -> int | None:
         for place, nll in enumerate(verification.nll)
         if verification.choices[place] != draft.tokens[place]
     }
-    claimed = draft.finish in ("think_end", "eos")  # a caller's stop string is nobody's choice
+    claimed = draft.finish in ENDED  # a caller's stop string is nobody's choice
     if claimed and verification.options[-1].finish != draft.finish:
         unlikely[len(draft.tokens)] = inf if verification.ending is None else verification.ending
     bar = max(unlikely.values(), default=0.0) / 2

@@ -19,6 +19,7 @@ from zlib import crc32
 
 from orchestrator.errors import ContextLengthExceeded, InvalidRequest, WorkerUnavailable
 from orchestrator.types import (
+    ENDED,
     GREEDY,
     CallFormat,
     Classification,
@@ -159,7 +160,7 @@ class Scripted:
             if not query.nll or last is None:
                 return replace(answer, nll=() if query.nll else None)
             # Nothing that is scored by a number has a low likelihood.
-            ended = last.finish in ("think_end", "eos")
+            ended = last.finish in ENDED
             return replace(
                 answer, nll=(0.0,) * len(words(last.text)), ending=0.0 if ended else None
             )
@@ -196,7 +197,7 @@ class Scripted:
             len(drafted) * self.delay * 1000,
             tuple(drafted),
             tuple(options),
-            nll if draft.finish in ("think_end", "eos") else None,
+            nll if draft.finish in ENDED else None,
             (-nll,) * len(options),
         )
 

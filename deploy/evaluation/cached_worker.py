@@ -39,6 +39,7 @@ from orchestrator.loop.actions import (
 from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted
 from orchestrator.types import (
+    ENDED,
     Classification,
     Constraint,
     Generation,
@@ -312,7 +313,7 @@ def _query_key(transcript: Transcript, query: LabelQuery) -> str:
     """The key of a judge's question. Where it asks how likely the last segment is, an end of the
     chain that its model wrote is a part of that."""
     finish = transcript.last.finish if query.nll and transcript.last is not None else None
-    ending = (finish,) if finish in ("think_end", "eos") else ()
+    ending = (finish,) if finish in ENDED else ()
     return _digest("classify", _prefix(transcript), query, *ending)
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.types import Limits, Segment, StopCriteria, Transcript
+from orchestrator.types import ENDED, Limits, Segment, StopCriteria, Transcript
 
 NUDGE = Segment("policy", "Answer: ")
 """The beginning of an answer where a model ends its turn with a thought and no answer."""
@@ -128,7 +128,7 @@ class Budget:
             if exhausted or self.left(after) == 0:
                 return replace(after, done=True, finish="length")
             return after
-        if segment.finish in ("think_end", "eos"):
+        if segment.finish in ENDED:
             # A model that ends its turn inside the thought has nothing more to think either.
             return self.close(after)
         if exhausted or self.left(after) == 0:

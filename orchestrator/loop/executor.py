@@ -43,6 +43,7 @@ from orchestrator.loop.budget import Budget
 from orchestrator.loop.events import ActionCompleted, PromptsRead, TextDelta
 from orchestrator.loop.recent import RecentCost
 from orchestrator.types import (
+    ENDED,
     Constraint,
     Cost,
     Generation,
@@ -308,7 +309,7 @@ class Executor:
                 if isinstance(item, Generation):
                     # A step that ends with the very last token leaves no room for an answer either.
                     full = item.usage.generated >= criteria.max_tokens
-                    if full and item.segment.finish not in ("think_end", "eos"):
+                    if full and item.segment.finish not in ENDED:
                         cut = replace(
                             item.segment, text="", tokens=(), logprobs=(), finish="length"
                         )

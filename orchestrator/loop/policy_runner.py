@@ -39,7 +39,16 @@ from orchestrator.loop.events import (
 from orchestrator.loop.policy import Policy
 from orchestrator.loop.spending import Spending
 from orchestrator.loop.stop_strings import StopStrings
-from orchestrator.types import Generation, Limits, Message, Segment, Step, StopCriteria, Transcript
+from orchestrator.types import (
+    ENDED,
+    Generation,
+    Limits,
+    Message,
+    Segment,
+    Step,
+    StopCriteria,
+    Transcript,
+)
 
 CUT_AMONG = 8  # latest drafts of which a segment may be one end
 MAX_IDLE = 256
@@ -315,7 +324,7 @@ class PolicyRunner:
         elif isinstance(action, Accept):
             self._check_extends(action.transcript)
             segment, draft = action.segment, self._made(action.segment)
-            ends = segment.finish in ("think_end", "eos")
+            ends = segment.finish in ENDED
             fits = ends or not self.budget.overruns(before, len(segment.tokens))
             if fits and segment.text:
                 size = len(segment.tokens)

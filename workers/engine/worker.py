@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterable
 from dataclasses import replace
 
 from orchestrator.types import (
+    ENDED,
     GREEDY,
     Classification,
     Generation,
@@ -26,7 +27,7 @@ from workers.text.continuation import Continuation
 from workers.text.grammar import GrammarCompiler, Matcher
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
-from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
+from workers.text.verification import ScoreOutput, finish_token_ids, verification
 
 
 class LocalWorker:

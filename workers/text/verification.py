@@ -6,14 +6,20 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import cast
 
-from orchestrator.types import Author, Finish, LikelyToken, Segment, Transcript, Usage, Verification
+from orchestrator.types import (
+    ENDED,
+    Author,
+    Finish,
+    LikelyToken,
+    Segment,
+    Transcript,
+    Usage,
+    Verification,
+)
 from orchestrator.worker import Call
 from workers.text.detokenizer import held_back, token_texts
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
-
-ENDED: tuple[Finish, ...] = ("think_end", "eos")
-"""The finishes by which a model itself ends a text."""
 
 
 @dataclass(eq=False, slots=True)

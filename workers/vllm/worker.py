@@ -47,6 +47,7 @@ from orchestrator.errors import (
 )
 from orchestrator.grammar import is_free, lark
 from orchestrator.types import (
+    ENDED,
     GREEDY,
     Classification,
     Finish,
@@ -65,7 +66,7 @@ from workers.text.checks import check_length, check_sampling, label_ids
 from workers.text.continuation import Continuation
 from workers.text.prompt import PromptRenderer
 from workers.text.tokenizer import Tokenizer
-from workers.text.verification import ENDED, ScoreOutput, finish_token_ids, verification
+from workers.text.verification import ScoreOutput, finish_token_ids, verification
 from workers.top_logprobs import choices, entropy, likeliest, probability, whole_stop_nll
 from workers.vllm.counter import EngineCounter
 from workers.vllm.requests import (
