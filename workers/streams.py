@@ -56,7 +56,14 @@ async def resume_generation(
     """
 
     empty = Segment(cast("Author", call.author), "", tokenizer=tokenizer)
-    sent = replace(empty, text=received.text, tokens=received.tokens, logprobs=received.logprobs)
+    # It ended in no delimiter: a block that is open at its end stays open.
+    sent = replace(
+        empty,
+        text=received.text,
+        tokens=received.tokens,
+        logprobs=received.logprobs,
+        finish="length",
+    )
 
     def whole(made: Generation) -> Generation:
         rest, usage = made.segment, made.usage

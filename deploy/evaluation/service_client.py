@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import httpx
@@ -11,6 +12,21 @@ from deploy.evaluation.clients import base_address, error_of, no_address, reason
 from orchestrator.errors import WorkerUnavailable
 
 PATIENCE_S = 15.0
+ADMIN_KEYS = ("BATON_ADMIN_KEY", "BATON_API_KEY")
+"""Where the key of whoever changes something is looked for, the first that is set."""
+READ_KEYS = ("BATON_OBSERVER_KEY", *ADMIN_KEYS)
+"""The same of whoever reads."""
+
+
+def authorization(names: Sequence[str]) -> dict[str, str]:
+    """The header with the first key that these variables of the environment hold."""
+    key = next(filter(None, map(os.environ.get, names)), None)
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
+def places(names: Sequence[str]) -> str:
+    """Those variables in the words of an error."""
+    return ", ".join(f"${name}" for name in names)
 
 
 def call(
@@ -24,16 +40,14 @@ def call(
     Raises:
         InvalidRequest, Overloaded, WorkerUnavailable: the service refused, or was not reached.
     """
-    names = ["BATON_ADMIN_KEY", "BATON_API_KEY"]
-    names = names if admin else ["BATON_OBSERVER_KEY", *names]
-    key = next(filter(None, map(os.environ.get, names)), None)
+    names = ADMIN_KEYS if admin else READ_KEYS
     try:
         response = httpx.request(
             method,
             f"{base_address(url)}{path}",
             json=body,
             params=query or None,
-            headers={"authorization": f"Bearer {key}"} if key else {},
+            headers=authorization(names),
             timeout=PATIENCE_S,
             trust_env=False,
         )
@@ -42,7 +56,7 @@ def call(
     except httpx.HTTPError as error:
         raise WorkerUnavailable(f"{url}: {reason(error)} (another service: --url)") from None
     if not response.is_success:
-        raise error_of(response, ", ".join(f"${name}" for name in names))
+        raise error_of(response, places(names))
     try:
         answer: dict[str, Any] = response.json()
     except ValueError:

@@ -21,9 +21,17 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from deploy.evaluation.candidates import Candidate
-from deploy.evaluation.clients import HttpClient, RequestOptions, ask, error_of, reason
+from deploy.evaluation.clients import (
+    HttpClient,
+    RequestOptions,
+    ask,
+    base_address,
+    error_of,
+    reason,
+)
 from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import EvaluatedAnswer, Problem
+from deploy.evaluation.service_client import READ_KEYS, authorization, places
 from orchestrator.errors import ConfigError, WorkerUnavailable
 
 QUIET_S: Final = 20.0  # without requests, to measure the load at rest
@@ -111,7 +119,8 @@ def measure(
         BatonError: the service or its Redis does not answer, or a request failed.
     """
     client = HttpClient(url, options)
-    with httpx.Client(base_url=url, headers=client.headers, timeout=30.0, trust_env=False) as http:
+    address, headers = base_address(url), authorization(READ_KEYS)
+    with httpx.Client(base_url=address, headers=headers, timeout=30.0, trust_env=False) as http:
         first, scraped = _read(http, redis)
         if not first.cpu_s:
             raise ConfigError(
@@ -292,5 +301,5 @@ def _get(http: httpx.Client, path: str) -> httpx.Response:
     except httpx.HTTPError as error:
         raise WorkerUnavailable(f"{http.base_url}: {reason(error)}") from None
     if not response.is_success:
-        raise error_of(response)
+        raise error_of(response, places(READ_KEYS))
     return response

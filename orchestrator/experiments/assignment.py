@@ -71,7 +71,7 @@ def assign(experiment: Experiment, state: ExperimentState, unit: str) -> Assignm
     """The arm that answers a unit's requests; None where it takes no part.
 
     A unit whose arm was stopped takes no part any more: if it moved to another arm, the arms could
-    no longer be compared.
+    no longer be compared. (A bandit draws anew for every request, and shares them out again.)
     """
     group = experiment.group
     if group is not None and not in_group(unit, group.name, group.start, group.end):
@@ -83,8 +83,12 @@ def assign(experiment: Experiment, state: ExperimentState, unit: str) -> Assignm
     index = choose_variation(at, parts)
     if index < 0 or names[index] in state.stopped:
         return None
-    counts = [_bucket_count(part) for part in parts]
-    return Assignment(names[index], at, counts[index] / sum(counts))
+    counts = {
+        name: _bucket_count(part)
+        for name, part in zip(names, parts, strict=True)
+        if name not in state.stopped
+    }
+    return Assignment(names[index], at, counts[names[index]] / sum(counts.values()))
 
 
 def _hidden(unit: str, secret: str | None) -> str:
@@ -101,10 +105,16 @@ def _bucket_count(part: Range) -> int:
 
 
 def current_weights(experiment: Experiment, state: ExperimentState) -> Mapping[str, float]:
-    """The served arms' current shares, in the document's order; those of a bandit change."""
-    if experiment.kind == "bandit" and state.weights is not None:
-        return {name: state.weights.get(name, 0.0) for name in experiment.weights}
-    return experiment.weights
+    """The served arms' current shares, in the document's order; those of a bandit change.
+
+    What a bandit's stopped arm had goes to the others at once, in proportion to theirs.
+    """
+    if experiment.kind != "bandit":
+        return experiment.weights
+    weights = experiment.weights if state.weights is None else state.weights
+    left = {name: weights.get(name, 0.0) for name in experiment.weights.keys() - state.stopped}
+    total = sum(left.values())
+    return {name: left.get(name, 0.0) / total if total else 0.0 for name in experiment.weights}
 
 
 def in_shadow_sample(experiment: Experiment, shadow: str, request: str, share: float) -> bool:

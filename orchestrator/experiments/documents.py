@@ -280,6 +280,20 @@ class Experiment(ExperimentDocument):
         if abs(sum(given) - 1) > WEIGHT_TOLERANCE:
             raise _invalid("arms", f"the weights add up to {sum(given):g} instead of 1")
 
+    def check_decidable(self) -> None:
+        """Refuse a goal, bound or guardrail by a metric that no request of this experiment has.
+
+        Raises:
+            InvalidRequest: the first of them, by name.
+        """
+        decisive = {"goal": [self.goal.metric], "goal.within": [b.metric for b in self.goal.within]}
+        decisive["guardrails"] = [one.metric for one in self.guardrails]
+        for place, metrics in decisive.items():
+            if "cost" in metrics and not any(self.prices.model_dump().values()):
+                raise _invalid(place, "cost needs the experiment's prices: give one above 0")
+            if "agreement" in metrics:
+                raise _invalid(place, "agreement is of shadows alone: name a metric of served arms")
+
     @property
     def all_arms(self) -> tuple[Arm, ...]:
         """Every arm, with one for each value of a grid."""

@@ -171,7 +171,6 @@ class Experimenter:
             forced=assignment.forced,
         )
         self._exposures.labels(run.name, assignment.arm).inc()
-        self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
         self._outbox.event(run.stream, exposure.model_dump())
 
     def record_outcome(
@@ -233,6 +232,7 @@ class Experimenter:
             for stream in known.keys() - streams:
                 del known[stream]
         for run in running:
+            self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
             reader = self._readers.setdefault(run.stream, _reader(run))
             await reader.read(self._store)
             if run.experiment.adaptive:
@@ -420,12 +420,13 @@ def _reweighed(run: Run, analysed: AnalysisSet, at: float) -> ExperimentState:
     """The state with a bandit's new weights, once `FRESH` more requests have ended."""
     experiment, state = run.experiment, run.state
     compared = comparable(analysed.by_arm)
-    by_arm = {name: own for name, own in compared.items() if name not in state.stopped}
-    ended = sum(one.outcome is not None for own in by_arm.values() for one in own)
+    # Those of stopped arms count too: they did when the weights were found that hold now.
+    ended = sum(one.outcome is not None for own in compared.values() for one in own)
     if ended < state.evidence.get("ended", 0) + FRESH:
         return state
     # Seeded by the evidence: replicas that have the same log compute the same weights.
     random = np.random.default_rng([fnv1a(experiment.seed), ended])
+    by_arm = {name: own for name, own in compared.items() if name not in state.stopped}
     allocation = allocate(experiment, by_arm, random)
     evidence = {"at": at, "ended": ended, "beliefs": dict(allocation.beliefs)}
     weights = {name: allocation.weights.get(name, 0.0) for name in experiment.weights}

@@ -58,8 +58,10 @@ def _cost(outcome: Outcome, prices: Prices) -> Observation:
 
 
 def _error(outcome: Outcome, _: Prices) -> Observation:
-    # A request that its client cancelled is neither a success nor a failure; see `cancelled`.
-    return None if outcome.status == "cancelled" else _known(outcome.status == "failed")
+    # A request that its client cancelled (see `cancelled`), or that was refused as it stood, is
+    # neither a success nor a failure of the arm.
+    blameless = outcome.status == "cancelled" or outcome.refused
+    return None if blameless else _known(outcome.status == "failed")
 
 
 METRICS: Final[dict[MetricName, Metric]] = {

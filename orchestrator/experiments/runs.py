@@ -108,9 +108,11 @@ class Runs:
         """Start an experiment, again if it was stopped.
 
         Raises:
-            InvalidRequest, UnknownPolicy: an arm cannot be built, by name.
+            InvalidRequest, UnknownPolicy: an arm cannot be built, by name, or something is to be
+                decided by a metric that no request here has.
             Conflict: it runs already, or one runs that would share units with it.
         """
+        experiment.check_decidable()
         arms = await self._build(experiment)
         self._check_methods(experiment)
         for _ in range(_TRIES):

@@ -1,8 +1,9 @@
 """Shadow arms: they answer served requests again, for comparison.
 
-One at a time, and only while no request is being answered: a request that comes in cancels the
-shadow, which later starts over. So shadows delay no request, and their times are those of an idle
-machine. Of too many that wait the oldest are dropped and counted.
+One at a time, and only while this orchestrator answers no request: a request that comes in cancels
+the shadow, which later starts over. So shadows delay none of its requests, and where it is the only
+one their times are those of an idle machine. Others share the workers: their requests and these
+shadows wait for each other. Of too many that wait the oldest are dropped and counted.
 """
 
 from __future__ import annotations

@@ -39,10 +39,11 @@ _PATIENCE: Final = 10  # times as long as others waits who has less than its sha
 @dataclass(eq=False, slots=True)
 class Place:
     """A request's place, or its claim to one. `prompt` is in tokens, estimated until it is read;
-    `began` in seconds of the admission's clock."""
+    `began` in seconds of the admission's clock. `broke_off`: its answer did not come to its end."""
 
     prompt: int
     began: float
+    broke_off: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -148,8 +149,9 @@ class Admission:
             try:
                 yield mine
                 # Not of one that failed, or whose client went away: it would have taken longer.
-                busy = bool(self._waiting) or self._taken >= _BUSY * self._places
-                self._durations.ended(self._clock() - began, cost, busy)
+                if not mine.broke_off:
+                    busy = bool(self._waiting) or self._taken >= _BUSY * self._places
+                    self._durations.ended(self._clock() - began, cost, busy)
             finally:
                 self._release(owner, cost)
         finally:

@@ -99,7 +99,8 @@ def read_answer(
     pieces = [*reader.feed(response.raw_answer), *reader.end()]  # as a stream reads it
     if not reader.calls:
         return response.answer, ()
-    return "".join(piece for piece in pieces if isinstance(piece, str)).strip(), reader.calls
+    text = "".join(piece for piece in pieces if isinstance(piece, str)).rstrip()
+    return text if response.continues else text.lstrip(), reader.calls
 
 
 class CallReader:
@@ -235,8 +236,8 @@ class CallReader:
             text = FINITE_JSON.decode(value)
             if text is None:
                 return self._argue("{}")
-            if isinstance(FINITE_JSON.decode(text), dict):
-                return self._argue(text)
+            if isinstance(arguments := FINITE_JSON.decode(text), dict):
+                return self._argue(_dumped(arguments))
         return self._argue(value)
 
     def _in_tags(self, form: ArgumentFormat, ended: bool) -> list[Piece]:

@@ -17,6 +17,7 @@ import asyncio
 import logging
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing, suppress
+from time import perf_counter
 from typing import Final
 
 from starlette.responses import Response
@@ -124,6 +125,7 @@ class ChatResponse(Response):
         self._service, self._context, self._make_format = service, context, make_format
         self._choices: list[Choice] = []
         self._started = self._ended = self._cut = False
+        self._sent_at = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def bounded(message: Message) -> None:
@@ -172,14 +174,17 @@ class ChatResponse(Response):
             finally:
                 await events.close()
         except asyncio.CancelledError as error:
+            self._break_off()
             if self._cut:
                 self._record("failed", http_error(error).body["error"])
             else:
                 self._record("cancelled")
             raise
         except _ClientGone:
+            self._break_off()
             self._record("cancelled")
         except Exception as error:
+            self._break_off()
             if isinstance(error, Unsupported):
                 error.policy = self._context.policy_name
             elif isinstance(error, InvalidRequest) and error.param == "messages":
@@ -191,6 +196,11 @@ class ChatResponse(Response):
             log.error("trace %s broke off: %s", self._context.trace_id, describe(error))
             with suppress(_ClientGone):
                 await self._send(send, self._choices[0].format.failure(body), more=False)
+
+    def _break_off(self) -> None:
+        """Say that how long this took tells nothing of what answers take."""
+        if self._context.place is not None:
+            self._context.place.broke_off = True
 
     async def _write_whole(self, events: EventQueue, send: Send) -> None:
         writing = len(self._choices)
@@ -206,14 +216,15 @@ class ChatResponse(Response):
     async def _write_stream(self, events: EventQueue, send: Send) -> None:
         limits, writing = self._service.limits, len(self._choices)
         while writing:
-            batch = await events.take(limits.ping_s if self._started else limits.headers_s)
+            patience = limits.ping_s - self._silent_s if self._started else limits.headers_s
+            batch = await events.take(max(0.0, patience))
             if not self._started:
                 await self._start(send, STREAM_HEADERS)
                 await self._send(send, b"".join(one.format.begin() for one in self._choices))
             told = list(self._by_choice(batch))
             if data := b"".join(choice.format.more(news) for choice, news in told):
                 await self._send(send, data)
-            elif not batch:
+            elif self._silent_s >= limits.ping_s:  # also while what comes cannot be shown yet
                 await self._send(send, b": ping\n\n")
             ended = [choice for choice, news in told if isinstance(news[-1], RequestCompleted)]
             writing -= len(ended)
@@ -235,8 +246,13 @@ class ChatResponse(Response):
         raw = [(name.encode(), value.encode()) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
 
+    @property
+    def _silent_s(self) -> float:
+        """Seconds since something was last sent."""
+        return perf_counter() - self._sent_at
+
     async def _send(self, send: Send, data: bytes, *, more: bool = True) -> None:
-        self._ended = not more
+        self._ended, self._sent_at = not more, perf_counter()
         await send({"type": "http.response.body", "body": data, "more_body": more})
 
     def _record(self, status: str, error: Json | None = None) -> None:

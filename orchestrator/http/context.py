@@ -81,7 +81,8 @@ class RequestContext:
         for name, given in (("ignore_eos", body.ignore_eos), ("min_tokens", body.min_tokens)):
             if given and body.constraint is not None:
                 raise contradiction(name, "contradicts an answer that must match a form")
-        max_tokens = limits.max_tokens if body.cap is None else body.cap
+        usual = min(limits.max_tokens, limits.max_tokens_cap)
+        max_tokens = usual if body.cap is None else body.cap
         if body.min_tokens > max_tokens:
             raise contradiction("min_tokens", f"is {body.min_tokens}, above the cap {max_tokens}")
         return cls(

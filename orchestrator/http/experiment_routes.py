@@ -94,7 +94,8 @@ def _check_judges(service: Service, given: Experiment) -> None:
 
 
 def run_json(run: Run) -> Json:
-    """A run as the API shows it; `coverage` and `weights` are the current ones."""
+    """A run as the API shows it; `coverage` and `weights` are the current ones, `base` is the arm
+    that the others are compared with."""
     experiment, state = run.experiment, run.state
     return {
         "object": "baton.experiment",
@@ -104,6 +105,7 @@ def run_json(run: Run) -> Json:
         "trouble": run.error if run.live or not run.arms else None,
         "coverage": state.coverage(experiment) if run.live else 0.0,
         "weights": dict(current_weights(experiment, state)),
+        "base": experiment.base,
         "arms": {
             name: {
                 "policy": arm.name,

@@ -23,6 +23,7 @@ from orchestrator.state.versions import (
     PolicyVersion,
     Publication,
     active,
+    can_roll_back,
     latest,
     previous,
 )
@@ -131,12 +132,17 @@ async def _overview(service: Service) -> Json:
     known: Json = {
         "active": None if current.active is None else current.active.document.reference,
         "previous": None,
+        "can_roll_back": False,
     }
     numbers, revision, degraded = dict(current.latest), current.revision, service.degraded
     try:
         state = await read_state(service.store)
         if state.revision or not revision:
-            known = {"active": active(state), "previous": previous(state)}
+            known = {
+                "active": active(state),
+                "previous": previous(state),
+                "can_roll_back": can_roll_back(state),
+            }
             numbers, revision = latest(state), state.revision
     except StoreError as error:
         degraded = str(error)

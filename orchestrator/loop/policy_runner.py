@@ -269,14 +269,15 @@ class PolicyRunner:
     def phase(self) -> Literal["thought", "answer"]:
         return "answer" if self.transcript.closed else "thought"
 
-    def _shown(self, delta: TextDelta) -> Iterator[TextDelta]:
-        """As much of a text as the client may see, up to a stop string."""
+    def _shown(self, delta: TextDelta, *, early: bool = False) -> Iterator[TextDelta]:
+        """As much of a text as the client may see, up to a stop string; `early`: none may begin in
+        it."""
         if delta.phase == "thought":
             yield delta
             return
         self._held_tokens += delta.tokens
         # What is too early for a stop string the worker itself has looked through.
-        early = self._written < self.budget.min_tokens
+        early |= self._written < self.budget.min_tokens
         if text := (self._stops.skip if early else self._stops.feed)(delta.text):
             tokens, self._held_tokens = self._held_tokens, 0
             yield replace(delta, text=text, tokens=tokens)
@@ -295,7 +296,8 @@ class PolicyRunner:
             after = replace(after, done=True, finish=self.transcript.finish)
         self.transcript = self._reply = after
         if not after.done and after.last is NUDGE:
-            yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text))
+            # A caller's stop string is looked for in what models write.
+            yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text), early=True)
             yield self._step(NUDGE, None, accepted=True)
 
     def _apply(self, result: ActionCompleted) -> Iterator[TextDelta | StepCompleted]:

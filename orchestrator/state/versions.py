@@ -295,6 +295,11 @@ def previous(state: StoreState) -> str | None:
     return next(iter(_earlier(state)), None)
 
 
+def can_roll_back(state: StoreState) -> bool:
+    """Whether something was active before: a version, or the deployment file's default."""
+    return bool(_earlier(state))
+
+
 def latest(state: StoreState) -> dict[str, int]:
     """The number of each policy's newest version, for those that have any."""
     names = [name.removeprefix(LATEST) for name in state.pointers if name.startswith(LATEST)]

@@ -27,6 +27,7 @@ from tests.workers.replica.handles import (
     story,
 )
 from workers.streams import BATCH_S, MAX_BATCH_S, batch_s, batch_stream, resume_generation
+from workers.text import boundaries
 
 
 async def test_a_break_inside_a_delimiter_is_seen() -> None:
@@ -51,6 +52,26 @@ async def test_a_break_inside_a_delimiter_is_seen() -> None:
     assert isinstance(items[-1], Generation)
     assert items[-1].segment.text == "ab\n\n"
     assert items[-1].segment.finish == "until"
+
+
+async def test_a_block_that_was_open_at_a_break_is_still_open() -> None:
+    begun = list[str]()
+
+    class Asked(ScriptedEngineWorker):
+        async def generate(self, call: Call, *_: Any, **__: Any) -> Any:  # type: ignore[override]
+            begun.append(boundaries.begun(call.transcript, CRITERIA.until))
+            yield Generation(Segment("large", "b = 2\n```\n\n", (3,), finish="until"))
+
+    received = Delta("```python\na = 1\n\n", (0, 1, 2), (0.0,) * 3)
+    transcript = Transcript((Message("user", "?"),))
+    (made,) = [
+        item
+        async for item in resume_generation(
+            Asked().generate, "words", received, call(transcript), CRITERIA, GREEDY, True
+        )
+    ]
+    assert begun == [received.text]
+    assert made.segment.text.count("```") == 2
 
 
 async def test_what_cannot_go_on_is_a_failure_that_no_retry_mends() -> None:

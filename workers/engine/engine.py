@@ -347,13 +347,15 @@ class Engine:
 
     def _append(self, request: GenerateRequest, accepted: Accepted) -> None:
         """Hand a round's tokens to their request and end it where they say so."""
-        self._counts["generated_tokens"] += len(accepted.tokens)
+        before = request.generated
         try:
             finish = request.append(accepted)
             delta = request.delta(ended=finish is not None)
         except Exception as error:
             self._discard(request, error)
             return
+        finally:  # tokens behind the end are drafts that came to nothing
+            self._counts["generated_tokens"] += request.generated - before
         if finish is not None:
             self._retire(request)
         if delta is not None:

@@ -90,9 +90,13 @@ class RequestHandle:
         # The list stays the same object: the engine's thread may be about to append to it.
         items = self._items[:]
         del self._items[: len(items)]
-        for item in items:
+        for place, item in enumerate(items):
             if isinstance(item, BaseException):
-                raise item
+                if not place:
+                    raise item
+                self._items[:0] = items[place:]  # raised the next time, behind what came before
+                self._arrived.set()
+                return items[:place]
         return items
 
     def _renew(self) -> None:

@@ -48,7 +48,7 @@ class LocalWorker:
         sampling: Sampling = GREEDY,
     ) -> None:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
-        self.prompts = PromptRenderer(tokenizer)
+        self.prompts = PromptRenderer(tokenizer, engine.decoder.target.vocabulary)
         self.context = engine.decoder.target.max_len
         self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
         self._grammars = GrammarCompiler(
@@ -67,7 +67,7 @@ class LocalWorker:
             criteria,
             self.prompts,
             len(ids),
-            stop_token_ids=self.prompts.ends(self._stop_token_ids, call.transcript),
+            stop_token_ids=self._ends(call),
             context=self.context,
         )
         request = GenerateRequest(
@@ -119,7 +119,7 @@ class LocalWorker:
             labels=labels,
             num_scored=len(scored) if query.nll else None,
             stop_token_ids=finish_token_ids(
-                self.tokenizer, self._stop_token_ids, call.transcript, last
+                self.tokenizer, self._ends(call), call.transcript, last
             ),
         )
         probabilities, outside, *nlls = await self.engine.answer(request)
@@ -149,7 +149,7 @@ class LocalWorker:
             sampling=sampling,
             seed=_seed(sampling),
             stop_token_ids=finish_token_ids(
-                self.tokenizer, self._stop_token_ids, call.transcript, segment
+                self.tokenizer, self._ends(call), call.transcript, segment
             ),
             matcher=await self._matcher(call),
             top=top,
@@ -164,10 +164,14 @@ class LocalWorker:
             call,
             segment,
             self.prompts,
-            self._stop_token_ids,
+            self._ends(call),
             request.usage,
             request.ms,
         )
+
+    def _ends(self, call: Call) -> frozenset[int]:
+        """The ids that end a text of this call."""
+        return self.prompts.ends(self._stop_token_ids, call.transcript)
 
     async def _matcher(self, call: Call) -> Matcher | None:
         """Which tokens may come next where the call holds its text to a grammar."""

@@ -93,6 +93,8 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
             return await _more(ask, capabilities, ids, vocabulary, logprobs)
     if refused is None and absent is not None:
         raise absent
+    if refused is not None and isinstance(refused.__cause__, WorkerUnavailable):
+        raise refused.__cause__
     why = (
         refused
         if isinstance(refused, Unsupported)

@@ -6,7 +6,7 @@ strings and control tokens. Where it returns none, its text is encoded again.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -74,15 +74,22 @@ class ParserOptions:
             return {"min_tokens": least, "stop_token_ids": sorted(ends)}
         if not capabilities.ids:
             return {"stop": [closing]} if closing else {}
-        texts = [*self.criteria.until, *self.criteria.stop]
-        if self.begins_answer:  # none is looked for in the white space before an answer
-            texts = [text for text in texts if text == text.lstrip()]
+        texts = self._looked_for((*self.criteria.until, *self.criteria.stop))
         fields: dict[str, object] = {}
         if closing and tokenizer.close_id is not None:
             fields["stop_token_ids"] = [tokenizer.close_id]
         else:
             texts += [text for text, _ in tokenizer.stops(self.thinking)]
         return fields | ({"stop": texts} if texts else {})
+
+    @property
+    def until(self) -> list[str]:
+        """The delimiters at which a server may stop."""
+        return self._looked_for(self.criteria.until)
+
+    def _looked_for(self, texts: Sequence[str]) -> list[str]:
+        """None is looked for in the white space before an answer."""
+        return [text for text in texts if not self.begins_answer or text == text.lstrip()]
 
 
 def closing_marker(tokenizer: Tokenizer, thinking: bool) -> str:
@@ -237,7 +244,7 @@ class ResponseParser:
             # text all the same, and the worker goes on behind it; markers and stop strings would
             # have been seen.
             text = self._detokenizer.text
-            if any(one in text for one in self._options.criteria.until):
+            if any(one in text for one in self._options.until):
                 return "until"
         # A thought that ends with no sign in its text was closed by its (invisible) marker.
         return "think_end" if self._closing and self._closed(chunk) else "eos"

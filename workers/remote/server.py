@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -86,10 +86,17 @@ class Server:
             response = await self._http.get(self.name + path, timeout=timeout)
             return self._json(response)
 
-    async def ask(self, path: str, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
-        """The answer to a request that is not streamed."""
+    async def ask(
+        self, path: str, body: Mapping[str, Any], session: str = "", *, counted: bool = True
+    ) -> dict[str, Any]:
+        """The answer to a request that is not streamed; `counted`: a failure counts for the
+        breaker."""
         return await self._post(
-            self.name + path, body, session, lambda response: self._answer(self._json(response))
+            self.name + path,
+            body,
+            session,
+            lambda response: self._answer(self._json(response)),
+            self._errors if counted else self._translated,
         )
 
     async def ask_sglang(self, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
@@ -98,7 +105,7 @@ class Server:
         Raises:
             Absent: whatever answers there is not SGLang.
         """
-        return await self._post(self._sglang_url, body, session, self._sglang_answer)
+        return await self._post(self._sglang_url, body, session, self._sglang_answer, self._errors)
 
     async def try_sglang(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The same, tried once: the path may be closed on a server that works, so a failure there
@@ -116,11 +123,12 @@ class Server:
         body: Mapping[str, Any],
         session: str,
         read: Callable[[httpx.Response], dict[str, Any]],
+        errors: Callable[[], AbstractContextManager[None]],
     ) -> dict[str, Any]:
         retries = self.tries()
         while True:
             try:
-                with self._errors():
+                with errors():
                     response = await self._http.post(
                         url, json=body, headers=protocol.session(session)
                     )

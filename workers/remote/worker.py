@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from time import perf_counter
@@ -36,6 +36,7 @@ from orchestrator.errors import (
     WorkerError,
     WorkerUnavailable,
 )
+from orchestrator.grammar import is_free
 from orchestrator.types import (
     GREEDY,
     Classification,
@@ -50,6 +51,7 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta, check_method
 from workers.model.rng import reseeded
 from workers.remote import protocol, sglang
+from workers.remote.errors import Declined
 from workers.remote.probe import probe
 from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
@@ -142,9 +144,7 @@ class RemoteWorker:
         prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
-        stop_token_ids = finish_token_ids(
-            self.tokenizer, self._stop_token_ids, call.transcript, judged
-        )
+        stop_token_ids = finish_token_ids(self.tokenizer, self._ends(call), call.transcript, judged)
         shared = bool(call.owner) and not capabilities.salts
         if capabilities.prompt_logprobs == "sglang":
             start = len(prefix) - len(verified) - 1 if nll else None
@@ -196,7 +196,7 @@ class RemoteWorker:
         """The negative log-likelihood of each of k tokens, and k + 1 choices of this model."""
         began = perf_counter()
         check_sampling(sampling)
-        if call.constraint is not None:
+        if call.constraint is not None and not is_free(call.constraint):
             raise Unsupported("choices at the places of a text that is held to a grammar")
         tokens, capabilities = self.prompts.verified(segment), await self.capabilities()
         if top > capabilities.top:
@@ -207,7 +207,7 @@ class RemoteWorker:
         ids = prefix + list(tokens)
         check_length(len(ids) + 1, self.context)
         stop_token_ids = finish_token_ids(
-            self.tokenizer, self._stop_token_ids, call.transcript, segment
+            self.tokenizer, self._ends(call), call.transcript, segment
         )
         shown = max(1, top) if sampling.is_greedy else capabilities.top
         shared = bool(call.owner) and not capabilities.salts
@@ -239,10 +239,14 @@ class RemoteWorker:
             call,
             segment,
             self.prompts,
-            self._stop_token_ids,
+            self._ends(call),
             _total(spent),
             ms_since(began),
         )
+
+    def _ends(self, call: Call) -> frozenset[int]:
+        """The ids that end a text of this call."""
+        return self.prompts.ends(self._stop_token_ids, call.transcript)
 
     async def _stop_nll(
         self,
@@ -321,10 +325,16 @@ class RemoteWorker:
         await self.server.aclose()
 
     async def _probe(self) -> ServerCapabilities:
-        def ask(path: str, body: dict[str, Any]) -> Awaitable[Mapping[str, Any]]:
+        async def ask(path: str, body: dict[str, Any]) -> Mapping[str, Any]:
             if path == sglang.PATH:
-                return self.server.try_sglang(body)
-            return self.server.ask(path, {"model": self.model, **body})
+                return await self.server.try_sglang(body)
+            try:
+                return await self.server.ask(path, {"model": self.model, **body}, counted=False)
+            except WorkerUnavailable as error:
+                if not await self.is_available():
+                    raise
+                # Some servers break down over a field that they do not know.
+                raise Declined(str(error)) from error
 
         with checked_answer(self.server.name):
             capabilities = await probe(ask, self.prompts, self.vocabulary)
@@ -356,7 +366,7 @@ class RemoteWorker:
             len(ids),
             criteria,
             self.context,
-            self.prompts.ends(self._stop_token_ids, call.transcript),
+            self._ends(call),
         )
         body = self._requests.body(capabilities.prompt, ids, call.transcript)
         top = 1 if criteria.max_entropy is None else capabilities.top

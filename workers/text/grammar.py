@@ -107,7 +107,8 @@ class _Vocabulary:
         self.special_token_ids = sorted(tokenizer.controls)
         self.bos_token_id = None
         # Where a text may end any of the ends is allowed; the library wants to know one.
-        self.eos_token_id = tokenizer.eos_id or 0
+        ends = [*self.special_token_ids, 0] if tokenizer.eos_id is None else [tokenizer.eos_id]
+        self.eos_token_id = ends[0]
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text

@@ -74,10 +74,15 @@ class _Ids(NamedTuple):
 
 
 class PromptRenderer:
-    """Renders transcripts and side conversations for one checkpoint."""
+    """Renders transcripts and side conversations for one checkpoint.
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    Args:
+        vocabulary: how many ids the model has, where it may be fewer than the tokenizer's.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, vocabulary: int | None = None) -> None:
         self.tokenizer = tokenizer
+        self._vocabulary = min(vocabulary or len(tokenizer.pieces), len(tokenizer.pieces))
         self._opening = remembered(self._render_opening, _MARKUP_BYTES, _bytes_of_parts)
         self._side = remembered(self._render_side, _MARKUP_BYTES, _bytes_of_parts)
         self._prompt = remembered(
@@ -368,7 +373,7 @@ class PromptRenderer:
         return message.tokens
 
     def _is_known(self, ids: Sequence[int]) -> bool:
-        return min(ids) >= 0 and max(ids) < len(self.tokenizer.pieces)
+        return min(ids) >= 0 and max(ids) < self._vocabulary
 
     def _ids(self, segments: Segments) -> list[int]:
         """The ids of segments; each segment's are kept with it (`fold`), and no joined list is:

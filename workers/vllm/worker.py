@@ -124,7 +124,7 @@ class VllmWorker:
     ) -> None:
         self.engine, self.tokenizer, self.context = engine, tokenizer, context
         self.sampling, self.lossy = sampling, lossy
-        self.prompts = PromptRenderer(tokenizer)
+        self.prompts = PromptRenderer(tokenizer, vocabulary)
         ends = tokenizer.controls | frozenset(stop_token_ids)
         self._stop_token_ids = frozenset(token for token in ends if token < vocabulary)
         self._capacity, self._counter = capacity, counter
@@ -145,7 +145,7 @@ class VllmWorker:
             criteria,
             self.prompts,
             len(ids),
-            stop_token_ids=self.prompts.ends(self._stop_token_ids, call.transcript),
+            stop_token_ids=self._ends(call),
             context=self.context,
         )
         shown = 1 if criteria.max_entropy is None else SHOWN
@@ -207,9 +207,7 @@ class VllmWorker:
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
         cost = _Cost(len(ids), call.owner)
-        stop_token_ids = finish_token_ids(
-            self.tokenizer, self._stop_token_ids, call.transcript, last
-        )
+        stop_token_ids = finish_token_ids(self.tokenizer, self._ends(call), call.transcript, last)
         scores: dict[str, Any] = {}
         if query.nll:
             scores = prompt_scores(len(prefix) - len(scored), SHOWN if stop_token_ids else 1)
@@ -257,7 +255,7 @@ class VllmWorker:
         check_length(len(ids) + 1, self.context)
         cost = _Cost(len(ids), call.owner)
         stop_token_ids = finish_token_ids(
-            self.tokenizer, self._stop_token_ids, call.transcript, segment
+            self.tokenizer, self._ends(call), call.transcript, segment
         )
         first = len(prefix) + given
         shown = max(1, top) if sampling.is_greedy else SHOWN
@@ -285,10 +283,14 @@ class VllmWorker:
             call,
             segment,
             self.prompts,
-            self._stop_token_ids,
+            self._ends(call),
             cost.usage(),
             ms_since(began),
         )
+
+    def _ends(self, call: Call) -> frozenset[int]:
+        """The ids that end a text of this call."""
+        return self.prompts.ends(self._stop_token_ids, call.transcript)
 
     def _held(self, call: Call) -> dict[str, Any]:
         """The field that holds a text to the call's grammar.

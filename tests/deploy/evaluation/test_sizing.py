@@ -5,12 +5,18 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from deploy.evaluation.sizing import Measured, Reading, check_same_replicas, needs
-from orchestrator.errors import WorkerUnavailable
+from deploy.evaluation import sizing
+from deploy.evaluation.candidates import Candidate
+from deploy.evaluation.evaluate import Question
+from deploy.evaluation.sizing import Measured, Reading, check_same_replicas, measure, needs
+from orchestrator.errors import InvalidRequest, WorkerUnavailable
+from orchestrator.http.auth import Access, Keys
 from tests.deploy.conftest import ROOT
+from tests.orchestrator.serving import service, serving
 
 MEASURED = Measured(
     requests=100,
@@ -87,3 +93,25 @@ def test_the_guides_example_is_its_own_formula() -> None:
             f"{rows} | {1000 * seconds:.1f} ms | {held:.2f} s | {0.8 * rows / held:.2f} | {need}"
         )
         assert values == expected
+
+
+def test_metrics_are_read_with_an_observers_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And questions asked with an API key, which may not read them."""
+    for name in ("QUIET_S", "SETTLE_S", "LOOK_S"):
+        monkeypatch.setattr(sizing, name, 0.0)
+    read = sizing._read
+
+    def with_replicas(*given: Any) -> Any:
+        """What only Ray's replicas say of themselves."""
+        reading, scraped = read(*given)
+        return reading, {**scraped, ("baton_orchestrator_replicas", ""): 1.0}
+
+    monkeypatch.setattr(sizing, "_read", with_replicas)
+    monkeypatch.setenv("BATON_API_KEY", "sk-user")
+    problems = [Question("1 + 1?", "2")]
+    access = Access(Keys(["sk-user"]), observers=Keys(["sk-observer"]))
+    with serving(service(access=access)) as url:
+        with pytest.raises(InvalidRequest, match="observer's key"):
+            measure(f"{url}/v1", problems, Candidate.parse("specreason"))
+        monkeypatch.setenv("BATON_OBSERVER_KEY", "sk-observer")
+        assert measure(f"{url}/v1", problems, Candidate.parse("specreason")).requests == 1

@@ -18,6 +18,7 @@ from orchestrator.experiments.assignment import (
     bucket,
     bucket_ranges,
     choose_variation,
+    current_weights,
     fnv1a,
     in_group,
 )
@@ -192,6 +193,22 @@ def test_a_stopped_arm_gives_its_units_to_nobody() -> None:
         before = arm_of(assign(experiment, state, f"u{n}"))
         after = arm_of(assign(experiment, stopped, f"u{n}"))
         assert after == (None if before == "arm1" else before)
+
+
+def test_a_bandits_other_arms_share_what_a_stopped_one_had() -> None:
+    arms = [{"name": name, "policy": "x"} for name in ("a", "b", "c")]
+    experiment = Experiment.parse({"name": "pilot", "kind": "bandit", "arms": arms})
+    stopped = {"b": StoppedArm(at=1, why="slow")}
+    for weights, shares in (({"a": 0.15, "b": 0.8, "c": 0.05}, (0.75, 0.25)), (None, (0.5, 0.5))):
+        state = initial_state(0).model_copy(update={"weights": weights, "stopped": stopped})
+        assert current_weights(experiment, state) == pytest.approx(
+            {"a": shares[0], "b": 0.0, "c": shares[1]}
+        )
+        found = [assign(experiment, state, f"r{n}") for n in range(4000)]
+        assert {one.arm for one in found if one} == {"a", "c"}
+        assert None not in found  # nobody is turned away
+        told = {one.arm: one.probability for one in found if one}
+        assert told == pytest.approx(dict(zip("ac", shares, strict=True)), abs=1e-4)
 
 
 def test_a_bandits_weights_decide_and_their_probabilities_are_exact() -> None:

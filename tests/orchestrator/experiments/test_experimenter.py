@@ -31,6 +31,7 @@ from tests.orchestrator.experiments.records import request
 from tests.orchestrator.serving import HTTP, post, scripted, service, serving, until
 
 ARMS = [{"name": "large", "policy": "large-only"}, {"name": "small", "policy": "small-only"}]
+AGREEING = {"metric": "agreement", "at_least": 0.9}
 
 
 @pytest.fixture(autouse=True)
@@ -723,6 +724,38 @@ def test_a_bandits_weights_name_the_arms_that_were_stopped() -> None:
     changed, action = experimenter._decide(run, requests, 9.0, True)
     assert (action, changed.weights) == ("weights", {"large": 1.0, "small": 0.0})
     assert experimenter._decide(run, requests, 9.0, False) == (state, "")  # some are forgotten
+
+
+def test_weights_are_found_anew_soon_after_an_arm_was_stopped() -> None:
+    """The stopped arm's requests count as they did when the weights were found that hold now."""
+    arms = [*ARMS, {"name": "shared", "policy": "specreason"}]
+    made = Experiment.parse(
+        {"name": "trial", "kind": "bandit", "arms": arms, "goal": {"metric": "ms"}}
+    )
+    requests = [request(arms[n % 3]["name"], n) for n in range(300)]
+    evidence = {"ended": 300 - experimenter.FRESH}
+    state = ExperimentState.model_validate(
+        {
+            **initial_state(0.0).model_dump(),
+            "weights": {"large": 0.1, "small": 0.8, "shared": 0.1},
+            "evidence": evidence,
+            "stopped": {"small": {"at": 1.0, "why": "it was slow"}},
+        }
+    )
+    changed, action = experimenter._decide(Run(1, made, state, {}, b""), requests, 9.0, True)
+    assert action == "weights"
+    assert changed.evidence["ended"] == 300
+    assert changed.weights is not None
+    assert changed.weights["small"] == 0.0
+
+
+def test_what_can_never_be_decided_is_not_started() -> None:
+    with serving(service()) as url:
+        for wrong in ({"goal": {"metric": "cost"}}, {"guardrails": [AGREEING]}):
+            refused = start(url, **wrong)
+            assert refused.status_code == 400
+            assert next(iter(wrong)) in refused.json()["error"]["message"]
+        assert start(url, goal={"metric": "cost"}, prices={"large": 1.0}).status_code == 201
 
 
 def test_a_report_says_from_when_its_requests_are(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -182,7 +182,7 @@ def test_what_failed_or_was_cancelled_says_little() -> None:
         return {name for name in METRICS for _ in observations([one], name, Prices(large=1.0))}
 
     assert metrics("failed") == {"ms", "first_step_ms", "error", "cost", "cancelled"}
-    assert metrics("failed", refused=True) == {"error", "cost", "cancelled"}
+    assert metrics("failed", refused=True) == {"cost", "cancelled"}
     assert metrics("cancelled") == {"ms", "first_step_ms", "cost", "cancelled"}
 
 

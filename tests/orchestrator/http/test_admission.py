@@ -221,6 +221,8 @@ async def test_a_quick_one_or_one_that_fails_says_little_of_the_pace() -> None:
             with pytest.raises(WorkerError):
                 async with admission.place("a"):
                     raise WorkerError("gone")
+            async with admission.place("a") as hung_up:
+                hung_up.broke_off = True
         assert admission.retry_after_s(cost=64) == 5
         for _ in range(16):
             async with admission.place("a"):

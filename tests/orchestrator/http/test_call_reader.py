@@ -288,6 +288,13 @@ CASES: list[tuple[str, CallFormat, str, str, list[tuple[str, Any]]]] = [
         [("add", {"a": "\ud800"})],
     ),
     (
+        "half a surrogate pair in arguments that are a text",
+        HERMES,
+        '<tool_call>\n{"name": "add", "arguments": "{\\"a\\": \\"\\ud800\\"}"}\n</tool_call>',
+        "",
+        [("add", {"a": "\ud800"})],
+    ),
+    (
         "a number too large in a loose call",
         HERMES,
         '{"name": "add", "arguments": {"a": 1e999}}',

@@ -400,8 +400,12 @@ def test_publish_and_roll_back_with_keys(browser: Browser) -> None:
         expect(page.locator(".version")).to_contain_text("threshold: 4.5")
         expect(page.locator(".card").first).to_contain_text("specreason@1")
         expect(page.locator(".policies")).to_contain_text("<b>more</b> trust")
-        page.get_by_role("button", name="Roll back").click()
+        back = page.get_by_role("button", name="Roll back")
+        back.click()
         expect(page.locator(".card").first).to_contain_text("deployment file's default")
+        expect(back).to_be_disabled()  # nothing was active before
+        page.get_by_role("button", name="Activate").click()
+        expect(page.locator(".card").first).to_contain_text("specreason@1")
         kept = page.evaluate("JSON.stringify([{...localStorage}, {...sessionStorage}])")
         assert "sk-" not in kept
 
@@ -491,6 +495,7 @@ def test_an_experiments_readout(
             {"name": "strict", "policy": "specreason", "params": {"threshold": 9.5}},
             {"name": "lenient", "policy": "specreason", "params": {"threshold": 0}},
         ],
+        "control": "lenient",
         "goal": {"metric": "large_tokens"},
         "guardrails": [{"metric": "error", "at_most": 0.5}],
         "ramp": {"steps": [1.0], "hold_s": 60},
@@ -503,20 +508,22 @@ def test_an_experiments_readout(
 
         def known() -> bool:
             past = HTTP.get(report).json()["readouts"]
-            return bool(past) and past[-1]["intervals"].get("lenient", [None])[-1] is not None
+            return bool(past) and past[-1]["intervals"].get("strict", [None])[-1] is not None
 
         until(known, 20)
         with page_of(browser, f"{url}/ui#/experiments") as page:
             expect(page.locator(".card")).to_contain_text("running")
             expect(page.locator(".arm")).to_have_count(2)
-            expect(page.locator("tr.goal")).to_contain_text("lenient")
+            expect(page.locator(".arm").last).to_contain_text("lenient (control)")
+            expect(page.locator(".arm").first).not_to_contain_text("control")
+            expect(page.locator("tr.goal")).to_contain_text("strict")
             rail = "error at most 0.5 (so far strict 0, lenient 0)"
             expect(page.locator(".card")).to_contain_text(rail)
             expect(page.locator(".card")).to_contain_text("ramp: step 1 of 1 (100 %)")
             # Of the time before the page was opened, too.
             band = page.locator(".overtime .band").first
             expect(band.locator("polygon")).to_be_attached()
-            assert "lenient: from" in (band.get_attribute("aria-label") or "")
+            assert "strict: from" in (band.get_attribute("aria-label") or "")
             weights = page.locator(".band.weights")
             expect(weights).to_have_count(int(kind == "bandit"))
             if kind == "bandit":

@@ -49,6 +49,15 @@ def url() -> Iterator[str]:
         yield url
 
 
+def test_a_request_that_names_no_cap_has_none_above_the_most() -> None:
+    """Of a service that lowered the most that may be named, and not the usual."""
+    made = service(scripted(), limits=ServiceLimits(max_tokens_cap=2))
+    with serving(made) as url:
+        body = {"model": "small-only", "messages": ASKED}
+        usage = HTTP.post(f"{url}/v1/chat/completions", json=body).json()["usage"]
+    assert usage["completion_tokens"] <= 2
+
+
 def error(reply: httpx.Response, status: int) -> Any:
     """The error of a reply, after looking at its form."""
     assert reply.status_code == status, reply.text

@@ -66,9 +66,11 @@ def test_hang_up(phase: str, stream: bool) -> None:
     with serving(made) as url:
         connections = [_ask(url, model=model, stream=stream) for _ in range(20)]
         until(lambda: made.admission.live == 20 and busy(made, phase))
+        pace = made.admission.retry_after_s(64)
         for connection in connections:
             connection.close()
         assert until(lambda: idle(made)) < 1
+        assert made.admission.retry_after_s(64) == pace  # says nothing of what an answer takes
         text = HTTP.get(f"{url}/metrics").text
     assert (
         f'outcome="cancelled",policy="{"specreason" if model == "baton" else model}"}} 20.0' in text

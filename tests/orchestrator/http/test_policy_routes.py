@@ -75,6 +75,7 @@ def test_moving_the_pointer(url: str) -> None:
     active = f"{url}/v1/policies/active"
     assert HTTP.get(active).json()["version"] == 0
     assert refused(HTTP.post(f"{url}/v1/policies/rollback", json={}), 400)
+    assert HTTP.get(f"{url}/v1/policies").json()["can_roll_back"] is False
     for threshold in (1, 2):
         publish(url, params={"threshold": threshold})
     assert HTTP.get(active).json()["id"] == "specreason@2"
@@ -93,6 +94,7 @@ def test_moving_the_pointer(url: str) -> None:
     assert shown[1]["author"] == "ben"
     overview = HTTP.get(f"{url}/v1/policies").json()
     assert (overview["active"], overview["previous"]) == (None, "specreason@2")
+    assert overview["can_roll_back"] is True  # though the default is active
     assert overview["degraded"] is None
     (row,) = [row for row in overview["data"] if row["policy"] == "specreason"]
     assert row["latest"] == 2

@@ -15,8 +15,9 @@ from pydantic import BaseModel
 
 from orchestrator.grammar import lark
 from orchestrator.http.app import create_app
-from orchestrator.types import CallFormat, StopCriteria, Transcript
-from tests.orchestrator.serving import client, service, serving
+from orchestrator.http.limits import ServiceLimits
+from orchestrator.types import ArgumentFormat, CallFormat, StopCriteria, Transcript
+from tests.orchestrator.serving import HTTP, client, service, serving
 from workers.scripted import Scripted
 
 FORMAT = CallFormat(
@@ -99,6 +100,47 @@ def test_a_stream_ends_as_the_whole_answer_does(stop: list[str] | None) -> None:
     streamed = any(chunk.delta.tool_calls for chunk in chunks)
     assert chunks[-1].finish_reason == whole.finish_reason
     assert streamed == bool(whole.message.tool_calls) == (whole.finish_reason == "tool_calls")
+
+
+def test_a_stream_that_goes_on_with_an_answer_is_the_whole_one_too() -> None:
+    def goes_on(transcript: Transcript, criteria: StopCriteria) -> str:
+        call = '<tool_call>\n{"name": "add", "arguments": {"a": 2, "b": 3}}\n</tool_call>'
+        return f" that up.\n{call}" if transcript.closed else "Let me see."
+
+    with api(Scripted(goes_on, call_format=FORMAT), Scripted(goes_on, call_format=FORMAT)) as one:
+        begun = {"role": "assistant", "content": "Let me look"}
+        body: Any = {"model": "large-only", "messages": [QUESTION, begun], "tools": [ADD]}
+        more = {"continue_final_message": True, "add_generation_prompt": False}
+        whole = one.chat.completions.create(**body, extra_body=more).choices[0].message
+        chunks = one.chat.completions.create(**body, extra_body=more, stream=True)
+        told = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert whole.tool_calls
+    assert whole.content == told.rstrip() == " that up."
+
+
+def test_a_stream_pings_while_what_comes_cannot_be_shown_yet() -> None:
+    """An argument between tags is shown once it is whole, however long that takes."""
+    tagged = CallFormat(
+        "<tool_call>\n<function=",
+        ">\n",
+        "</function>\n</tool_call>",
+        "</function>\n</tool_call>\n<tool_call>\n<function=",
+        each=ArgumentFormat("<parameter=", ">\n", "\n</parameter>\n"),
+    )
+    text = "word " * 40
+
+    def writes(transcript: Transcript, criteria: StopCriteria) -> str:
+        if not transcript.closed:
+            return "I should write."
+        value = f"<parameter=text>\n{text}\n</parameter>\n"
+        return f"<tool_call>\n<function=look_up>\n{value}</function>\n</tool_call>"
+
+    slow = [Scripted(writes, call_format=tagged, delay=0.005) for _ in range(2)]
+    body = {"model": "large-only", "messages": [QUESTION], "tools": [LOOK_UP], "stream": True}
+    with serving(service(*slow, limits=ServiceLimits(ping_s=0.05))) as url:
+        reply = HTTP.post(f"{url}/v1/chat/completions", json=body).text
+    assert text.strip() in reply
+    assert ": ping" in reply
 
 
 def test_what_models_are_shown() -> None:

@@ -62,6 +62,19 @@ def test_nothing() -> None:
     assert totals().ms == {"small": 0, "large": 0, "classify": 0, "total": 50.0}
 
 
+def test_choices_that_are_given_up_stay_in_the_totals() -> None:
+    """Of a verification they are known by having been kept."""
+    response, read = ResponseAccumulator(), Verification((), (5,), Usage(10, 0, 1))
+    choice = Segment("large", "abcd", (1, 2, 3, 4))
+    response.add(ActionCompleted(Verify("large", LATER, Segment("small", "")), read, 1.0))
+    response.add(ActionCompleted(Accept(LATER, choice, None), LATER, 0.0))
+    before = response.totals(1.0)
+    response.give_up(choice)
+    after = response.totals(1.0)
+    assert before.large_tokens == after.large_tokens == 4
+    assert (before.discarded_tokens, after.discarded_tokens) == (0, 4)
+
+
 def test_a_request() -> None:
     draft, rewrite = made("small", 5), made("large", 3)
     digits = Classification(("0",), (1.0,), 0.0, Usage(20, 15, 0, 1))

@@ -744,6 +744,14 @@ async def test_a_turn_that_ends_inside_the_thought_is_answered_all_the_same() ->
     assert (ended.transcript.finish, ended.transcript.forced) == ("stop", False)
 
 
+async def test_a_stop_string_is_not_found_in_what_no_model_wrote() -> None:
+    """ "Answer: " begins the answer for a model that wanted to end behind its thought."""
+    large = Scripted([Say("It is 4.", "think_end"), Say("", "eos"), "Four: 4."])
+    _, ended = await run(LargeOnly(), {"large": large}, limits=Limits(stop=(":",)))
+    assert answer(ended) == "Answer: Four"
+    assert ended.transcript.finish == "stop"
+
+
 async def test_an_empty_turn_is_an_empty_answer() -> None:
     _, ended = await run(LargeOnly(), {"large": Scripted([Say("", "eos")], thinks=False)})
     assert (ended.transcript.answer, ended.transcript.finish) == ((), "stop")

@@ -5,14 +5,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 from math import inf
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from orchestrator.errors import (
-    WorkerError,
-)
+from orchestrator.errors import InvalidRequest, WorkerError
 from orchestrator.loop.events import RequestCompleted
 from orchestrator.loop.solve import solve
 from orchestrator.types import (
@@ -22,13 +21,40 @@ from orchestrator.types import (
     Sampling,
     Segment,
     StopCriteria,
+    Transcript,
 )
 from orchestrator.worker import Call, Delta
 from policies.single import LargeOnly
 from policies.specreason import SpecReason
+from tests.workers.conftest import make_model, make_tokenizer, save
 from tests.workers.engine.local import ask, force, run
+from workers.engine.loading import load
 from workers.engine.requests import RequestHandle, stop_nll
 from workers.engine.worker import LocalWorker
+
+
+async def test_what_came_before_an_error_is_not_lost() -> None:
+    handle = RequestHandle(60.0, stream=True)
+    delta = Delta("a", (7,))
+    handle.put(delta)
+    handle.put(WorkerError("gone"))
+    assert await handle.items() == [delta]
+    with pytest.raises(WorkerError, match="gone"):
+        await handle.items()
+
+
+async def test_ids_that_the_tokenizer_has_and_the_model_lacks_are_refused(tmp_path: Path) -> None:
+    """As of a pad token that was added to a tokenizer and to no embedding."""
+    tokenizer = make_tokenizer()
+    model = make_model("qwen3", vocabulary=len(tokenizer) - 1)
+    worker = load(save(tmp_path, tokenizer, model), rows=1, slots=2, max_len=100)
+    try:
+        for ids in ((len(tokenizer) - 1,), (0, len(tokenizer))):
+            prompt = Transcript((Message("prompt", "", ids),), closed=True)
+            with pytest.raises(InvalidRequest, match="outside the vocabulary"):
+                await run(worker, Call("r", prompt), StopCriteria(2))
+    finally:
+        worker.close()
 
 
 async def test_tokens_that_come_fast_wake_their_reader_once(monkeypatch: Any) -> None:

@@ -136,6 +136,20 @@ def test_a_delimiter_that_ends_no_step_is_not_the_end(prompts: PromptRenderer) -
     assert ends == ["until", "eos", "until"]
 
 
+def test_a_delimiter_that_the_server_is_not_told_of_is_not_where_it_stopped(
+    prompts: PromptRenderer,
+) -> None:
+    """Where an answer begins it may write blank lines first: none of them is a stop string."""
+    tokenizer, criteria = prompts.tokenizer, StopCriteria(50, until=("\n\n",))
+    answer = replace(ask("2 + 2?"), closed=True)
+    options = ParserOptions.of(answer, 9, criteria, None, tokenizer.controls)
+    assert "stop" not in options.stop_fields(tokenizer, ABLE)
+    parser, text = ResponseParser(tokenizer, ABLE, options), "```\nx = 1\n\ny = 2\n```"
+    tokens = tuple(Token(i, -0.5, {}) for i in tokenizer.encode(text))
+    assert parser.push(Chunk(text, tokens, None, None)) is None
+    assert parser.push(Chunk("", (), "stop", None)) == "eos"
+
+
 async def test_distributions_are_those_of_the_model(
     served: dict[Any, RemoteWorker], pair: dict[Any, LocalWorker]
 ) -> None:

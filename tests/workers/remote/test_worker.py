@@ -19,6 +19,7 @@ from orchestrator.errors import (
     InvalidRequest,
     Unsupported,
     WorkerError,
+    WorkerUnavailable,
 )
 from orchestrator.grammar import tool_rules
 from orchestrator.loop.events import RequestCompleted
@@ -555,6 +556,33 @@ async def test_a_server_that_cannot_continue(pair: dict[Any, LocalWorker]) -> No
         pytest.raises(Unsupported, match="does not continue the last message"),
     ):
         await write(workers["small"], ask("1+1?"), StopCriteria(4))
+
+
+async def test_a_server_that_breaks_down_over_a_field_is_asked_without(
+    pair: dict[Any, LocalWorker],
+) -> None:
+    """As some do over log-probabilities or ids; the breaker, which would end it, is left alone."""
+    breaking = replace(PLAIN, breaks=True)
+    with Servers(pair, breaking, retries=0) as workers:
+        assert await workers["small"].capabilities() == ServerCapabilities("text")
+        made = await write(workers["small"], ask("1+1?"), StopCriteria(4))
+        assert made.segment.text
+
+
+async def test_a_server_that_fails_all_the_time_is_unavailable(
+    pair: dict[Any, LocalWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not one that lacks something, though it lists its models: it may work again."""
+
+    async def broken(self: Server, *_: Any, **__: Any) -> Any:
+        raise WorkerUnavailable("the backend is gone")
+
+    with Servers(pair, ServerBehavior()) as workers:
+        with monkeypatch.context() as patch:
+            patch.setattr(Server, "ask", broken)
+            with pytest.raises(WorkerUnavailable, match="the backend is gone"):
+                await workers["small"].capabilities()
+        assert await workers["small"].capabilities() == VLLM
 
 
 async def test_bad_sampling_is_refused_here(vllm: dict[Any, RemoteWorker]) -> None:

@@ -52,6 +52,7 @@ class ServerBehavior:
     tells_context: bool = True
     key: str | None = None
     strict: bool = False  # refuses fields that are not OpenAI's
+    breaks: bool = False  # and more log-probabilities than it has, as if it had broken down
     stops_at_controls: bool = False  # stop strings are looked for in what is not shown, too
 
 
@@ -199,11 +200,12 @@ class VllmLike:
             raise Refusal(404, f"The model `{named}` does not exist.", "model")
         unknown = sorted(body.keys() - OPENAIS)
         if behavior.strict and unknown:
-            raise Refusal(422, f"Unexpected fields in the request: {unknown}")
+            status = 500 if behavior.breaks else 422
+            raise Refusal(status, f"Unexpected fields in the request: {unknown}")
         for name in ("logprobs", "top_logprobs", "prompt_logprobs"):
             if (asked := body.get(name) or 0) is not True and asked > behavior.max_logprobs:
                 text = f"Requested sample logprobs of {asked}, which is greater than max allowed"
-                raise Refusal(400, text, name)
+                raise Refusal(500 if behavior.breaks else 400, text, name)
         if behavior.min_tokens and body.get("min_tokens", 0) > (body.get("max_tokens") or 16):
             raise Refusal(400, "min_tokens must be less than or equal to max_tokens", "min_tokens")
         if body.get("stream") and body.get("prompt_logprobs"):

@@ -5,12 +5,26 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from orchestrator.errors import InvalidRequest
-from orchestrator.types import ArgumentFormat, CallFormat, Message, Segment, ToolCall, Transcript
+from orchestrator.types import (
+    ArgumentFormat,
+    CallFormat,
+    Message,
+    Sampling,
+    Segment,
+    StopCriteria,
+    ToolCall,
+    Transcript,
+)
+from orchestrator.worker import Call
+from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
+from tests.workers.engine.local import force, run
+from workers.engine.loading import load
 from workers.text.prompt import PromptRenderer
 
 HEAD = (
@@ -457,6 +471,28 @@ def test_markup_of_a_call_does_not_end_the_text(render: Any) -> None:
     answer = Transcript(QUESTION, closed=True)
     assert prompts.ends(stops, answer) == stops  # <tool_call> is no control token here
     assert prompts.ends(stops, Transcript(QUESTION)) == stops
+
+
+async def test_a_call_whose_mark_is_a_special_token_is_chosen_as_text(tmp_path: Path) -> None:
+    """As Mistral's [TOOL_CALLS]: it ends no answer, whether that is written or verified."""
+    mark = CONTROLS[0]
+    tokenizer = make_tokenizer(template=HERMES.replace("<tool_call>", mark))
+    worker = load(save(tmp_path, tokenizer, make_model("qwen3")), rows=1, slots=2, max_len=300)
+    try:
+        force(worker, tokenizer.convert_tokens_to_ids(mark))
+        answer = Transcript(QUESTION, closed=True)
+        written = await run(worker, Call("r", answer), StopCriteria(max_tokens=1))
+        assert written.segment.text == mark
+        nothing = Segment("small", "")
+        verified = await worker.verify(Call("r", answer), nothing, Sampling(), 2)
+        (option,), ((likeliest, _),) = verified.options, verified.top
+        assert (option.text, option.finish) == (mark, "until")
+        assert option.tokens == written.segment.tokens
+        assert (likeliest.text, likeliest.ends) == (mark, False)
+        thinking = await worker.verify(Call("r", Transcript(QUESTION)), nothing, Sampling())
+        assert [one.finish for one in thinking.options] == ["eos"]
+    finally:
+        worker.close()
 
 
 def test_ids_of_a_prefix_are_a_prefix(render: Any) -> None:

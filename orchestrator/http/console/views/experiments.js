@@ -78,7 +78,7 @@ function empty() {
 }
 
 function arms(run, report) {
-  const base = Object.keys(run.arms)[0];
+  const { base } = run;
   return h("div", { class: "arms" }, Object.entries(run.arms).map(([name, arm]) => {
     const weight = run.weights[name] ?? null;
     const units = Object.values(report?.arms[name] ?? {})[0]?.units ?? 0;

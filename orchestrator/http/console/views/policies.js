@@ -50,8 +50,8 @@ export class PoliciesView {
       active.note && active.version ? h("p", { class: "hint" }, plain(active.note)) : "",
       values(active.params, this.schemas[active.policy]),
       h("div", { class: "row" },
-        h("button", { onclick: () => this.change("POST", "v1/policies/rollback", {}, "Rolled back"), disabled: !overview.active }, "Roll back"),
-        h("span", { class: "hint" }, overview.active ? `to ${overview.previous ?? "the deployment file's default"}` : "nothing has been published")));
+        h("button", { onclick: () => this.change("POST", "v1/policies/rollback", {}, "Rolled back"), disabled: !overview.can_roll_back }, "Roll back"),
+        h("span", { class: "hint" }, overview.can_roll_back ? `to ${overview.previous ?? "the deployment file's default"}` : "nothing was active before")));
     if (!this.policy.options.length) {
       this.policy.append(...overview.data.map((row) => h("option", { value: row.policy, selected: row.policy === active.policy }, row.policy)));
       this.choose();
