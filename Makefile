@@ -125,7 +125,7 @@ check: $(STAMP) ## lint and type-check
 # release and written down before anything is measured with it.
 RESULTS := build/results
 PROBLEMS ?= 1000
-SEED := 20261123
+SEED := 20261126
 HELD_OUT := $(BIN)/baton eval --problems builtin:heldout --seed $(SEED)
 SHARING := small-only,specreason,surprise-takeover,bild,learned-gate
 # The fastest lossless method of docs/decoding, on both sides.
