@@ -39,12 +39,12 @@ class Call:
     """What every call carries: whose it is, and what it continues.
 
     `request` identifies the user's request: calls of one request prefer one replica, for its
-    cache, and so do those of one `family`. `author` is the name under which the worker signs
-    segments. `speculation` names the token-level method by which the worker is to generate; None:
-    its default. `owner` is for whom the call is made: cached prefixes are shared among the calls of
-    one owner, and no others can tell from an answer, or from how soon it comes, what is cached.
-    Only the service names owners. `constraint` is what the whole answer must match, of which the
-    transcript holds the beginning.
+    cache, and so do those of one `family`, or of one `session` where the user names any. `author`
+    is the name under which the worker signs segments. `speculation` names the token-level method by
+    which the worker is to generate; None: its default. `owner` is for whom the call is made: cached
+    prefixes are shared among the calls of one owner, and no others can tell from an answer, or from
+    how soon it comes, what is cached. Only the service names owners. `constraint` is what the whole
+    answer must match, of which the transcript holds the beginning.
     """
 
     request: str
@@ -53,6 +53,12 @@ class Call:
     speculation: str | None = None
     owner: str = ""
     constraint: Constraint | None = None
+    session: str = ""
+
+    @property
+    def affinity(self) -> str:
+        """What the calls that prefer one replica have in common."""
+        return self.session or family(self.request)
 
 
 def key_of(owner: str) -> str:

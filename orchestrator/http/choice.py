@@ -65,6 +65,7 @@ class Choice:
                 limits=context.limits,
                 speculation=context.speculation,
                 owner=context.owner,
+                session=context.affinity,
                 response=response,
                 recent=service.recent(context.policy),
                 began_at=self._began_at,

@@ -179,8 +179,15 @@ class RequestContext:
 
     @property
     def session(self) -> str | None:
-        """The client's session, a unit that experiments may be assigned by."""
+        """The client's session: a unit that experiments may be assigned by, and whose requests
+        prefer one replica of each worker."""
         return self.headers.get("x-session-id") or None
+
+    @property
+    def affinity(self) -> str:
+        """What stands for the session before workers, and servers of others; empty without one."""
+        unit = self.unit(self.session)
+        return "" if unit is None else blake2b(unit.encode(), digest_size=16).hexdigest()
 
     @property
     def forced_arm(self) -> str | None:

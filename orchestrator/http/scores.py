@@ -132,7 +132,7 @@ async def verify(
     Raises:
         InvalidRequest: it cannot score texts.
     """
-    call = Call(context.trace_id, transcript, name, owner=context.owner)
+    call = Call(context.trace_id, transcript, name, owner=context.owner, session=context.affinity)
     began = perf_counter()
     try:
         scores = await workers[name].verify(call, segment, Sampling(), top)

@@ -72,8 +72,8 @@ class Executor:
 
     `speculation` names the large worker's token-level method; None is its default. `deadline_s`
     counts from `began_at`, a time of the event loop, or from the moment this is made. `owner` is
-    whose request it is (`Call.owner`); its answer must match `constraint`. `recent` answers
-    `Recent`.
+    whose request it is (`Call.owner`), `session` to which of his it belongs; its answer must match
+    `constraint`. `recent` answers `Recent`.
     """
 
     def __init__(
@@ -88,7 +88,9 @@ class Executor:
         constraint: Constraint | None = None,
         recent: RecentCost | None = None,
         began_at: float | None = None,
+        session: str = "",
     ) -> None:
+        self._session = session
         self._workers, self._request, self._speculation = workers, request, speculation
         self._owner, self._constraint, self._recent = owner, constraint, recent
         self._sampling, self._budget = sampling, budget
@@ -388,6 +390,7 @@ class Executor:
             self._speculation if name == "large" else None,
             self._owner,
             self._constraint if transcript.closed else None,
+            self._session,
         )
 
     def _next_seed(self) -> int:

@@ -53,12 +53,14 @@ async def solve(
     response: ResponseAccumulator | None = None,
     recent: RecentCost | None = None,
     began_at: float | None = None,
+    session: str = "",
 ) -> AsyncGenerator[Event, None]:
     """Answer `messages` by `policy`: events as they happen, the last of them one
     `RequestCompleted`.
 
     `speculation` names the token-level method of the large worker, of which a policy knows nothing;
-    `owner` is for whom the answer is made: workers share cached prefixes within one owner.
+    `owner` is for whom the answer is made: workers share cached prefixes within one owner. Requests
+    of one `session` prefer one replica of each worker.
     Into `response` every event is folded before it is yielded; what it costs is added to `recent`,
     which is kept over requests of the same policy. `limits.deadline_s` counts from `began_at`, a
     time of the event loop (None: from now). Closing the generator, or cancelling
@@ -91,6 +93,7 @@ async def solve(
         limits.constraint,
         recent,
         began_at,
+        session,
     )
     try:
         runner.begin(await executor.prefill(runner.prefills()))

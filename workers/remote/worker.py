@@ -158,7 +158,7 @@ class RemoteWorker:
             if nll:
                 top = capabilities.top if stop_token_ids else 1
                 body |= self._prompt_logprobs(capabilities, top)
-            answer = await self.server.ask(capabilities.path, body, call.request)
+            answer = await self.server.ask(capabilities.path, body, call.affinity)
         usage = protocol.usage(answer, len(ids), 1, shared=shared)
         if capabilities.prompt == "chat" and usage.prompt != len(ids):
             raise self._lacks("a chat template that includes the thought in a judge's prompt")
@@ -227,7 +227,7 @@ class RemoteWorker:
             )
             body |= self._prompt_logprobs(capabilities, shown)
             body |= protocol.owner_fields(call.owner, capabilities)
-            answer = await self.server.ask(capabilities.path, body, call.request)
+            answer = await self.server.ask(capabilities.path, body, call.affinity)
         with checked_answer(self.server.name):
             output, behind = protocol.score_output(
                 answer, ids, len(tokens), sampling, self.vocabulary, top
@@ -272,7 +272,7 @@ class RemoteWorker:
         body: dict[str, Any] = {"prompt": ids, "allowed_token_ids": sorted(allowed)}
         body |= protocol.request_fields(self.model, GREEDY, capabilities, 1, top=1)
         body |= protocol.owner_fields(call.owner, capabilities)
-        answer = await self.server.ask(capabilities.path, body, call.request)
+        answer = await self.server.ask(capabilities.path, body, call.affinity)
         with checked_answer(self.server.name):
             spent.append(protocol.usage(answer, len(ids), 1))
             shown = protocol.first_logprobs(answer, self.vocabulary)
@@ -293,7 +293,7 @@ class RemoteWorker:
     ) -> Mapping[str, Any]:
         """What `sglang.request_body` asks for; the server reads the ids behind `start` alone."""
         body = sglang.request_body(ids, start=start, top=top, named=named, owner=call.owner)
-        answer = await self.server.ask_sglang(body, call.request)
+        answer = await self.server.ask_sglang(body, call.affinity)
         with checked_answer(self.server.name):
             return sglang.as_completion(answer, ids, sampling)
 
@@ -386,7 +386,7 @@ class RemoteWorker:
         if options.remaining_tokens > 0:
             body |= options.stop_fields(self.tokenizer, capabilities)
             body |= {"stream": True, "stream_options": {"include_usage": True}}
-            events = self.server.events(capabilities.path, body, call.request)
+            events = self.server.events(capabilities.path, body, call.affinity)
             async with aclosing(events):
                 async for data in events:
                     spent = data if data.get("usage") else spent
@@ -408,7 +408,7 @@ class RemoteWorker:
             if finish is None:
                 raise WorkerUnavailable(f"{self.server.name}: the stream broke off")
         elif criteria.max_tokens == 0 and (self.context is None or len(ids) < self.context):
-            spent = await self.server.ask(capabilities.path, body, call.request)
+            spent = await self.server.ask(capabilities.path, body, call.affinity)
         if delta := parser.end():
             yield delta
         segment = parser.segment(call.author, finish or "length")

@@ -24,7 +24,7 @@ from orchestrator.types import (
     StopCriteria,
     Verification,
 )
-from orchestrator.worker import Call, Delta, family
+from orchestrator.worker import Call, Delta
 from workers.replica.prefixes import PrefixMissing, PrefixSender, bare
 from workers.replica.routers import avoid_others, taker
 from workers.replica.server import Operation, RecentRequests, ReplicaStatus
@@ -160,7 +160,7 @@ class ReplicaWorker:
             try:
                 for sent in self._prefixes.forms(call):
                     answer = await self._ask(
-                        retry, call.request, operation, call.request, returning, sent, *args
+                        retry, call.affinity, operation, call.request, returning, sent, *args
                     )
                     if not isinstance(answer, PrefixMissing):
                         self._prefixes.delivered(call)
@@ -192,12 +192,12 @@ class ReplicaWorker:
                 self._breaker.record_failure()
             raise
 
-    async def _ask(self, retry: TimedRetry, request: str, *args: Any) -> Any:
+    async def _ask(self, retry: TimedRetry, affinity: str, *args: Any) -> Any:
         """What one replica answers.
 
         Raises: as `_lost` does.
         """
-        response = self._send(retry, request, "answer_call", False, args)
+        response = self._send(retry, affinity, "answer_call", False, args)
         silence = _Silence(retry, self._look_around, lambda: taker(response))
         answered = False
         try:
@@ -222,7 +222,7 @@ class ReplicaWorker:
         """
         returning = self._recent.record(call.request)
         for sent in self._prefixes.forms(call):
-            exchange = self._exchange(retry, call.request, call.request, returning, sent, *args)
+            exchange = self._exchange(retry, call.affinity, call.request, returning, sent, *args)
             async with aclosing(exchange) as items:
                 async for item in items:
                     if isinstance(item, PrefixMissing):
@@ -233,13 +233,13 @@ class ReplicaWorker:
                     return
 
     async def _exchange(
-        self, retry: TimedRetry, request: str, *args: Any
+        self, retry: TimedRetry, affinity: str, *args: Any
     ) -> AsyncGenerator[Any, None]:
         """What one replica streams back, without its heartbeats.
 
         Raises: as `_lost` does.
         """
-        response = self._send(retry, request, "stream_call", True, args)
+        response = self._send(retry, affinity, "stream_call", True, args)
         silence = _Silence(retry, self._look_around)
         try:
             with _lost("generate", silence):
@@ -258,13 +258,13 @@ class ReplicaWorker:
             response.cancel()
 
     def _send(
-        self, retry: TimedRetry, request: str, method: str, stream: bool, args: tuple[Any, ...]
+        self, retry: TimedRetry, affinity: str, method: str, stream: bool, args: tuple[Any, ...]
     ) -> Any:
         handle = self._handle.options(
             method_name=method,
             stream=stream,
-            # Calls of a request share a replica; a retry goes to another one, if there is one.
-            session_id=f"{family(request)}/{retry.retries}",
+            # Such calls share a replica; a retry goes to another one, if there is one.
+            session_id=f"{affinity}/{retry.retries}",
             _by_reference=False,
             request_serialization="pickle",
             response_serialization="pickle",

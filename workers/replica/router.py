@@ -16,10 +16,10 @@ EVERY: Final = 1 << 16  # replicas: each of them is ranked
 
 
 class ReplicaRouter(ConsistentHashRouter):  # type: ignore[misc]
-    """Ranks the replicas for a session REQUEST/TRIES.
+    """Ranks the replicas for a session AFFINITY/TRIES.
 
-    All calls of a request have the same ranking; each further try begins one replica later. Those
-    that are avoided come last.
+    All calls of one affinity have the same ranking; each further try begins one replica later.
+    Those that are avoided come last.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:

@@ -12,6 +12,7 @@ from orchestrator.http.context import RequestContext
 from orchestrator.http.schemas import parse_request
 from orchestrator.types import Limits
 from orchestrator.worker import key_of
+from tests.orchestrator.serving import HTTP, asking, scripted, service, serving
 
 
 def test_what_a_client_names_is_a_unit_of_its_key() -> None:
@@ -31,6 +32,32 @@ def owner(key: str | None, user: str | None = None) -> str:
         json.dumps(question | ({"user": user} if user else {})).encode(), ChatRequest
     )
     return RequestContext(body, Limits(), {}, "r", key).owner
+
+
+def test_workers_are_told_of_a_session_by_what_no_other_key_can_name() -> None:
+    def affinity(key: str | None, **headers: str) -> str:
+        return RequestContext(_body(), Limits(), headers, "r", key).affinity
+
+    sessions = {affinity(key, **{"x-session-id": name}) for key in (None, "a") for name in "st"}
+    assert len(sessions) == 4
+    assert all(len(one) == 32 for one in sessions)
+    assert affinity("a") == affinity("a", **{"x-session-id": ""}) == ""
+
+
+def test_all_calls_of_a_request_say_its_session() -> None:
+    made = service(small := scripted(), scripted())
+    with serving(made) as url:
+        for headers in ({}, {"x-session-id": "s"}):
+            HTTP.post(f"{url}/v1/chat/completions", json=asking(), headers=headers)
+    calls = [one.call for worker in made.workers.values() for one in worker.calls]  # type: ignore[attr-defined]
+    assert len(small.calls) > 2
+    by_request: dict[str, set[str]] = {}
+    for call in calls:
+        by_request.setdefault(call.request, set()).add(call.session)
+    plain, named = by_request.values()
+    assert plain == {""}
+    assert len(named) == 1
+    assert named != plain
 
 
 def test_an_owner_is_a_key_and_a_user_under_it() -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -76,6 +76,22 @@ async def test_an_unstreamed_generation_is_one_item() -> None:
     deltas, whole = await collect(ReplicaWorker(Handle(story())), CRITERIA, stream=False)
     assert deltas == []
     assert whole.segment.text == "One and two and three.\n\n"
+
+
+async def test_calls_of_a_session_prefer_one_replica() -> None:
+    handle = Handle(story())
+    worker = ReplicaWorker(handle)
+    for request in ("r1", "r1-2", "r2"):
+        for session in ("", "s"):
+            asked = replace(call(), request=request, session=session)
+            async for _ in worker.generate(asked, CRITERIA, GREEDY):
+                pass
+            async for _ in worker.generate(asked, CRITERIA, GREEDY, stream=False):
+                pass
+    plain, named = handle.sessions[::4], handle.sessions[2::4]
+    assert handle.sessions[1::4] == plain
+    assert handle.sessions[3::4] == named
+    assert (plain, named) == (["r1/0", "r1/0", "r2/0"], ["s/0"] * 3)
 
 
 @pytest.mark.parametrize("items", range(6))
