@@ -286,12 +286,15 @@ class Experiment(ExperimentDocument):
         Raises:
             InvalidRequest: the first of them, by name.
         """
-        decisive = {"goal": [self.goal.metric], "goal.within": [b.metric for b in self.goal.within]}
-        decisive["guardrails"] = [one.metric for one in self.guardrails]
-        for place, metrics in decisive.items():
-            if "cost" in metrics and not any(self.prices.model_dump().values()):
+        decisive = [
+            ("goal", self.goal.metric),
+            *(("goal.within", one.metric) for one in self.goal.within),
+            *(("guardrails", one.metric) for one in self.guardrails),
+        ]
+        for place, metric in decisive:
+            if metric == "cost" and not any(self.prices.model_dump().values()):
                 raise _invalid(place, "cost needs the experiment's prices: give one above 0")
-            if "agreement" in metrics:
+            if metric == "agreement" and not (place == "goal" and self.shadows):
                 raise _invalid(place, "agreement is of shadows alone: name a metric of served arms")
 
     @property

@@ -40,6 +40,8 @@ from orchestrator.validation import invalid_request
 from orchestrator.worker import check_method
 
 POINTER: Final = "experiment/"
+STARTED: Final = "experiments/started"
+"""The newest start of any: of two at one moment that would share units, one comes second."""
 _CACHED: Final = 64
 _TRIES: Final = 20
 _SWEPT: Final = 100  # former runs whose streams are dropped, again where events came late
@@ -134,11 +136,14 @@ class Runs:
                 number += 1  # of one that was removed
             state = initial_state(time.time())
             run = Run(number, experiment, state, arms, _pointer(number, state))
-            document = experiment.model_dump_json().encode()
+            path, document = _path(run.name, number), experiment.model_dump_json().encode()
             try:
                 await self._store.commit(
-                    create={_path(experiment.name, number): document},
-                    update=[PointerUpdate(POINTER + experiment.name, before, run.pointer)],
+                    create={path: document},
+                    update=[
+                        PointerUpdate(POINTER + run.name, before, run.pointer),
+                        PointerUpdate(STARTED, seen.pointers.get(STARTED), path.encode()),
+                    ],
                     audit=_audit("start", run, info),
                 )
             except Conflict:

@@ -52,6 +52,7 @@ class RequestContext:
     enrollment: Enrollment | None = None  # its part in an experiment
     speculation: str | None = None  # the large worker's method; None: its default
     place: Place | None = None  # once it is admitted
+    affinity: str = ""  # likewise: what stands for its session before workers
     decoding: Mapping[str, str] = field(default_factory=dict)  # each worker's, as users read it
 
     def __post_init__(self) -> None:
@@ -180,14 +181,8 @@ class RequestContext:
     @property
     def session(self) -> str | None:
         """The client's session: a unit that experiments may be assigned by, and whose requests
-        prefer one replica of each worker."""
+        prefer one replica of each worker (`affinity`)."""
         return self.headers.get("x-session-id") or None
-
-    @property
-    def affinity(self) -> str:
-        """What stands for the session before workers, and servers of others; empty without one."""
-        unit = self.unit(self.session)
-        return "" if unit is None else blake2b(unit.encode(), digest_size=16).hexdigest()
 
     @property
     def forced_arm(self) -> str | None:

@@ -9,12 +9,14 @@ from collections.abc import (
     Awaitable,
     Callable,
     Coroutine,
+    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import Context
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from cachetools import LRUCache
@@ -125,6 +127,7 @@ class Service:
     draining: bool = field(init=False, default=False)  # no others are taken on
     cuts: set[Callable[[], object]] = field(init=False, default_factory=set)  # one for each answer
     quiet: asyncio.Event = field(init=False, default_factory=asyncio.Event)  # there are none
+    _sessions: set[str] = field(init=False, default_factory=set)  # that are being answered
     _scraping: asyncio.Task[bytes] | None = field(init=False, default=None)
     _recent: LRUCache[str, RecentCost] = field(
         init=False, default_factory=lambda: LRUCache(RECENT_POLICIES)
@@ -370,10 +373,26 @@ class Service:
                 raise shutting_down()
             self.quiet.clear()
             try:
-                yield
+                with self._preferring(context):
+                    yield
             finally:
                 if self.admission.live == 1:  # this one alone
                     self.quiet.set()
+
+    @contextmanager
+    def _preferring(self, context: RequestContext) -> Iterator[None]:
+        """Let a request prefer the replica of its session's earlier ones. What comes beside another
+        of its session is no next turn: such requests are spread as all are."""
+        session = context.unit(context.session)
+        if session is None or session in self._sessions:
+            yield
+            return
+        self._sessions.add(session)
+        context.affinity = blake2b(session.encode(), digest_size=16).hexdigest()
+        try:
+            yield
+        finally:
+            self._sessions.remove(session)
 
     def recent(self, policy: Policy) -> RecentCost | None:
         """What requests with this policy and its parameters have cost lately; None where it does

@@ -96,6 +96,7 @@ class ResponseAccumulator:
         self._generated = dict.fromkeys(WORKERS, 0)  # tokens, markers included
         self._drafted: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these, offered as drafts
         self._kept: dict[str, int] = dict.fromkeys(WORKERS, 0)  # tokens of accepted drafts
+        self._given_up: dict[str, int] = dict.fromkeys(WORKERS, 0)  # of these
         self._cancelled = 0
         self._accepted = self._rejected = self._scored = self._judged = 0
         self._prompts: dict[str, Usage] = {}  # by worker: of the first call, which has no thought
@@ -157,16 +158,7 @@ class ResponseAccumulator:
         small = draft.author == "small"
         self._accepted -= small
         self._rejected += small
-        # What was chosen while drafts were read is known by having been kept alone.
-        chosen = self._chosen(draft.author)
-        self._kept[draft.author] -= len(draft.tokens)
-        lost = chosen - self._chosen(draft.author)
-        self._generated[draft.author] += lost
-        self._cancelled += lost
-
-    def _chosen(self, worker: str) -> int:
-        """Tokens that a worker gave as choices, beside drafts that it read."""
-        return max(0, self._kept[worker] - self._drafted[worker])
+        self._given_up[draft.author] += len(draft.tokens)
 
     def start(self) -> None:
         """The policy starts now: times are counted from here."""
@@ -243,8 +235,10 @@ class ResponseAccumulator:
     def totals(self, total_ms: float = 0.0) -> Metrics:
         """The totals so far; `total_ms` is the request's wall time."""
         # Accepted beyond what was drafted: the worker's own choice, taken from a Verification.
-        chosen = {name: self._chosen(name) for name in WORKERS}
-        unused = sum(max(0, self._drafted[name] - self._kept[name]) for name in WORKERS)
+        chosen = {name: max(0, self._kept[name] - self._drafted[name]) for name in WORKERS}
+        stayed = {name: self._kept[name] - self._given_up[name] for name in WORKERS}
+        offered = {name: max(self._kept[name], self._drafted[name]) for name in WORKERS}
+        unused = sum(offered[name] - stayed[name] for name in WORKERS)
         decided = self._accepted + self._rejected
         judged = decided if self._rejected or self._scored else 0
         return Metrics(

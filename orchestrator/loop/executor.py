@@ -72,8 +72,8 @@ class Executor:
 
     `speculation` names the large worker's token-level method; None is its default. `deadline_s`
     counts from `began_at`, a time of the event loop, or from the moment this is made. `owner` is
-    whose request it is (`Call.owner`), `session` to which of his it belongs; its answer must match
-    `constraint`. `recent` answers `Recent`.
+    whose request it is (`Call.owner`), `session` what it goes on with (`Call.session`); its answer
+    must match `constraint`. `recent` answers `Recent`.
     """
 
     def __init__(

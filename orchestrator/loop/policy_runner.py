@@ -296,7 +296,8 @@ class PolicyRunner:
             after = replace(after, done=True, finish=self.transcript.finish)
         self.transcript = self._reply = after
         if not after.done and after.last is NUDGE:
-            # A caller's stop string is looked for in what models write.
+            # A caller's stop string is looked for in what models write: so far it is white space.
+            self._stops.end()
             yield from self._shown(TextDelta(NUDGE.author, self.phase, NUDGE.text), early=True)
             yield self._step(NUDGE, None, accepted=True)
 

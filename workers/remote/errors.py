@@ -30,6 +30,10 @@ class Declined(WorkerError):
     """The server refuses a request; it may accept one with fewer fields."""
 
 
+class Broke(WorkerUnavailable):
+    """The server answered that it failed, or hung up: so do some over a field that they lack."""
+
+
 class Absent(Declined):
     """The server has no such path, or no model of this name."""
 
@@ -49,7 +53,9 @@ def failure(status: int, headers: Mapping[str, str], body: Any, name: str) -> Ba
         return Overloaded(description, retry_after_s=_retry_after(headers.get("retry-after")))
     if status in (404, 405, 501):
         return Absent(description)
-    if status == 408 or status >= 500:
+    if status == 500:
+        return Broke(description)
+    if status == 408 or status > 500:
         return WorkerUnavailable(description)
     if code == "context_length_exceeded" or _TOO_LONG.search(message):
         return ContextLengthExceeded(message, param="messages", code="context_length_exceeded")

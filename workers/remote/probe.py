@@ -13,7 +13,7 @@ from typing import Any
 from orchestrator.errors import BatonError, Unsupported, WorkerUnavailable
 from orchestrator.types import Message, Sampling, Segment, Transcript
 from workers.remote import sglang
-from workers.remote.errors import Absent, Declined
+from workers.remote.errors import Absent, Broke, Declined
 from workers.remote.protocol import (
     EXTRAS,
     TOP,
@@ -53,6 +53,7 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
     requests, ids = RequestBuilder(prompts), prompts.transcript(TRACE)
     refused: Exception | None = None
     absent: Absent | None = None
+    broke: Broke | None = None
     for form in ("ids", "text", "chat"):
         capabilities = ServerCapabilities(form)
         try:
@@ -68,6 +69,9 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
                 break
             except Declined as error:  # it may accept fewer fields
                 refused = error
+                continue
+            except Broke as error:  # likewise, though it may also be out of order
+                broke = error
                 continue
             read = (answer.get("usage") or {}).get("prompt_tokens")
             if form == "chat" and read != len(ids):
@@ -91,10 +95,10 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
                 least = await _takes_min_tokens(ask, capabilities, {**prompt, **ONE})
                 capabilities = replace(capabilities, min_tokens=least)
             return await _more(ask, capabilities, ids, vocabulary, logprobs)
-    if refused is None and absent is not None:
+    if refused is None and broke is None and absent is not None:
         raise absent
-    if refused is not None and isinstance(refused.__cause__, WorkerUnavailable):
-        raise refused.__cause__
+    if broke is not None:
+        raise broke
     why = (
         refused
         if isinstance(refused, Unsupported)

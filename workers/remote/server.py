@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import httpx
@@ -87,16 +87,16 @@ class Server:
             return self._json(response)
 
     async def ask(
-        self, path: str, body: Mapping[str, Any], session: str = "", *, counted: bool = True
+        self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
     ) -> dict[str, Any]:
-        """The answer to a request that is not streamed; `counted`: a failure counts for the
-        breaker."""
+        """The answer to a request that is not streamed; `trying`: what it holds may be more than
+        the server knows, so that the breaker does not count that the server broke down over it."""
         return await self._post(
             self.name + path,
             body,
             session,
             lambda response: self._answer(self._json(response)),
-            self._errors if counted else self._translated,
+            trying,
         )
 
     async def ask_sglang(self, body: Mapping[str, Any], session: str = "") -> dict[str, Any]:
@@ -105,7 +105,7 @@ class Server:
         Raises:
             Absent: whatever answers there is not SGLang.
         """
-        return await self._post(self._sglang_url, body, session, self._sglang_answer, self._errors)
+        return await self._post(self._sglang_url, body, session, self._sglang_answer)
 
     async def try_sglang(self, body: Mapping[str, Any]) -> dict[str, Any]:
         """The same, tried once: the path may be closed on a server that works, so a failure there
@@ -123,12 +123,12 @@ class Server:
         body: Mapping[str, Any],
         session: str,
         read: Callable[[httpx.Response], dict[str, Any]],
-        errors: Callable[[], AbstractContextManager[None]],
+        trying: bool = False,
     ) -> dict[str, Any]:
         retries = self.tries()
         while True:
             try:
-                with errors():
+                with self._errors(trying):
                     response = await self._http.post(
                         url, json=body, headers=protocol.session(session)
                     )
@@ -196,14 +196,15 @@ class Server:
         raise failures.failure(response.status_code, response.headers, body, self.name)
 
     @contextmanager
-    def _errors(self) -> Iterator[None]:
+    def _errors(self, trying: bool = False) -> Iterator[None]:
         """Errors of the connection as `orchestrator.errors`, recorded by the breaker."""
         self.breaker.before_call()
         try:
             with self._translated():
                 yield
-        except WorkerUnavailable:
-            self.breaker.record_failure()
+        except WorkerUnavailable as error:
+            if not (trying and isinstance(error, failures.Broke)):
+                self.breaker.record_failure()
             raise
         except BatonError:
             self.breaker.record_success()  # it is reachable, and refuses
@@ -218,7 +219,9 @@ class Server:
             yield
         except (httpx.HTTPError, httpx.StreamError, SSEError) as error:
             what = str(error) or type(error).__name__
-            raise WorkerUnavailable(f"{self.name}: {what}") from None
+            hung_up = isinstance(error, httpx.RemoteProtocolError)
+            kind = failures.Broke if hung_up else WorkerUnavailable
+            raise kind(f"{self.name}: {what}") from None
         except ValueError as error:  # no JSON
             raise WorkerUnavailable(
                 f"{self.name}: expected JSON, got something else ({type(error).__name__}); "

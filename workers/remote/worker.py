@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from time import perf_counter
@@ -51,7 +51,6 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta, check_method
 from workers.model.rng import reseeded
 from workers.remote import protocol, sglang
-from workers.remote.errors import Declined
 from workers.remote.probe import probe
 from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
@@ -325,16 +324,10 @@ class RemoteWorker:
         await self.server.aclose()
 
     async def _probe(self) -> ServerCapabilities:
-        async def ask(path: str, body: dict[str, Any]) -> Mapping[str, Any]:
+        def ask(path: str, body: dict[str, Any]) -> Awaitable[Mapping[str, Any]]:
             if path == sglang.PATH:
-                return await self.server.try_sglang(body)
-            try:
-                return await self.server.ask(path, {"model": self.model, **body}, counted=False)
-            except WorkerUnavailable as error:
-                if not await self.is_available():
-                    raise
-                # Some servers break down over a field that they do not know.
-                raise Declined(str(error)) from error
+                return self.server.try_sglang(body)
+            return self.server.ask(path, {"model": self.model, **body}, trying=True)
 
         with checked_answer(self.server.name):
             capabilities = await probe(ask, self.prompts, self.vocabulary)

@@ -80,6 +80,24 @@ async def test_an_experiment_from_start_to_stop(store: Store) -> None:
     assert (audit[0]["author"], audit[0]["key"], audit[0]["note"]) == ("ada", "12345678", "try it")
 
 
+async def test_of_two_that_start_at_one_moment_one_comes_second(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever looked before the other was there looks again."""
+    commit, raced = store.commit, list[Run]()
+
+    async def racing(**changes: Any) -> None:
+        if not raced:
+            monkeypatch.setattr(store, "commit", commit)
+            raced.append(await runs_of(store).start(document(name="other"), ME))
+        await commit(**changes)
+
+    monkeypatch.setattr(store, "commit", racing)
+    with pytest.raises(Conflict, match="the experiment other runs"):
+        await runs_of(store).start(document(), ME)
+    assert raced[0].live
+
+
 async def test_nobody_computes_arms_from_what_users_are_told(store: Store) -> None:
     runs, units = runs_of(store), [f"s{n}" for n in range(200)]
 

@@ -34,14 +34,27 @@ def owner(key: str | None, user: str | None = None) -> str:
     return RequestContext(body, Limits(), {}, "r", key).owner
 
 
-def test_workers_are_told_of_a_session_by_what_no_other_key_can_name() -> None:
-    def affinity(key: str | None, **headers: str) -> str:
-        return RequestContext(_body(), Limits(), headers, "r", key).affinity
+async def test_workers_are_told_of_a_session_by_what_no_other_key_can_name() -> None:
+    made = service()
 
-    sessions = {affinity(key, **{"x-session-id": name}) for key in (None, "a") for name in "st"}
-    assert len(sessions) == 4
-    assert all(len(one) == 32 for one in sessions)
-    assert affinity("a") == affinity("a", **{"x-session-id": ""}) == ""
+    def asked(key: str | None, session: str = "") -> RequestContext:
+        headers = {"x-session-id": session}
+        context = RequestContext(_body(), Limits(), headers, "r", key)
+        context.policy = made.policies["large-only"]()
+        return context
+
+    sessions = set[str]()
+    for key in (None, "a"):
+        for name in ("", "s", "t"):
+            async with made.place(context := asked(key, name)):
+                sessions.add(context.affinity)
+    assert len(sessions) == 5
+    assert {len(one) for one in sessions} == {0, 32}
+    # Those that come side by side are spread; the next one alone is told of its session again.
+    async with made.place(first := asked("a", "s")), made.place(second := asked("a", "s")):
+        assert (len(first.affinity), second.affinity) == (32, "")
+    async with made.place(third := asked("a", "s")):
+        assert third.affinity == first.affinity
 
 
 def test_all_calls_of_a_request_say_its_session() -> None:

@@ -64,15 +64,20 @@ def test_nothing() -> None:
 
 def test_choices_that_are_given_up_stay_in_the_totals() -> None:
     """Of a verification they are known by having been kept."""
-    response, read = ResponseAccumulator(), Verification((), (5,), Usage(10, 0, 1))
+    read = Verification((), (5,), Usage(10, 0, 1))
     choice = Segment("large", "abcd", (1, 2, 3, 4))
-    response.add(ActionCompleted(Verify("large", LATER, Segment("small", "")), read, 1.0))
-    response.add(ActionCompleted(Accept(LATER, choice, None), LATER, 0.0))
-    before = response.totals(1.0)
-    response.give_up(choice)
-    after = response.totals(1.0)
-    assert before.large_tokens == after.large_tokens == 4
-    assert (before.discarded_tokens, after.discarded_tokens) == (0, 4)
+    accepted = ActionCompleted(Accept(LATER, choice, None), LATER, 0.0)
+    for early in (False, True):  # at once, or when the budget is up later
+        response = ResponseAccumulator()
+        response.add(ActionCompleted(Verify("large", LATER, Segment("small", "")), read, 1.0))
+        if early:
+            response.give_up(choice)
+        response.add(accepted)
+        if not early:
+            assert response.totals(1.0).discarded_tokens == 0
+            response.give_up(choice)
+        after = response.totals(1.0)
+        assert (after.large_tokens, after.discarded_tokens) == (4, 4)
 
 
 def test_a_request() -> None:

@@ -750,6 +750,10 @@ async def test_a_stop_string_is_not_found_in_what_no_model_wrote() -> None:
     _, ended = await run(LargeOnly(), {"large": large}, limits=Limits(stop=(":",)))
     assert answer(ended) == "Answer: Four"
     assert ended.transcript.finish == "stop"
+    large = Scripted([Say("It is 4.", "think_end"), Say("\n\n", "eos"), "Four."])
+    events = start(LargeOnly(), {"large": large}, limits=Limits(stop=("X",)))
+    shown = [e.text async for e in events if isinstance(e, TextDelta) and e.phase == "answer"]
+    assert "".join(shown) == "Answer: Four."  # white space before an answer is not shown
 
 
 async def test_an_empty_turn_is_an_empty_answer() -> None:

@@ -42,7 +42,7 @@ from tests.workers.remote.vllm_like import MODEL, ServerBehavior, VllmLike, serv
 from workers.engine.loading import load
 from workers.engine.worker import LocalWorker
 from workers.remote import protocol
-from workers.remote.errors import Absent
+from workers.remote.errors import Absent, Broke, Declined
 from workers.remote.protocol import Chunk, ServerCapabilities, Token
 from workers.remote.response_parser import ParserOptions, ResponseParser
 from workers.remote.server import Server
@@ -574,8 +574,10 @@ async def test_a_server_that_fails_all_the_time_is_unavailable(
 ) -> None:
     """Not one that lacks something, though it lists its models: it may work again."""
 
-    async def broken(self: Server, *_: Any, **__: Any) -> Any:
-        raise WorkerUnavailable("the backend is gone")
+    async def broken(self: Server, path: str, *_: Any, **__: Any) -> Any:
+        if path == "/chat/completions":
+            raise Declined("no such template")
+        raise Broke("the backend is gone")
 
     with Servers(pair, ServerBehavior()) as workers:
         with monkeypatch.context() as patch:
