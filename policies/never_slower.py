@@ -10,9 +10,9 @@ writes the rest of the thought alone, for good: its prefix is cached from judgin
 What other requests pay is known before a request has paid anything (`Recent`): where the small
 model's pool is so busy that a drafted token and its judgement cost more than the part of the large
 model's token that they save, the large model writes from the beginning. So a crowded small pool
-sends its work to the large one. Drafts of the last seconds that are less than `PROBES` of the large
-model's tokens prove nothing, so about that part of the work goes on being shared, and tells what
-it costs now.
+sends its work to the large one, all but the reading of the prompt, which both begin with. Drafts of
+the last seconds that are less than `PROBES` of the large model's tokens prove nothing, so about
+that part of the work goes on being shared, and tells what it costs now.
 
 What is compared is time per token, not per question: a small model that needs more words for the
 same thought is not noticed.

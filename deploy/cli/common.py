@@ -86,17 +86,13 @@ async def open_client(
     args = load(config or DEFAULT_FILE).args
     for candidate in candidates:
         policy_of(args, candidate)
-    workers = args.workers
+    workers = with_small(args.workers, small)
+    if small is not None:
+        args.policy.params.get("learned-gate", {}).pop("gate", None)  # it knows the other model
     chosen = large_speculation(workers, speculation, default_speculation)
     if chosen is not None:  # one method alone: no request here can name another
         large = workers.large.model_copy(update={"speculation": chosen})
         workers = workers.model_copy(update={"large": large})
-    if small is not None:
-        if workers.small.url is not None:
-            raise ConfigError("--small: the small worker is a server; name a model there")
-        chosen_small = workers.small.model_copy(update={"model": small})
-        workers = workers.model_copy(update={"small": chosen_small})
-        args.policy.params.get("learned-gate", {}).pop("gate", None)  # it knows the other model
     changed = args.model_copy(update={"workers": workers})
     if beside is not None:
         from deploy.evaluation.cached_worker import load_recordings, opened_pair
@@ -110,6 +106,20 @@ async def open_client(
         yield LocalClient(changed, pair, options, recording=recording)
     finally:
         await close(pair.values())
+
+
+def with_small(workers: Workers, small: str | None) -> Workers:
+    """The workers with another small model, if one is named.
+
+    Raises:
+        ConfigError: the small worker is a server.
+    """
+    if small is None:
+        return workers
+    if workers.small.url is not None:
+        raise ConfigError("--small: the small worker is a server; name a model there")
+    chosen = workers.small.model_copy(update={"model": small})
+    return workers.model_copy(update={"small": chosen})
 
 
 def large_speculation(

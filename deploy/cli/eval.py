@@ -24,6 +24,7 @@ from deploy.cli.common import (
     large_speculation,
     open_client,
     wide_console,
+    with_small,
     write,
 )
 from orchestrator.errors import BatonError, InvalidRequest
@@ -351,9 +352,10 @@ def _served_by(
     args = load(config or DEFAULT_FILE).args
     for candidate in candidates:
         policy_of(args, candidate)
-    own, large = args.workers.small, args.workers.large
+    workers = with_small(args.workers, small)
+    own, large = workers.small, workers.large
     pair = {
-        "small": fingerprint(place_of(small or own.source), small or str(own.model)),
+        "small": fingerprint(place_of(own.source), str(own.model)),
         "large": checkpoint(large),
         "params": args.policy.params,
     }
@@ -368,7 +370,7 @@ def _served_by(
     drafting = own.speculation.model_dump(include={"method", "params"}, exclude_defaults=True)
     if drafting:
         pair["small_speculation"] = drafting
-    method = large_speculation(args.workers, speculation, "vanilla")
+    method = large_speculation(workers, speculation, "vanilla")
     return SERVER_METHOD if method is None else _written(method, own.model), pair
 
 

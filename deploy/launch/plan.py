@@ -81,7 +81,9 @@ class ModelSize:
         context: the longest sequence, in tokens.
         heads, kv_heads: over which vLLM spreads a layer: it divides the heads, and holds those of
             keys and values more than once where there are fewer than GPUs.
-        matrices: of the parameters, those of which a quantized checkpoint holds `bits`.
+        matrices: of the parameters, those of which a quantized checkpoint holds `bits`. The others
+            are the embedding's and the head's, but for a few.
+        tied: whether these two are one.
         not_ours: why Baton's own engine does not run it; empty where it does.
         vocabulary: equal for equal vocabularies; empty where it is not known.
     """
@@ -96,6 +98,7 @@ class ModelSize:
     bits: float = 16
     not_ours: str = ""
     vocabulary: str = ""
+    tied: bool = False
 
     @classmethod
     def of(cls, name: str) -> ModelSize:
@@ -135,12 +138,23 @@ class ModelSize:
             weight_bits(written.get("quantization_config") or {}) or 16,
             not_ours,
             _vocabulary(path),
+            bool(config.tie_word_embeddings),
         )
 
     @property
     def weights(self) -> int:
         """Bytes, in 16 bits but for what is quantized."""
         return int(2 * (self.parameters - self.matrices) + self.bits / 8 * self.matrices)
+
+    def packed(self, bits: int) -> int:
+        """Bytes in Baton's own engine on a CPU, with so many bits a weight: packed matrices have
+        them. The embedding is not packed, and a head that is tied to it is a second copy."""
+        ends = self.parameters - self.matrices
+        if bits == 32:
+            return 4 * self.parameters
+        embedding = ends if self.tied else ends // 2
+        head = ends if self.tied else ends - embedding
+        return 2 * embedding + bits // 8 * (self.matrices + head)
 
     @property
     def size(self) -> str:
@@ -268,14 +282,15 @@ def _placed(
         raise ConfigError(_too_large(need, usable, smallest, context))
     spread = 1
     while large.need(spread, context) > usable:
-        spread *= 2
-        if spread > len(machine.gpus) - 1 or not large.can_spread(spread):
+        if 2 * spread > len(machine.gpus) - 1 or not large.can_spread(2 * spread):
             need = large.weights + context * large.token_bytes
             raise ConfigError(
                 f"{large.name} needs {_gb(need)} for its weights and {context:,} tokens, which do "
-                f"not fit {len(machine.gpus) - 1} GPUs of {_gb(smallest.memory)} beside one for "
-                f"{small.name}: name a quantized checkpoint, or a smaller model"
+                f"not fit {spread} of the {len(machine.gpus) - 1} GPUs of {_gb(smallest.memory)} "
+                f"beside one for {small.name} (a power of two that divides its heads): name a "
+                "quantized checkpoint, or a smaller model"
             )
+        spread *= 2
     workers = {name: _on_gpu(model, context, machine) for name, model in pair.items()}
     reasons = [
         f"{small.name} has a GPU of its own, {large.name} has {spread}: each needs no less, with "
@@ -341,7 +356,7 @@ def _on_cpu(
 
     def need() -> int:
         return sum(
-            bits // 8 * model.parameters
+            model.packed(bits)
             + 2 * rows * context * model.token_bytes * (1 if dtype == "bfloat16" else 2)
             for model, (dtype, bits) in zip((small, large), types, strict=True)
         )

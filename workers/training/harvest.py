@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
+from orchestrator.errors import ConfigError
 from workers.training.mistakes import Mistakes, Reflection
 from workers.training.problems import GeneratedProblem, stream
 from workers.training.steps import DELIMITER, is_right, reflects, step_text
@@ -26,6 +27,11 @@ class Author:
     """A checkpoint of the pair that writes many steps at once (fp32, plain `generate`)."""
 
     def __init__(self, checkpoint: Path, device: str = "cpu") -> None:
+        if not (checkpoint / "config.json").is_file():  # its name would be looked for on a hub
+            raise ConfigError(
+                f"{checkpoint}: expected a checkpoint, found none; run the stage {checkpoint.name} "
+                "first"
+            )
         self.tokenizer: PreTrainedTokenizerFast = AutoTokenizer.from_pretrained(checkpoint)
         self.model = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
         self.model.to(device).eval()

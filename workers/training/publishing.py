@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import JUDGE_FILE
 from workers.model.early_exit import CONFIG, WEIGHTS
 from workers.speculation.feature_head import VARIANTS
@@ -19,7 +20,14 @@ CHECKPOINT = (
 
 
 def publish_all(runs: Path, models: Path, log: Callable[[str], None]) -> None:
-    """Copy the pair of the run folder, and those of its drafters that are there, to `models`."""
+    """Copy what is there of the run folder's pair and its drafters to `models`.
+
+    Raises:
+        ConfigError: nothing is.
+    """
+    kinds = ("small", "large", "draft", "kangaroo", *VARIANTS)
+    if not any((runs / kind).is_dir() for kind in kinds):
+        raise ConfigError(f"{runs}: expected one of {', '.join(kinds)} to publish, found none")
     for name in ("small", "large", "draft"):
         if name != "draft" or (runs / name).exists():
             publish(runs / name, models / name)

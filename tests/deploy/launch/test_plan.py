@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 
 from deploy.cli import main as cli
@@ -23,10 +24,12 @@ from deploy.launch.plan import (
 )
 from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import resolve
+from workers.engine.loading import load_model
+from workers.model.packed import PackedLinear, can_pack
 
 # Qwen3's, by their configs.
-TINY = ModelSize("Qwen/Qwen3-1.7B", 1_720_000_000, 114_688, 40_960, 16, 8)
-MIDDLE = ModelSize("Qwen/Qwen3-8B", 8_190_000_000, 147_456, 40_960, 32, 8)
+TINY = ModelSize("Qwen/Qwen3-1.7B", 1_720_000_000, 114_688, 40_960, 16, 8, 1_409_000_000, tied=True)
+MIDDLE = ModelSize("Qwen/Qwen3-8B", 8_190_000_000, 147_456, 40_960, 32, 8, 6_946_000_000)
 LARGE = ModelSize("Qwen/Qwen3-32B", 32_760_000_000, 262_144, 40_960, 64, 8)
 H100 = Gpu("NVIDIA H100", 80 * GB)
 LAPTOP = Machine((), 8, 16 * GB)
@@ -83,10 +86,36 @@ def test_a_laptop_gets_8_bits_and_what_cache_fits(tmp_path: Path) -> None:
         2 * int(str(worker["rows"])) * int(str(worker["max_len"])) * 2 * model.token_bytes
         for worker, model in zip(workers.values(), (TINY, MIDDLE), strict=True)
     )  # 32 bits each
-    assert TINY.parameters + MIDDLE.parameters + cached <= 0.8 * LAPTOP.memory
+    weights = TINY.packed(8) + MIDDLE.packed(8)
+    assert weights > TINY.parameters + MIDDLE.parameters  # embeddings stay as they are
+    assert weights + cached <= 0.8 * LAPTOP.memory
     old = Machine((), 8, 64 * GB, int8=False)
     workers = checked(plan(TINY, MIDDLE, old), tmp_path)
     assert {worker["dtype"] for worker in workers.values()} == {"bfloat16"}
+
+
+@pytest.mark.parametrize("model", ["embedded:large", "untied"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_weights_on_a_cpu_are_what_they_take_once_packed(
+    model: str, dtype: str, tmp_path: Path
+) -> None:
+    """All that the loaded network holds, whatever of it is packed."""
+    if dtype != "float32" and not can_pack():
+        pytest.skip("weights are not packed on this machine")
+    if model == "untied":
+        network = load_model(str(resolve("embedded:large")))
+        network.config.tie_word_embeddings = False
+        network.lm_head.weight = torch.nn.Parameter(network.lm_head.weight.clone())
+        network.save_pretrained(tmp_path / "untied")
+        model = str(tmp_path / "untied")
+    size, network = ModelSize.of(model), load_model(str(resolve(model)), dtype=dtype)
+    plain = {id(one): one.numel() * one.element_size() for one in network.parameters()}
+    bits = {"float32": 32, "bfloat16": 16, "int8": 8}[dtype]
+    packed = {id(one): one for one in network.modules() if isinstance(one, PackedLinear)}
+    held = sum(plain.values()) + sum(
+        one.in_features * one.out_features * bits // 8 for one in packed.values()
+    )
+    assert size.packed(bits) == pytest.approx(held, rel=0.02)
 
 
 def test_models_the_wrong_way_round_are_refused() -> None:

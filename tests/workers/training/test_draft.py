@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.errors import ConfigError
 from workers.embedded.checkpoints import MODELS
 from workers.text.tokenizer_files import load_tokenizer
 from workers.training import recipe
@@ -41,6 +42,13 @@ def test_the_stage_needs_no_harvest_and_is_published_beside_the_pair(
     for name in ("small", "large", "draft"):
         assert (tmp_path / "shipped" / name / "model.safetensors").is_file()
     assert not list((tmp_path / "shipped").rglob("state.pt"))
+
+
+def test_a_stage_that_has_not_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="expected one of small, large, draft"):
+        recipe.run("publish", tmp_path)
+    with pytest.raises(ConfigError, match="run the stage novice first"):
+        recipe.run("harvest", tmp_path)
 
 
 def test_publishing_does_without_a_draft_model(
