@@ -328,14 +328,14 @@ decoding: $(STAMP) ## time token-level methods, write docs/decoding (half an hou
 
 REAL_DECODE := $(BIN)/baton bench-decode --model build/real-pair/large --draft build/real-pair/small \
   --problems gym:gsm_symbolic:$(REAL_TUNING) --prompts 4 --rounds 1
-REAL_METHODS := chain:gamma=4,chain:gamma=7,lookup,spectr:count=4:gamma=4,recursive-s:width=4:gamma=4,reflective:gamma=4:alpha=0.1
+REAL_METHODS := chain:gamma=4,chain:gamma=7,chain:gamma=12:threshold=0.6,lookup,spectr:count=4:gamma=4,recursive-s:width=4:gamma=4,reflective:gamma=4:alpha=0.1,relaxed:gamma=12:threshold=0.6:thoughts_only=false
 
 decoding-real: $(STAMP) real-pair ## time token-level methods on pretrained models, write docs/decoding/real-pair-*.md (an hour)
 	@$(REAL_DECODE) --dtype bfloat16 --temperature 0 --methods $(REAL_METHODS),hf-generate,hf-assisted \
 	  --rows $(REAL)/decode-bfloat16.jsonl --markdown $(DECODED)/real-pair-bfloat16.md
 	@$(REAL_DECODE) --dtype bfloat16 --temperature 1 --methods $(REAL_METHODS),hf-assisted:drafts=8 \
 	  --rows $(REAL)/decode-sampled.jsonl --markdown $(DECODED)/real-pair-sampled.md
-	@$(REAL_DECODE) --dtype int8 --temperature 0 --methods chain:gamma=2,chain:gamma=4,hf-generate,hf-assisted \
+	@$(REAL_DECODE) --dtype int8 --temperature 0 --methods chain:gamma=2,chain:gamma=4,chain:gamma=12:threshold=0.6,hf-generate,hf-assisted \
 	  --rows $(REAL)/decode-int8.jsonl --markdown $(DECODED)/real-pair-int8.md
 	@$(BIN)/python -m tests.real.llama_cpp_speed --markdown $(DECODED)/real-pair-llama-cpp.md
 	@$(BIN)/baton bench-weights --model build/real-pair/large --dtypes bfloat16,int8 --limit 120

@@ -169,7 +169,7 @@ class SpeculationCandidate:
         elif "draft" in known and known["draft"].default is inspect.Parameter.empty:
             raise ValueError("needs a draft model: give one with --draft")
         target = loaded.target
-        if entry.method in EXTENDING:
+        if {entry.method, parameters.get("base")} & {*EXTENDING}:
             target = Target(
                 target.model, slots=target.cache.slots, max_len=target.max_len,
                 vocabulary=target.vocabulary, encode=target.encode,

@@ -52,7 +52,7 @@ VLLM_METHODS = (
     "vanilla", "draft_model", "eagle", "eagle3", "mtp", "ngram", "suffix",
 )  # fmt: skip
 """Methods of vLLM's own speculation; all lossless under its standard rejection sampling."""
-LOSSY = {"reflective"}
+LOSSY = {"reflective", "relaxed"}
 """Methods of `METHODS` that change the text; named here, since those cannot be imported
 without torch."""
 

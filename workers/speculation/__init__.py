@@ -18,7 +18,9 @@ A method is one file here and one line in `METHODS`. In reading order:
 - `feature_head`: feature drafters: one decoder layer between the target's embedding and head.
 - `fspad`: a feature drafter on dynamic trees (FSPAD, EAGLE-2).
 - `auto`: the fastest method and draft length, by measuring.
+- `lossy`: a method over a lossless one.
 - `reflective`: reflective verification; lossy.
+- `relaxed`: drafts accepted that the target finds nearly as likely as its choice; lossy.
 """
 
 from __future__ import annotations
@@ -34,10 +36,12 @@ from workers.speculation.fspad import Fspad
 from workers.speculation.greedy_multi import GreedyMulti
 from workers.speculation.kangaroo import Kangaroo
 from workers.speculation.lookup import Lookup
+from workers.speculation.lossy import LossyMethod
 from workers.speculation.method import Method
 from workers.speculation.recursive_c import RecursiveConstant
 from workers.speculation.recursive_s import RecursiveBeam
 from workers.speculation.reflective import Reflective
+from workers.speculation.relaxed import Relaxed
 from workers.speculation.spectr import Spectr
 from workers.speculation.vanilla import Vanilla
 
@@ -55,9 +59,10 @@ METHODS: dict[str, Builder] = {
     "kangaroo": Kangaroo,
     "fspad": Fspad,
     "auto": Auto,  # chooses among the others
-    "reflective": Reflective,  # lossy, over any of the others
+    "reflective": Reflective,  # lossy, over others, as the next
+    "relaxed": Relaxed,
 }
-Auto.registry = Reflective.bases = METHODS
+Auto.registry = LossyMethod.bases = METHODS
 
 
 def build(name: str, target: Target, load_model: LoadModel, **parameters: Any) -> Method:

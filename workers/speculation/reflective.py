@@ -15,23 +15,22 @@ prompt asks for a repetition the more is accepted. `alpha` goes from 0 (the base
 its cost) to 1 (z' alone); its effect on answers is to be measured.
 
 With `thoughts_only` an answer is decoded by the base method exactly, as it is where a model has no
-thought, and only thoughts are verified leniently: what they say is read by models, and an answer
-by people (TensorRT-LLM has `use_relaxed_acceptance_for_thinking` for the same reason). The method
-stays lossy, for an answer follows from its thought.
+thought.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from workers.model.target import ModelOutput, Target
-from workers.model.tree import Accepted, Plan, Row, Tree
+from workers.model.tree import Plan, Tree
 from workers.speculation.drafter import LoadModel
+from workers.speculation.lossy import LossyMethod
 from workers.speculation.method import Method
 from workers.speculation.parameters import MOST_NODES, fraction, tree_size, true_or_false
 
@@ -41,7 +40,7 @@ Reading = tuple[int, int, float]
 """(node, node of a copy of it, weight among the copies)."""
 
 
-class Reflective(Method):
+class Reflective(LossyMethod):
     """Drafts and verifies as `base` does, with reflected scores.
 
     Args:
@@ -52,9 +51,6 @@ class Reflective(Method):
         bonus: whether the token behind a whole draft is verified by both scores too.
         thoughts_only: whether answers are verified by the first score alone.
     """
-
-    lossless = False
-    bases: ClassVar[Mapping[str, Callable[..., Method]]] = {}  # set by `METHODS`
 
     def __init__(
         self,
@@ -69,29 +65,27 @@ class Reflective(Method):
         thoughts_only: bool = False,
         **parameters: Any,
     ) -> None:
-        super().__init__(target)
         fraction("alpha", alpha)
         true_or_false("bonus", bonus)
-        self.thoughts_only = true_or_false("thoughts_only", thoughts_only)
-        if base not in self.bases or not self.bases[base].lossless:  # type: ignore[attr-defined]
-            raise ValueError(f"base must be a lossless method, not {base!r}")
-        if self.bases[base].score is not Method.score:  # type: ignore[attr-defined]
-            raise ValueError(
-                f"base {base} scores its drafts in a pass of its own, which cannot be repeated"
-            )
+        super().__init__(
+            target, load_model, draft=draft, base=base, thoughts_only=thoughts_only, **parameters
+        )
         self.alpha, self.bonus, self.prompt = alpha, bonus, _ids(prompt, target)
-        if draft is not None:
-            parameters["draft"] = draft
-        self.base = self.bases[base](target, load_model, **parameters)
         leaves, levels = _shape(self.base)
         if levels == 0:
             raise ValueError(f"base {base} drafts nothing that could be scored again")
         each = 2 * levels - (not bonus) + len(self.prompt)
         tree_size(f"a prompt of {len(self.prompt)} tokens", 1 + leaves * each)
 
+    def check_base(self, name: str, base: Any) -> None:
+        if base.score is not Method.score:
+            raise ValueError(
+                f"base {name} scores its drafts in a pass of its own, which cannot be repeated"
+            )
+
     def score(self, target: Target, plan: Plan) -> ModelOutput:
         """One pass over the drafts and their copies; returns the logits of the drafts' nodes."""
-        reflects = [not (self.thoughts_only and row.answering) for row in plan.rows]
+        reflects = [not self.exact(row) for row in plan.rows]
         if self.alpha == 0 or not any(reflects):
             return self.base.score(target, plan)
         trees, readings = [], []
@@ -142,26 +136,6 @@ class Reflective(Method):
         for node, _ in pairs:
             counts[node] += 1
         return longer, [(node, copy, 1 / counts[node]) for node, copy in pairs]
-
-    # The rest is the base's -----------------------------------------------------------------
-
-    def join(self, row: Row) -> None:
-        self.base.join(row)
-
-    def leave(self, row: Row) -> None:
-        self.base.leave(row)
-
-    def copy(self, source: int, slot: int, length: int) -> None:
-        self.base.copy(source, slot, length)
-
-    def draft(self, rows: list[Row]) -> Plan:
-        return self.base.draft(rows)
-
-    def verify(self, plan: Plan, result: ModelOutput) -> list[Accepted]:
-        return self.base.verify(plan, result)
-
-    def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
-        self.base.commit(plan, accepted, scores)
 
 
 def _ids(prompt: Any, target: Target) -> list[int]:

@@ -178,6 +178,7 @@ DRAFTED = {
     "fspad": {},
     "auto": {"candidates": [{"method": "chain", "draft": "other"}], "lengths": [2]},
     "reflective": {"draft": "other", "gamma": 3, "prompt": [3, 4]},
+    "relaxed": {"draft": "other", "gamma": 3},
 }
 
 

@@ -1,0 +1,85 @@
+"""A method over a lossless one, which it makes faster at the price of exactness. **Lossy.**
+
+It drafts as its `base` does. What differs is what becomes of the drafts: other scores (`score`), or
+another verification of the same ones (`verify`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+from workers.model.target import ModelOutput, Target
+from workers.model.tree import Accepted, Plan, Row
+from workers.speculation.drafter import LoadModel
+from workers.speculation.method import Method
+from workers.speculation.parameters import true_or_false
+
+
+class LossyMethod(Method):
+    """It drafts, scores, verifies and commits as its base, but where a subclass does otherwise.
+
+    Args:
+        base: a lossless method that drafts; `parameters` are its own, and `draft` where it takes
+            one.
+        thoughts_only: whether answers are decoded by the base, exactly: a thought is read by
+            models, an answer by people. The method stays lossy, for an answer follows from its
+            thought.
+
+    Raises:
+        ValueError: the base, or a parameter, is none of these.
+    """
+
+    lossless = False
+    bases: ClassVar[Mapping[str, Callable[..., Method]]] = {}  # set by `METHODS`
+
+    def __init__(
+        self,
+        target: Target,
+        load_model: LoadModel,
+        *,
+        draft: str | None,
+        base: str,
+        thoughts_only: bool,
+        **parameters: Any,
+    ) -> None:
+        super().__init__(target)
+        self.thoughts_only = true_or_false("thoughts_only", thoughts_only)
+        method: Any = self.bases.get(base)
+        if method is None or not method.lossless:
+            raise ValueError(f"base must be a lossless method, not {base!r}")
+        self.check_base(base, method)
+        if draft is not None:
+            parameters["draft"] = draft
+        self.base: Method = method(target, load_model, **parameters)
+
+    def check_base(self, name: str, base: Any) -> None:
+        """ValueError where a lossless method cannot be the base of this one."""
+
+    def exact(self, row: Row) -> bool:
+        """Whether a row is decoded by the base alone."""
+        return self.thoughts_only and row.answering
+
+    def join(self, row: Row) -> None:
+        self.base.join(row)
+
+    def leave(self, row: Row) -> None:
+        self.base.leave(row)
+
+    def copy(self, source: int, slot: int, length: int) -> None:
+        self.base.copy(source, slot, length)
+
+    def stats(self) -> dict[str, int]:
+        return self.base.stats()
+
+    def draft(self, rows: list[Row]) -> Plan:
+        return self.base.draft(rows)
+
+    def score(self, target: Target, plan: Plan) -> ModelOutput:
+        return self.base.score(target, plan)
+
+    def verify(self, plan: Plan, scores: ModelOutput) -> list[Accepted]:
+        return self.base.verify(plan, scores)
+
+    def commit(self, plan: Plan, accepted: Sequence[Accepted], scores: ModelOutput) -> None:
+        self.base.commit(plan, accepted, scores)

@@ -1,0 +1,150 @@
+"""Relaxed acceptance: drafts stay that the target finds nearly as likely as its choice. **Lossy.**
+
+TensorRT-LLM's `use_relaxed_acceptance_for_thinking`: in a thought a drafted token is accepted where
+it is one of the target's `top_k` likeliest and at most `delta` less probable than the likeliest.
+What is not accepted so, and what may end the text, is verified by the base method. BiLD's rollback
+(2302.07863, section 3.4) has a bound on the probability alone, and takes a call where this takes a
+pass.
+
+Greedily, `top_k` 1 and `delta` 0 are the base method, but where two tokens are equally likely. If
+tokens are drawn, probabilities are those after temperature, top-k and top-p, and a draft that is
+likely enough is always accepted: texts are nearer to the draft model's than the target's own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orchestrator.types import Sampling
+from workers.model.sampling import warp
+from workers.model.target import ModelOutput, Target
+from workers.model.tree import Accepted, Plan, Row, Tree
+from workers.speculation.drafter import LoadModel
+from workers.speculation.lossy import LossyMethod
+from workers.speculation.method import Method
+from workers.speculation.parameters import at_least, fraction
+
+PLAIN = Sampling(temperature=1.0)
+"""What a greedy row's probabilities are of, as everywhere."""
+
+
+class Relaxed(LossyMethod):
+    """Drafts as `base` does, and accepts more of it.
+
+    Args:
+        base: a lossless method that drafts; further parameters are its own, `draft` among them.
+        top_k: a token that is accepted so is one of the target's so many likeliest.
+        delta: by how much its probability may be below the likeliest token's, from 0 to 1.
+        thoughts_only: whether answers are verified by the base alone, and what is drafted behind a
+            token that may end the thought. Such a token itself always is.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        load_model: LoadModel,
+        *,
+        draft: str | None = None,
+        base: str = "chain",
+        top_k: int = 10,
+        delta: float = 0.5,
+        thoughts_only: bool = True,
+        **parameters: Any,
+    ) -> None:
+        self.top_k, self.delta = at_least("top_k", top_k, 1), fraction("delta", delta)
+        super().__init__(
+            target, load_model, draft=draft, base=base, thoughts_only=thoughts_only, **parameters
+        )
+        if self.base.by_path:  # what stands behind a token helps it there, and here too much
+            raise ValueError(f"base {base} is to verify token by token: leave out verification")
+
+    def check_base(self, name: str, base: Any) -> None:
+        if base.verify is not Method.verify or not base.drafts:
+            raise ValueError(f"base {name} verifies no drafts by itself: name another")
+
+    def verify(self, plan: Plan, scores: ModelOutput) -> list[Accepted]:
+        """As the base does, of scores that leave it no choice where a draft is likely enough.
+
+        What is told of the tokens, their probabilities, is by the target's own scores.
+        """
+        logits = scores.logits.float()
+        if not (chosen := self._likely(plan, logits)):
+            return self.base.verify(plan, scores)
+        rows, nodes, tokens = (list(column) for column in zip(*chosen, strict=True))
+        relaxed = logits.clone()
+        relaxed[rows, nodes] = -torch.inf
+        relaxed[rows, nodes, tokens] = 0.0
+        verified = self.base.verify(plan, replace(scores, logits=relaxed))
+        self._tell(plan, logits, [(i, verified[i]) for i in sorted(set(rows))])
+        return verified
+
+    @staticmethod
+    def _tell(plan: Plan, logits: Tensor, verified: list[tuple[int, Accepted]]) -> None:
+        """Write the target's own probabilities into what was accepted; one transfer."""
+        placed = [
+            (i, node, token)
+            for i, one in verified
+            for node, token in zip(one.path, one.tokens, strict=True)
+        ]
+        rows, nodes, tokens = (list(column) for column in zip(*placed, strict=True))
+        own = logits[rows, nodes]
+        laws = _probabilities(own[:, None], [plan.rows[i] for i in rows])[:, 0]
+        told = laws.gather(1, torch.tensor(tokens, device=laws.device)[:, None])[:, 0].log()
+        logprobs, confidences = torch.stack((told, own.softmax(-1).amax(-1))).tolist()
+        for _, one in verified:
+            size = len(one.path)
+            one.logprobs, logprobs = logprobs[:size], logprobs[size:]
+            one.confidences, confidences = confidences[:size], confidences[size:]
+
+    def _likely(self, plan: Plan, logits: Tensor) -> list[tuple[int, int, int]]:
+        """(row, node, token): the child that each node has to accept, the likeliest of several."""
+        drafted = [
+            (i, tree.parents[node], tree.tokens[node])
+            for i, (row, tree) in enumerate(zip(plan.rows, plan.trees, strict=True))
+            if not self.exact(row)
+            for node in self._relaxed(row, tree)
+        ]
+        if not drafted:
+            return []
+        rows, nodes, tokens = (list(column) for column in zip(*drafted, strict=True))
+        scored = logits[rows, nodes]
+        laws = _probabilities(scored[:, None], [plan.rows[i] for i in rows])[:, 0]
+        own = laws.gather(1, torch.tensor(tokens, device=laws.device)[:, None])
+        accepted = (own > 0) & (own >= laws.amax(-1, keepdim=True) - self.delta)
+        accepted &= (laws > own).sum(-1, keepdim=True) < self.top_k
+        best: dict[tuple[int, int], tuple[float, int]] = {}
+        packed = torch.stack((own[:, 0].double(), accepted[:, 0], scored.argmax(-1)))
+        for (i, node, token), probability, is_likely, choice in zip(
+            drafted, *packed.tolist(), strict=True
+        ):
+            row = plan.rows[i]
+            if row.greedy and token == choice:  # accepted anyway
+                best[i, node] = (1.0, -1)
+            elif row.may_end is not None and row.may_end(int(choice)):
+                continue  # an end that the target wants is not passed over
+            elif is_likely and probability > best.get((i, node), (0.0, 0))[0]:
+                best[i, node] = (probability, token)
+        return [(i, node, token) for (i, node), (_, token) in best.items() if token >= 0]
+
+    def _relaxed(self, row: Row, tree: Tree) -> list[int]:
+        """The drafted nodes that need not be the target's choice."""
+        drafted = range(1, len(tree))
+        if row.may_end is None:
+            return [*drafted]
+        ends, behind = [False] * len(tree), [False] * len(tree)
+        for node in drafted:
+            parent = tree.parents[node]
+            ends[node] = row.may_end(tree.tokens[node])
+            behind[node] = self.thoughts_only and (ends[parent] or behind[parent])
+        return [node for node in drafted if not (ends[node] or behind[node])]
+
+
+def _probabilities(logits: Tensor, rows: list[Row]) -> Tensor:
+    """[n, 1, vocabulary] logits to probabilities, each under the sampling of its row."""
+    if all(row.greedy for row in rows):
+        return logits.softmax(-1)
+    return warp(logits, [PLAIN if row.greedy else row.sampling for row in rows])
