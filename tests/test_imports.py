@@ -21,7 +21,7 @@ POLICY_MAY = {f"orchestrator.{name}" for name in ("types", "errors", "loop.actio
 WORKER_MAY = {f"orchestrator.{name}" for name in ("types", "worker", "errors", "grammar")}
 POLICY_MAY_NOT = {"asyncio", "time", "random"}  # they reach a policy as answers and seeds
 ORCHESTRATOR_MAY_NOT = {"ray", "torch", "transformers"}
-METHODS_SHARE = {"decode", "drafter", "feature_head", "method", "parameters", "rejection"}
+METHODS_SHARE = {"decode", "drafter", "feature_head", "lossy", "method", "parameters", "rejection"}
 
 
 def files(package: str) -> list[Path]:
