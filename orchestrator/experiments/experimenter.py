@@ -171,6 +171,7 @@ class Experimenter:
             forced=assignment.forced,
         )
         self._exposures.labels(run.name, assignment.arm).inc()
+        self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
         self._outbox.event(run.stream, exposure.model_dump())
 
     def record_outcome(
@@ -232,7 +233,7 @@ class Experimenter:
             for stream in known.keys() - streams:
                 del known[stream]
         for run in running:
-            self._stops.labels(run.name)  # a series that begins at 0 shows the first stop
+            self._stops.labels(run.name)  # also of replicas that have answered nothing yet
             reader = self._readers.setdefault(run.stream, _reader(run))
             await reader.read(self._store)
             if run.experiment.adaptive:
