@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import os
 import secrets
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol, runtime_checkable
+from typing import Any, Final, Literal, Protocol, runtime_checkable
 
 import httpx
 from httpx_sse import SSEError, aconnect_sse
@@ -163,6 +163,17 @@ def base_address(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1").rstrip("/")
 
 
+API_KEYS: Final = ("BATON_API_KEY",)
+"""Where the key of whoever asks is looked for: in variables of the environment, the first that is
+set."""
+
+
+def authorization(names: Sequence[str]) -> dict[str, str]:
+    """The header with the key that one of these variables holds, if one does."""
+    key = next(filter(None, map(os.environ.get, names)), None)
+    return {"authorization": f"Bearer {key}"} if key else {}
+
+
 class HttpClient:
     """A running service, over its OpenAI-compatible API; the key is `$BATON_API_KEY`."""
 
@@ -170,12 +181,10 @@ class HttpClient:
 
     def __init__(self, url: str, options: RequestOptions | None = None) -> None:
         self._url, self._options = base_address(url), options or RequestOptions()
-        key = os.environ.get("BATON_API_KEY")
-        self.headers = {"authorization": f"Bearer {key}"} if key else {}
         # A thought may take long without text, but the service sends pings meanwhile.
         self._client = httpx.AsyncClient(
             timeout=httpx.Timeout(120.0, connect=10.0),
-            headers=self.headers,
+            headers=authorization(API_KEYS),
             follow_redirects=False,
             trust_env=False,
         )
@@ -268,8 +277,8 @@ class HttpClient:
         await self._client.aclose()
 
 
-def error_of(response: httpx.Response, key: str = "$BATON_API_KEY") -> BatonError:
-    """An error response as the exception it stands for; `key` says where the caller's key is."""
+def error_of(response: httpx.Response, names: Sequence[str] = API_KEYS) -> BatonError:
+    """An error response as the exception it stands for; `names` of where the caller's key is."""
     try:
         error = response.json()["error"]
         message, param, code = error["message"], error.get("param"), error.get("code")
@@ -277,7 +286,7 @@ def error_of(response: httpx.Response, key: str = "$BATON_API_KEY") -> BatonErro
         message, param, code = f"HTTP {response.status_code}", None, None
     text = f"{response.url.copy_with(path='/')}: {message}"
     if response.status_code == 401:
-        text += f"; this command takes its key from {key}"
+        text += f"; this command takes its key from {', '.join(f'${name}' for name in names)}"
     if response.status_code in (429, 503):
         return Overloaded(text)
     if 400 <= response.status_code < 500:

@@ -2,31 +2,25 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from typing import Any
 
 import httpx
 
-from deploy.evaluation.clients import base_address, error_of, no_address, reason
+from deploy.evaluation.clients import (
+    API_KEYS,
+    authorization,
+    base_address,
+    error_of,
+    no_address,
+    reason,
+)
 from orchestrator.errors import WorkerUnavailable
 
 PATIENCE_S = 15.0
-ADMIN_KEYS = ("BATON_ADMIN_KEY", "BATON_API_KEY")
-"""Where the key of whoever changes something is looked for, the first that is set."""
+ADMIN_KEYS = ("BATON_ADMIN_KEY", *API_KEYS)
+"""Where the key of whoever changes something is looked for (`clients.API_KEYS`)."""
 READ_KEYS = ("BATON_OBSERVER_KEY", *ADMIN_KEYS)
 """The same of whoever reads."""
-
-
-def authorization(names: Sequence[str]) -> dict[str, str]:
-    """The header with the first key that these variables of the environment hold."""
-    key = next(filter(None, map(os.environ.get, names)), None)
-    return {"authorization": f"Bearer {key}"} if key else {}
-
-
-def places(names: Sequence[str]) -> str:
-    """Those variables in the words of an error."""
-    return ", ".join(f"${name}" for name in names)
 
 
 def call(
@@ -56,7 +50,7 @@ def call(
     except httpx.HTTPError as error:
         raise WorkerUnavailable(f"{url}: {reason(error)} (another service: --url)") from None
     if not response.is_success:
-        raise error_of(response, places(names))
+        raise error_of(response, names)
     try:
         answer: dict[str, Any] = response.json()
     except ValueError:

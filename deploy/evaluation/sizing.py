@@ -25,13 +25,14 @@ from deploy.evaluation.clients import (
     HttpClient,
     RequestOptions,
     ask,
+    authorization,
     base_address,
     error_of,
     reason,
 )
 from deploy.evaluation.concurrency import map_concurrently
 from deploy.evaluation.evaluate import EvaluatedAnswer, Problem
-from deploy.evaluation.service_client import READ_KEYS, authorization, places
+from deploy.evaluation.service_client import READ_KEYS
 from orchestrator.errors import ConfigError, WorkerUnavailable
 
 QUIET_S: Final = 20.0  # without requests, to measure the load at rest
@@ -301,5 +302,5 @@ def _get(http: httpx.Client, path: str) -> httpx.Response:
     except httpx.HTTPError as error:
         raise WorkerUnavailable(f"{http.base_url}: {reason(error)}") from None
     if not response.is_success:
-        raise error_of(response, places(READ_KEYS))
+        raise error_of(response, READ_KEYS)
     return response

@@ -149,9 +149,9 @@ class ModelSize:
     def packed(self, bits: int) -> int:
         """Bytes in Baton's own engine on a CPU, with so many bits a weight: packed matrices have
         them. The embedding is not packed, and a head that is tied to it is a second copy."""
-        ends = self.parameters - self.matrices
         if bits == 32:
             return 4 * self.parameters
+        ends = self.parameters - self.matrices
         embedding = ends if self.tied else ends // 2
         head = ends if self.tied else ends - embedding
         return 2 * embedding + bits // 8 * (self.matrices + head)

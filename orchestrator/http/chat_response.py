@@ -171,20 +171,21 @@ class ChatResponse(Response):
                     await self._write_stream(events, send)
                 else:
                     await self._write_whole(events, send)
+            except BaseException:
+                if self._context.place is not None:  # how long it took is not what answers take
+                    self._context.place.broke_off = True
+                raise
             finally:
                 await events.close()
         except asyncio.CancelledError as error:
-            self._break_off()
             if self._cut:
                 self._record("failed", http_error(error).body["error"])
             else:
                 self._record("cancelled")
             raise
         except _ClientGone:
-            self._break_off()
             self._record("cancelled")
         except Exception as error:
-            self._break_off()
             if isinstance(error, Unsupported):
                 error.policy = self._context.policy_name
             elif isinstance(error, InvalidRequest) and error.param == "messages":
@@ -196,11 +197,6 @@ class ChatResponse(Response):
             log.error("trace %s broke off: %s", self._context.trace_id, describe(error))
             with suppress(_ClientGone):
                 await self._send(send, self._choices[0].format.failure(body), more=False)
-
-    def _break_off(self) -> None:
-        """Say that how long this took tells nothing of what answers take."""
-        if self._context.place is not None:
-            self._context.place.broke_off = True
 
     async def _write_whole(self, events: EventQueue, send: Send) -> None:
         writing = len(self._choices)

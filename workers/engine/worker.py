@@ -67,7 +67,7 @@ class LocalWorker:
             criteria,
             self.prompts,
             len(ids),
-            stop_token_ids=self._ends(call),
+            stop_token_ids=self._stop_token_ids,
             context=self.context,
         )
         request = GenerateRequest(
@@ -119,7 +119,7 @@ class LocalWorker:
             labels=labels,
             num_scored=len(scored) if query.nll else None,
             stop_token_ids=finish_token_ids(
-                self.tokenizer, self._ends(call), call.transcript, last
+                self.prompts, self._stop_token_ids, call.transcript, last
             ),
         )
         probabilities, outside, *nlls = await self.engine.answer(request)
@@ -149,7 +149,7 @@ class LocalWorker:
             sampling=sampling,
             seed=_seed(sampling),
             stop_token_ids=finish_token_ids(
-                self.tokenizer, self._ends(call), call.transcript, segment
+                self.prompts, self._stop_token_ids, call.transcript, segment
             ),
             matcher=await self._matcher(call),
             top=top,
@@ -164,14 +164,10 @@ class LocalWorker:
             call,
             segment,
             self.prompts,
-            self._ends(call),
+            self._stop_token_ids,
             request.usage,
             request.ms,
         )
-
-    def _ends(self, call: Call) -> frozenset[int]:
-        """The ids that end a text of this call."""
-        return self.prompts.ends(self._stop_token_ids, call.transcript)
 
     async def _matcher(self, call: Call) -> Matcher | None:
         """Which tokens may come next where the call holds its text to a grammar."""

@@ -95,10 +95,10 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
                 least = await _takes_min_tokens(ask, capabilities, {**prompt, **ONE})
                 capabilities = replace(capabilities, min_tokens=least)
             return await _more(ask, capabilities, ids, vocabulary, logprobs)
-    if refused is None and broke is None and absent is not None:
-        raise absent
     if broke is not None:
         raise broke
+    if refused is None and absent is not None:
+        raise absent
     why = (
         refused
         if isinstance(refused, Unsupported)

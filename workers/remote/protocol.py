@@ -141,9 +141,9 @@ class Vocabulary:
         return {i: p for i, p in named.items() if i is not None}
 
 
-def session(request: str) -> dict[str, str]:
+def session(name: str) -> dict[str, str]:
     """Headers: routers before several replicas keep a session on one of them, for its cache."""
-    return {"x-session-id": request} if request.isascii() and request.isprintable() else {}
+    return {"x-session-id": name} if name.isascii() and name.isprintable() else {}
 
 
 @contextmanager

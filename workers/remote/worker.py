@@ -143,7 +143,9 @@ class RemoteWorker:
         prefix = await self.prompts.prepare(call.transcript, self.context, call.owner)
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
-        stop_token_ids = finish_token_ids(self.tokenizer, self._ends(call), call.transcript, judged)
+        stop_token_ids = finish_token_ids(
+            self.prompts, self._stop_token_ids, call.transcript, judged
+        )
         shared = bool(call.owner) and not capabilities.salts
         if capabilities.prompt_logprobs == "sglang":
             start = len(prefix) - len(verified) - 1 if nll else None
@@ -206,7 +208,7 @@ class RemoteWorker:
         ids = prefix + list(tokens)
         check_length(len(ids) + 1, self.context)
         stop_token_ids = finish_token_ids(
-            self.tokenizer, self._ends(call), call.transcript, segment
+            self.prompts, self._stop_token_ids, call.transcript, segment
         )
         shown = max(1, top) if sampling.is_greedy else capabilities.top
         shared = bool(call.owner) and not capabilities.salts
@@ -238,14 +240,10 @@ class RemoteWorker:
             call,
             segment,
             self.prompts,
-            self._ends(call),
+            self._stop_token_ids,
             _total(spent),
             ms_since(began),
         )
-
-    def _ends(self, call: Call) -> frozenset[int]:
-        """The ids that end a text of this call."""
-        return self.prompts.ends(self._stop_token_ids, call.transcript)
 
     async def _stop_nll(
         self,
@@ -359,7 +357,7 @@ class RemoteWorker:
             len(ids),
             criteria,
             self.context,
-            self._ends(call),
+            self.prompts.ends(self._stop_token_ids, call.transcript),
         )
         body = self._requests.body(capabilities.prompt, ids, call.transcript)
         top = 1 if criteria.max_entropy is None else capabilities.top

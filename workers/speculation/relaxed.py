@@ -92,7 +92,7 @@ class Relaxed(LossyMethod):
         ]
         rows, nodes, tokens = (list(column) for column in zip(*placed, strict=True))
         own = logits[rows, nodes]
-        laws = _probabilities(own[:, None], [plan.rows[i] for i in rows])[:, 0]
+        laws = _probabilities(own, [plan.rows[i] for i in rows])
         told = laws.gather(1, torch.tensor(tokens, device=laws.device)[:, None])[:, 0].log()
         logprobs, confidences = torch.stack((told, own.softmax(-1).amax(-1))).tolist()
         for _, one in verified:
@@ -112,7 +112,7 @@ class Relaxed(LossyMethod):
             return []
         rows, nodes, tokens = (list(column) for column in zip(*drafted, strict=True))
         scored = logits[rows, nodes]
-        laws = _probabilities(scored[:, None], [plan.rows[i] for i in rows])[:, 0]
+        laws = _probabilities(scored, [plan.rows[i] for i in rows])
         own = laws.gather(1, torch.tensor(tokens, device=laws.device)[:, None])
         accepted = (own > 0) & (own >= laws.amax(-1, keepdim=True) - self.delta)
         accepted &= (laws > own).sum(-1, keepdim=True) < self.top_k
@@ -144,7 +144,7 @@ class Relaxed(LossyMethod):
 
 
 def _probabilities(logits: Tensor, rows: list[Row]) -> Tensor:
-    """[n, 1, vocabulary] logits to probabilities, each under the sampling of its row."""
+    """[n, vocabulary] logits to probabilities, each under the sampling of its row."""
     if all(row.greedy for row in rows):
         return logits.softmax(-1)
-    return warp(logits, [PLAIN if row.greedy else row.sampling for row in rows])
+    return warp(logits[:, None], [PLAIN if row.greedy else row.sampling for row in rows])[:, 0]

@@ -42,10 +42,10 @@ class Continuation:
         transcript, tokenizer = call.transcript, prompts.tokenizer
         thinking = not transcript.closed
         self._author, self._criteria, self._tokenizer = call.author, criteria, tokenizer
-        self._stop_token_ids = stop_token_ids
+        self._stop_token_ids = prompts.ends(stop_token_ids, transcript)
         self._delimiters = [one.encode() for one in criteria.until if one]
         self._close_id = tokenizer.close_id if thinking else None
-        self.ends = frozenset(stop_token_ids)
+        self.ends = self._stop_token_ids
         """The ids that end this text."""
         if criteria.ignore_eos:
             self.ends &= {self._close_id}

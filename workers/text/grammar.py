@@ -107,8 +107,8 @@ class _Vocabulary:
         self.special_token_ids = sorted(tokenizer.controls)
         self.bos_token_id = None
         # Where a text may end any of the ends is allowed; the library wants to know one.
-        ends = [*self.special_token_ids, 0] if tokenizer.eos_id is None else [tokenizer.eos_id]
-        self.eos_token_id = ends[0]
+        eos = tokenizer.eos_id
+        self.eos_token_id = min(tokenizer.controls, default=0) if eos is None else eos
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text

@@ -19,7 +19,6 @@ from orchestrator.types import (
 from orchestrator.worker import Call
 from workers.text.detokenizer import held_back, token_texts
 from workers.text.prompt import PromptRenderer
-from workers.text.tokenizer import Tokenizer
 
 
 @dataclass(eq=False, slots=True)
@@ -38,7 +37,7 @@ class ScoreOutput:
 
 
 def finish_token_ids(
-    tokenizer: Tokenizer,
+    prompts: PromptRenderer,
     stop_token_ids: Collection[int],
     transcript: Transcript,
     segment: Segment | None,
@@ -47,7 +46,8 @@ def finish_token_ids(
 
     Empty where a model did not end it, or where there is no segment.
     """
-    closes = set() if transcript.closed else {tokenizer.close_id} - {None}
+    stop_token_ids = prompts.ends(stop_token_ids, transcript)
+    closes = set() if transcript.closed else {prompts.tokenizer.close_id} - {None}
     finish = None if segment is None else segment.finish
     if finish == "think_end":
         return frozenset(i for i in stop_token_ids if i in closes)
@@ -67,8 +67,9 @@ def verification(
 ) -> Verification:
     """The scores on `segment` behind the transcript of `call`, with its texts.
 
-    `stop_token_ids` are the ids that a model may choose and that are never text.
+    `stop_token_ids` are the model's; those that end this text are never text themselves.
     """
+    stop_token_ids = prompts.ends(stop_token_ids, call.transcript)
     thinking, tokenizer = not call.transcript.closed, prompts.tokenizer
     author, stops = cast("Author", call.author), tokenizer.stops(thinking)
     options: list[Segment] = []

@@ -145,7 +145,7 @@ class VllmWorker:
             criteria,
             self.prompts,
             len(ids),
-            stop_token_ids=self._ends(call),
+            stop_token_ids=self._stop_token_ids,
             context=self.context,
         )
         shown = 1 if criteria.max_entropy is None else SHOWN
@@ -207,7 +207,7 @@ class VllmWorker:
         ids = prefix + self.prompts.side(query.turns, query.lead_in)
         check_length(len(ids) + 1, self.context)
         cost = _Cost(len(ids), call.owner)
-        stop_token_ids = finish_token_ids(self.tokenizer, self._ends(call), call.transcript, last)
+        stop_token_ids = finish_token_ids(self.prompts, self._stop_token_ids, call.transcript, last)
         scores: dict[str, Any] = {}
         if query.nll:
             scores = prompt_scores(len(prefix) - len(scored), SHOWN if stop_token_ids else 1)
@@ -255,7 +255,7 @@ class VllmWorker:
         check_length(len(ids) + 1, self.context)
         cost = _Cost(len(ids), call.owner)
         stop_token_ids = finish_token_ids(
-            self.tokenizer, self._ends(call), call.transcript, segment
+            self.prompts, self._stop_token_ids, call.transcript, segment
         )
         first = len(prefix) + given
         shown = max(1, top) if sampling.is_greedy else SHOWN
@@ -283,14 +283,10 @@ class VllmWorker:
             call,
             segment,
             self.prompts,
-            self._ends(call),
+            self._stop_token_ids,
             cost.usage(),
             ms_since(began),
         )
-
-    def _ends(self, call: Call) -> frozenset[int]:
-        """The ids that end a text of this call."""
-        return self.prompts.ends(self._stop_token_ids, call.transcript)
 
     def _held(self, call: Call) -> dict[str, Any]:
         """The field that holds a text to the call's grammar.

@@ -75,7 +75,7 @@ def dump(data: object) -> str:
 def test_a_refused_key_says_which_variable_it_came_from() -> None:
     request = httpx.Request("POST", "http://127.0.0.1:8000/v1/chat/completions")
     body = {"error": {"message": "no API key", "param": None, "code": None}}
-    for given, said in (({}, "$BATON_API_KEY"), ({"key": "$OTHER"}, "$OTHER")):
+    for given, said in (({}, "$BATON_API_KEY"), ({"names": ["OTHER"]}, "$OTHER")):
         error = error_of(httpx.Response(401, json=body, request=request), **given)
         assert str(error).startswith("http://127.0.0.1:8000/: no API key; ")
         assert str(error).endswith(f"takes its key from {said}")

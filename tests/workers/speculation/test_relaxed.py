@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,14 +11,13 @@ import torch
 from orchestrator.types import Sampling
 from tests.workers.conftest import head_folder, make_adapter, make_model
 from tests.workers.speculation.test_methods import DRAFTS, decoder
+from tests.workers.speculation.test_reflective import CHAIN, PROMPTS, plain, written
 from workers.model.sampling import warp
 from workers.model.target import ModelOutput
 from workers.model.tree import Accepted, Plan, Row, Tree
 from workers.speculation.decode import Decoder
 from workers.training.generation import generate
 
-PROMPTS = [[5, 9, 2, 7], [1, 2, 3], [8] * 20, [300, 20, 10, 5, 4, 3, 2]]
-CHAIN: dict[str, Any] = {"draft": "other", "gamma": 3}
 BASES: list[dict[str, Any]] = [
     CHAIN,
     {"base": "lookup", "gamma": 4},
@@ -37,10 +35,6 @@ ALL = {"top_k": 400, "delta": 1.0, "thoughts_only": False}
 
 def relaxed(base: dict[str, Any], **options: Any) -> Decoder:
     return decoder("relaxed", {**base, "thoughts_only": False, **options})
-
-
-def plain(base: dict[str, Any]) -> Decoder:
-    return decoder(base.get("base", "chain"), {k: v for k, v in base.items() if k != "base"})
 
 
 @OVER
@@ -187,27 +181,13 @@ def test_answers_and_what_may_end_a_text_are_verified_exactly() -> None:
 
 @OVER
 def test_rows_that_answer_are_the_bases_beside_others(base: dict[str, Any]) -> None:
-    def written(loop: Decoder, answering: Sequence[bool]) -> list[list[int]]:
-        for slot, (prompt, answers) in enumerate(zip(PROMPTS, answering, strict=True)):
-            row = Row(slot, list(prompt), Sampling(), 50 + slot, 20, answering=answers)
-            loop.target.cache.allocate(slot, row.ids, 0)
-            loop.join(row, loop.target.prefill(slot, row.ids))
-        ended: dict[int, list[int]] = {}
-        while loop.rows:
-            for row in [row for row in loop.rows if row.remaining_tokens <= 0]:
-                ended[row.slot] = row.ids[len(PROMPTS[row.slot]) :]
-                loop.leave(row)
-            if loop.rows:
-                loop.step(loop.rows)
-        return [ended[slot] for slot in range(len(PROMPTS))]
-
     options = {**ALL, "thoughts_only": True}
-    free = written(relaxed(base, **options), [False] * 4)
-    exact = written(plain(base), [False] * 4)
+    free = written(relaxed(base, **options), Sampling(), [False] * 4)
+    exact = written(plain(base), Sampling(), [False] * 4)
     mixed = [True, False, True, False]
     told = zip(mixed, exact, free, strict=True)
     expected = [strict if answers else loose for answers, strict, loose in told]
-    assert written(relaxed(base, **options), mixed) == expected
+    assert written(relaxed(base, **options), Sampling(), mixed) == expected
 
 
 @pytest.mark.parametrize(
