@@ -9,7 +9,7 @@ COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real calibrate-real gate-real gate-curve decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real calibrate-real gate-real gate-curve decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -110,8 +110,11 @@ constrained: $(STAMP) ## 1,000 answers of the embedded pair held to schemas, by 
 tool-tasks: $(STAMP) real-pair ## 50 small tasks that take a tool, by policy, of pretrained models (an hour and a half; resumable)
 	@$(BIN)/python -m tests.real.tool_tasks $(if $(POLICIES),--policies $(POLICIES))
 
+load: $(STAMP) ## requests a second by policy, 8 clients at once, of the embedded pair, docs/load.md (10 minutes; resumable)
+	@$(BIN)/python -m tests.real.load --pair embedded --page docs/load.md
+
 load-real: $(STAMP) real-pair ## requests a second by policy, 16 clients at once, of pretrained models, docs/load-real.md (half an hour; resumable)
-	@$(BIN)/python -m tests.real.load --page docs/load-real.md
+	@$(BIN)/python -m tests.real.load --pair real --page docs/load-real.md
 
 constrained-real: $(STAMP) real-pair ## 100 of pretrained models (20 minutes)
 	@$(BIN)/python -m tests.real.constrained --pair real --answers 100 --max-tokens 120

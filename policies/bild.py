@@ -23,10 +23,10 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field, field_validator
 
 from orchestrator.errors import Unsupported
-from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
+from orchestrator.loop.actions import REST, Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import ENDED, Segment, StopCriteria, Transcript, Verification
-from policies.steps import REST, attempt, ends, write_out
+from policies.steps import attempt, ends, write_out
 
 NOTHING = Segment("small", "")
 """No token is pending: the large model only writes the next one."""

@@ -27,10 +27,10 @@ from typing import ClassVar
 from pydantic import Field
 
 from orchestrator.errors import Unsupported
-from orchestrator.loop.actions import Accept, Generate, Reject, Script, Verify, Write
+from orchestrator.loop.actions import REST, Accept, Generate, Reject, Script, Verify, Write
 from orchestrator.types import ENDED, Segment, Transcript, Verification
 from policies.gate import Gate, probability
-from policies.steps import REST, Stepwise, attempt, blank, ends, logprobs_of
+from policies.steps import Stepwise, attempt, blank, ends, logprobs_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,10 +26,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from orchestrator.loop.actions import Account, Recent, Script, Write
+from orchestrator.loop.actions import REST, Account, Recent, Script, Write
 from orchestrator.types import Cost, Transcript
 from policies.specreason import SpecReason
-from policies.steps import REST, steps_written
+from policies.steps import steps_written
 
 PROBES = 0.1
 

@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field, StringConstraints
 
 from orchestrator.errors import ContextLengthExceeded, Unsupported, WorkerError
-from orchestrator.loop.actions import A, Action, Close, Script, WorkerName, Write
+from orchestrator.loop.actions import REST, A, Action, Close, Script, WorkerName, Write
 from orchestrator.loop.policy import Policy
 from orchestrator.types import Segment, StopCriteria, Transcript
 
@@ -22,8 +22,6 @@ Delimiters: TypeAlias = Annotated[
     Field(min_length=1, max_length=8),
 ]
 DELIMITER = "\n\n"
-REST = StopCriteria(1 << 30)
-"""No limit but the budget: the driver caps every call at the tokens that are left."""
 MAX_PERIOD = 4
 """Steps of the longest repetition that is detected; a longer one runs into the budget."""
 COMPARED = 1 << 15

@@ -19,7 +19,8 @@ from workers.reporting import first_line
 GB = 10**9
 ENGINE_BYTES = 3 * GB
 """What an engine takes of a GPU beside weights and cache: CUDA's context, activations, graphs."""
-USABLE = 0.95  # of a GPU that engines may take together
+SHARED = 0.95  # of a GPU that two engines may take together
+WHOLE = 0.92  # of a GPU that one takes where nothing else is said: vLLM's gpu_memory_utilization
 LONGEST = 32_768  # tokens of context that are planned for, where the models have as many,
 LEAST = 8_192  # and below which a GPU is called too small
 ROWS_GPU, ROWS_CPU = 32, 4
@@ -267,7 +268,7 @@ def _placed(
     if len(machine.gpus) == 1 or tokens >= 8 * context:
         if tokens < context:
             need = small.need(1, context) + large.need(1, context)
-            raise ConfigError(_too_large(need, int(USABLE * first.memory), first, context))
+            raise ConfigError(_too_large(need, int(SHARED * first.memory), first, context))
         workers = {
             name: _on_gpu(model, context, machine, shares[name]) for name, model in pair.items()
         }
@@ -277,7 +278,7 @@ def _placed(
         ]
         return workers, reasons + _remarks(machine, used=1)
     smallest = min(machine.gpus, key=lambda gpu: gpu.memory)
-    usable = int(USABLE * smallest.memory)
+    usable = int(WHOLE * smallest.memory)
     if (need := small.need(1, context)) > usable:
         raise ConfigError(_too_large(need, usable, smallest, context))
     spread = 1
@@ -304,7 +305,7 @@ def _placed(
 def _shared(small: ModelSize, large: ModelSize, gpu: Gpu) -> tuple[dict[str, float], int]:
     """Shares of one GPU for both, in tenths of a percent, and the tokens that each has room for."""
     pair = {"small": small, "large": large}
-    free = int(USABLE * gpu.memory) - small.need(1, 0) - large.need(1, 0)
+    free = int(SHARED * gpu.memory) - small.need(1, 0) - large.need(1, 0)
     tokens = free // (small.token_bytes + large.token_bytes)
     shares = {
         name: int(1000 * model.need(1, tokens) / gpu.memory) / 1000 for name, model in pair.items()

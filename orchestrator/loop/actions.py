@@ -28,6 +28,8 @@ A = TypeVar("A")
 WorkerName = Literal["small", "large"]
 Script = Generator["Action[Any]", Any, A]
 """A running policy, or a part of one: it yields actions, is sent their answers, returns an A."""
+REST = StopCriteria(1 << 30)
+"""No limit but the budget: the driver caps every call at the tokens that are left."""
 
 
 class Action(Generic[A]):
@@ -110,10 +112,11 @@ class Reject(Action[None]):
 @dataclass(frozen=True, slots=True)
 class Close(Action[Transcript]):
     """End the thought, or where there is none the answer, as at a cap; `forced` when no model
-    ended it: a loop or a budget did."""
+    ended it: a loop or a budget did. `finish` is "length" where a context is full."""
 
     transcript: Transcript
     forced: bool = False
+    finish: Literal["stop", "length"] = "stop"
 
 
 @dataclass(frozen=True, slots=True)

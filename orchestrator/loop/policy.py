@@ -106,10 +106,10 @@ class Policy(BaseModel):
 
         A worker's failure is raised where the action was yielded: a `WorkerError`, or one of its
         kinds (`Unsupported`: this pair can never do it), or `ContextLengthExceeded` where the
-        transcript has outgrown a worker's context. Catch it and go on, or let it end the request; a
-        `ContextLengthExceeded` that is not caught ends the answer with "length". When the client
-        hangs up, the generator is closed (`GeneratorExit`) and its `finally` blocks run; nothing
-        can be yielded from them.
+        transcript has outgrown a worker's context. Catch it and go on, or let it end the request;
+        at a `ContextLengthExceeded` that is not caught the thought ends with "length", and the
+        first worker that has room left writes the answer. When the client hangs up, the generator
+        is closed (`GeneratorExit`) and its `finally` blocks run; nothing can be yielded from them.
 
         What a policy may not do:
 

@@ -12,9 +12,16 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, Literal
 
-from orchestrator.errors import BatonError, ContextLengthExceeded, Spent, Unsupported
+from orchestrator.errors import (
+    BatonError,
+    ContextLengthExceeded,
+    Spent,
+    Unsupported,
+    WorkerError,
+)
 from orchestrator.loop.accumulator import ResponseAccumulator
 from orchestrator.loop.actions import (
+    REST,
     Accept,
     Account,
     Action,
@@ -24,7 +31,9 @@ from orchestrator.loop.actions import (
     First,
     Generate,
     Reject,
+    Script,
     Start,
+    WorkerName,
     Write,
 )
 from orchestrator.loop.budget import NUDGE, Budget
@@ -86,6 +95,7 @@ class PolicyRunner:
         self._reply: Any = None
         self._drafts: dict[Segment, Generation] = {}
         self._idle = 0
+        self._outgrown = False  # a context is full, which the policy did not provide for
         self._rationed = False  # the action was changed to what may be spent
 
     def prefills(self) -> list[Generate]:
@@ -127,7 +137,12 @@ class PolicyRunner:
                     "it must go on until `transcript.done`"
                 ) from None
         except ContextLengthExceeded:
-            # The prompt did fit, so this is a transcript that outgrew a context: cut, not refused.
+            # The prompt did fit, so this is a transcript that outgrew a context: whoever has room
+            # left answers; where nobody has, it is cut, not refused.
+            if not self._outgrown:
+                self._outgrown = True
+                self._script = _answered(self.transcript, sorted(self.policy.called))
+                return self.next_action()
             self.transcript = self.budget.cut(self.transcript)
         self.response.begin(action)
         if self._complete and self.response.missing is not None:
@@ -343,7 +358,9 @@ class PolicyRunner:
             yield self._step(action.segment, draft, accepted=False, score=action.score)
         elif isinstance(action, Close):
             self._check_extends(action.transcript)
-            self.transcript = self._reply = self.budget.close(self.transcript, action.forced)
+            self.transcript = self._reply = self.budget.close(
+                self.transcript, action.forced, action.finish
+            )
         elif isinstance(action, First):
             _, result_of_job = answer
             if isinstance(result_of_job, BaseException):
@@ -417,6 +434,20 @@ class PolicyRunner:
         tokens, ms = len(segment.tokens), 0.0 if made is None else made.ms
         step = Step(segment.author, segment.text, accepted, tokens, ms, score, self.phase)
         return StepCompleted(step, None if made is None else made.provenance)
+
+
+def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[None]:
+    """End the thought, and let the first worker that has room for it write the rest."""
+    if transcript.is_open and transcript.thinking:
+        transcript = yield from Close(transcript, forced=True, finish="length")
+    for name in names:
+        try:
+            while not transcript.done:
+                transcript = yield from Write(name, transcript, REST)
+            return
+        except (WorkerError, ContextLengthExceeded):
+            continue
+    raise ContextLengthExceeded("no worker has room for the rest of the transcript")
 
 
 def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:

@@ -51,6 +51,7 @@ from orchestrator.types import (
     Transcript,
 )
 from policies.bild import BiLD
+from policies.coin import Coin
 from policies.lookahead import Lookahead
 from policies.never_slower import NeverSlower
 from policies.single import LargeOnly, SmallOnly
@@ -506,6 +507,26 @@ async def test_a_trace_that_outgrows_the_context_ends_by_length() -> None:
     assert (
         ended.transcript.text == "2+2 is 4.\n\nand 2 more is 6.\n\n"[: len(ended.transcript.text)]
     )
+
+
+async def test_a_thought_that_outgrows_one_context_is_answered_by_the_model_that_has_room() -> None:
+    for policy, finish in (
+        (Coin(large_probability=0), "stop"),  # the thought has ended when the large model is asked
+        (SpecReason(threshold=0, answer_by="small"), "length"),  # nobody can judge, nor write
+        (LargeOnly(), "length"),  # there is nobody else
+    ):
+        events, ended = await run(policy, pair(context=9, scores=[9] * 8))
+        alone = isinstance(policy, LargeOnly)
+        assert (answer(ended), ended.transcript.finish) == ("" if alone else SMALL[1], finish)
+        assert all(segment.author == "small" for segment in ended.transcript.answer)
+        assert isinstance(events[-1], RequestCompleted)
+
+
+async def test_a_model_that_is_down_does_not_answer_for_one_whose_context_is_full() -> None:
+    workers = pair(context=9)
+    workers["small"] = Scripted(story=SMALL, failures=dict.fromkeys(range(3, 20), GONE))
+    _, ended = await run(Coin(large_probability=0), workers)
+    assert (answer(ended), ended.transcript.finish) == ("", "length")
 
 
 async def test_a_worker_that_dies_while_writing_is_asked_for_the_rest() -> None:
