@@ -224,14 +224,16 @@ REAL_METHOD ?= chain
 REAL_POLICIES ?= small-only,large-only,specreason,bild,coin:large_probability=0.3
 # Added later, beside large-only's first answers; rollback=0 keeps the large model's own text (greedy).
 REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
-# Probabilities that 40 and 25 % of the drafts exceed in the gate's reliability table (tuning seed).
+# Probabilities that 60, 40 and 25 % of the drafts exceed in the gate's reliability table (tuning seed).
 REAL_GATED := learned-gate:risk=0:hopeless=0:correct_above=
-REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,entropy-gate,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
+REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,entropy-gate,$(REAL_GATED)0.1,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
 # Three drafts of each step at once: slow in a batch.
 REAL_DRAFTS ?= best-of-k:scoring=likelihood
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
 # Added later, beside large-only once more; never-slower goes by the clock and is measured here alone.
 REAL_TIMED_MORE ?= bild:rollback=1.5,never-slower
+# What it costs in answers to accept drafts that are likely enough; its time: docs/decoding.
+REAL_RELAXED ?= relaxed:gamma=12:threshold=0.6:thoughts_only=false
 # The policy that comes nearest to large-only is measured on more questions, so that its interval is narrower.
 REAL_BEST ?= bild:rollback=1.5
 REAL_FURTHER_SEED := 20261203
@@ -253,6 +255,8 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  $(call REAL_MORE,others,$(REAL_OTHERS),48); \
 	  $(call REAL_MORE,calibrated,$(REAL_CALIBRATED),96); \
 	  $(call REAL_MORE,drafts,$(REAL_DRAFTS),48); \
+	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 --policies large-only \
+	    --speculation $(REAL_RELAXED) --rows $(REAL)/relaxed-$$name/rows.jsonl || exit 1; \
 	done
 	@for kind in $(REAL_KINDS); do \
 	  $(REAL_BATCHED) --problems gym:$$kind:$(REAL_FURTHER_SEED) --limit $(REAL_FURTHER) --concurrency 96 \
@@ -317,6 +321,12 @@ decoding: $(STAMP) ## time token-level methods, write docs/decoding (half an hou
 	@$(DECODE) --prompts 48 --rounds 2 --temperature 1 --draft embedded:draft \
 	  --methods chain,spectr,recursive-s,recursive-c,greedy-multi,hf-assisted \
 	  --markdown $(DECODED)/weak-draft.md --plot $(DECODED)/weak-draft.png
+	@methods=chain:gamma=16:threshold=0.6; for delta in 0.1 0.5 0.9; do \
+	  methods="$$methods,relaxed:gamma=16:threshold=0.6:delta=$$delta"; done; \
+	for tokens in 48 128; do \
+	  $(DECODE) --prompts 150 --rounds 1 --temperature 0 --max-new $$tokens --methods "$$methods" \
+	    --markdown $(DECODED)/relaxed-$$tokens.md || exit 1; \
+	done
 	@methods=chain:gamma=6; for alpha in 0 0.05 0.1 0.2 0.3 0.5; do \
 	  methods="$$methods,reflective:gamma=6:alpha=$$alpha"; done; \
 	$(DECODE) --prompts 150 --rounds 1 --methods "$$methods" --markdown $(DECODED)/reflective.md

@@ -98,10 +98,10 @@ REAL = Pair(
 Qwen2.5-Coder-1.5B-Instruct (`make real-pair`) in 8 bits behind `baton serve`, on a CPU with two
 cores: the large model has both, the small one one of them.""",
     remarks="""On a CPU a pass over many tokens takes as long as its products, so reading a draft
-costs the large model about what writing it would. With one request at a time a pass waits for its weights
-instead, and both `bild` and, less, `chain` save time ([real-pair.md](real-pair.md)); with 16
-neither does, and what saves time is what the large model need not read. Weights in 8 bits are what
-`baton serve --small --large` chooses on a CPU; `bfloat16`, which is the faster type for many
+costs the large model about what writing it would. With one request at a time a pass waits for its
+weights instead, and both `bild` and, less, `chain` save time ([real-pair.md](real-pair.md)); with
+16 neither does, and what saves time is what the large model need not read. Weights in 8 bits are
+what `baton serve --small --large` chooses on a CPU; `bfloat16`, which is the faster type for many
 clients where the CPU has instructions for it ([models.md](models.md)), was not measured.""",
 )
 PAIRS = {"embedded": EMBEDDED, "real": REAL}

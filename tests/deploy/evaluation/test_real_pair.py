@@ -31,12 +31,13 @@ async def write(
     ms: float = 100,
     kind: str = "",
     params: dict[str, Any] | None = None,
+    method: str = "vanilla",
 ) -> None:
     recording, _ = await record(SpecReason(threshold=7), scores=(9, 3))
     log = EvaluationLog(
         folder / "rows.jsonl",
         {"problems": f"gym:{kind or folder.name}:1", "seed": 0, "concurrency": 1, "max_tokens": 9,
-         "speculation": "vanilla", "transport": "in-process",
+         "speculation": method, "transport": "in-process",
          "pair": {"params": params or {}}},
         [Candidate.parse(policy) for policy in policies],
         recordings=True,
@@ -108,6 +109,17 @@ async def test_a_policy_that_goes_by_the_clock_has_a_row_of_the_timed_questions(
     assert found[6].startswith("+6.2 [")  # between the models alone: 43.8 % at a share of 25 %
     assert found[8:11] == ["2.00x [2.00, 2.00]", "not measured", "not measured"]
     assert text.count("goes by the clock") == 1
+
+
+async def test_what_a_lossy_method_costs_in_answers_is_a_row_without_times(tmp_path: Path) -> None:
+    await write(tmp_path / "gsm", POLICIES[:3])
+    await write(tmp_path / "relaxed-gsm", ("large-only",), kind="gsm", method="relaxed")
+    text = page(tmp_path, ["r1-1.5b-32b"])
+    found = cells(text, "large-only, relaxed (lossy)")
+    assert found[1:6] == ["4", "100.0 [51, 100]", "+0.0 [+0, +0]", "+75.0 [+25, +100]", "100%"]
+    assert not any(found[6:])
+    assert cells(text, "large-only")[2] == "100.0 [51, 100]"
+    assert "relaxed" not in text.partition("# Each set")[2]
 
 
 async def test_more_questions_for_some_policies_are_said(tmp_path: Path) -> None:
