@@ -9,7 +9,7 @@ COMMA := ,
 SOURCES := orchestrator policies workers deploy tests
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real calibrate-real gate-real gate-curve decoding decoding-real experiments screenshots alerts redis-server chromium
+.PHONY: help setup setup-gpu serve test test-services test-others test-vllm test-real real-pair check bench bench-real clients constrained constrained-real tool-tasks load load-real fuzz-api experiments-calibration results results-vllm bench-vllm test-real-vllm results-real times-real calibrate-real gate-real gate-curve decoding decoding-real experiments screenshots alerts redis-server chromium
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 13
@@ -226,7 +226,9 @@ REAL_POLICIES ?= small-only,large-only,specreason,bild,coin:large_probability=0.
 REAL_OTHERS ?= bild:rollback=0,bild:rollback=1.5
 # Probabilities that 60, 40 and 25 % of the drafts exceed in the gate's reliability table (tuning seed).
 REAL_GATED := learned-gate:risk=0:hopeless=0:correct_above=
-REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,entropy-gate,$(REAL_GATED)0.1,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
+REAL_CALIBRATED ?= surprise-takeover,triggers,plan,cascade,lookahead,route,entropy-gate,$(REAL_GATED)0.25,$(REAL_GATED)0.45,speculative-thinking:begin=60:every_delimiter=true
+# Added later, likewise.
+REAL_HALF ?= $(REAL_GATED)0.1
 # Three drafts of each step at once: slow in a batch.
 REAL_DRAFTS ?= best-of-k:scoring=likelihood
 REAL_TIMED_POLICIES ?= small-only,large-only,specreason,bild,bild:rollback=0
@@ -254,6 +256,7 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
 	  $(call REAL_MORE,others,$(REAL_OTHERS),48); \
 	  $(call REAL_MORE,calibrated,$(REAL_CALIBRATED),96); \
+	  $(call REAL_MORE,gate,$(REAL_HALF),96); \
 	  $(call REAL_MORE,drafts,$(REAL_DRAFTS),48); \
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 --policies large-only \
 	    --speculation $(REAL_RELAXED) --rows $(REAL)/relaxed-$$name/rows.jsonl || exit 1; \
@@ -270,6 +273,16 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  --policies large-only --speculation $(REAL_METHOD) --rows $(REAL)/speculation/rows.jsonl
 	@$(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS)
 	@tar -cJf $(REAL_KEPT) -C build results-real
+
+# Where a pass over several tokens costs hardly more than one, speculation gains more than on the machine of the page.
+REAL_TIMES ?= small-only,bild:rollback=1.5
+REAL_TIMES_METHOD ?= chain:gamma=12:threshold=0.6
+
+times-real: $(STAMP) real-pair ## wall times of the pretrained pair on another machine, for docs/real-pair.md (20 minutes; NAME= is the machine's)
+	@test -n "$(NAME)" || { echo "NAME= is to say what machine this is, as NAME=xeon-amx" >&2; exit 2; }
+	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies "large-only,$(REAL_TIMES)" --recordings $(REAL)/latency.$(NAME)
+	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies large-only \
+	  --speculation $(REAL_TIMES_METHOD) --rows $(REAL)/speculation.$(NAME)/rows.jsonl
 
 REAL_CALIBRATION := deploy/evaluation/real_pair_calibration.json
 REAL_CALIBRATE = $(BIN)/baton calibrate --config deploy/evaluation/real_pair_batched.yaml --limit 24 --concurrency 24 \

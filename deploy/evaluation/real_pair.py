@@ -4,7 +4,8 @@
 the same problems are one, so that a policy can be added without measuring the others again.
 `FOLDER/latency` is one at concurrency 1, `FOLDER/speculation/rows.jsonl` the same questions with a
 lossless method in the large worker, `FOLDER/relaxed-NAME` those of `NAME` with a lossy one;
-`latency-more` adds to `latency`. What is not there yet, or not whole, is left out and named.
+`latency-more` adds to `latency`. `FOLDER/latency.NAME` and `FOLDER/speculation.NAME` are the same
+on another machine. What is not there yet, or not whole, is left out and named.
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ PEERS = (
 )
 LOSSLESS = ("bild:rollback=0",)
 LATENCY, SPECULATION, RELAXED = "latency", "speculation", "relaxed"
+TIMES = {
+    "plain": "wall time, large-only plain = 1",
+    "speculated": "wall time, large-only speculating = 1",
+}
 MISSING = "not measured"
 Key = tuple[str, int]
 """A problem: the set it is of (`gym:gsm_symbolic:7`) and its number there."""
@@ -137,6 +142,8 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         ConfigError: nothing is there, or not what `baton eval` wrote.
     """
     present = {one.parent.name: one.parent for one in sorted(folder.glob("*/rows.jsonl"))}
+    machines = {name: at for name, at in present.items() if "." in name}
+    present = {name: at for name, at in present.items() if name not in machines}
     others = (LATENCY, SPECULATION, RELAXED)
     kinds = {name: at for name, at in present.items() if _part(name) not in others}
     if not kinds:
@@ -192,6 +199,7 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         PEERS,
         *_left_out(present, tallies),
         *_notes([*tallies, *only_timed]),
+        *_on_machines(machines),
         *_by_set(tallies),
         *(prediction.report(data, "##") for data in predictions),
     ]
@@ -248,6 +256,30 @@ def _by_set(tallies: Sequence[Tally]) -> list[str]:
     ]
 
 
+def _on_machines(machines: Mapping[str, Path]) -> list[str]:
+    """Wall times on other machines, each with its own lossless method: a section for each."""
+    parts = []
+    for name in sorted(name.partition(".")[2] for name in machines if _part(name) == LATENCY):
+        latency = {one.label: one for one in tally([machines[f"{LATENCY}.{name}"]])}
+        rows = [
+            {"policy": one.label, "plain": _ratio(one.base_ms, one.ms)} for one in latency.values()
+        ]
+        if (at := machines.get(f"{SPECULATION}.{name}")) is not None:
+            fast = {one.label: one for one in tally([at])}
+            for row in rows:
+                one = latency[row["policy"]]
+                row["speculated"] = _ratio(_speculating(one, latency, fast), one.ms)
+            settings, _ = read(at / "rows.jsonl")
+            rows.append(_speculated(settings["speculation"], latency, fast))
+        count = len(latency[BASELINE].ms)
+        parts += [
+            f"## Times on another machine: {name}",
+            f"Of {count} of the timed questions, with weights in 8 bits, one request at a time.",
+            markdown(rows, [_column(*one) for one in ({"policy": "policy"} | TIMES).items()]),
+        ]
+    return parts
+
+
 def _timed(latency: Mapping[str, Tally]) -> str:
     """What times are of."""
     if BASELINE not in latency:
@@ -261,8 +293,8 @@ def _timed(latency: Mapping[str, Tally]) -> str:
 
 
 def _part(name: str) -> str:
-    """What a folder was measured for: `latency-more` for what `latency` was."""
-    return name.partition("-")[0]
+    """What a folder was measured for: `latency-more` and `latency.NAME` for what `latency` was."""
+    return name.partition("-")[0].partition(".")[0]
 
 
 def _measured(
@@ -407,10 +439,10 @@ def _columns(predictions: Sequence[dict[str, Any]]) -> list[Column]:
         "share": "large share",
         "coin": "against the coin",
         "judged": "judge tokens",
-        "plain": "wall time, large-only plain = 1",
-        "speculated": "wall time, large-only speculating = 1",
     }
-    heads |= {data["costs"]["name"]: f"predicted: {data['costs']['name']}" for data in predictions}
+    heads |= TIMES | {
+        data["costs"]["name"]: f"predicted: {data['costs']['name']}" for data in predictions
+    }
     return [_column(key, head) for key, head in heads.items()]
 
 

@@ -116,10 +116,29 @@ async def test_what_a_lossy_method_costs_in_answers_is_a_row_without_times(tmp_p
     await write(tmp_path / "relaxed-gsm", ("large-only",), kind="gsm", method="relaxed")
     text = page(tmp_path, ["r1-1.5b-32b"])
     found = cells(text, "large-only, relaxed (lossy)")
-    assert found[1:6] == ["4", "100.0 [51, 100]", "+0.0 [+0, +0]", "+75.0 [+25, +100]", "100%"]
+    exact = cells(text, "large-only")
+    assert found[1:3] == exact[1:3] == ["4", "100.0 [51, 100]"]
+    assert found[3].startswith("+0.0 [")
+    assert found[4:6] == exact[4:6]
+    assert found[5] == "100%"
     assert not any(found[6:])
-    assert cells(text, "large-only")[2] == "100.0 [51, 100]"
-    assert "relaxed" not in text.partition("# Each set")[2]
+
+
+async def test_another_machine_has_a_table_of_its_own_times(tmp_path: Path) -> None:
+    await write(tmp_path / "gsm", POLICIES[:3])
+    alone = page(tmp_path, [])
+    await write(tmp_path / "latency.amx", ("large-only", "specreason"), ms=300, kind="gsm")
+    await write(
+        tmp_path / "speculation.amx", ("large-only",), ms=100, kind="gsm", method="chain:gamma=7"
+    )
+    text = page(tmp_path, [])
+    before, _, after = text.partition("## Times on another machine: amx")
+    assert before.strip() == alone.strip()
+    assert [line for line in after.splitlines() if line.startswith("| ")][2:] == [
+        "| large-only | 1.00x [1.00, 1.00] | 0.33x [0.33, 0.33] |",
+        "| specreason | 2.00x [2.00, 2.00] | 0.67x [0.67, 0.67] |",
+        "| large-only, chain:gamma=7 | 3.00x [3.00, 3.00] | 1.00x |",
+    ]
 
 
 async def test_more_questions_for_some_policies_are_said(tmp_path: Path) -> None:
