@@ -114,6 +114,7 @@ load: $(STAMP) ## requests a second by policy, 8 clients at once, of the embedde
 	@$(BIN)/python -m tests.real.load --pair embedded --page docs/load.md
 
 load-real: $(STAMP) real-pair ## requests a second by policy, 16 clients at once, of pretrained models, docs/load-real.md (half an hour; resumable)
+	@$(REAL_UNPACKED)
 	@$(BIN)/python -m tests.real.load --pair real --page docs/load-real.md
 
 constrained-real: $(STAMP) real-pair ## 100 of pretrained models (20 minutes)
@@ -249,8 +250,11 @@ REAL_BATCHED = $(subst pair.yaml,pair_batched.yaml,$(REAL_EVAL))
 REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency $(3) --policies "$(2)" \
   --beside $(REAL)/$$name --recordings $(REAL)/$$name-$(1) || exit 1
 
+REAL_UNPACKED = test -d $(REAL) || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build; }
+REAL_PAGE = $(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS) && tar -cJf $(REAL_KEPT) -C build results-real
+
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
-	@test -d $(REAL) || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build; }
+	@$(REAL_UNPACKED)
 	@for set in $(REAL_SETS); do name=$${set#*:}; name=$${name%%:*}; \
 	  $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency 48 \
 	    --policies "$(REAL_POLICIES)" --recordings $(REAL)/$$name || exit 1; \
@@ -271,18 +275,19 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 	  --policies "large-only,$(REAL_TIMED_MORE)" --recordings $(REAL)/latency-more
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMED) \
 	  --policies large-only --speculation $(REAL_METHOD) --rows $(REAL)/speculation/rows.jsonl
-	@$(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS)
-	@tar -cJf $(REAL_KEPT) -C build results-real
+	@$(REAL_PAGE)
 
 # Where a pass over several tokens costs hardly more than one, speculation gains more than on the machine of the page.
 REAL_TIMES ?= small-only,bild:rollback=1.5
 REAL_TIMES_METHOD ?= chain:gamma=12:threshold=0.6
 
-times-real: $(STAMP) real-pair ## wall times of the pretrained pair on another machine, for docs/real-pair.md (20 minutes; NAME= is the machine's)
+times-real: $(STAMP) real-pair ## wall times of the pretrained pair on another machine, a table of docs/real-pair.md (20 minutes; NAME= is the machine's)
 	@test -n "$(NAME)" || { echo "NAME= is to say what machine this is, as NAME=xeon-amx" >&2; exit 2; }
+	@$(REAL_UNPACKED)
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies "large-only,$(REAL_TIMES)" --recordings $(REAL)/latency.$(NAME)
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies large-only \
 	  --speculation $(REAL_TIMES_METHOD) --rows $(REAL)/speculation.$(NAME)/rows.jsonl
+	@$(REAL_PAGE)
 
 REAL_CALIBRATION := deploy/evaluation/real_pair_calibration.json
 REAL_CALIBRATE = $(BIN)/baton calibrate --config deploy/evaluation/real_pair_batched.yaml --limit 24 --concurrency 24 \

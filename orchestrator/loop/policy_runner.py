@@ -139,7 +139,7 @@ class PolicyRunner:
         except ContextLengthExceeded:
             # The prompt did fit, so this is a transcript that outgrew a context: whoever has room
             # left answers; where nobody has, it is cut, not refused.
-            if not self._outgrown:
+            if len(self.policy.called) > 1 and not self._outgrown:
                 self._outgrown = True
                 self._script = _answered(self.transcript, sorted(self.policy.called))
                 return self.next_action()
@@ -437,17 +437,26 @@ class PolicyRunner:
 
 
 def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[None]:
-    """End the thought, and let the first worker that has room for it write the rest."""
+    """End the thought, and let the first worker that has room for it write the rest; the next goes
+    on where one fails.
+
+    Raises:
+        WorkerError: one failed, and no other could go on.
+        ContextLengthExceeded: none of them has room.
+    """
     if transcript.is_open and transcript.thinking:
         transcript = yield from Close(transcript, forced=True, finish="length")
+    failure: WorkerError | None = None
     for name in names:
         try:
             while not transcript.done:
                 transcript = yield from Write(name, transcript, REST)
             return
-        except (WorkerError, ContextLengthExceeded):
+        except ContextLengthExceeded:
             continue
-    raise ContextLengthExceeded("no worker has room for the rest of the transcript")
+        except WorkerError as error:
+            failure = error
+    raise failure or ContextLengthExceeded("no worker has room for the rest of the transcript")
 
 
 def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:

@@ -22,13 +22,10 @@ from math import inf
 from typing import Any
 
 from orchestrator.errors import InvalidRequest, Spent
-from orchestrator.loop.actions import Action, Classify, Generate, Start, Verify, Write
+from orchestrator.loop.actions import REST, Action, Classify, Generate, Start, Verify, Write
 from orchestrator.loop.events import Metrics
 from orchestrator.loop.policy import Policy
-from orchestrator.types import Limits, StopCriteria, TokenPrices
-
-REST = StopCriteria(1 << 30)
-"""No limit but the budget."""
+from orchestrator.types import Limits, TokenPrices
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,11 @@ class Race(Policy):
 
 
 async def record(
-    policy: Policy, scores: Any = (9,), limits: Limits | None = None, **small: Any
+    policy: Policy,
+    scores: Any = (9,),
+    limits: Limits | None = None,
+    context: int | None = None,
+    **small: Any,
 ) -> tuple[Recording, list[Event]]:
     request = RecordedRequest(
         "r1",
@@ -46,7 +50,7 @@ async def record(
     )
     workers = {
         "small": Scripted(story=SMALL, **small),
-        "large": Scripted(story=LARGE, scores=scores, delay=0.0005),
+        "large": Scripted(story=LARGE, scores=scores, delay=0.0005, context=context),
     }
     stream = solve(
         policy,

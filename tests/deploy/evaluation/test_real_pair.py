@@ -113,7 +113,8 @@ async def test_a_policy_that_goes_by_the_clock_has_a_row_of_the_timed_questions(
 
 async def test_what_a_lossy_method_costs_in_answers_is_a_row_without_times(tmp_path: Path) -> None:
     await write(tmp_path / "gsm", POLICIES[:3])
-    await write(tmp_path / "relaxed-gsm", ("large-only",), kind="gsm", method="relaxed")
+    lossy = tmp_path / "relaxed-gsm"
+    await write(lossy, ("large-only",), kind="gsm", method="relaxed (lossy)")
     text = page(tmp_path, ["r1-1.5b-32b"])
     found = cells(text, "large-only, relaxed (lossy)")
     exact = cells(text, "large-only")
@@ -122,6 +123,9 @@ async def test_what_a_lossy_method_costs_in_answers_is_a_row_without_times(tmp_p
     assert found[4:6] == exact[4:6]
     assert found[5] == "100%"
     assert not any(found[6:])
+    await write(tmp_path / "relaxed-legs", ("large-only",), method="relaxed:delta=0.1 (lossy)")
+    with pytest.raises(ConfigError, match="speculation"):
+        page(tmp_path, [])
 
 
 async def test_another_machine_has_a_table_of_its_own_times(tmp_path: Path) -> None:
@@ -134,6 +138,11 @@ async def test_another_machine_has_a_table_of_its_own_times(tmp_path: Path) -> N
     text = page(tmp_path, [])
     before, _, after = text.partition("## Times on another machine: amx")
     assert before.strip() == alone.strip()
+    (tmp_path / "speculation.amx" / "rows.jsonl").rename(tmp_path / "rows.jsonl")
+    assert "| specreason | 2.00x [2.00, 2.00] | not measured |" in page(tmp_path, [])
+    head = (tmp_path / "rows.jsonl").read_text().splitlines()[0]
+    (tmp_path / "latency.amx" / "rows.jsonl").write_text(f"{head}\n")
+    assert "`latency.amx` has no rows of large-only yet" in page(tmp_path, [])
     assert [line for line in after.splitlines() if line.startswith("| ")][2:] == [
         "| large-only | 1.00x [1.00, 1.00] | 0.33x [0.33, 0.33] |",
         "| specreason | 2.00x [2.00, 2.00] | 0.67x [0.67, 0.67] |",

@@ -24,6 +24,7 @@ from orchestrator.loop.events import (
     TextDelta,
 )
 from orchestrator.loop.policy import Policy
+from policies.coin import Coin
 from policies.specreason import SpecReason
 from tests.deploy.evaluation.recorded_runs import RUNS, Race, first_good, record
 from tests.deploy.evaluation.test_recording import FILES
@@ -52,6 +53,15 @@ async def test_failures_are_recorded_and_replayed() -> None:
     assert [str(e) for e in errors if isinstance(e, Exception)] == ["gone", "full"]
     replayed = list(replay(again, SpecReason()))
     assert replayed[-1] == recording.ended
+
+
+async def test_who_answers_where_a_context_is_full_is_replayed() -> None:
+    policy = Coin(large_probability=0)
+    recording, _ = await record(policy, context=16)
+    assert recording.ended is not None
+    (answer,) = recording.ended.transcript.answer
+    assert answer.author == "small"  # the large model was to write it
+    assert list(replay(loads(dumps(recording)), policy))[-1] == recording.ended
 
 
 async def test_another_policys_recording_is_refused_by_line() -> None:

@@ -205,6 +205,17 @@ def test_shares_are_checked_as_they_are_written(tmp_path: Path) -> None:
             assert given >= model.need(1, int(str(workers[name]["max_len"])))
 
 
+def test_what_vllm_leaves_of_a_whole_gpu_is_not_planned_with(tmp_path: Path) -> None:
+    for memory in range(77, 100):  # one GPU each
+        gpu = Gpu("G", memory * GB)
+        workers = checked(plan(TINY, LARGE, machine(gpu, gpu)), tmp_path)
+        assert workers["large"]["gpu"] == 1
+        context = int(str(workers["large"]["max_len"]))
+        assert LARGE.need(int(str(workers["large"].get("tensor_parallel", 1))), context) <= (
+            0.92 * gpu.memory
+        )
+
+
 def test_further_gpus_that_stay_idle_are_named() -> None:
     for large, gpus in ((TINY, 2), (MIDDLE, 3)):  # on one GPU, on one each
         text = plan(TINY, large, machine(*[H100] * gpus)).text()

@@ -513,20 +513,33 @@ async def test_a_thought_that_outgrows_one_context_is_answered_by_the_model_that
     for policy, finish in (
         (Coin(large_probability=0), "stop"),  # the thought has ended when the large model is asked
         (SpecReason(threshold=0, answer_by="small"), "length"),  # nobody can judge, nor write
-        (LargeOnly(), "length"),  # there is nobody else
     ):
-        events, ended = await run(policy, pair(context=9, scores=[9] * 8))
-        alone = isinstance(policy, LargeOnly)
-        assert (answer(ended), ended.transcript.finish) == ("" if alone else SMALL[1], finish)
-        assert all(segment.author == "small" for segment in ended.transcript.answer)
-        assert isinstance(events[-1], RequestCompleted)
-
-
-async def test_a_model_that_is_down_does_not_answer_for_one_whose_context_is_full() -> None:
-    workers = pair(context=9)
-    workers["small"] = Scripted(story=SMALL, failures=dict.fromkeys(range(3, 20), GONE))
-    _, ended = await run(Coin(large_probability=0), workers)
+        _, ended = await run(policy, pair(context=9, scores=[9] * 8))
+        assert (answer(ended), ended.transcript.finish) == (SMALL[1], finish)
+        assert {segment.author for segment in ended.transcript.answer} == {"small"}
+    _, ended = await run(LargeOnly(), pair(context=9))
     assert (answer(ended), ended.transcript.finish) == ("", "length")
+
+
+async def test_an_answer_without_a_thought_that_outgrows_one_context_goes_on() -> None:
+    workers: dict[WorkerName, Scripted] = {
+        "small": Scripted(story=("", SMALL[0]), thinks=False),
+        "large": Scripted(story=("", LARGE[0]), thinks=False, context=9, scores=[9] * 8),
+    }
+    _, ended = await run(SpecReason(threshold=0), workers)
+    written = [(step.author, step.text) for step in ended.steps if step.accepted]
+    assert written[-2:] == [("large", "and 2 more is 6.\n\n"), ("small", "so it is 7.")]
+    assert ended.transcript.finish == "stop"
+
+
+async def test_a_model_that_dies_while_it_answers_for_one_whose_context_is_full_is_an_error() -> (
+    None
+):
+    for small in ({"failures": dict.fromkeys(range(3, 20), GONE)}, {"deaths": {3: 1, 4: 0}}):
+        workers = pair(context=9)
+        workers["small"] = Scripted(story=SMALL, **small)
+        with pytest.raises(WorkerUnavailable):
+            await run(Coin(large_probability=0), workers)
 
 
 async def test_a_worker_that_dies_while_writing_is_asked_for_the_rest() -> None:
