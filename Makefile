@@ -287,6 +287,8 @@ times-real: $(STAMP) real-pair ## wall times of the pretrained pair on another m
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies "large-only,$(REAL_TIMES)" --recordings $(REAL)/latency.$(NAME)
 	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies large-only \
 	  --speculation $(REAL_TIMES_METHOD) --rows $(REAL)/speculation.$(NAME)/rows.jsonl
+	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies large-only \
+	  --speculation $(REAL_RELAXED) --rows $(REAL)/relaxed.$(NAME)/rows.jsonl
 	@$(REAL_PAGE)
 
 REAL_CALIBRATION := deploy/evaluation/real_pair_calibration.json

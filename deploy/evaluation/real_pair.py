@@ -4,8 +4,9 @@
 the same problems are one, so that a policy can be added without measuring the others again.
 `FOLDER/latency` is one at concurrency 1, `FOLDER/speculation/rows.jsonl` the same questions with a
 lossless method in the large worker, `FOLDER/relaxed-NAME` those of `NAME` with a lossy one;
-`latency-more` adds to `latency`. `FOLDER/latency.NAME` and `FOLDER/speculation.NAME` are the same
-on another machine. What is not there yet, or not whole, is left out and named.
+`latency-more` adds to `latency`. `FOLDER/latency.NAME`, `FOLDER/speculation.NAME` and
+`FOLDER/relaxed.NAME` are times on another machine. What is not there yet, or not whole, is left
+out and named.
 """
 
 from __future__ import annotations
@@ -145,7 +146,7 @@ def page(folder: Path, costs: Sequence[str]) -> str:
     machines = {
         name: at
         for name, at in present.items()
-        if "." in name and _part(name) in (LATENCY, SPECULATION)
+        if "." in name and _part(name) in (LATENCY, SPECULATION, RELAXED)
     }
     present = {name: at for name, at in present.items() if name not in machines}
     others = (LATENCY, SPECULATION, RELAXED)
@@ -277,9 +278,9 @@ def _on_machines(machines: Mapping[str, Path]) -> list[str]:
     """Wall times on other machines, each with its own lossless method: a section for each."""
     parts = []
     for name in sorted({name.partition(".")[2] for name in machines}):
-        latency, fast = (
+        latency, fast, relaxed = (
             {one.label: one for one in tally([at] if at is not None else [])}
-            for at in (machines.get(f"{part}.{name}") for part in (LATENCY, SPECULATION))
+            for at in (machines.get(f"{part}.{name}") for part in (LATENCY, SPECULATION, RELAXED))
         )
         parts.append(f"## Times on another machine: {name}")
         if BASELINE not in latency:
@@ -296,6 +297,10 @@ def _on_machines(machines: Mapping[str, Path]) -> list[str]:
         if BASELINE in fast:
             settings, _ = read(machines[f"{SPECULATION}.{name}"] / "rows.jsonl")
             rows.append(_speculated(settings["speculation"], latency, fast))
+        if BASELINE in fast and BASELINE in relaxed:
+            settings, _ = read(machines[f"{RELAXED}.{name}"] / "rows.jsonl")
+            row = _speculated(settings["speculation"], latency, relaxed)
+            rows.append(row | {"speculated": _ratio(fast[BASELINE].ms, relaxed[BASELINE].ms)})
         parts += [
             f"Of {len(latency[BASELINE].ms)} of the timed questions, with weights in 8 bits, one "
             "request at a time.",

@@ -135,6 +135,7 @@ async def test_another_machine_has_a_table_of_its_own_times(tmp_path: Path) -> N
     await write(
         tmp_path / "speculation.amx", ("large-only",), ms=100, kind="gsm", method="chain:gamma=7"
     )
+    await write(tmp_path / "relaxed.amx", ("large-only",), ms=50, kind="gsm", method="r (lossy)")
     text = page(tmp_path, [])
     before, _, after = text.partition("## Times on another machine: amx")
     assert before.strip() == alone.strip()
@@ -147,6 +148,7 @@ async def test_another_machine_has_a_table_of_its_own_times(tmp_path: Path) -> N
         "| large-only | 1.00x [1.00, 1.00] | 0.33x [0.33, 0.33] |",
         "| specreason | 2.00x [2.00, 2.00] | 0.67x [0.67, 0.67] |",
         "| large-only, chain:gamma=7 | 3.00x [3.00, 3.00] | 1.00x |",
+        "| large-only, r (lossy) | 6.00x [6.00, 6.00] | 2.00x [2.00, 2.00] |",
     ]
 
 
