@@ -9,7 +9,7 @@ import inspect
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
@@ -272,17 +272,28 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
         yield finding(data, (*path, "method"), message)
         return
     yield from _model(data, (*path, "params", "draft"), params.get("draft"))
-    known = dict(list(inspect.signature(METHODS[method]).parameters.items())[2:])
     where = (*path, "params")
-    if not any(one.kind is one.VAR_KEYWORD for one in known.values()):  # another method's
+    known, of = _parameters(METHODS[method]), method
+    if "base" in known:  # the others are those of a lossless method
+        base = params.get("base", known["base"].default)
+        if not isinstance(base, str) or not getattr(METHODS.get(base), "lossless", False):
+            message = f"must be a lossless method, not {base!r}"
+            yield finding(data, (*where, "base"), message)
+            return
+        own = {key: one for key, one in known.items() if one.kind is not one.VAR_KEYWORD}
+        known, of = own | _parameters(METHODS[base]), f"{method} over {base}"
+    if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
         for key in params:
             if key not in known:
-                yield finding(
-                    data, (*where, key), f"{unknown('field', key, list(known))} ({method})"
-                )
+                yield finding(data, (*where, key), f"{unknown('field', key, list(known))} ({of})")
     for key, one in known.items():
         if one.default is one.empty and one.kind is one.KEYWORD_ONLY and key not in params:
-            yield finding(data, (*where, key), f"is missing ({method}){_EXAMPLES.get(key, '')}")
+            yield finding(data, (*where, key), f"is missing ({of}){_EXAMPLES.get(key, '')}")
+
+
+def _parameters(method: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    """What a method takes beside the target and how models are loaded."""
+    return dict(list(inspect.signature(method).parameters.items())[2:])
 
 
 def _vllm(data: Any, path: tuple[str | int, ...], spec: WorkerSpec) -> Iterator[Finding]:

@@ -108,10 +108,11 @@ def _conclude(console: Console, completed: CompletedAnswer) -> None:
     console.print()
     console.print(completed.answer.text or "(no answer)", style="bold", markup=False)
     console.print()
+    small, large = summary["small_tokens"], summary["large_tokens"]
     parts = [
         f"{summary['ms']['total']:.0f} ms",
-        f"{summary['small_tokens']} small and {summary['large_tokens']} large tokens",
-        f"{summary['discarded_tokens']} of these discarded",
+        f"{small} small and {large} large tokens",
+        f"{summary['discarded_tokens']} of {small + large} discarded",
     ]
     if rate is not None:
         parts.append(f"{rate:.0%} of the drafts accepted")

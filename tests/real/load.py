@@ -145,7 +145,8 @@ def round_of(
             extra_body=more,
         )
         kept = Counter[str]()
-        for step in (answer.model_extra or {})["baton"]["steps"]:
+        own = (answer.model_extra or {})["baton"]
+        for step in (*own["steps"], *own["answer_steps"]):
             kept[step["author"]] += step["tokens"] * step["accepted"]
         return answer.choices[0].message.content or "", kept
 
