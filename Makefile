@@ -116,6 +116,7 @@ load: $(STAMP) ## requests a second by policy, 8 clients at once, of the embedde
 load-real: $(STAMP) real-pair ## requests a second by policy, 16 clients at once, of pretrained models, docs/load-real.md (half an hour; resumable)
 	@$(REAL_UNPACKED)
 	@$(BIN)/python -m tests.real.load --pair real --page docs/load-real.md
+	@$(REAL_PACK)
 
 constrained-real: $(STAMP) real-pair ## 100 of pretrained models (20 minutes)
 	@$(BIN)/python -m tests.real.constrained --pair real --answers 100 --max-tokens 120
@@ -250,8 +251,9 @@ REAL_BATCHED = $(subst pair.yaml,pair_batched.yaml,$(REAL_EVAL))
 REAL_MORE = $(REAL_BATCHED) --problems $$set --limit $(REAL_PROBLEMS) --concurrency $(3) --policies "$(2)" \
   --beside $(REAL)/$$name --recordings $(REAL)/$$name-$(1) || exit 1
 
-REAL_UNPACKED = test -d $(REAL) || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build; }
-REAL_PAGE = $(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS) && tar -cJf $(REAL_KEPT) -C build results-real
+REAL_UNPACKED = test -f $(REAL)/gsm_symbolic/rows.jsonl || { mkdir -p build && tar -xJf $(REAL_KEPT) -C build --skip-old-files; }
+REAL_PACK = tar -cJf $(REAL_KEPT) -C build results-real
+REAL_PAGE = $(BIN)/python -m deploy.evaluation.real_pair $(REAL) docs/real-pair.md $(REAL_COSTS) && $(REAL_PACK)
 
 results-real: $(STAMP) real-pair ## measure policies on pretrained models, write docs/real-pair.md (many hours; resumable)
 	@$(REAL_UNPACKED)
@@ -316,7 +318,7 @@ gate-real: $(STAMP) real-pair ## learn a gate of the pretrained pair, in deploy/
 
 # Nothing here is timed, so questions are asked side by side. Both seeds are for tuning; the largest size comes last.
 CURVE := build/gate-curve
-CURVE_SIZES ?= 200 1000 5000
+CURVE_SIZES ?= 200 1000 3000 5000
 CURVE_PROBLEMS ?= 1000
 CURVE_EVAL := $(BIN)/baton eval --problems builtin:dev --concurrency 8
 

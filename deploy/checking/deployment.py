@@ -280,7 +280,12 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
             message = f"must be a lossless method, not {base!r}"
             yield finding(data, (*where, "base"), message)
             return
-        own = {key: one for key, one in known.items() if one.kind is not one.VAR_KEYWORD}
+        try:
+            METHODS[method].check_base(base, METHODS[base])  # type: ignore[attr-defined]
+        except ValueError as error:
+            yield finding(data, (*where, "base"), str(error))
+            return
+        own = {key: one for key, one in known.items() if key not in ("draft", "parameters")}
         known, of = own | _parameters(METHODS[base]), f"{method} over {base}"
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
         for key in params:

@@ -282,6 +282,13 @@ def _on_machines(machines: Mapping[str, Path]) -> list[str]:
             {one.label: one for one in tally([at] if at is not None else [])}
             for at in (machines.get(f"{part}.{name}") for part in (LATENCY, SPECULATION, RELAXED))
         )
+        check_alike(
+            {
+                at: read(at / "rows.jsonl")[0] | {"speculation": None}
+                for folder, at in machines.items()
+                if folder.partition(".")[2] == name
+            }
+        )
         parts.append(f"## Times on another machine: {name}")
         if BASELINE not in latency:
             parts.append(f"`{LATENCY}.{name}` has no rows of {BASELINE} yet.")

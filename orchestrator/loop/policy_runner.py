@@ -441,11 +441,12 @@ def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[Non
     on where one fails.
 
     Raises:
-        WorkerError: one failed, and no other could go on.
+        WorkerError: one failed with no answer there, or in the middle of it, and no other went on.
         ContextLengthExceeded: none of them has room.
     """
     if transcript.is_open and transcript.thinking:
         transcript = yield from Close(transcript, forced=True, finish="length")
+    before = transcript
     failure: WorkerError | None = None
     for name in names:
         try:
@@ -456,7 +457,9 @@ def _answered(transcript: Transcript, names: Iterable[WorkerName]) -> Script[Non
             continue
         except WorkerError as error:
             failure = error
-    raise failure or ContextLengthExceeded("no worker has room for the rest of the transcript")
+    if failure is not None and (before.answer.is_blank or transcript is not before):
+        raise failure
+    raise ContextLengthExceeded("no worker has room for the rest of the transcript")
 
 
 def _beginning(messages: Sequence[Message], limits: Limits) -> Transcript:

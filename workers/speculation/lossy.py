@@ -53,7 +53,8 @@ class LossyMethod(Method):
             parameters["draft"] = draft
         self.base: Method = method(target, load_model, **parameters)
 
-    def check_base(self, name: str, base: Any) -> None:
+    @staticmethod
+    def check_base(name: str, base: Any) -> None:
         """ValueError where a lossless method cannot be the base of this one."""
 
     def exact(self, row: Row) -> bool:

@@ -77,7 +77,8 @@ class Reflective(LossyMethod):
         each = 2 * levels - (not bonus) + len(self.prompt)
         tree_size(f"a prompt of {len(self.prompt)} tokens", 1 + leaves * each)
 
-    def check_base(self, name: str, base: Any) -> None:
+    @staticmethod
+    def check_base(name: str, base: Any) -> None:
         if base.score is not Method.score:
             raise ValueError(
                 f"base {name} scores its drafts in a pass of its own, which cannot be repeated"

@@ -62,7 +62,8 @@ class Relaxed(LossyMethod):
         if self.base.by_path:  # what stands behind a token helps it there, and here too much
             raise ValueError(f"base {base} is to verify token by token: leave out verification")
 
-    def check_base(self, name: str, base: Any) -> None:
+    @staticmethod
+    def check_base(name: str, base: Any) -> None:
         if base.verify is not Method.verify or not base.drafts:
             raise ValueError(f"base {name} verifies no drafts by itself: name another")
 

@@ -139,6 +139,11 @@ async def test_another_machine_has_a_table_of_its_own_times(tmp_path: Path) -> N
     text = page(tmp_path, [])
     before, _, after = text.partition("## Times on another machine: amx")
     assert before.strip() == alone.strip()
+    file = tmp_path / "relaxed.amx" / "rows.jsonl"
+    file.write_text(file.read_text().replace('"max_tokens": 9', '"max_tokens": 8', 1))
+    with pytest.raises(ConfigError, match="max_tokens"):
+        page(tmp_path, [])
+    file.unlink()
     (tmp_path / "speculation.amx" / "rows.jsonl").rename(tmp_path / "rows.jsonl")
     assert "| specreason | 2.00x [2.00, 2.00] | not measured |" in page(tmp_path, [])
     head = (tmp_path / "rows.jsonl").read_text().splitlines()[0]

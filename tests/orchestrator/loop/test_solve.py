@@ -542,6 +542,26 @@ async def test_a_model_that_dies_while_it_answers_for_one_whose_context_is_full_
             await run(Coin(large_probability=0), workers)
 
 
+async def test_an_answer_that_fills_a_context_ends_by_length_where_the_other_model_is_down() -> (
+    None
+):
+    class LargeOrSmall(Policy):
+        def solve(self, transcript: Transcript) -> Script[None]:
+            while not transcript.done:  # the large model, or five words of the small one
+                try:
+                    transcript = yield from Write("large", transcript, StopCriteria(5))
+                except WorkerUnavailable:
+                    transcript = yield from Write("small", transcript, StopCriteria(5))
+
+    story = ("", SMALL[0])
+    small = Scripted(story=story, thinks=False, context=9)
+    large = Scripted(story=story, thinks=False, failures=dict.fromkeys(range(40), GONE))
+    _, ended = await run(LargeOrSmall(), {"small": small, "large": large})
+    assert answer(ended)
+    assert SMALL[0].startswith(answer(ended))
+    assert ended.transcript.finish == "length"
+
+
 async def test_a_worker_that_dies_while_writing_is_asked_for_the_rest() -> None:
     large = Scripted(story=LARGE, deaths={0: 4, 2: 1})
     _, ended = await run(LargeOnly(), {"large": large})
