@@ -28,6 +28,7 @@ In reading order:
 - `prediction`: a recorded evaluation at such costs, as rows.
 - `paper_baselines`: what the papers claim, compared with measured rows.
 - `results`: the results page.
+- `tally`: what policies did over several recorded evaluations, each set against a coin.
 - `real_pair`: the page of a pair of pretrained models.
 - `gate_curve`: the page of gates learned from more and more requests.
 - `engines`: the page of two engines that have to give the same answers.
