@@ -282,14 +282,16 @@ results-real: $(STAMP) real-pair ## measure policies on pretrained models, write
 # Where a pass over several tokens costs hardly more than one, speculation gains more than on the machine of the page.
 REAL_TIMES ?= small-only,bild:rollback=1.5
 REAL_TIMES_METHOD ?= chain:gamma=12:threshold=0.6
+REAL_TIMES_LIMIT ?= 18
+REAL_ELSEWHERE = $(REAL_EVAL) --problems $(REAL_ALL) --limit $(REAL_TIMES_LIMIT)
 
-times-real: $(STAMP) real-pair ## wall times of the pretrained pair on another machine, a table of docs/real-pair.md (20 minutes; NAME= is the machine's)
+times-real: $(STAMP) real-pair ## wall times of the pretrained pair on another machine, a table of docs/real-pair.md (35 minutes; NAME= is the machine's)
 	@test -n "$(NAME)" || { echo "NAME= is to say what machine this is, as NAME=xeon-amx" >&2; exit 2; }
 	@$(REAL_UNPACKED)
-	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies "large-only,$(REAL_TIMES)" --recordings $(REAL)/latency.$(NAME)
-	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies large-only \
+	@$(REAL_ELSEWHERE) --policies "large-only,$(REAL_TIMES)" --recordings $(REAL)/latency.$(NAME)
+	@$(REAL_ELSEWHERE) --policies large-only \
 	  --speculation $(REAL_TIMES_METHOD) --rows $(REAL)/speculation.$(NAME)/rows.jsonl
-	@$(REAL_EVAL) --problems $(REAL_ALL) --limit $(or $(N),24) --policies large-only \
+	@$(REAL_ELSEWHERE) --policies large-only \
 	  --speculation $(REAL_RELAXED) --rows $(REAL)/relaxed.$(NAME)/rows.jsonl
 	@$(REAL_PAGE)
 

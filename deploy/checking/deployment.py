@@ -285,7 +285,8 @@ def _method(data: Any, path: tuple[str | int, ...], given: MethodSpec) -> Iterat
         except ValueError as error:
             yield finding(data, (*where, "base"), str(error))
             return
-        own = {key: one for key, one in known.items() if key not in ("draft", "parameters")}
+        own = {key: one for key, one in known.items() if one.kind is not one.VAR_KEYWORD}
+        own.pop("draft", None)  # the base's, where it takes one
         known, of = own | _parameters(METHODS[base]), f"{method} over {base}"
     if not any(one.kind is one.VAR_KEYWORD for one in known.values()):
         for key in params:

@@ -93,7 +93,8 @@ def page(folder: Path, costs: Sequence[str]) -> str:
         table += [_row(one, timed_base, alike, latency, fast, predictions) for one in only_timed]
     if BASELINE in fast and BASELINE in latency:
         table.append(_speculated(settings[SPECULATION]["speculation"], latency, fast))
-    lossy = _lossy({name: present[name] for name in present if _part(name) == RELAXED}, kinds)
+    relaxed = {name: at for name, at in present.items() if _part(name) == RELAXED}
+    lossy = _lossy(relaxed, kinds, settings)
     shown = ("policy", "problems", "accuracy", "difference", "gain", "share")
     for one in lossy:
         row = _row(one, base, tallies, {}, {}, predictions=[])
@@ -176,18 +177,19 @@ def _by_set(tallies: Sequence[Tally]) -> list[str]:
     ]
 
 
-def _lossy(relaxed: Mapping[str, Path], kinds: Mapping[str, Path]) -> list[Tally]:
+def _lossy(
+    relaxed: Mapping[str, Path], kinds: Mapping[str, Path], settings: Mapping[str, dict[str, Any]]
+) -> list[Tally]:
     """`large-only` with a lossy method in the large worker, named after it.
 
     Raises:
         ConfigError: its rows were not made by one method, or as the others were.
     """
-    settings = {at: read(at / "rows.jsonl")[0] for at in relaxed.values()}
-    check_alike(settings)
-    every = settings | {at: read(at / "rows.jsonl")[0] for at in kinds.values()}
-    check_alike({at: own | {"speculation": None} for at, own in every.items()})
+    check_alike({at: settings[name] for name, at in relaxed.items()})
+    every = {**kinds, **relaxed}
+    check_alike({at: settings[name] | {"speculation": None} for name, at in every.items()})
     return [
-        replace(one, label=f"{BASELINE}, {next(iter(settings.values()))['speculation']}")
+        replace(one, label=f"{BASELINE}, {settings[next(iter(relaxed))]['speculation']}")
         for one in tally(list(relaxed.values()))
         if one.label == BASELINE
     ]
