@@ -1,4 +1,4 @@
-"""Whether two versions write the same greedy texts: `python -m tests.house.same_texts BEFORE AFTER`.
+"""Compare the greedy texts of two versions: `python -m tests.house.same_texts BEFORE AFTER`.
 
 Each is a folder of folders that `baton eval --recordings` made, one version each, with the same
 problems and policies. Answers are compared with all their steps: author, text and fate. The exit
