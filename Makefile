@@ -62,6 +62,7 @@ $(VLLM_STAMP): pyproject.toml requirements-vllm.lock
 	@touch $@
 
 real-pair: $(STAMP) ## fetch pretrained models to build/real-pair (3 minutes, 7 GB in ~/.cache/baton; quick the second time)
+	@$(BIN)/python -m tests.real.templates
 	@$(BIN)/python -m tests.real.fetch
 
 # Frameworks for agents have pins of their own.

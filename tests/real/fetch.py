@@ -15,7 +15,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -82,7 +82,7 @@ def fetch(cache: Path, links: Path, models: tuple[Model, ...] = MODELS) -> None:
         FetchError: a model cannot be had.
     """
     cache.mkdir(parents=True, exist_ok=True)
-    with _alone(cache / "lock"):
+    with alone(cache / "lock"):
         for model in models:
             if not _is_made(model, cache):
                 _make(model, cache)
@@ -121,7 +121,7 @@ def _download(name: str, wheels: Path) -> list[Path]:
     lacking = [pin for pin, wheel in zip(pins, found, strict=True) if wheel is None]
     for start in range(0, len(lacking), BATCH):
         _show(name, "wheels", len(pins) - len(lacking) + start, len(pins))
-        _pip(lacking[start : start + BATCH], wheels)
+        pip_download(lacking[start : start + BATCH], wheels, ["--only-binary", ":all:"])
     _show(name, "wheels", len(pins), len(pins))
     made = [_present(pin, wheels) for pin in pins]
     assert all(made), "pip said that it has fetched them"
@@ -135,25 +135,36 @@ def _present(pin: str, wheels: Path) -> Path | None:
     return wheel if wheel is not None and _sha256(wheel) == digest else None
 
 
-def _pip(pins: list[str], wheels: Path) -> None:
-    requirements = wheels / "requirements.txt"
+def pip_download(
+    pins: list[str], folder: Path, kind: Sequence[str], environment: Mapping[str, str] | None = None
+) -> None:
+    """Fetch packages to a folder, and nothing that they depend on.
+
+    Args:
+        pins: lines of a requirements file, each with its hash.
+        kind: options that say whether wheels or sources are wanted.
+
+    Raises:
+        FetchError: pip cannot fetch them.
+    """
+    requirements = folder / "requirements.txt"
     requirements.write_text("\n".join(pins) + "\n")
     command = [
-        sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary", ":all:",
+        sys.executable, "-m", "pip", "download", "--no-deps", *kind,
         "--require-hashes", "--disable-pip-version-check", "--no-input", "--quiet",
-        "--requirement", str(requirements), "--dest", str(wheels),
+        "--requirement", str(requirements), "--dest", str(folder),
     ]  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     if done.returncode == 0:
         return
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
     if any("THESE PACKAGES DO NOT MATCH THE HASHES" in line for line in lines):
         raise FetchError(
-            f"the package index has other files than those pinned by hash in {HERE}/*.txt: nothing "
-            "of them was read"
+            "the package index has other files than those pinned by hash, from "
+            f"{pins[0].split()[0]} on: nothing of them was read"
         )
     if any("No space left" in line for line in lines):
-        raise FetchError(f"no space left in {wheels}: free some, or set XDG_CACHE_HOME")
+        raise FetchError(f"no space left in {folder}: free some, or set XDG_CACHE_HOME")
     errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR:")]
     raise FetchError(
         f"pip cannot fetch {pins[0].split()[0]}: {(errors or lines or ['it gave no reason'])[-1]}; "
@@ -234,13 +245,13 @@ def _link(link: Path, target: Path) -> None:
 
 
 @contextmanager
-def _alone(file: Path) -> Iterator[None]:
+def alone(file: Path) -> Iterator[None]:
     """One run at a time."""
     with file.open("w") as held:
         try:
             fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            print("waiting for another run that fetches the models", file=sys.stderr)
+            print("waiting for another run that fetches the same", file=sys.stderr)
             fcntl.flock(held, fcntl.LOCK_EX)
         yield
 

@@ -1,0 +1,90 @@
+"""Public chat templates for tests: those that llama.cpp keeps, unpacked to the user's cache.
+
+    python -m tests.real.templates
+
+The source package of llama-cpp-python holds them as plain data. pip fetches it, pinned by hash, and
+wants its metadata from the package's build tool: it is given a module of ours in place of that, so
+nothing of the package and of its build tool is installed or run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tarfile
+from pathlib import Path, PurePosixPath
+
+from tests.real.fetch import FetchError, alone, cache_folder, pip_download
+
+NAME, VERSION = "llama-cpp-python", "0.3.36"
+PIN = (
+    f"{NAME}=={VERSION} "
+    "--hash=sha256:832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
+)
+INSIDE = "vendor/llama.cpp/models/templates"
+_STEM = f"{NAME.replace('-', '_')}-{VERSION}"
+_BUILD_TOOL = f"""
+from pathlib import Path
+
+def prepare_metadata_for_build_wheel(folder, settings=None):
+    made = Path(folder, "{_STEM}.dist-info")
+    made.mkdir()
+    (made / "METADATA").write_text("Metadata-Version: 2.1\\nName: {NAME}\\nVersion: {VERSION}\\n")
+    return made.name
+"""
+
+
+def public_templates(cache: Path | None = None) -> dict[str, str]:
+    """Jinja sources by the names of their files; they are fetched the first time.
+
+    Raises:
+        FetchError: they cannot be had here.
+    """
+    cache = cache or cache_folder().with_name("templates")
+    folder = cache / VERSION
+    if not folder.is_dir():
+        cache.mkdir(parents=True, exist_ok=True)
+        with alone(cache / "lock"):
+            if not folder.is_dir():
+                _fetch(cache, folder)
+    return {file.stem: file.read_text(encoding="utf-8") for file in sorted(folder.iterdir())}
+
+
+def _fetch(cache: Path, folder: Path) -> None:
+    work, partial = cache / "work", cache / "partial"
+    for stale in (work, partial):
+        shutil.rmtree(stale, ignore_errors=True)
+    tool = work / "tool" / "scikit_build_core"
+    tool.mkdir(parents=True)
+    (tool / "__init__.py").touch()
+    (tool / "build.py").write_text(_BUILD_TOOL)
+    pip_download(
+        [PIN],
+        work,
+        ["--no-binary", ":all:", "--no-build-isolation"],
+        {**os.environ, "PYTHONPATH": str(tool.parent)},
+    )
+    partial.mkdir()
+    with tarfile.open(work / f"{_STEM}.tar.gz") as package:
+        for member in package:
+            path = PurePosixPath(member.name)
+            if path.parent == PurePosixPath(_STEM, INSIDE) and path.suffix == ".jinja":
+                data = package.extractfile(member)
+                assert data is not None, "a template is a file"
+                (partial / path.name).write_bytes(data.read())
+    partial.rename(folder)
+    shutil.rmtree(work)
+
+
+def main() -> int:
+    try:
+        print(f"{len(public_templates())} public chat templates")
+    except (FetchError, OSError) as error:
+        print(f"templates: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
