@@ -7,6 +7,7 @@ Rooms and modules in reading order:
 - `grammar`: what an answer must match, as a grammar.
 - `worker`: the port behind which models live: generate, classify, verify.
 - `errors`: everything Baton raises on purpose.
+- `background`: how a task beside a request is stopped.
 - `validation`: what pydantic finds wrong, as errors of ours that name the place.
 - `loop`: the step loop: a policy yields actions, workers carry them out.
 - `http`: the OpenAI-compatible service.

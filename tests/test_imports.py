@@ -18,7 +18,9 @@ OFFLINE = (
 )  # fmt: skip
 """Rooms of tools that no request needs; all others serve."""
 POLICY_MAY = {f"orchestrator.{name}" for name in ("types", "errors", "loop.actions", "loop.policy")}
-WORKER_MAY = {f"orchestrator.{name}" for name in ("types", "worker", "errors", "grammar")}
+WORKER_MAY = {
+    f"orchestrator.{name}" for name in ("types", "worker", "errors", "grammar", "background")
+}
 POLICY_MAY_NOT = {"asyncio", "time", "random"}  # they reach a policy as answers and seeds
 ORCHESTRATOR_MAY_NOT = {"ray", "torch", "transformers"}
 METHODS_SHARE = {"decode", "drafter", "feature_head", "lossy", "method", "parameters", "rejection"}

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any, Protocol, cast
 
+from orchestrator.background import stop
 from orchestrator.errors import Unsupported, WorkerError
 from orchestrator.types import (
     Author,
@@ -167,8 +168,7 @@ async def batch_stream(
                 yield item
         await task
     finally:
-        task.cancel()
-        await asyncio.wait({task})
+        await stop(task)
 
 
 async def _is_set_within(seconds: float, event: asyncio.Event) -> bool:

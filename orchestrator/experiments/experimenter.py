@@ -25,6 +25,7 @@ import numpy as np
 from cachetools import LRUCache
 from prometheus_client import CollectorRegistry, Counter
 
+from orchestrator.background import stop
 from orchestrator.errors import Conflict, InvalidRequest, StoreError
 from orchestrator.experiments import readouts
 from orchestrator.experiments.assignment import Assignment, assign, fnv1a, in_shadow_sample
@@ -133,8 +134,7 @@ class Experimenter:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await stop(self._task)
         await self._shadows.stop()
 
     def enroll(self, runs: Sequence[Run], facts: AssignmentFacts) -> Enrollment | None:

@@ -20,6 +20,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter
 
+from orchestrator.background import stop
 from orchestrator.errors import BatonError, describe
 from orchestrator.experiments.answer_equality import compare, final
 from orchestrator.experiments.outcome_log import Outcome
@@ -95,8 +96,7 @@ class ShadowRunner:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await stop(self._task)
 
     async def _work(self) -> None:
         while True:
@@ -114,9 +114,7 @@ class ShadowRunner:
             while not task.done() and self._idle.is_set():
                 await asyncio.wait({task}, timeout=POLL_S)
         finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task})
+            await stop(task)
         if task.cancelled():
             if job.tries < TRIES:
                 self._jobs.append(job)

@@ -23,6 +23,7 @@ from typing import Final
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from orchestrator.background import stop
 from orchestrator.errors import InvalidRequest, Unsupported, describe
 from orchestrator.http.choice import Choice, MakeFormat
 from orchestrator.http.context import RequestContext
@@ -105,7 +106,7 @@ class EventQueue:
 
     async def close(self) -> None:
         """Stop the work and wait until it has stopped."""
-        await _stop(*self._tasks)
+        await stop(*self._tasks)
 
 
 class ChatResponse(Response):
@@ -156,7 +157,7 @@ class ChatResponse(Response):
                     raise
                 finally:
                     self._service.cuts.remove(cut)
-                    await _stop(watch, writer)
+                    await stop(watch, writer)
                 if not writer.cancelled():
                     writer.result()
                 elif self._cut:
@@ -278,9 +279,3 @@ class ChatResponse(Response):
 async def _wait_for_hangup(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-async def _stop(*tasks: asyncio.Task[None]) -> None:
-    for task in tasks:
-        task.cancel()
-    await asyncio.wait(tasks)

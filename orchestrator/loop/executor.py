@@ -16,6 +16,7 @@ from hashlib import blake2b
 from time import perf_counter
 from typing import Any, Literal
 
+from orchestrator.background import stop
 from orchestrator.errors import (
     BatonError,
     ContextLengthExceeded,
@@ -467,10 +468,7 @@ async def _read(
 
 
 async def _stop(*tasks: asyncio.Task[Any]) -> None:
-    for task in tasks:
-        task.cancel()
-    if tasks:
-        await asyncio.wait(tasks)
+    await stop(*tasks)
     for task in tasks:
         if not task.cancelled():
             task.exception()  # looked at, so that asyncio does not complain of it

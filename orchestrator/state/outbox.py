@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from orchestrator.background import stop
 from orchestrator.errors import StoreError, describe
 from orchestrator.state.store import Store, check
 
@@ -128,8 +129,7 @@ class Outbox:
     async def stop(self) -> None:
         """Flush, within `FLUSH_S`."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await stop(self._task)
             with suppress(Exception):  # the service stops, whatever the store says
                 async with asyncio.timeout(FLUSH_S):
                     await self.flush()

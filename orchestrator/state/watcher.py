@@ -18,6 +18,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from orchestrator.background import stop
 from orchestrator.errors import StoreError, UnknownPolicy
 from orchestrator.experiments.runs import Run, Runs
 from orchestrator.state.store import TIMEOUT_S, Store, StoreState
@@ -84,8 +85,7 @@ class ConfigWatcher:
 
     async def stop(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait({self._task})
+            await stop(self._task)
 
     async def refresh(self) -> None:
         """Read the configuration from the store.
