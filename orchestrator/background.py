@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any, Final
 
-AGAIN_S: Final = 1.0
+AGAIN_S: Final = 5.0
 """Seconds that a cancelled task may take to clean up, before it is cancelled once more."""
 
 
