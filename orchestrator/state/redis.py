@@ -5,15 +5,18 @@ Every key and the one channel begin with the prefix, so an ACL user needs no oth
     ACL SETUSER baton on >PASSWORD ~baton:* &baton:*
         +@read +@write +@pubsub +@transaction +@connection +eval
 
-Nothing is retried here: the caller decides whether to wait and try again.
+Nothing is retried here: the caller decides whether to wait and try again. A call after one that
+failed opens a new connection, since the address may lead to another server by now: what the old
+connections lead to answers READONLY, MASTERDOWN or LOADING for as long as they are kept.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -59,15 +62,17 @@ class RedisStore:
         prefix: str = "baton:",
         timeout_s: float = TIMEOUT_S,
     ) -> None:
+        self._open: Callable[[], Redis] = partial(
+            Redis.from_url,
+            url,
+            password=password,
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+            protocol=2,  # sends no HELLO, which an old server or an ACL might refuse
+        )
         try:
-            self._redis = Redis.from_url(
-                url,
-                password=password,
-                socket_timeout=timeout_s,
-                socket_connect_timeout=timeout_s,
-                retry=Retry(NoBackoff(), 0),
-                protocol=2,  # sends no HELLO, which an old server or an ACL might refuse
-            )
+            self._redis = self._open()
             options = self._redis.connection_pool.connection_kwargs
             self._redis.connection_pool.make_connection()  # type: ignore[no-untyped-call]
         except (ValueError, TypeError) as error:
@@ -96,8 +101,8 @@ class RedisStore:
         for one in update:
             arguments += [one.pointer, _optional(one.expected), _optional(one.new)]
         arguments += [create[name] for name in names]
-        async with self._errors():
-            outcome, detail = await self._redis.eval(_COMMIT, len(keys), *keys, *arguments)
+        async with self._errors() as redis:
+            outcome, detail = await redis.eval(_COMMIT, len(keys), *keys, *arguments)
         if outcome == b"conflict":
             raise Conflict(f"{detail.decode()} has been changed by somebody else")
         if outcome == b"exists":
@@ -107,12 +112,12 @@ class RedisStore:
 
     async def state(self, known: str | None = None) -> StoreState | None:
         key = self._key("pointers")
-        async with self._errors():
+        async with self._errors() as redis:
             if known is not None:
-                current: Any = await self._redis.hget(key, _REVISION)
+                current: Any = await redis.hget(key, _REVISION)
                 if (current or b"").decode(errors="replace") == known:
                     return None
-            fields: Any = await self._redis.hgetall(key)
+            fields: Any = await redis.hgetall(key)
         revision = fields.pop(_REVISION, b"").decode(errors="replace")
         pointers = {name.decode(errors="replace"): value for name, value in fields.items()}
         return StoreState(revision, pointers)
@@ -121,8 +126,8 @@ class RedisStore:
         check(*names)
         if not names:
             return []
-        async with self._errors():
-            documents: Any = await self._redis.mget([self._key("document", name) for name in names])
+        async with self._errors() as redis:
+            documents: Any = await redis.mget([self._key("document", name) for name in names])
         return list(documents)
 
     async def wait_for_change(self, known: str, timeout_s: float) -> None:
@@ -132,8 +137,8 @@ class RedisStore:
                     await self._unsubscribe()
                 if self._subscription is None:
                     self._failed = False
-                    async with self._errors():
-                        self._subscription = self._redis.pubsub()
+                    async with self._errors() as redis:
+                        self._subscription = redis.pubsub()
                         await self._subscription.subscribe(self._key("changes"))
                         await self._subscription.get_message(timeout=None)  # its confirmation
                     return  # a change before the subscription may have been missed
@@ -146,7 +151,7 @@ class RedisStore:
     async def append(self, stream: str, events: Sequence[bytes], *, keep: int) -> None:
         check(stream, values=events)
         key = self._key("stream", stream)
-        async with self._errors(), self._redis.pipeline(transaction=False) as pipe:
+        async with self._errors() as redis, redis.pipeline(transaction=False) as pipe:
             for event in events:
                 pipe.xadd(key, {_EVENT: event}, maxlen=keep, approximate=True)
             await pipe.execute()
@@ -154,31 +159,31 @@ class RedisStore:
     async def read(self, stream: str, *, after: str = "", count: int = 1000) -> list[StreamEntry]:
         check(stream)
         start = f"({after}" if after else "-"
-        async with self._errors():
-            entries = await self._redis.xrange(self._key("stream", stream), min=start, count=count)
+        async with self._errors() as redis:
+            entries = await redis.xrange(self._key("stream", stream), min=start, count=count)
         return _entries(entries)
 
     async def newest(self, stream: str, count: int) -> list[StreamEntry]:
         check(stream)
-        async with self._errors():
-            entries = await self._redis.xrevrange(self._key("stream", stream), count=count)
+        async with self._errors() as redis:
+            entries = await redis.xrevrange(self._key("stream", stream), count=count)
         return _entries(entries)
 
     async def drop(self, *streams: str) -> None:
         check(*streams)
         if streams:
-            async with self._errors():
-                await self._redis.unlink(*(self._key("stream", stream) for stream in streams))
+            async with self._errors() as redis:
+                await redis.unlink(*(self._key("stream", stream) for stream in streams))
 
     async def put(self, name: str, value: bytes, *, ttl_s: float) -> None:
         check(name)
-        async with self._errors():
-            await self._redis.set(self._key("value", name), value, px=max(1, int(ttl_s * 1000)))
+        async with self._errors() as redis:
+            await redis.set(self._key("value", name), value, px=max(1, int(ttl_s * 1000)))
 
     async def get(self, name: str) -> bytes | None:
         check(name)
-        async with self._errors():
-            value: bytes | None = await self._redis.get(self._key("value", name))  # type: ignore[assignment]
+        async with self._errors() as redis:
+            value: bytes | None = await redis.get(self._key("value", name))  # type: ignore[assignment]
         return value
 
     async def aclose(self) -> None:
@@ -196,20 +201,32 @@ class RedisStore:
                 await hints.aclose()  # type: ignore[no-untyped-call]
 
     @asynccontextmanager
-    async def _errors(self, more_s: float = 0.0) -> AsyncIterator[None]:
-        """Whatever goes wrong with the server is raised as StoreUnavailable, and in time."""
+    async def _errors(self, more_s: float = 0.0) -> AsyncIterator[Redis]:
+        """A client for one call. Whatever goes wrong with the server is raised as
+        StoreUnavailable, and in time; the next call has other connections."""
+        redis = self._redis
         try:
             async with asyncio.timeout(self._timeout_s + more_s):
-                yield
+                yield redis
         except TimeoutError:
-            self._failed = True
-            raise StoreUnavailable(
-                f"{self._address}: no answer within {self._timeout_s:g} s"
-            ) from None
+            message = f"no answer within {self._timeout_s:g} s"
         except (RedisError, OSError) as error:
-            self._failed = True
             message = " ".join(str(error).split()) or type(error).__name__
-            raise StoreUnavailable(f"{self._address}: {message}") from None
+        else:
+            return
+        self._failed = True
+        if redis is self._redis:
+            self._redis = self._open()
+            await _leave(redis)
+        raise StoreUnavailable(f"{self._address}: {message}")
+
+
+async def _leave(redis: Redis) -> None:
+    """Close the connections of a client, those in use when their calls have ended."""
+    pool = redis.connection_pool
+    with suppress(RedisError, OSError):
+        await pool.update_active_connections_for_reconnect()  # type: ignore[no-untyped-call]
+        await pool.disconnect(inuse_connections=False)
 
 
 def _optional(value: bytes | None) -> bytes:

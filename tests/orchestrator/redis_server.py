@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 
 class RedisServer:
@@ -30,7 +32,7 @@ class RedisServer:
     @property
     def admin(self) -> redis.Redis:
         """A connection of its own, with the rights of the default user."""
-        return redis.Redis(port=self.port, socket_timeout=5)
+        return redis.Redis(port=self.port, socket_timeout=5, retry=Retry(NoBackoff(), 0))
 
     def start(self) -> None:
         """Start, with whatever is left in the folder."""
@@ -43,6 +45,8 @@ class RedisServer:
         while time.monotonic() < until:
             try:
                 self.admin.ping()
+            except redis.BusyLoadingError:
+                return  # it is there, and says so until it has read its file
             except redis.ConnectionError:
                 time.sleep(0.02)
             except redis.RedisError:
