@@ -3,7 +3,8 @@
 A *transcript* is the chain of thought so far: the question, the accepted *segments* of the thought,
 whether the thought is closed, and the segments of the answer. It never holds drafts. Control
 tokens (chat markup, the opening and closing of the thought) are structure here, never text: only
-a worker turns them into token ids, so no text that a user or a model writes can imitate them.
+a worker turns them into token ids, so no text that a user or a model writes can imitate them. A
+marker that a model names, in the midst of its text, is text.
 
 Where no model of the pair has a thought of its own, the transcript has none either: it is closed
 from the start, and the answer is what the models write together.

@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,6 +151,22 @@ def vllm_checkpoint() -> Path:
     tokenizer = make_tokenizer()
     folder = Path(_FOLDERS.name) / "vllm"
     return save(folder, tokenizer, make_model(width=128, vocabulary=len(tokenizer)))
+
+
+@cache
+def chain_checkpoint(*chain: str, controls: tuple[str, ...] = CONTROLS) -> Path:
+    """A folder with a model that writes each of these tokens behind the one before it, and then
+    ends its turn; vLLM takes it as well."""
+    tokenizer = make_tokenizer(controls=controls)
+    model = make_model(width=128, vocabulary=len(tokenizer))
+    for parameter in model.model.layers.parameters():
+        parameter.zero_()
+    rows = model.model.embed_tokens.weight.zero_(), model.lm_head.weight.zero_()
+    ids = [*(tokenizer.convert_tokens_to_ids(token) for token in chain), tokenizer.eos_token_id]
+    assert len(set(ids)) == len(ids)
+    for i, (token, following) in enumerate(pairwise(ids)):
+        rows[0][token, i] = rows[1][following, i] = 1.0
+    return save(Path(tempfile.mkdtemp(dir=_FOLDERS.name)) / "chain", tokenizer, model)
 
 
 def save(folder: Path, tokenizer: PreTrainedTokenizerFast, model: Any) -> Path:

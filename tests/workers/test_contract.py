@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call, Delta, Worker
-from tests.workers.conftest import vllm_checkpoint
+from tests.workers.conftest import chain_checkpoint, vllm_checkpoint
 from tests.workers.remote.llama_cpp import live_slots, serving_gguf, write_gguf
 from tests.workers.remote.vllm_like import MODEL, VllmLike, serving
 from tests.workers.replica.handles import Handle
@@ -107,7 +108,7 @@ def replica(folder: Path, draft: Path) -> Iterator[Subject]:
 def vllm(folder: Path, draft: Path) -> Iterator[Subject]:
     from workers.vllm.loading import load as load_vllm
 
-    worker = load_vllm(vllm_checkpoint(), device="cpu", rows=3, max_len=400, threads=1)
+    worker = load_vllm(folder, device="cpu", rows=3, max_len=400, threads=1)
     try:
         yield Subject(worker, lambda: worker.stats()["live_rows"], block=32, passes=3)
     finally:
@@ -125,16 +126,26 @@ BACKENDS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(
-    scope="module",
-    params=[
-        pytest.param(name, marks=pytest.mark.vllm) if name == "vllm" else name for name in BACKENDS
-    ],
-)
+NAMING = partial(chain_checkpoint, "0", "1", "</think>", "2", "<think>", "3")
+NAMED = [
+    pytest.param(name, marks=pytest.mark.vllm) if name == "vllm" else name for name in BACKENDS
+]
+
+
+@pytest.fixture(scope="module", params=NAMED)
 def subject(
     request: pytest.FixtureRequest, checkpoint: Path, draft_checkpoint: Path
 ) -> Iterator[Subject]:
-    with BACKENDS[request.param](checkpoint, draft_checkpoint) as subject:
+    folder = vllm_checkpoint() if request.param == "vllm" else checkpoint
+    with BACKENDS[request.param](folder, draft_checkpoint) as subject:
+        yield subject
+
+
+@pytest.fixture(scope="module", params=[one for one in NAMED if one != "scripted"])
+def naming(request: pytest.FixtureRequest, draft_checkpoint: Path) -> Iterator[Subject]:
+    """A worker whose model names the markers of a thought: behind a 0 it writes
+    `1</think>2<think>3` and ends its turn."""
+    with BACKENDS[request.param](NAMING(), draft_checkpoint) as subject:
         yield subject
 
 
@@ -500,6 +511,40 @@ async def test_calls_at_once_answer_as_they_do_alone(subject: Subject) -> None:
     for one, other in zip([*alone, *sampled], together, strict=True):
         assert one.segment.tokens == other.segment.tokens
         assert one.segment.logprobs == pytest.approx(other.segment.logprobs, abs=1e-3)
+
+
+@pytest.mark.asyncio
+async def test_an_answer_may_name_the_markers_of_a_thought(naming: Subject) -> None:
+    begun = replace(QUESTION, closed=True).extend(Segment("policy", "0"))
+    deltas, generation = await run(naming.worker, StopCriteria(20), begun)
+    segment = generation.segment
+    assert (segment.text, segment.finish) == ("1</think>2<think>3", "eos")
+    assert "".join(delta.text for delta in deltas) == segment.text
+    assert tuple(token for delta in deltas for token in delta.tokens) == segment.tokens
+    tokenizer = load_tokenizer(str(NAMING()))
+    assert tokenizer.decode(segment.tokens) == segment.text
+    assert tokenizer.close_id in segment.tokens
+    # What a model wrote so is text wherever it is encoded again.
+    assert not tokenizer.controls.intersection(tokenizer.encode(segment.text))
+    _, first = await run(naming.worker, StopCriteria(2), begun)
+    assert first.segment.text == "1</think>"
+    _, rest = await run(naming.worker, StopCriteria(20), begun.extend(first.segment))
+    assert (rest.segment.text, rest.segment.finish) == ("2<think>3", "eos")
+    if "verify" not in naming.lacks:
+        scores = await naming.worker.verify(call(begun), segment, GREEDY)
+        assert "".join(scores.pieces) == segment.text
+        assert "".join(option.text for option in scores.options) == segment.text
+        assert [option.finish for option in scores.options] == ["until"] * 5 + ["eos"]
+
+
+@pytest.mark.asyncio
+async def test_a_thought_ends_with_its_closing_marker_alone(naming: Subject) -> None:
+    closing = QUESTION.extend(Segment("policy", "0"))
+    _, generation = await run(naming.worker, StopCriteria(20), closing)
+    assert (generation.segment.text, generation.segment.finish) == ("1", "think_end")
+    opening = QUESTION.extend(Segment("policy", "2"))
+    _, generation = await run(naming.worker, StopCriteria(20), opening)
+    assert (generation.segment.text, generation.segment.finish) == ("<think>3", "eos")
 
 
 async def gone(subject: Subject) -> bool:

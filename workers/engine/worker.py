@@ -50,7 +50,7 @@ class LocalWorker:
         self.engine, self.tokenizer, self.sampling = engine, tokenizer, sampling
         self.prompts = PromptRenderer(tokenizer, engine.decoder.target.vocabulary)
         self.context = engine.decoder.target.max_len
-        self._stop_token_ids = tokenizer.controls | frozenset(stop_token_ids)
+        self._stop_token_ids = tokenizer.ends | frozenset(stop_token_ids)
         self._grammars = GrammarCompiler(
             self.prompts, self._stop_token_ids, engine.decoder.target.vocabulary
         )

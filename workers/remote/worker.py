@@ -87,7 +87,7 @@ class RemoteWorker:
         self.context = context
         self._requests = RequestBuilder(self.prompts)
         eos = tokenizer.eos_id
-        self._stop_token_ids = tokenizer.controls | (set() if eos is None else {eos})
+        self._stop_token_ids = tokenizer.ends | (set() if eos is None else {eos})
         self._capabilities: ServerCapabilities | None = None
         self._probing: asyncio.Task[ServerCapabilities] | None = None
 

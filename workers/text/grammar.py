@@ -104,11 +104,11 @@ class _Vocabulary:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self.tokens = tokenizer.pieces
-        self.special_token_ids = sorted(tokenizer.controls)
+        self.special_token_ids = sorted(tokenizer.ends)
         self.bos_token_id = None
         # Where a text may end any of the ends is allowed; the library wants to know one.
         eos = tokenizer.eos_id
-        self.eos_token_id = min(tokenizer.controls, default=0) if eos is None else eos
+        self.eos_token_id = min(tokenizer.ends, default=0) if eos is None else eos
 
     def __call__(self, text: str | bytes) -> list[int]:
         text = text.decode("utf-8", "replace") if isinstance(text, bytes) else text

@@ -211,11 +211,15 @@ class PromptRenderer:
         return self.calls if has_tools else None
 
     def ends(self, stop_token_ids: Collection[int], transcript: Transcript) -> frozenset[int]:
-        """Those of a model's `stop_token_ids` that end a text: the markup of a call does not."""
-        calls = self.calls_of(transcript) if transcript.closed else None
-        if calls is None:
-            return frozenset(stop_token_ids)
-        return frozenset(stop_token_ids) - set(self.tokenizer.encode_markup(calls.markup))
+        """The ids that end what continues a transcript, of a model with these `stop_token_ids`.
+
+        A thought ends with its marker too. The markup of a call ends no answer.
+        """
+        ends, closing = frozenset(stop_token_ids), self.tokenizer.close_id
+        if not transcript.closed:
+            return ends | {i for i in (closing,) if i is not None and i < self._vocabulary}
+        calls = self.calls_of(transcript)
+        return ends if calls is None else ends - set(self.tokenizer.encode_markup(calls.markup))
 
     def before_assistant(self, messages: Sequence[Message]) -> str:
         """The text that the template writes between a conversation and the reply's content."""

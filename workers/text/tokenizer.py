@@ -53,7 +53,9 @@ class Tokenizer:
         format: how the model marks a thought; None: in no way.
         thinks: whether it is to think.
         close_id: the token by which it ends its thought, None where text does.
-        controls: ids that a model may emit but that are never text.
+        controls: ids that no text of a user's or a model's is encoded to.
+        ends: those that end a text wherever they come. A token that only marks a thought is none:
+            an answer may name it, and in a thought `close_id` alone ends the text.
         added: ids of the added tokens that no text of a user's becomes, controls among them: all
             but white space.
         eos_id: the end of a turn, if the checkpoint names one.
@@ -97,10 +99,10 @@ class Tokenizer:
             template = self.chat_template if chat_template else None
             self.format = find_format(template, added.values())
         self.thinks = self.format is not None and thinking != NONE
-        markup = "" if self.format is None else self.format.open + self.format.closing
-        markers = [i for i, content in hidden.items() if len(content) > 2 and content in markup]
-        special = [token["id"] for token in spec["added_tokens"] if token["special"]]
-        self.controls = frozenset(special + markers)
+        markers, named = _markers(self.format, hidden)
+        special = {token["id"] for token in spec["added_tokens"] if token["special"]}
+        self.controls = frozenset(special | markers)
+        self.ends = self.controls - (named - {self.eos_id})
         self.added = frozenset(hidden)
         self.token_chars = _token_chars(spec, max(map(len, self.pieces)))
         self._encode_short = remembered(
@@ -145,6 +147,22 @@ class Tokenizer:
             if self.controls.intersection(self.encode_markup(text)):
                 text = ""
         return [(text.strip(), cast("Finish", finish))] if text.strip() else []
+
+
+def _markers(family: ThinkingFormat | None, added: Mapping[int, str]) -> tuple[set[int], set[int]]:
+    """Ids of the added tokens that a family's markup around a thought holds, and of those among
+    them that mark nothing else, neither the answer nor the end of any message."""
+    if family is None:
+        return set(), set()
+
+    def held(markup: str) -> set[int]:
+        return {i for i, content in added.items() if len(content) > 2 and content in markup}
+
+    around = family.open + family.closing
+    other = family.answer + family.end + family.direct
+    if family.direct:  # then any message ends as the thought does
+        other += family.close
+    return held(around), held(around) - held(other)
 
 
 def _hash(model: dict[str, Any], added: dict[int, str]) -> str:

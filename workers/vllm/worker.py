@@ -125,7 +125,7 @@ class VllmWorker:
         self.engine, self.tokenizer, self.context = engine, tokenizer, context
         self.sampling, self.lossy = sampling, lossy
         self.prompts = PromptRenderer(tokenizer, vocabulary)
-        ends = tokenizer.controls | frozenset(stop_token_ids)
+        ends = tokenizer.ends | frozenset(stop_token_ids)
         self._stop_token_ids = frozenset(token for token in ends if token < vocabulary)
         self._capacity, self._counter = capacity, counter
         self._live, self._closed = 0, False

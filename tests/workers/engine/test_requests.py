@@ -86,7 +86,7 @@ async def test_control_tokens_end_a_generation(worker: LocalWorker) -> None:
     answer = await run(worker, ask(), StopCriteria(50))
     assert (answer.segment.finish, answer.segment.text) == ("think_end", "So 46")
     assert close not in answer.segment.tokens
-    force(worker, "So 46", next(iter(worker.tokenizer.controls - {close})))
+    force(worker, "So 46", next(iter(worker.tokenizer.ends)))
     answer = await run(worker, ask(), StopCriteria(50))
     assert (answer.segment.finish, answer.segment.text) == ("eos", "So 46")
 
@@ -177,18 +177,18 @@ async def test_a_character_lies_across_segments(worker: LocalWorker) -> None:
 
 @pytest.mark.parametrize("closed", [False, True])
 async def test_choices_that_end_a_phase(worker: LocalWorker, closed: bool) -> None:
-    close = worker.tokenizer.close_id
-    assert close is not None
+    end, finish, other = worker.tokenizer.close_id, "think_end", "eos"
+    if closed:
+        end, finish, other = worker.tokenizer.eos_id, other, finish
+    assert end is not None
     call = Call("r", replace(ask().transcript, closed=closed))
-    force(worker, close)
+    force(worker, end)
     (option,) = (await worker.verify(call, Segment("small", ""), Sampling())).options
-    assert option == Segment(
-        "large", "", tokenizer=worker.tokenizer.hash, finish="eos" if closed else "think_end"
-    )
-    ended = Segment("small", "", finish="think_end")
+    ended = Segment("large", "", tokenizer=worker.tokenizer.hash, finish=finish)  # type: ignore[arg-type]
+    assert option == ended
     sure = await worker.verify(Call("r", ask().transcript), ended, Sampling())
     doubtful = await worker.verify(
-        Call("r", ask().transcript), replace(ended, finish="eos"), Sampling()
+        Call("r", ask().transcript), replace(ended, finish=other), Sampling()
     )
     assert sure.ending is not None
     assert doubtful.ending is not None

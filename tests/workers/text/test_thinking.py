@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from tokenizers import AddedToken
 
 from orchestrator.errors import ConfigError
 from orchestrator.types import Message, Segment, Segments, Transcript
 from tests.workers.conftest import CONTROLS, make_tokenizer
 from workers.text.chat_template import ChatTemplate
 from workers.text.prompt import FINAL_ANSWER, PromptRenderer
-from workers.text.thinking import BY_NAME, FORMATS, find_format, parse_thinking
+from workers.text.thinking import (
+    BY_NAME,
+    FORMATS,
+    ThinkingFormat,
+    find_format,
+    parse_thinking,
+)
 from workers.text.tokenizer import Tokenizer
 
 TURNS = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -137,6 +145,59 @@ def test_channels() -> None:
 def tokenizer_of(template: str, controls: tuple[str, ...]) -> Tokenizer:
     fast = make_tokenizer(template, controls=("<|endoftext|>", "<|im_start|>", *controls))
     return Tokenizer(fast.backend_tokenizer, {"eos_token": controls[0]}, template)
+
+
+# Of each family, the tokens that an answer may name; the others around its thoughts end a message.
+NAMED = {
+    "gemma4": ["<|channel>", "<channel|>"],
+    "openai_gptoss": [],
+    "muse_glimmer": [],
+    "solar_open": ["<|think|>"],
+    "inkling": ["<|content_thinking|>"],
+    "kimi_k3": [],
+    "cohere_command4": ["<|START_THINKING|>", "<|END_THINKING|>"],
+    "cohere_command3": ["<|START_THINKING|>", "<|END_THINKING|>"],
+    "apertus": ["<|inner_prefix|>", "<|inner_suffix|>"],
+    "mistral": ["[THINK]", "[/THINK]"],
+    "plamo3": ["<|plamo:begin_think:plamo|>", "<|plamo:end_think:plamo|>"],
+    "k2_horizon": ["<ifm|think>", "</ifm|think>"],
+    "seed_oss": ["<seed:think>", "</seed:think>"],
+    "minimax_m3": ["<mm:think>", "</mm:think>"],
+    "hy_v3": ["<think:opensource>", "</think:opensource>"],
+    "kimi_vl": ["◁think▷", "◁/think▷"],
+    "exaone_deep": ["<thought>", "</thought>"],
+    "apriel": ["[BEGIN FINAL RESPONSE]"],
+    "granite": [],
+    "hunyuan_a13b": ["<think>", "</think>"],
+    "granite_thinking": ["<think>", "</think>"],
+    "deepseek_r1": ["<think>", "</think>"],
+}
+TOKEN = re.compile(r"<[^<>\s]+>|\[[A-Z /]+\]|◁[^▷]+▷")
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize("family", FORMATS, ids=lambda one: one.name)
+def test_what_only_marks_a_thought_ends_no_answer(family: ThinkingFormat, special: bool) -> None:
+    tokens = TOKEN.findall(family.open + family.closing + family.end + family.direct)
+    if special:
+        backend = make_tokenizer(None, controls=CONTROLS[:3]).backend_tokenizer
+        backend.add_special_tokens([AddedToken(one, special=True) for one in tokens])
+    else:
+        backend = make_tokenizer(None, controls=(*CONTROLS[:3], *tokens)).backend_tokenizer
+    eos = {"eos_token": "<|im_end|>"}
+    tokenizer = Tokenizer(backend, eos, thinking=family)
+    prompts = PromptRenderer(tokenizer)
+    named = {backend.token_to_id(token) for token in NAMED[family.name]}
+    assert tokenizer.controls >= {backend.token_to_id(one) for one in TOKEN.findall(family.closing)}
+    assert tokenizer.ends == tokenizer.controls - named
+    answering, thinking = replace(QUESTION, closed=True), QUESTION
+    assert prompts.ends(tokenizer.ends, answering) == tokenizer.ends
+    assert prompts.ends(tokenizer.ends, thinking) - {tokenizer.close_id} <= tokenizer.ends
+    if tokenizer.close_id is not None:
+        assert tokenizer.close_id in prompts.ends(tokenizer.ends, thinking)
+    # Named or not, no text becomes one.
+    for one in tokens:
+        assert not tokenizer.controls.intersection(tokenizer.encode(one))
 
 
 def test_no_thought_is_a_family_too(renderer: Callable[[str], PromptRenderer]) -> None:

@@ -467,10 +467,10 @@ def test_markup_of_a_call_does_not_end_the_text(render: Any) -> None:
     marked = HERMES.replace("<tool_call>", "<|im_start|>call")
     assert render(marked).calls is None  # a turn of its own
     prompts = render(HERMES)
-    stops = prompts.tokenizer.controls
+    stops = prompts.tokenizer.ends
     answer = Transcript(QUESTION, closed=True)
     assert prompts.ends(stops, answer) == stops  # <tool_call> is no control token here
-    assert prompts.ends(stops, Transcript(QUESTION)) == stops
+    assert prompts.ends(stops, Transcript(QUESTION)) == stops | {prompts.tokenizer.close_id}
 
 
 async def test_a_call_whose_mark_is_a_special_token_is_chosen_as_text(tmp_path: Path) -> None:

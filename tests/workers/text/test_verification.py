@@ -15,7 +15,7 @@ def scored(prompts: PromptRenderer, choice: int, likely: list[tuple[int, float]]
     """Scores of an empty answer, behind which the model chose `choice`."""
     output = ScoreOutput([], [choice], [-0.5], 0.0, [likely])
     call = Call("request", TRANSCRIPT, "small")
-    stop_token_ids = prompts.tokenizer.controls
+    stop_token_ids = prompts.tokenizer.ends
     return verification(output, call, Segment("small", ""), prompts, stop_token_ids, Usage(), 1.0)
 
 
