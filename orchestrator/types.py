@@ -186,12 +186,14 @@ class Segment:
     finish: Finish = "until"
 
     def __add__(self, rest: Segment) -> Segment:
-        """Both texts as one segment, which ends as the second does."""
+        """Both texts as one segment, which ends as the second does; it has log-probabilities
+        where both have those of all their tokens."""
+        tokens, logprobs = self.tokens + rest.tokens, self.logprobs + rest.logprobs
         return replace(
             rest,
             text=self.text + rest.text,
-            tokens=self.tokens + rest.tokens,
-            logprobs=self.logprobs + rest.logprobs,
+            tokens=tokens,
+            logprobs=logprobs if len(logprobs) == len(tokens) else (),
         )
 
 

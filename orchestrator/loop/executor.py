@@ -238,7 +238,8 @@ class Executor:
         failure: WorkerError | None = None
 
         def made() -> Generation:
-            segment = Segment(name, shown, tuple(tokens), tuple(logprobs))
+            known = logprobs if len(logprobs) == len(tokens) else ()
+            segment = Segment(name, shown, tuple(tokens), tuple(known))
             return Generation(segment, Usage(generated=len(tokens)), ms)
 
         try:

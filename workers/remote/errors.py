@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from email.utils import parsedate_to_datetime
 from math import isfinite
 from time import time
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.errors import (
     BatonError,
@@ -32,6 +32,22 @@ class Declined(WorkerError):
 
 class Broke(WorkerUnavailable):
     """The server answered that it failed, or hung up: so do some over a field that they lack."""
+
+
+class Gap(WorkerUnavailable):
+    """A stream lacks what the probe saw: `what` is ids or log-probabilities of some tokens."""
+
+    def __init__(self, what: Literal["ids", "logprobs"]) -> None:
+        super().__init__(f"the server's stream lacks {what} of tokens, which the probe saw")
+        self.what = what
+
+
+class Foreign(WorkerError):
+    """The ids of tokens that a server returns are not those of the text beside them."""
+
+
+class NoLogprobs(WorkerError):
+    """A position has no log-probabilities although the probe saw some."""
 
 
 class Absent(Declined):

@@ -1,33 +1,40 @@
-"""Finds what a server can do, by requests for one token with fewer and fewer fields."""
+"""Finds what a server can do, by requests for a few tokens with fewer and fewer fields.
+
+A server may ignore a field and answer 200, or know it in whole answers alone: so what comes back
+counts, of an answer with one token and of a stream with several.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from math import exp
 from statistics import median
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.errors import BatonError, Unsupported, WorkerUnavailable
-from orchestrator.types import Message, Sampling, Segment, Transcript
+from orchestrator.types import Message, Sampling, Segment, StopCriteria, Transcript
 from workers.remote import sglang
-from workers.remote.errors import Absent, Broke, Declined
+from workers.remote.errors import Absent, Broke, Declined, Foreign, Gap
 from workers.remote.protocol import (
     EXTRAS,
     TOP,
     WIDE,
+    Chunk,
     ServerCapabilities,
     Vocabulary,
     checked_answer,
     first_logprobs,
+    generation_config,
     next_token,
     parse_chunk,
     prompt_logprobs,
     shown_bytes,
 )
 from workers.remote.request_builder import RequestBuilder
+from workers.remote.response_parser import ParserOptions, ResponseParser
 from workers.text.prompt import PromptRenderer
 
 log = logging.getLogger(__name__)
@@ -35,16 +42,26 @@ log = logging.getLogger(__name__)
 Ask = Callable[[str, dict[str, Any]], Awaitable[Mapping[str, Any]]]
 """(path, body) to the answer's JSON; raises the errors of `orchestrator.errors`."""
 
+Stream = Callable[[str, dict[str, Any]], AsyncGenerator[Mapping[str, Any], None]]
+"""(path, body) to the chunks of a streamed answer; raises likewise."""
+
 STEP = Segment("policy", "1 + 1 = 2.\n\n")
 TRACE = Transcript((Message("user", "What is 1 + 1?"),)).extend(STEP)
 ONE = {"max_tokens": 1, "temperature": 0}
+SEVERAL = {"max_tokens": 8, "temperature": 0}
+STREAMED = {"stream": True, "stream_options": {"include_usage": True}}
+HOT = ((100.0, 1), (2.0, 1), (2.0, 2), (2.0, 3))
+"""(temperature, seed) by which a server that samples writes another text than the likeliest; some
+take no more than OpenAI's 2, where a model may be sure of it."""
 ROUNDING = 0.15
 """Nats by which one model's log-probabilities may differ between two of its paths: bfloat16 has
 logits of 16 to 32 in steps of 0.125."""
 
 
-async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> ServerCapabilities:
-    """A server's capabilities, by a few calls of one token.
+async def probe(
+    ask: Ask, stream: Stream, prompts: PromptRenderer, vocabulary: Vocabulary
+) -> ServerCapabilities:
+    """A server's capabilities, by a few calls of a few tokens.
 
     Raises:
         Unsupported: it cannot continue a text in any way that we know.
@@ -64,6 +81,8 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
         for wish in _wishes(form):
             try:
                 answer = await ask(capabilities.path, {**prompt, **ONE, **wish})
+                body = {**prompt, **SEVERAL, **STREAMED, **wish}
+                chunks = await _read(stream(capabilities.path, body), vocabulary)
             except Absent as error:  # no such endpoint
                 absent = error
                 break
@@ -94,6 +113,9 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
             if capabilities.ids and not capabilities.numbered:
                 least = await _takes_min_tokens(ask, capabilities, {**prompt, **ONE})
                 capabilities = replace(capabilities, min_tokens=least)
+            capabilities = _streamed(capabilities, chunks, prompts)
+            draws = await _draws(ask, capabilities, prompt, chunks, vocabulary)
+            capabilities = replace(capabilities, draws=draws)
             return await _more(ask, capabilities, ids, vocabulary, logprobs)
     if broke is not None:
         raise broke
@@ -104,8 +126,79 @@ async def probe(ask: Ask, prompts: PromptRenderer, vocabulary: Vocabulary) -> Se
         if isinstance(refused, Unsupported)
         else "it refuses every request that was tried; check its log and the model's name"
     )
-    log.error("the server cannot continue a text: %s", refused)
+    log.info("the server refused: %s", refused)
     raise Unsupported(f"the model's server cannot continue a text: {why}")
+
+
+async def _read(
+    events: AsyncGenerator[Mapping[str, Any], None], vocabulary: Vocabulary
+) -> list[Chunk]:
+    async with aclosing(events):
+        chunks = [parse_chunk(event, vocabulary) async for event in events]
+    return [chunk for chunk in chunks if chunk is not None]
+
+
+def _streamed(
+    capabilities: ServerCapabilities, chunks: Sequence[Chunk], prompts: PromptRenderer
+) -> ServerCapabilities:
+    """The capabilities without what the chunks of a stream lack.
+
+    Raises:
+        Unsupported: their ids are another tokenizer's.
+    """
+    tokenizer, criteria = prompts.tokenizer, StopCriteria(int(SEVERAL["max_tokens"]))
+    options = ParserOptions.of(TRACE, 0, criteria, None, tokenizer.controls)
+    parser = ResponseParser(tokenizer, capabilities, options)
+    try:
+        for chunk in chunks:
+            if parser.push(chunk):
+                break
+    except Foreign as error:
+        raise Unsupported(str(error)) from None
+    except Gap as gap:
+        return _streamed(lacking(capabilities, gap.what), chunks, prompts)
+    return capabilities
+
+
+def lacking(
+    capabilities: ServerCapabilities, what: Literal["ids", "logprobs"]
+) -> ServerCapabilities:
+    """The capabilities of a server whose streams lack that. Without ids the end of a thought is
+    not seen before it is too late to hold it back."""
+    least = capabilities.min_tokens and what != "ids"
+    return replace(capabilities, missing=what, min_tokens=least)
+
+
+async def _draws(
+    ask: Ask,
+    capabilities: ServerCapabilities,
+    prompt: Mapping[str, Any],
+    likeliest: Sequence[Chunk],
+    vocabulary: Vocabulary,
+) -> Literal["temperature", "generation_config"] | None:
+    """The field that makes it sample, if any: it then writes another text than the likeliest."""
+    greedy = "".join(chunk.text for chunk in likeliest).strip()
+
+    async def samples(greedily: bool | None) -> bool | None:
+        """Whether it does; None where it refuses. `greedily`: by `generation_config`, too."""
+        differs: bool | None = None
+        for temperature, seed in HOT:
+            body = {**prompt, **SEVERAL, "temperature": temperature, "seed": seed}
+            if greedily is not None:
+                body |= generation_config(Sampling(0.0 if greedily else temperature))
+            if (answer := await _tried(ask, capabilities, body)) is None:
+                continue
+            chunk = parse_chunk(answer, vocabulary)
+            differs = chunk is not None and chunk.text.strip() != greedy
+            if differs or temperature > 2:
+                break
+        return differs
+
+    if capabilities.ids:
+        return "temperature" if await samples(None) else None
+    if await samples(None):  # by the checkpoint's settings beside ours, if it can be told so
+        return "generation_config" if await samples(True) is False else "temperature"
+    return "generation_config" if await samples(False) else None
 
 
 def _check_vocabulary(shown: Mapping[int, bytes], prompts: PromptRenderer) -> None:
@@ -228,5 +321,5 @@ async def _tried(
 ) -> Mapping[str, Any] | None:
     try:
         return await ask(capabilities.path, body)
-    except Declined:
+    except (Declined, Broke):
         return None

@@ -19,7 +19,7 @@ Nothing here does I/O. What a server can do is learned from its answers, never f
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from math import inf
@@ -30,6 +30,7 @@ from orchestrator.errors import Unsupported, WorkerError, WorkerUnavailable
 from orchestrator.grammar import holds, is_free
 from orchestrator.types import Classification, Constraint, Sampling, Usage
 from orchestrator.worker import Call
+from workers.remote.errors import Foreign, NoLogprobs
 from workers.text.tokenizer import Tokenizer
 from workers.text.verification import ScoreOutput
 from workers.top_logprobs import choices, likeliest, probability
@@ -45,6 +46,8 @@ SAMPLERS = ["temperature", "top_k", "top_p"]
 """llama.cpp's stages that are wanted, in Baton's order; without them its own defaults would cut
 the distribution (`top_k` 40, `min_p` 0.05)."""
 _ID = "token_id:"
+_ABOVE = 1e-3
+"""How far rounding may lift a log-probability above 0, or a sum of probabilities above 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,11 @@ class ServerCapabilities:
         among all tokens.
     wide: log-probabilities it gives where a call makes one token, if more than `top`; else 0.
     numbered: its log-probabilities carry ids and bytes (llama.cpp); it returns ids nowhere else.
+    missing: what its streams lack at some tokens although whole answers have it: log-probabilities,
+        or ids (and with them log-probabilities), as llama.cpp's with a draft model and those that
+        a proxy passes on.
+    draws: the field that makes it sample; "generation_config" also takes `do_sample` there
+        (`transformers serve`). None: it writes the same at any temperature.
     min_tokens: it lets no text end before so many tokens.
     prompt_logprobs: the field that asks for those of the prompt, where it has them; "sglang": its
         own path gives them (`workers.remote.sglang`), and of named tokens.
@@ -71,6 +79,18 @@ class ServerCapabilities:
     wide: int = 0
     numbered: bool = False
     min_tokens: bool = False
+    missing: Literal["ids", "logprobs"] | None = None
+    draws: Literal["temperature", "generation_config"] | None = "temperature"
+
+    @property
+    def reads_ids(self) -> bool:
+        """Whether a stream's tokens are read from its ids; else its text is encoded again."""
+        return self.ids and self.missing != "ids"
+
+    @property
+    def reads_logprobs(self) -> bool:
+        """Whether all tokens of a stream come with log-probabilities."""
+        return self.reads_ids and self.top > 0 and self.missing is None
 
     @property
     def salts(self) -> bool:
@@ -137,8 +157,8 @@ class Vocabulary:
 
     def logprobs(self, top: Mapping[str, float] | None) -> dict[int, float]:
         """Log-probabilities by id; names that are no token are left out."""
-        named = {self.id(name): float(logprob) for name, logprob in (top or {}).items()}
-        return {i: p for i, p in named.items() if i is not None}
+        named = {self.id(name): logprob_of(logprob) for name, logprob in (top or {}).items()}
+        return distribution((i, p) for i, p in named.items() if i is not None)
 
 
 def session(name: str) -> dict[str, str]:
@@ -148,10 +168,13 @@ def session(name: str) -> dict[str, str]:
 
 @contextmanager
 def checked_answer(name: str) -> Iterator[None]:
-    """Errors of parsing an answer (a field missing, or of another type) as WorkerUnavailable."""
+    """Errors of parsing an answer (a field missing, or of another type) as WorkerUnavailable, and
+    what an answer contradicts with the server's name."""
     try:
         yield
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (Foreign, NoLogprobs) as error:
+        raise type(error)(f"{name}: {error}") from None
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         what = f"{type(error).__name__}: {error}"
         raise WorkerUnavailable(
             f"{name}: expected an answer of OpenAI's API, but a field is missing or of another "
@@ -175,7 +198,9 @@ def sampling_fields(sampling: Sampling, capabilities: ServerCapabilities) -> dic
     others get what differs from OpenAI's default.
     """
     body: dict[str, Any] = {"temperature": sampling.temperature}
-    if capabilities.numbered:
+    if capabilities.draws == "generation_config":
+        body |= generation_config(sampling)
+    elif capabilities.numbered:
         body |= {"top_k": sampling.top_k, "top_p": sampling.top_p, "samplers": SAMPLERS}
     elif capabilities.ids:
         body |= NEUTRAL | {"top_k": sampling.top_k or -1, "top_p": sampling.top_p}
@@ -185,6 +210,17 @@ def sampling_fields(sampling: Sampling, capabilities: ServerCapabilities) -> dic
     if sampling.temperature > 0 and sampling.seed is not None:
         body["seed"] = sampling.seed
     return body
+
+
+def generation_config(sampling: Sampling) -> dict[str, Any]:
+    """The field by which `transformers serve` samples, whatever the checkpoint says of it."""
+    settings = {
+        "do_sample": not sampling.is_greedy,
+        "top_k": sampling.top_k,
+        "top_p": sampling.top_p,
+        "repetition_penalty": 1.0,
+    }
+    return {"generation_config": json.dumps(settings)}
 
 
 def constraint_fields(call: Call, capabilities: ServerCapabilities) -> dict[str, Any]:
@@ -235,32 +271,95 @@ def logprob_fields(top: int, capabilities: ServerCapabilities) -> dict[str, Any]
     return body
 
 
+def logprob_of(value: Any) -> float:
+    """A log-probability as it came.
+
+    Raises:
+        TypeError, ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"a log-probability is a {type(value).__name__}")
+    if not value <= _ABOVE:
+        raise ValueError(f"a log-probability is {value}")
+    return min(0.0, float(value))
+
+
+def distribution(shown: Iterable[tuple[int, float]]) -> dict[int, float]:
+    """Log-probabilities by id of one position.
+
+    Raises:
+        ValueError: together they are more than 1.
+    """
+    logprobs = dict(shown)
+    if (whole := sum(map(probability, logprobs.values()))) > 1 + 50 * _ABOVE:
+        raise ValueError(f"the probabilities of one position add up to {whole:.3g}")
+    return logprobs
+
+
+def choice_of(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The choice of an answer or a chunk that is asked for, number 0; None where it holds others
+    or none, as a chunk of usage does.
+
+    Raises:
+        ValueError: there are two of it.
+    """
+    first = [choice for choice in answer["choices"] if choice.get("index", 0) in (0, None)]
+    if len(first) > 1:
+        raise ValueError(f"{len(first)} choices of number 0")
+    return first[0] if first else None
+
+
+def whole_choice(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The choice of an answer that is not streamed.
+
+    Raises:
+        LookupError: there is none.
+    """
+    if (choice := choice_of(answer)) is None:
+        raise LookupError("no choice of number 0")
+    return choice
+
+
 def parse_chunk(answer: Mapping[str, Any], vocabulary: Vocabulary) -> Chunk | None:
-    """The first choice of an answer or a chunk; None where it holds none (a chunk of usage)."""
-    if not answer["choices"]:
+    """The choice of an answer or a chunk; None where it holds none (a chunk of usage).
+
+    Raises:
+        LookupError, TypeError, ValueError: a field is missing or of another type, or there is
+            something that is neither text nor thought.
+    """
+    if (choice := choice_of(answer)) is None:
         return None
-    choice = answer["choices"][0]
     text = choice.get("text")
     if text is None:
         message = choice.get("delta") or choice.get("message") or {}
-        thought = message.get("reasoning_content") or message.get("reasoning") or ""
-        text = thought + (message.get("content") or "")
-    stop = choice.get("stop_reason", choice.get("matched_stop"))
-    return Chunk(text, _tokens(choice, vocabulary), choice.get("finish_reason"), stop)
+        for other in ("refusal", "tool_calls", "function_call"):
+            if message.get(other):
+                raise ValueError(f"{other} instead of a text, which nothing asked for")
+        thought = _text(message.get("reasoning_content") or message.get("reasoning"))
+        text = thought + _text(message.get("content"))
+    stop, finish = (
+        choice.get("stop_reason", choice.get("matched_stop")),
+        choice.get("finish_reason"),
+    )
+    return Chunk(_text(text), _tokens(choice, vocabulary), _text(finish) or None, stop)
+
+
+def _text(value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise TypeError(f"a text is a {type(value).__name__}")
+    return value or ""
+
+
+def _token_id(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"the id of a token is a {type(value).__name__}")
+    return value
 
 
 def _tokens(choice: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Token, ...] | None:
     logprobs = choice.get("logprobs") or {}
     if (content := logprobs.get("content")) and all("id" in item for item in content):
-        return tuple(
-            Token(
-                int(item["id"]),
-                float(item["logprob"]),
-                _content_logprobs(item, vocabulary),
-                bytes(item["bytes"] or ()) if "bytes" in item else None,
-            )
-            for item in content
-        )
+        return tuple(_numbered_token(item, vocabulary) for item in content)
     if content:  # chat
         names = [item["token"] for item in content]
         values = [item["logprob"] for item in content]
@@ -275,20 +374,35 @@ def _tokens(choice: Mapping[str, Any], vocabulary: Vocabulary) -> tuple[Token, .
         return None
     by_id = [vocabulary.logprobs(top) for top in tops] if len(tops) == len(ids) else [{}] * len(ids)
     known = values if len(values) == len(ids) else [None] * len(ids)
-    return tuple(Token(*item) for item in zip(map(int, ids), known, by_id, strict=True))
+    return tuple(
+        Token(_token_id(i), None if value is None else logprob_of(value), top)
+        for i, value, top in zip(ids, known, by_id, strict=True)
+    )
+
+
+def _numbered_token(item: Mapping[str, Any], vocabulary: Vocabulary) -> Token:
+    """A token as llama.cpp's server gives it. One that its draft model drafted has no
+    log-probability, for which it says 0 in whole answers."""
+    top = _content_logprobs(item, vocabulary)
+    return Token(
+        _token_id(item["id"]),
+        logprob_of(item["logprob"]) if top else None,
+        top,
+        bytes(item["bytes"] or ()) if "bytes" in item else None,
+    )
 
 
 def _content_logprobs(item: Mapping[str, Any], vocabulary: Vocabulary) -> dict[int, float]:
     """By id, those shown at one position in the form that OpenAI gives them in chat."""
     tops = item["top_logprobs"]
     if all("id" in top for top in tops):
-        return {int(top["id"]): float(top["logprob"]) for top in tops}
+        return distribution((_token_id(top["id"]), logprob_of(top["logprob"])) for top in tops)
     return vocabulary.logprobs({top["token"]: top["logprob"] for top in tops})
 
 
-def no_logprobs() -> WorkerError:
+def no_logprobs() -> NoLogprobs:
     """The error where a server that showed log-probabilities to the probe shows none."""
-    return WorkerError(
+    return NoLogprobs(
         "expected log-probabilities of the first token, by names that the tokenizer has, as in the "
         "probe, got none; restart this service if the server was replaced"
     )
@@ -296,7 +410,7 @@ def no_logprobs() -> WorkerError:
 
 def shown_bytes(answer: Mapping[str, Any]) -> dict[int, bytes]:
     """The bytes of tokens by id, of those shown at the first position with both; may be empty."""
-    content = (answer["choices"][0].get("logprobs") or {}).get("content") or [{}]
+    content = (whole_choice(answer).get("logprobs") or {}).get("content") or [{}]
     tops = content[0].get("top_logprobs") or ()
     return {int(top["id"]): bytes(top["bytes"]) for top in tops if "id" in top and top.get("bytes")}
 
@@ -308,7 +422,7 @@ def first_logprobs(
 
     `echoed` tokens of the prompt come before it.
     """
-    logprobs = answer["choices"][0].get("logprobs") or {}
+    logprobs = whole_choice(answer).get("logprobs") or {}
     if content := logprobs.get("content"):
         return _content_logprobs(content[0], vocabulary)
     tops = logprobs.get("top_logprobs") or [None]
@@ -319,18 +433,24 @@ def prompt_logprobs(
     answer: Mapping[str, Any], ids: Sequence[int], last: int, vocabulary: Vocabulary
 ) -> list[tuple[float, dict[int, float]]] | None:
     """(its own, those shown by id) of each of the `last` last prompt ids; None without them."""
-    choice = answer["choices"][0]
+    choice = whole_choice(answer)
     start = len(ids) - last
     positions = choice.get("prompt_logprobs")
     if isinstance(positions, list) and len(positions) == len(ids):
-        tops = [{int(i): item["logprob"] for i, item in top.items()} for top in positions[start:]]
+        tops = [
+            distribution((int(i), logprob_of(item["logprob"])) for i, item in top.items())
+            for top in positions[start:]
+        ]
         return [(top[i], top) for i, top in zip(ids[start:], tops, strict=True)]
     echoed = choice.get("logprobs") or {}
     values, named = echoed.get("token_logprobs") or [], echoed.get("top_logprobs") or []
     if not len(ids) <= len(values) <= len(named) <= len(ids) + 1:
         return None
     rows = zip(ids[start:], values[start : len(ids)], named[start : len(ids)], strict=True)
-    return [(value, {i: value} | vocabulary.logprobs(top)) for i, value, top in rows]
+    return [
+        (logprob_of(value), {i: logprob_of(value)} | vocabulary.logprobs(top))
+        for i, value, top in rows
+    ]
 
 
 def label_probabilities(
@@ -351,7 +471,7 @@ def label_probabilities(
 
 def next_token(answer: Mapping[str, Any], length: int, vocabulary: Vocabulary) -> Token | None:
     """The one token made behind a prompt of `length` ids; None without log-probabilities."""
-    choice, chunk = answer["choices"][0], parse_chunk(answer, vocabulary)
+    choice, chunk = whole_choice(answer), parse_chunk(answer, vocabulary)
     logprobs = choice.get("logprobs") or {}
     echoed = 0 if isinstance(choice.get("prompt_logprobs"), list) else length
     fields = ("tokens", "token_logprobs", "top_logprobs")
@@ -364,7 +484,8 @@ def next_token(answer: Mapping[str, Any], length: int, vocabulary: Vocabulary) -
         made = vocabulary.id(names[0])
     if made is None:
         return None
-    return Token(made, values[0], {made: float(values[0])} | vocabulary.logprobs(tops[0]))
+    own = logprob_of(values[0])
+    return Token(made, own, {made: own} | vocabulary.logprobs(tops[0]))
 
 
 def classification(
@@ -475,6 +596,15 @@ def usage(answer: Mapping[str, Any], prompt: int, generated: int, *, shared: boo
     """
     counts = answer.get("usage") or {}
     details = {} if shared else counts.get("prompt_tokens_details") or {}
-    cached = details.get("cached_tokens") or 0
-    made = int(counts.get("completion_tokens") or generated)
-    return Usage(int(counts.get("prompt_tokens") or prompt), int(cached), made, max(1, made))
+    made = _count(counts.get("completion_tokens")) or generated
+    cached = _count(details.get("cached_tokens"))
+    return Usage(_count(counts.get("prompt_tokens")) or prompt, cached, made, max(1, made))
+
+
+def _count(value: Any) -> int:
+    """A number of tokens; 0 where the server does not say."""
+    if value is None:
+        return 0
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < inf:
+        raise TypeError(f"a number of tokens is {str(value)[:40]!r}")
+    return int(value)

@@ -1,18 +1,21 @@
 """From the chunks of a server's stream to text, tokens, and why they end.
 
-Where the server returns ids, they alone count: its text is what is left after it has cut stop
-strings and control tokens. Where it returns none, its text is encoded again.
+Where the server returns ids, they are what counts: its text is what is left after it has cut stop
+strings and control tokens, and so must be the beginning of theirs. Where it returns none, or not of
+all tokens, its text is encoded again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import cast
 
-from orchestrator.errors import WorkerError
 from orchestrator.types import Author, Finish, Segment, StopCriteria, Transcript
 from orchestrator.worker import Delta
+from workers.remote.agreement import Agreement
+from workers.remote.errors import Foreign, Gap
 from workers.remote.protocol import Chunk, ServerCapabilities, Token, no_logprobs
 from workers.text.boundaries import StepEnd, begun
 from workers.text.checks import answer_reserve
@@ -72,8 +75,8 @@ class ParserOptions:
             ends = set(self.stop_token_ids) - ({tokenizer.close_id} if closing else set())
             least = min(self.criteria.min_tokens, self.remaining_tokens)
             return {"min_tokens": least, "stop_token_ids": sorted(ends)}
-        if not capabilities.ids:
-            return {"stop": [closing]} if closing else {}
+        if not capabilities.reads_ids:
+            return _shown_stop(closing, tokenizer, capabilities) if closing else {}
         texts = self._looked_for((*self.criteria.until, *self.criteria.stop))
         fields: dict[str, object] = {}
         if closing and tokenizer.close_id is not None:
@@ -97,6 +100,18 @@ def closing_marker(tokenizer: Tokenizer, thinking: bool) -> str:
     if not thinking or not tokenizer.thinks or tokenizer.format is None:
         return ""
     return tokenizer.format.close.strip()
+
+
+def _shown_stop(
+    closing: str, tokenizer: Tokenizer, capabilities: ServerCapabilities
+) -> dict[str, object]:
+    """The request fields by which a server stops at a marker, also where its text hides it."""
+    fields: dict[str, object] = {"stop": [closing]}
+    if capabilities.numbered:
+        return fields | {"preserved_tokens": [closing]}
+    if capabilities.ids and tokenizer.close_id is not None:
+        return fields | {"stop_token_ids": [tokenizer.close_id]}
+    return fields
 
 
 class ResponseParser:
@@ -123,7 +138,7 @@ class ResponseParser:
         criteria, self._closing = options.criteria, closing_marker(tokenizer, options.thinking)
         stops: list[Stop] = [(stop, "stop") for stop in criteria.stop]
         stops += tokenizer.stops(options.thinking)
-        if self._closing and tokenizer.close_id is not None and not capabilities.ids:
+        if self._closing and tokenizer.close_id is not None and not capabilities.reads_ids:
             stops.append((self._closing, "think_end"))
         until = StepEnd(criteria.until, options.begun)
         self._detokenizer = Detokenizer(
@@ -139,8 +154,9 @@ class ResponseParser:
             tokenizer.encode, until, stops, begins_answer=options.begins_answer
         )
         self._source: Detokenizer | Retokenizer = (
-            self._detokenizer if capabilities.ids else self._retokenizer
+            self._detokenizer if capabilities.reads_ids else self._retokenizer
         )
+        self._agreement = Agreement(tokenizer, unfinished_bytes)
         self._ahead = b""  # of our ids' bytes, what the server has not shown yet
         self.made = 0
         self.entropy: float | None = None
@@ -148,13 +164,17 @@ class ResponseParser:
 
     def push(self, chunk: Chunk) -> Finish | None:
         """Append a chunk; returns why the generation ends with it, if it does."""
-        if self._capabilities.ids:
-            for token in chunk.tokens or ():
-                if finish := self._token(token):
-                    return finish
-        elif finish := self._retokenizer.push(chunk.text):
-            return finish
-        return self._server_finish(chunk)
+        if not self._capabilities.reads_ids:
+            return self._retokenizer.push(chunk.text) or self._server_finish(chunk)
+        tokens, finish = chunk.tokens or (), None
+        for place, token in enumerate(tokens, start=1):
+            finish = self._token(token)
+            if finish and (finish == "doubt" or place < len(tokens)):
+                return finish  # the chunk's text is that of further tokens, too
+        if self._capabilities.numbered and not tokens and chunk.finish is None:
+            raise Gap("ids")  # of a token that adds no text: llama.cpp sends one a chunk
+        self._agreement.shown(chunk.text)
+        return finish or self._server_finish(chunk)
 
     def take(self) -> Delta | None:
         """What has become final since the last time, if anything."""
@@ -167,7 +187,7 @@ class ResponseParser:
     def segment(self, author: str, finish: Finish) -> Segment:
         """All of it, signed; no log-probabilities where the server returns none."""
         source = self._source
-        has_logprobs = self._capabilities.top and self._capabilities.ids
+        has_logprobs = self._capabilities.reads_logprobs
         return Segment(
             author=cast("Author", author),
             text=source.text,
@@ -204,7 +224,7 @@ class ResponseParser:
         self.made += 1
         options = self._options
         if not 0 <= token.id < len(self._tokenizer.pieces):
-            raise WorkerError(
+            raise Foreign(
                 f"the server returned token {token.id}, which the tokenizer of "
                 f"{len(self._tokenizer.pieces)} tokens lacks: check that it is the served model's"
             )
@@ -215,17 +235,24 @@ class ResponseParser:
             self.withheld = self.entropy > options.criteria.max_entropy
             if self.withheld:
                 return "doubt"
+        if token.logprob is None and self._capabilities.reads_logprobs:
+            raise Gap("logprobs")
         if options.criteria.min_confidence > 0:
-            best = max((*token.top.values(), -1e9 if token.logprob is None else token.logprob))
+            best = max((*token.top.values(), -inf if token.logprob is None else token.logprob))
             if probability(best) < options.criteria.min_confidence:
                 return "doubt"
         if token.id in options.stop_token_ids:
             closing = options.thinking and token.id == self._tokenizer.close_id
             return "think_end" if closing else "eos"
-        for i in self._left_out(token):  # of no known log-probability, so they count as certain
+        left_out = self._left_out(token)  # of no known log-probability
+        if left_out and options.criteria.min_confidence > 0:
+            return "doubt"
+        for i in left_out:
             self.made += 1
+            self._agreement.made(i)
             if finish := self._detokenizer.push(i, 0.0):
                 return finish
+        self._agreement.made(token.id)
         finish = self._detokenizer.push(token.id, token.logprob or 0.0)
         return finish or ("length" if self.made >= options.remaining_tokens else None)
 
@@ -235,11 +262,11 @@ class ResponseParser:
             return "length"
         if chunk.finish != "stop":
             return None
-        if isinstance(chunk.stop, str) and self._capabilities.ids:
+        if isinstance(chunk.stop, str) and self._capabilities.reads_ids:
             if chunk.stop in self._options.criteria.until:
                 return "until"
             return "think_end" if chunk.stop == self._closing else "stop"
-        if self._capabilities.numbered:
+        if self._capabilities.numbered and self._capabilities.reads_ids:
             # llama.cpp does not say at what it stopped. A delimiter that ended no step is in the
             # text all the same, and the worker goes on behind it; markers and stop strings would
             # have been seen.
@@ -250,9 +277,9 @@ class ResponseParser:
         return "think_end" if self._closing and self._closed(chunk) else "eos"
 
     def _closed(self, chunk: Chunk) -> bool:
-        return not self._capabilities.ids or chunk.stop == self._tokenizer.close_id
+        return not self._capabilities.reads_ids or chunk.stop == self._tokenizer.close_id
 
     def _bare(self, delta: Delta | None) -> Delta | None:
-        if delta is None or self._capabilities.top:
+        if delta is None or self._capabilities.reads_logprobs:
             return delta
         return Delta(delta.text, delta.tokens)

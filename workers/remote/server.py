@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import aclosing, contextmanager, suppress
 from typing import Any
 
 import httpx
-from httpx_sse import SSEError, aconnect_sse
 
 from orchestrator.errors import (
     BatonError,
@@ -23,6 +22,7 @@ from orchestrator.errors import (
 from workers.remote import errors as failures
 from workers.remote import protocol, sglang
 from workers.remote.address import base
+from workers.remote.body import ANSWER_BYTES, HEADERS, events, most_bytes, read
 from workers.retry import CircuitBreaker, CountedRetry
 
 END_TIMEOUT_S = 1.0  # for a server to close a stream after `[DONE]`
@@ -51,7 +51,7 @@ class Server:
     ) -> None:
         self.name = base(url)
         self._retries, self.breaker = retries, breaker or CircuitBreaker(self.name)
-        self._headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._headers = HEADERS | ({"authorization": f"Bearer {key}"} if key else {})
         self._timeout = httpx.Timeout(silence_s, connect=connect_s)
         self._home: tuple[asyncio.AbstractEventLoop, httpx.AsyncClient] | None = None
 
@@ -83,8 +83,8 @@ class Server:
         """A page's JSON, tried once."""
         timeout = self._timeout if timeout_s is None else httpx.Timeout(timeout_s)
         with self._errors():
-            response = await self._http.get(self.name + path, timeout=timeout)
-            return self._json(response)
+            async with self._http.stream("GET", self.name + path, timeout=timeout) as response:
+                return await self._json(response)
 
     async def ask(
         self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
@@ -95,7 +95,7 @@ class Server:
             self.name + path,
             body,
             session,
-            lambda response: self._answer(self._json(response)),
+            self._answer,
             trying,
         )
 
@@ -111,7 +111,7 @@ class Server:
         """The same, tried once: the path may be closed on a server that works, so a failure there
         says nothing of `/v1`, and the breaker does not count it."""
         with self._translated():
-            return self._sglang_answer(await self._http.post(self._sglang_url, json=body))
+            return await self._sent(self._sglang_url, body, "", self._sglang_answer)
 
     @property
     def _sglang_url(self) -> str:
@@ -122,42 +122,65 @@ class Server:
         url: str,
         body: Mapping[str, Any],
         session: str,
-        read: Callable[[httpx.Response], dict[str, Any]],
+        check: Callable[[Any], dict[str, Any]],
         trying: bool = False,
     ) -> dict[str, Any]:
         retries = self.tries()
         while True:
             try:
                 with self._errors(trying):
-                    response = await self._http.post(
-                        url, json=body, headers=protocol.session(session)
-                    )
-                    return read(response)
+                    return await self._sent(url, body, session, check)
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
 
+    async def _sent(
+        self,
+        url: str,
+        body: Mapping[str, Any],
+        session: str,
+        check: Callable[[Any], dict[str, Any]],
+    ) -> dict[str, Any]:
+        headers = protocol.session(session)
+        async with self._http.stream("POST", url, json=body, headers=headers) as response:
+            return check(await self._json(response, most_bytes(body)))
+
     async def events(
-        self, path: str, body: Mapping[str, Any], session: str = ""
+        self, path: str, body: Mapping[str, Any], session: str = "", *, trying: bool = False
     ) -> AsyncGenerator[dict[str, Any], None]:
-        """The chunks of a streamed answer, tried once; closing it hangs up."""
-        with self._errors():
-            source = aconnect_sse(
-                self._http, "POST", self.name + path, json=body, headers=protocol.session(session)
-            )
-            async with source as stream:
-                if stream.response.status_code != 200:
-                    await stream.response.aread()
-                    self._json(stream.response)
+        """The chunks of a streamed answer, tried once; closing it hangs up. `trying` as above."""
+        with self._errors(trying):
+            headers = {"accept": "text/event-stream"} | protocol.session(session)
+            source = self._http.stream("POST", self.name + path, json=body, headers=headers)
+            async with source as response:
+                kind = response.headers.get("content-type", "")
+                if response.status_code != 200 or "text/event-stream" not in kind:
+                    whole = self._answer(await self._json(response, most_bytes(body)))
+                    self.breaker.record_success()
+                    yield whole  # of a server that does not stream
+                    return
                 self.breaker.record_success()  # it answers; errors of the stream come later
-                lines = stream.aiter_sse()
-                async for event in lines:
-                    if not event.data:  # a retry time, an id or a ping of the server's
-                        continue
-                    if event.data == "[DONE]":  # read on, so that the connection can be reused
-                        with suppress(TimeoutError, httpx.HTTPError):
-                            await asyncio.wait_for(anext(lines, None), END_TIMEOUT_S)
-                        return
-                    yield self._answer(json.loads(event.data, parse_constant=_number))
+                model: str | None = None
+                async with aclosing(events(response, most_bytes(body))) as datas:
+                    async for data in datas:
+                        if data == "[DONE]":  # read on, so that the connection can be reused
+                            with suppress(TimeoutError, httpx.HTTPError, BatonError, ValueError):
+                                await asyncio.wait_for(anext(datas, None), END_TIMEOUT_S)
+                            return
+                        answer = self._answer(_parsed(data))
+                        model = self._same_model(answer, model)
+                        yield answer
+
+    def _same_model(self, answer: Mapping[str, Any], before: str | None) -> str | None:
+        """The model that a chunk with text names, which must be that of the chunks `before`."""
+        model = answer.get("model")
+        if not isinstance(model, str) or not answer["choices"]:
+            return before
+        if before not in (None, model):
+            raise WorkerError(
+                f"{self.name}: expected the answer of one model, got text of {before!r} and then "
+                f"of {model!r}; check what the server falls back to"
+            )
+        return model
 
     def _answer(self, data: Any) -> dict[str, Any]:
         """An answer or a chunk of one.
@@ -174,26 +197,24 @@ class Server:
             )
         return data
 
-    def _sglang_answer(self, response: httpx.Response) -> dict[str, Any]:
-        with suppress(ValueError):
-            data = self._json(response)
-            if isinstance(data, dict) and isinstance(data.get("meta_info"), dict):
-                return data
+    def _sglang_answer(self, data: Any) -> dict[str, Any]:
+        if isinstance(data, dict) and isinstance(data.get("meta_info"), dict):
+            return data
         raise failures.Absent(f"{self.name}: expected SGLang's {sglang.PATH}, got something else")
 
-    def _json(self, response: httpx.Response) -> Any:
+    async def _json(self, response: httpx.Response, most: int = ANSWER_BYTES) -> Any:
         """The body of a response whose status is 200.
 
         Raises:
             BatonError: the error that its status stands for.
         """
-        if response.status_code == 200:
-            return response.json(parse_constant=_number)
-        try:
-            body = response.json()
-        except ValueError:
-            body = None
-        raise failures.failure(response.status_code, response.headers, body, self.name)
+        status = response.status_code
+        if status == 200:
+            return _parsed(await read(response, most))
+        body = None
+        with suppress(ValueError, RecursionError, WorkerError):
+            body = _parsed(await read(response))
+        raise failures.failure(status, response.headers, body, self.name)
 
     @contextmanager
     def _errors(self, trying: bool = False) -> Iterator[None]:
@@ -217,16 +238,24 @@ class Server:
         """Errors of the connection as `orchestrator.errors`."""
         try:
             yield
-        except (httpx.HTTPError, httpx.StreamError, SSEError) as error:
+        except (httpx.HTTPError, httpx.StreamError) as error:
             what = str(error) or type(error).__name__
             hung_up = isinstance(error, httpx.RemoteProtocolError)
             kind = failures.Broke if hung_up else WorkerUnavailable
             raise kind(f"{self.name}: {what}") from None
-        except ValueError as error:  # no JSON
+        except WorkerError as error:
+            if str(error).startswith(self.name):
+                raise
+            raise type(error)(f"{self.name}: {error}") from None
+        except (ValueError, RecursionError) as error:  # no JSON, or none that is meant
             raise WorkerUnavailable(
                 f"{self.name}: expected JSON, got something else ({type(error).__name__}); "
                 "check that the url is that of an OpenAI-compatible server"
             ) from None
+
+
+def _parsed(data: str | bytes) -> Any:
+    return json.loads(data, parse_constant=_number)
 
 
 def _number(name: str) -> float:

@@ -28,7 +28,7 @@ from collections.abc import AsyncGenerator, Awaitable, Collection, Mapping, Sequ
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from time import perf_counter
-from typing import Any
+from typing import Any, Literal
 
 from orchestrator.errors import (
     Overloaded,
@@ -51,7 +51,8 @@ from orchestrator.types import (
 from orchestrator.worker import Call, Delta, check_method
 from workers.model.rng import reseeded
 from workers.remote import protocol, sglang
-from workers.remote.probe import probe
+from workers.remote.errors import Gap
+from workers.remote.probe import lacking, probe
 from workers.remote.protocol import ServerCapabilities, Vocabulary, checked_answer
 from workers.remote.request_builder import RequestBuilder
 from workers.remote.response_parser import ParserOptions, ResponseParser
@@ -124,6 +125,8 @@ class RemoteWorker:
                             yield item
                     else:
                         raise WorkerUnavailable(f"{self.server.name}: the stream broke off")
+            except Gap as gap:  # known from now on; what it was asked for goes on without
+                self._found_missing(gap.what)
             except (WorkerUnavailable, Overloaded) as error:
                 await retries.backoff(error)
 
@@ -309,6 +312,18 @@ class RemoteWorker:
             self._capabilities = await asyncio.shield(probing)
         return self._capabilities
 
+    def _found_missing(self, what: Literal["ids", "logprobs"]) -> None:
+        known = self._capabilities
+        if known is not None and known.missing != "ids":
+            log.warning(
+                "%s leaves out %s of some tokens in a stream, which the probe saw: %s",
+                self.server.name,
+                "ids" if what == "ids" else "log-probabilities",
+                "texts are encoded again from now on, and policies that need log-probabilities are "
+                "refused",
+            )
+            self._capabilities = lacking(known, what)
+
     async def is_available(self, timeout_s: float = 2.0) -> bool:
         """Whether the server answers within `timeout_s` seconds."""
         try:
@@ -327,8 +342,15 @@ class RemoteWorker:
                 return self.server.try_sglang(body)
             return self.server.ask(path, {"model": self.model, **body}, trying=True)
 
-        with checked_answer(self.server.name):
-            capabilities = await probe(ask, self.prompts, self.vocabulary)
+        def stream(path: str, body: dict[str, Any]) -> AsyncGenerator[Mapping[str, Any], None]:
+            return self.server.events(path, {"model": self.model, **body}, trying=True)
+
+        try:
+            with checked_answer(self.server.name):
+                capabilities = await probe(ask, stream, self.prompts, self.vocabulary)
+        except Unsupported as error:  # which clients see, so it does not name the server
+            log.error("%s, %s: %s", self.server.name, self.model, error)
+            raise
         if self.context is None:
             with suppress(WorkerError), checked_answer(self.server.name):
                 self.context = protocol.context(await self.server.get("/models"), self.model)
@@ -344,8 +366,10 @@ class RemoteWorker:
             ("min_confidence", criteria.min_confidence > 0),
             ("max_entropy", criteria.max_entropy is not None),
         ):
-            if limited and not (capabilities.ids and capabilities.top):
+            if limited and not capabilities.reads_logprobs:
                 raise self._lacks(f"log-probabilities of tokens, which {name} needs")
+        if capabilities.draws is None and not sampling.is_greedy:
+            raise self._lacks("sampling: it writes the same at any temperature")
         ids = await self.prompts.prepare(call.transcript, self.context, call.owner)
         check_length(len(ids) + (criteria.max_tokens > 0), self.context)
         if criteria.min_tokens and not capabilities.min_tokens:
@@ -383,13 +407,13 @@ class RemoteWorker:
                     spent = data if data.get("usage") else spent
                     with checked_answer(self.server.name):
                         chunk = protocol.parse_chunk(data, self.vocabulary)
-                    if chunk is None:
-                        continue
-                    if finish is not None:
-                        if chunk.finish is None:
-                            break  # it goes on, so it does not stop by itself
-                        continue
-                    finish = parser.push(chunk)
+                        if chunk is None:
+                            continue
+                        if finish is not None:
+                            if chunk.finish is None:
+                                break  # it goes on, so it does not stop by itself
+                            continue
+                        finish = parser.push(chunk)
                     if finish is None and chunk.finish is not None:
                         raise WorkerUnavailable(f"{self.server.name} ended by {chunk.finish!r}")
                     if finish is None and (delta := parser.take()):

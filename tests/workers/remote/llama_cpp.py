@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 import gguf
 import httpx
@@ -73,9 +74,18 @@ def _add_tokenizer(writer: gguf.GGUFWriter, folder: Path, size: int) -> None:
 
 @contextmanager
 def serving_gguf(
-    path: Path, context: int = 400, slots: int = 1, port: int = 0, threads: int = 1
+    path: Path,
+    context: int = 400,
+    slots: int = 1,
+    port: int = 0,
+    threads: int = 1,
+    *,
+    draft: Path | Literal["ngram"] | None = None,
 ) -> Iterator[str]:
-    """llama.cpp's server of that file, in threads; yields its base URL. Port 0: a free one."""
+    """llama.cpp's server of that file, in threads; yields its base URL. Port 0: a free one.
+
+    `draft`: the file of a draft model, or drafts from what was written before.
+    """
     params = xllamacpp.CommonParams()
     params.model.path = str(path)
     params.port = port
@@ -85,6 +95,15 @@ def serving_gguf(
     params.n_gpu_layers = 0
     params.cache_type_k = params.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
     params.warmup, params.endpoint_slots, params.verbosity = False, True, 0
+    if draft is not None:
+        kinds = xllamacpp.common_speculative_type
+        if draft == "ngram":
+            params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
+            params.speculative.ngram_simple.size_n = params.speculative.ngram_simple.size_m = 2
+        else:
+            params.speculative.types = [kinds.COMMON_SPECULATIVE_TYPE_DRAFT_SIMPLE]
+            params.speculative.draft.mparams.path = str(draft)
+            params.speculative.draft.n_max = 4
     server = xllamacpp.Server(params)
     try:
         yield f"{server.listening_address}/v1"

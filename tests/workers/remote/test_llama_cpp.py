@@ -58,18 +58,20 @@ def pair() -> Iterator[dict[Any, LocalWorker]]:
 
 
 @pytest.fixture(scope="module")
-def urls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The embedded pair, each behind a llama.cpp server of its own."""
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The embedded pair as GGUF files."""
     folder = tmp_path_factory.mktemp("gguf")
+    return {
+        name: write_gguf(Path(resolve(f"embedded:{name}")), folder / f"{name}.gguf")
+        for name in PAIR
+    }
+
+
+@pytest.fixture(scope="module")
+def urls(files: dict[str, Path]) -> Iterator[dict[str, str]]:
+    """The embedded pair, each behind a llama.cpp server of its own."""
     with ExitStack() as stack:
-        yield {
-            name: stack.enter_context(
-                serving_gguf(
-                    write_gguf(Path(resolve(f"embedded:{name}")), folder / f"{name}.gguf"), 1024
-                )
-            )
-            for name in PAIR
-        }
+        yield {name: stack.enter_context(serving_gguf(file, 1024)) for name, file in files.items()}
 
 
 @pytest.fixture
@@ -108,6 +110,58 @@ async def test_texts_are_those_of_the_model(
             ]
             assert replace(theirs, logprobs=()) == replace(ours, logprobs=())
             assert theirs.logprobs == pytest.approx(ours.logprobs, abs=5e-3)
+
+
+async def test_texts_with_a_draft_model_are_those_of_the_model(
+    files: dict[str, Path], pair: dict[Any, LocalWorker]
+) -> None:
+    """For tokens that its draft model drafted it sends neither ids nor log-probabilities, and for
+    the end of a thought not even a text."""
+    with serving_gguf(files["large"], 1024, draft=files["small"]) as url:
+        worker = RemoteWorker(Server(url), MODEL, pair["large"].tokenizer)
+        assert await worker.capabilities() == replace(ABLE, missing="ids")
+        for question in QUESTIONS:
+            transcript = ask(question)
+            whole = await write(pair["large"], transcript, StopCriteria(200))
+            closed = replace(transcript.extend(whole.segment), closed=True)
+            for where, criteria in [
+                (transcript, StopCriteria(200)),
+                (transcript, StopCriteria(200, until=("\n\n",))),
+                (transcript, StopCriteria(5)),
+                (transcript, StopCriteria(200, stop=("=",))),
+                (closed, StopCriteria(200)),
+                (closed, StopCriteria(200, stop=("boxed", " "))),
+            ]:
+                ours, theirs = [
+                    (await write(one, where, criteria)).segment for one in (pair["large"], worker)
+                ]
+                assert theirs == replace(ours, logprobs=())
+        drafted = call(ask(QUESTIONS[0]).extend(Segment("large", "12 + 34 is 46.\n\n")), "large")
+        ours, theirs = [await one.classify(drafted, SCORE) for one in (pair["large"], worker)]
+        assert theirs.probabilities == pytest.approx(ours.probabilities, abs=2e-3)
+        with pytest.raises(Unsupported, match="log-probabilities of tokens, which min_confidence"):
+            await write(worker, ask(QUESTIONS[0]), StopCriteria(20, min_confidence=0.5))
+
+
+async def test_ids_that_stop_coming_in_mid_answer(
+    files: dict[str, Path], pair: dict[Any, LocalWorker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Drafts that are copied from what was written come late: the probe saw all ids."""
+    with serving_gguf(files["large"], 1024, draft="ngram") as url:
+        worker = RemoteWorker(Server(url), MODEL, pair["large"].tokenizer)
+        assert await worker.capabilities() == ABLE
+        for question in QUESTIONS:
+            ours, theirs = [
+                (await write(one, ask(question), StopCriteria(200))).segment
+                for one in (pair["large"], worker)
+            ]
+            assert (theirs.text, theirs.tokens, theirs.finish) == (
+                ours.text,
+                ours.tokens,
+                ours.finish,
+            )
+        assert await worker.capabilities() == replace(ABLE, missing="ids")
+    assert f"{worker.server.name} leaves out ids of some tokens" in caplog.text
 
 
 async def test_a_block_stays_whole(

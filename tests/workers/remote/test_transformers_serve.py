@@ -83,7 +83,7 @@ def served(addresses: dict[str, str]) -> dict[Any, RemoteWorker]:
 
 async def test_it_generates_as_in_process(served: dict[Any, RemoteWorker]) -> None:
     small = served["small"]
-    assert await small.capabilities() == ServerCapabilities("text")
+    assert await small.capabilities() == ServerCapabilities("text", draws="generation_config")
     here = load("embedded:small")
     try:
         for question in QUESTIONS[:2]:
@@ -139,3 +139,17 @@ async def test_hanging_up_stops_it(served: dict[Any, RemoteWorker]) -> None:
     ) as stream:
         await anext(stream)
     assert (await write(small, ask(QUESTIONS[1]), StopCriteria(4))).segment.text
+
+
+async def test_it_samples_at_a_temperature(served: dict[Any, RemoteWorker]) -> None:
+    """Though the checkpoint's `generation_config` does not say `do_sample`; seeds are kept."""
+    small, where = served["small"], ask(QUESTIONS[0])
+    texts = [
+        (await write(small, where, StopCriteria(12), Sampling(2.0, seed=seed))).segment.text
+        for seed in (1, 1, 2, 3, 4, 5, 6)
+    ]
+    assert texts[0] == texts[1]
+    assert len(set(texts)) >= 5
+    greedy = (await write(small, where, StopCriteria(12))).segment.text
+    likeliest = await write(small, where, StopCriteria(12), Sampling(2.0, top_k=1, seed=3))
+    assert likeliest.segment.text == greedy

@@ -104,6 +104,7 @@ SGLANG = replace(ROUTED, generates=True)
 PLAIN = ServerBehavior(
     prompt_ids=False, max_logprobs=0, strict=True, stops_at_controls=True, tells_context=False
 )
+UNTOLD = replace(PLAIN, strict=False, token_ids=False, named_ids=False)
 MUTE = ServerBehavior(max_logprobs=0, token_ids=False, strict=True, stops_at_controls=True)
 CHAT = ServerBehavior(completions=False, allows=False)
 WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
@@ -116,6 +117,12 @@ WAYS: dict[str, tuple[ServerBehavior, ServerCapabilities]] = {
     "plain": (PLAIN, ServerCapabilities("text")),
     "mute": (MUTE, ServerCapabilities("ids")),
     "chat": (CHAT, ServerCapabilities("chat", ids=True, top=20, min_tokens=True)),
+    "proxy": (ServerBehavior(lacks="ids"), replace(VLLM, missing="ids", min_tokens=False)),
+    "half-proxy": (ServerBehavior(lacks="logprobs"), replace(VLLM, missing="logprobs")),
+    "proxy-chat": (
+        replace(CHAT, lacks="ids"),
+        ServerCapabilities("chat", ids=True, top=20, missing="ids"),
+    ),
     "plain-chat": (
         replace(CHAT, token_ids=False, max_logprobs=0, stops_at_controls=True),
         ServerCapabilities("chat"),
@@ -146,7 +153,8 @@ async def write(
     assert all(isinstance(delta, Delta) for delta in deltas)
     assert "".join(delta.text for delta in deltas) == whole.segment.text
     assert tuple(t for delta in deltas for t in delta.tokens) == whole.segment.tokens
-    assert tuple(p for delta in deltas for p in delta.logprobs) == whole.segment.logprobs
+    told = tuple(p for delta in deltas for p in delta.logprobs)
+    assert whole.segment.logprobs == (told if len(told) == len(whole.segment.tokens) else ())
     return whole
 
 
@@ -205,10 +213,82 @@ async def test_texts_are_those_of_the_model(
             ]
             assert (theirs.text, theirs.finish) == (ours.text, ours.finish)
             assert theirs.tokens == ours.tokens
-            if able.top and able.ids:
+            if able.reads_logprobs:
                 assert theirs.logprobs == pytest.approx(ours.logprobs, abs=1e-3)
             else:
                 assert theirs.logprobs == ()
+
+
+@pytest.mark.parametrize("lacks", ["ids", "logprobs"])
+@pytest.mark.parametrize("completions", [True, False])
+async def test_what_stops_coming_in_mid_stream_is_gone_without(
+    lacks: Any,
+    completions: bool,
+    pair: dict[Any, LocalWorker],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """No text is lost, the next call knows, and what needs log-probabilities is refused."""
+    behavior = ServerBehavior(completions=completions, lacks=lacks, lacks_after=9)
+    for criteria in (StopCriteria(200), StopCriteria(200, until=("\n\n",)), StopCriteria(12)):
+        with Servers(pair, behavior) as workers:
+            small = workers["small"]
+            assert (await small.capabilities()).missing is None
+            ours, theirs = [
+                (await write(worker, ask(QUESTIONS[0]), criteria)).segment
+                for worker in (pair["small"], small)
+            ]
+            assert (theirs.text, theirs.finish) == (ours.text, ours.finish)
+            assert theirs.tokens == ours.tokens
+            late = len(ours.tokens) > 9
+            assert bool(theirs.logprobs) != late
+            assert (await small.capabilities()).missing == (lacks if late else None)
+            assert (f"{small.server.name} leaves out" in caplog.text) == late
+            if late:
+                with pytest.raises(Unsupported, match="of tokens, which min_confidence"):
+                    await write(small, ask(QUESTIONS[0]), StopCriteria(9, min_confidence=0.5))
+
+
+@pytest.mark.parametrize("completions", [True, False])
+async def test_ids_of_another_vocabulary_than_the_tokenizers(
+    completions: bool, pair: dict[Any, LocalWorker], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its texts show it, to the probe or within the first tokens of an answer."""
+    behavior = ServerBehavior(completions=completions)
+    with Servers(pair, behavior) as workers:
+        early, late = workers["small"], workers["large"]
+        await late.capabilities()
+        behavior.foreign = True
+        with pytest.raises(Unsupported, match="tokenizer is not the served model's"):
+            await write(early, ask(QUESTIONS[0]), StopCriteria(30))
+        with pytest.raises(WorkerError, match=f"{late.server.name}: the tokenizer is not"):
+            await write(late, ask(QUESTIONS[0]), StopCriteria(30))
+    assert early.server.name in caplog.text
+
+
+async def test_a_server_that_samples_by_its_own_settings_or_never(
+    pair: dict[Any, LocalWorker],
+) -> None:
+    """As `transformers serve` does, whose temperature counts where `do_sample` is set."""
+    for samples in ("generation_config", None):
+        with Servers(pair, replace(UNTOLD, samples=samples)) as workers:
+            small = workers["small"]
+            assert (await small.capabilities()).draws == samples
+            ours, theirs = [
+                (await write(worker, ask(QUESTIONS[0]), StopCriteria(30))).segment
+                for worker in (pair["small"], small)
+            ]
+            assert theirs.text == ours.text
+            if samples is None:
+                with pytest.raises(Unsupported, match="the same at any temperature"):
+                    await write(small, ask(QUESTIONS[0]), StopCriteria(9), Sampling(1.0))
+                continue
+            drawn = {
+                (
+                    await write(small, ask(QUESTIONS[0]), StopCriteria(9), Sampling(3.0, seed=seed))
+                ).segment.text
+                for seed in range(4)
+            }
+            assert len(drawn) == 4
 
 
 async def test_laws_over_labels_are_those_of_the_model(
@@ -298,7 +378,7 @@ async def test_entropy_is_that_of_the_model(
     workers, able = way
     for question in QUESTIONS:
         open_gate = StopCriteria(20, max_entropy=100.0)
-        if not (able.ids and able.top):
+        if not able.reads_logprobs:
             with pytest.raises(Unsupported, match="log-probabilities of tokens, which max_entropy"):
                 await write(workers["small"], ask(question), open_gate)
             continue
@@ -457,8 +537,8 @@ async def test_the_second_half_of_a_text_does_not_repeat_the_draws_of_the_first(
             await write(
                 workers["small"], transcript.extend(first.segment), StopCriteria(8), sampling
             )
-    seeds = [body["seed"] for _, body in servers.apps["small"].requests if "seed" in body]
-    assert len(seeds) == 3
+    asked = servers.apps["small"].requests[-3:]
+    seeds = [body["seed"] for _, body in asked]
     assert seeds[0] != seeds[1] == seeds[2]
     assert all(0 <= seed < 2**53 for seed in seeds)
 

@@ -14,7 +14,7 @@ import threading
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import uvicorn
@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from transformers import PreTrainedTokenizerFast
 
-from orchestrator.types import Sampling
+from orchestrator.types import GREEDY, Sampling
 from workers.engine.requests import EngineRequest, RequestHandle
 from workers.engine.worker import LocalWorker
 from workers.model.rng import uniform
@@ -54,6 +54,10 @@ class ServerBehavior:
     strict: bool = False  # refuses fields that are not OpenAI's
     breaks: bool = False  # and more log-probabilities than it has, as if it had broken down
     stops_at_controls: bool = False  # stop strings are looked for in what is not shown, too
+    lacks: Literal["ids", "logprobs"] | None = None  # in its streams, as behind LiteLLM's proxy,
+    lacks_after: int = 0  # from which token on
+    foreign: bool = False  # its ids are another vocabulary's
+    samples: Literal["temperature", "generation_config"] | None = "temperature"
 
 
 OPENAIS = {
@@ -263,6 +267,10 @@ class VllmLike:
                     shown = len(made.text)
                     choice = self.choice(body, made.ids[-1:], [logprobs], text, chat, "delta")
                     choice |= {"finish_reason": made.finish, "stop_reason": made.stop}
+                    if self.behavior.lacks and len(made.ids) > self.behavior.lacks_after:
+                        choice["logprobs"] = None
+                        if self.behavior.lacks == "ids":
+                            choice.pop("token_ids", None)
                     yield _sse({"id": "x", "object": kind, "choices": [choice]})
             if (body.get("stream_options") or {}).get("include_usage"):
                 yield _sse({"id": "x", "object": kind, "choices": [], "usage": usage})
@@ -281,6 +289,11 @@ class VllmLike:
             body.get("seed"),
         )
         hf, made, cached, behavior = self.hf, Made([]), None, self.behavior
+        config = json.loads(body.get("generation_config") or '{"do_sample": false}')
+        if behavior.samples is None or (
+            behavior.samples == "generation_config" and not config["do_sample"]
+        ):
+            sampling = GREEDY
         stops = body.get("stop") or []
         while made.finish is None:
             request = LogProbsRequest(RequestHandle(self.worker.engine.lease_s), prompt + made.ids)
@@ -374,7 +387,7 @@ class VllmLike:
                     "text_offset": [0] * len(ids),
                 }
         if self.behavior.token_ids and body.get("return_token_ids"):
-            choice["token_ids"] = ids
+            choice["token_ids"] = [i + 1 for i in ids] if self.behavior.foreign else ids
         return choice
 
     def top(self, body: dict[str, Any], logprobs: Any, chosen: int, count: int) -> dict[int, float]:

@@ -1,0 +1,99 @@
+"""What a server sends, read as it comes: of bounded size, UTF-8 as JSON and event streams are.
+
+Headers that say otherwise (`charset`, `content-encoding`) are not believed: nothing asked for them.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from typing import Any
+
+import httpx
+
+from orchestrator.errors import WorkerUnavailable
+
+HEADERS = {"accept-encoding": "identity"}
+"""Those that every request has: a few compressed bytes may stand for very many."""
+ANSWER_BYTES = 2 << 20
+TOKEN_BYTES = 8 << 10  # of a token with 20 log-probabilities, by name
+EVENT_BYTES = 8 << 20  # a stream's event, however many tokens are asked for
+_LINE_END = re.compile(rb"\r\n|\n|\r(?=.)", re.DOTALL)  # the next chunk may begin with \n
+
+
+def most_bytes(body: Mapping[str, Any]) -> int:
+    """The size that an answer to a request may have: servers send something a token, be it made
+    or the prompt's."""
+    prompt = body.get("prompt") or body.get("input_ids") or ()
+    return ANSWER_BYTES + TOKEN_BYTES * (len(prompt) + int(body.get("max_tokens") or 0))
+
+
+async def read(response: httpx.Response, most: int = ANSWER_BYTES) -> bytes:
+    """The whole body.
+
+    Raises:
+        WorkerUnavailable: it has more than `most` bytes, or is compressed.
+    """
+    async with aclosing(_pieces(response, most)) as pieces:
+        return b"".join([piece async for piece in pieces])
+
+
+async def events(response: httpx.Response, most: int) -> AsyncGenerator[str, None]:
+    """The data of each server-sent event that has some.
+
+    Raises:
+        WorkerUnavailable: a line or all of it is too long, or compressed.
+        UnicodeDecodeError: it is not UTF-8.
+    """
+    async with aclosing(_lines(response, most)) as lines:
+        data = list[bytes]()
+        async for line in lines:
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield b"\n".join(data).decode()
+                data = []
+    if data:  # the last one, whose empty line is missing
+        yield b"\n".join(data).decode()
+
+
+async def _lines(response: httpx.Response, most: int) -> AsyncGenerator[bytes, None]:
+    begun, size, mark = list[bytes](), 0, codecs.BOM_UTF8  # which may stand before the first line
+    async with aclosing(_pieces(response, most)) as pieces:
+        async for piece in pieces:
+            begun.append(piece)
+            size += len(piece)
+            if size > EVENT_BYTES:
+                raise _too_long(EVENT_BYTES)
+            if b"\n" not in piece and b"\r" not in piece:
+                continue
+            *lines, rest = _LINE_END.split(b"".join(begun))
+            begun, size = [rest], len(rest)
+            for line in lines:
+                yield line.removeprefix(mark)
+                mark = b""
+    yield b"".join(begun).removeprefix(mark).removesuffix(b"\r")
+
+
+async def _pieces(response: httpx.Response, most: int) -> AsyncGenerator[bytes, None]:
+    coding = response.headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise WorkerUnavailable(
+            f"expected an answer as it is, got one with content-encoding {coding[:20]!r}, which "
+            "nothing asked for: switch it off in the server or the proxy before it"
+        )
+    size = 0
+    async for piece in response.aiter_raw():
+        size += len(piece)
+        if size > most:
+            raise _too_long(most)
+        yield piece
+
+
+def _too_long(most: int) -> WorkerUnavailable:
+    return WorkerUnavailable(
+        f"expected an answer of at most {most} bytes, got more: check that the url is that of an "
+        "OpenAI-compatible server"
+    )
