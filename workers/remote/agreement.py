@@ -34,8 +34,8 @@ class Agreement:
 
     def made(self, token: int) -> None:
         """Take a token of the server's."""
-        self._ended = token in self._tokenizer.controls
-        if not self._ended:
+        self._ended = token in self._tokenizer.ends
+        if token not in self._tokenizer.controls:
             piece = self._decoder.decode(self._tokenizer.pieces[token])
             self._spelled += _BLANK.sub("", piece)
 

@@ -147,7 +147,7 @@ def _streamed(
         Unsupported: their ids are another tokenizer's.
     """
     tokenizer, criteria = prompts.tokenizer, StopCriteria(int(SEVERAL["max_tokens"]))
-    options = ParserOptions.of(TRACE, 0, criteria, None, tokenizer.controls)
+    options = ParserOptions.of(TRACE, 0, criteria, None, prompts.ends(tokenizer.ends, TRACE))
     parser = ResponseParser(tokenizer, capabilities, options)
     try:
         for chunk in chunks:
