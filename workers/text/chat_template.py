@@ -1,19 +1,21 @@
 """A checkpoint's chat template, rendered as transformers renders it, without transformers.
 
-Templates come from the Hugging Face hub and are code that nobody here has read: they run in
-Jinja's sandbox, where they see role names and placeholders, and of a user's texts only tools and
-earlier calls of them.
+Templates come from the Hugging Face hub and are code that no one here has read: they run in
+Jinja's sandbox. A user's texts come to them as `Traced` ones, which they read as any other.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from functools import wraps
 from types import MappingProxyType
 from typing import Any, NoReturn
 
 from jinja2 import TemplateError, nodes
+from jinja2.compiler import CodeGenerator, Frame
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -21,6 +23,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 from orchestrator.errors import ConfigError
+from workers.text.traced import again, pieces, plain, twins
 
 PLAIN_TEMPLATE = (
     "{% for message in messages %}{{ message.role | capitalize }}: {{ message.content }}\n\n"
@@ -59,7 +62,8 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         variables: Mapping[str, Any] = MappingProxyType({}),
     ) -> str:
-        """The text of a conversation, and of the beginning of a reply.
+        """The text of a conversation, and of the beginning of a reply; with twins (`traced`) for
+        what comes from traced texts.
 
         `variables` are the template's own, such as the switch of a thought.
 
@@ -67,17 +71,54 @@ class ChatTemplate:
             jinja2.TemplateError, TypeError, ValueError: the template cannot render these messages.
         """
         names: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
-        return self._template.render(
+        written = self._template.render(
             messages=messages, **(names | self._special_tokens | dict(variables))
         )
+        return str.__str__(written)
+
+
+class _CodeGenerator(CodeGenerator):
+    """Jinja's, but for `~`, which joins texts by the environment's `concat`."""
+
+    def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:  # noqa: N802
+        self.write("environment.concat((")
+        for part in node.nodes:
+            self.write("str(")
+            self.visit(part, frame)
+            self.write("), ")
+        self.write("))")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """A sandbox in which texts that hold contents stay traced."""
+
+    code_generator_class = _CodeGenerator
+
+    @staticmethod
+    def concat(texts: Iterable[str]) -> Any:
+        return again("".join(texts))
+
+    def call(*given: Any, **named: Any) -> Any:  # as Jinja's, whose arguments have no names
+        return again(ImmutableSandboxedEnvironment.call(*given, **named))
+
+
+def _traced_again(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A filter whose result stays traced."""
+
+    @wraps(function)
+    def wrapper(*given: Any, **named: Any) -> Any:
+        return again(function(*given, **named))
+
+    return wrapper
 
 
 def _environment() -> ImmutableSandboxedEnvironment:
     """What templates are written for: transformers' `render_jinja_template`."""
-    environment = ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, loopcontrols]
     )
-    environment.filters["tojson"] = _tojson
+    environment.filters["tojson"] = tojson
+    environment.filters |= {k: _traced_again(one) for k, one in environment.filters.items()}
     environment.globals |= {
         "raise_exception": _raise_exception,
         "strftime_now": _strftime_now,
@@ -128,21 +169,48 @@ def _check_name(name: Any) -> None:
         raise SecurityError(f"namespace attributes must not begin with an underscore: {name!r}")
 
 
-def _tojson(
+def tojson(
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without Jinja's escapes for HTML."""
-    return json.dumps(
-        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+    """JSON without Jinja's escapes for HTML; what is escaped of a content stays a content."""
+    text = json.dumps(
+        _escaped(value, ensure_ascii),
+        ensure_ascii=False,
+        indent=indent,
+        separators=separators,
+        sort_keys=sort_keys,
+    )
+    if not ensure_ascii:
+        return text
+    return "".join(
+        twins(piece) if is_content else _NON_ASCII.sub(lambda one: json.dumps(one[0])[1:-1], piece)
+        for piece, is_content in pieces(text)
+    )
+
+
+_NON_ASCII = re.compile("[^\0-\x7f]+")
+
+
+def _escaped(value: Any, ensure_ascii: bool) -> Any:
+    """A value with its contents as JSON writes them."""
+    if isinstance(value, dict):
+        return {_escaped(k, ensure_ascii): _escaped(one, ensure_ascii) for k, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_escaped(one, ensure_ascii) for one in value]
+    if not isinstance(value, str):
+        return value
+    return "".join(
+        twins(json.dumps(piece, ensure_ascii=ensure_ascii)[1:-1]) if is_content else piece
+        for piece, is_content in pieces(value)
     )
 
 
 def _raise_exception(message: str) -> NoReturn:
-    raise TemplateError(message)
+    raise TemplateError(plain(str(message)))
 
 
 def _strftime_now(layout: str) -> str:

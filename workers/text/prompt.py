@@ -1,11 +1,14 @@
 """From a transcript to token ids: the chat template, with contents that never become markup.
 
-The template is rendered once per sequence of roles with placeholders in place of the contents;
-what it wrote around them is encoded as markup, the contents as plain text. So no content
-can influence the template, and rendering costs nothing after the first call.
+The template reads a conversation as it is, so that it may leave out an earlier thought or obey a
+switch in a text. What it wrote itself is encoded as markup, what it wrote of contents as plain text
+(`traced`).
 
-Tools and earlier calls are the template's business as well: it gets them as they are, but for texts
-that spell markup, for which there are placeholders too.
+No message is dropped: a conversation that the template refuses, or shows in part, is brought into a
+form that it takes (`conversation`).
+
+Tools and earlier calls are markup, as models saw them in training, but for texts that spell control
+tokens.
 
 Invariant: the ids of a transcript are a prefix of the ids of that transcript with one more segment.
 It holds because nothing is ever encoded across the border of a segment.
@@ -20,10 +23,9 @@ import re
 from array import array
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import count
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
@@ -31,39 +33,50 @@ from jinja2 import TemplateError
 from orchestrator.errors import ConfigError, InvalidRequest, Unsupported
 from orchestrator.types import CallFormat, Message, Segment, Segments, Transcript
 from workers.memo import remembered
+from workers.text.chat_template import tojson
 from workers.text.checks import check_length
+from workers.text.conversation import arrangements
 from workers.text.detokenizer import unfinished
 from workers.text.thinking import Variables
 from workers.text.tokenizer import Tokenizer
 from workers.text.tool_calls import TOOLS, find_call_format
+from workers.text.traced import has_twins, pieces, plain, traced, twins
 
 FINAL_ANSWER = "\n\n**Final Answer**\n\n"
 """Between a thought of somebody else's and the answer of a model that marks none: without it the
 model takes the thought for its answer, and has nothing to add."""
-_PLACEHOLDER = re.compile(r'BATON(\d{4,})(\\*)"SLOT')
-"""Its quotation mark shows how often the template wrote it as JSON."""
+_REASONING = ("reasoning_content", "reasoning", "thinking", "thought")
+"""Names by which templates know the thought of an earlier turn."""
 LONG = 1 << 14
 """Characters of a prompt that is tokenized in a thread: other calls do not wait for it."""
 _PROMPT_BYTES, _MARKUP_BYTES = 32 << 20, 4 << 20
-"""What is kept of prompts, and of the markup between contents."""
+"""What is kept of prompts, and of the template's markup."""
 _TOKEN_BYTES = 16
 """Of a prompt's id in an array, and of the text that it stands for, about."""
 
 
-class Slot(NamedTuple):
-    """Where a template wrote a content.
+class _Prompt(NamedTuple):
+    """A prompt's ids, and whether a thought is to follow."""
+
+    ids: Sequence[int]
+    thinks: bool
+
+
+class _Form(NamedTuple):
+    """How the template takes conversations of a shape.
 
     Attributes:
-        content: which one, by its index.
-        escapes: how often it is written as a string of JSON: twice within JSON within JSON.
+        length: messages of such a conversation.
+        number: the arrangement in which it shows them all.
+        tail: how what it writes of one ends, where no text tells it otherwise.
+        has_switch: whether it can be told that there is to be no thought; not looked at where there
+            is to be one.
     """
 
-    content: int
-    escapes: int = 0
-
-
-Part = Slot | str | tuple[int, ...]
-"""A content's place, spaces of markup before one, or ids of markup."""
+    length: int
+    number: int
+    tail: str
+    has_switch: bool
 
 
 class _Ids(NamedTuple):
@@ -83,22 +96,21 @@ class PromptRenderer:
     def __init__(self, tokenizer: Tokenizer, vocabulary: int | None = None) -> None:
         self.tokenizer = tokenizer
         self._vocabulary = min(vocabulary or len(tokenizer.pieces), len(tokenizer.pieces))
-        self._opening = remembered(self._render_opening, _MARKUP_BYTES, _bytes_of_parts)
-        self._side = remembered(self._render_side, _MARKUP_BYTES, _bytes_of_parts)
+        self._form = remembered(self._find_form, _MARKUP_BYTES, lambda form: 512 * form.length)
+        self._markup = remembered(tokenizer.encode_markup, _MARKUP_BYTES, _bytes_of_ids)
+        self._side = remembered(self._render_side, _MARKUP_BYTES, _bytes_of_ids)
         self._prompt = remembered(
-            self._render_prompt, _PROMPT_BYTES, lambda ids: _TOKEN_BYTES * len(ids)
+            self._render_prompt, _PROMPT_BYTES, lambda prompt: _bytes_of_ids(prompt.ids)
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="tokenizer")
-        closing = (
-            tokenizer.encode_markup(tokenizer.format.closing)
-            if tokenizer.format is not None and tokenizer.thinks
-            else tokenizer.encode(FINAL_ANSWER)
+        self._final = tokenizer.encode(FINAL_ANSWER)
+        self._closing = (
+            tokenizer.encode_markup(tokenizer.format.closing) if tokenizer.format else self._final
         )
-        self._closing = closing
         try:
             for thinking in (True, False):
-                self._opening(("user",), thinking, self._today)
-            self._side(("user",))
+                self._form((Message("user", _mark(0)),), thinking, None)
+            self._side((Message("user", "?"),))
         except InvalidRequest as error:
             raise ConfigError(f"the chat template cannot render a question: {error}") from error
 
@@ -117,10 +129,10 @@ class PromptRenderer:
             check_length(int(size / self.tokenizer.token_chars), context, at_least=True)
             thinking = transcript.thinking and self.tokenizer.thinks
             loop = asyncio.get_running_loop()
-            ids = await loop.run_in_executor(
+            prompt = await loop.run_in_executor(
                 self._thread, self._prompt, messages, thinking, owner, self._today
             )
-            check_length(len(ids), context)
+            check_length(len(prompt.ids), context)
         return self.transcript(transcript, owner)
 
     def transcript(self, transcript: Transcript, owner: str = "") -> list[int]:
@@ -131,12 +143,19 @@ class PromptRenderer:
         """
         thinking = transcript.thinking and self.tokenizer.thinks
         prompt = self._prompt(transcript.messages, thinking, owner, self._today)
-        ids = [*prompt, *self._ids(transcript.thought)]
+        ids = [*prompt.ids, *self._ids(transcript.thought)]
         if transcript.closed:
             if transcript.thinking:
-                ids.extend(self._closing)
+                ids.extend(self._closing if prompt.thinks else self._final)
             ids.extend(self._ids(transcript.answer))
         return ids
+
+    def thinks(self, transcript: Transcript, owner: str = "") -> bool:
+        """Whether the model has a thought there: a text may switch it off, as `/no_think` does in
+        some templates."""
+        if not (transcript.thinking and self.tokenizer.thinks):
+            return self.tokenizer.thinks
+        return self._prompt(transcript.messages, True, owner, self._today).thinks
 
     def answer(self, transcript: Transcript) -> Sequence[int]:
         """Ids of the answer so far."""
@@ -174,9 +193,7 @@ class PromptRenderer:
 
     def side(self, turns: Sequence[Message], lead_in: str) -> list[int]:
         """What follows a transcript for a judge: end of turn, the turns, the start of the reply."""
-        parts = self._side(tuple(turn.role for turn in turns))
-        ids = self._fill(parts, [self._content(turn) for turn in turns], self.tokenizer.encode)
-        return ids + list(self.tokenizer.encode(lead_in))
+        return [*self._side(tuple(turns)), *self.tokenizer.encode(lead_in)]
 
     @cached_property
     def calls(self) -> CallFormat | None:
@@ -187,7 +204,7 @@ class PromptRenderer:
             return None  # answers and calls begin otherwise, so the answer has begun too early
         special = [tokenizer.decode([i]) for i in sorted(tokenizer.controls)]
         return find_call_format(
-            lambda messages, replies: self._written(messages, False, TOOLS, replies),
+            lambda messages, replies: self._rendered(messages, False, TOOLS, replies),
             [one for one in special if marks is None or one not in (marks[0] + marks[1])],
             marks,
         )
@@ -221,18 +238,25 @@ class PromptRenderer:
         calls = self.calls_of(transcript)
         return ends if calls is None else ends - set(self.tokenizer.encode_markup(calls.markup))
 
+    def conversation(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
+        """Messages in a form of which the template shows all; see `arrangements`.
+
+        Raises:
+            InvalidRequest: there is none.
+        """
+        form = self._form(_shape(messages), self.tokenizer.thinks, None)
+        return arrangements(messages)[form.number]
+
     def before_assistant(self, messages: Sequence[Message]) -> str:
         """The text that the template writes between a conversation and the reply's content."""
         if _has_tools(messages):
             raise Unsupported("tools, which the server of a chat is not told of")
-        roles = (*(message.role for message in messages), "assistant")
-        texts = self._render(roles, self.tokenizer.thinks)
-        places = _places(texts)
-        if len(messages) not in places:
+        reply = Message("assistant", _unused(messages))
+        text = self._written([*messages, reply], self.tokenizer.thinks)
+        before, found, _ = text.partition(twins(reply.content))
+        if not found:
             raise InvalidRequest("this model's chat template ignores assistant messages")
-        texts = texts[: places[len(messages)]]
-        contents = [self._content(message) for message in messages]
-        return "".join(t if isinstance(t, str) else _written_at(t, contents) for t in texts)
+        return plain(before)
 
     @property
     def _today(self) -> str:
@@ -240,18 +264,24 @@ class PromptRenderer:
 
     def _render_prompt(
         self, messages: tuple[Message, ...], thinking: bool, owner: str, today: str
-    ) -> Sequence[int]:
+    ) -> _Prompt:
         """`owner` says for whom it is remembered, `today` (`ChatTemplate.today`) until when."""
         if messages[0].role == "prompt":
-            return array("I", self._continued(messages[0]))
-        if _has_tools(messages):
-            return array("I", self._with_tools(messages, thinking))
-        parts = self._opening(tuple(message.role for message in messages), thinking, today)
-        contents = [self._content(message) for message in messages]
-        return array("I", self._fill(parts, contents, self.tokenizer.encode_anew))
+            return _Prompt(array("I", self._continued(messages[0])), thinking)
+        tools, form, markup = None, self._form, self._markup
+        if _has_tools(messages):  # nothing of these is remembered: they are hardly ever the same
+            tools, messages = self._with_tools(messages)
+            form, markup = self._find_form, self.tokenizer.encode_markup
+        found = form(_shape(messages), thinking, tools)
+        text = self._written(arrangements(messages)[found.number], thinking, tools)
+        if thinking and self._is_switched_off(text, found):
+            return self._render_prompt(messages, False, owner, today)
+        ids = self._encode(text, self.tokenizer.encode_anew, markup)
+        ids += markup(self._after_prompt(_tail(text), thinking, found))
+        return _Prompt(array("I", ids), thinking)
 
-    def _with_tools(self, messages: tuple[Message, ...], thinking: bool) -> list[int]:
-        """A conversation with tools, whose shape is hardly ever the same twice."""
+    def _with_tools(self, messages: tuple[Message, ...]) -> tuple[Any, tuple[Message, ...]]:
+        """The tools of a conversation, as the template is to get them, and its turns."""
         if self.calls is None:
             raise InvalidRequest(
                 "tools: this model's chat template has no place for tools, or writes calls in a "
@@ -261,110 +291,176 @@ class PromptRenderer:
             )
         tools = None
         if messages[0].role == "tools":
-            tools, messages = json.loads(messages[0].content), messages[1:]
-        if self.calls.between is None:
-            messages = _one_call_a_turn(messages)
-        contents = [self._content(message) for message in messages]
-        shown = [self._shown(i, message, contents) for i, message in enumerate(messages)]
-        texts = self._with_system(shown, thinking, self._safe(tools, contents))
-        needed = {i for i, message in enumerate(messages) if message.content and not message.calls}
-        if missing := needed - _places(texts).keys():
-            role = messages[min(missing)].role
-            raise InvalidRequest(f"this model's chat template ignores {role} messages here")
-        markup = "".join(text for text in texts if isinstance(text, str))
-        if not all(tool["function"]["name"] in markup for tool in tools or ()):
+            tools, messages = self._safe(json.loads(messages[0].content)), messages[1:]
+        return tools, messages if self.calls.between is not None else _one_call_a_turn(messages)
+
+    def _find_form(self, shape: tuple[Message, ...], thinking: bool, tools: Any) -> _Form:
+        """The first arrangement in which the template shows all contents of a conversation, here
+        marks, but for those beside calls."""
+        said = [i for i, message in enumerate(shape) if message.content and not message.calls]
+        refusal: InvalidRequest | None = None
+        forms = arrangements(shape)
+        for messages in forms:
+            try:
+                text = self._written(messages, thinking, tools)
+            except InvalidRequest as error:
+                refusal = refusal or error
+                continue
+            missing = [i for i in said if twins(_mark(i)) not in text]
+            if not missing:
+                break
+            role = shape[missing[0]].role
+            refusal = refusal or InvalidRequest(
+                f"this model's chat template ignores {role} messages here"
+            )
+        else:
+            assert refusal is not None
+            raise refusal
+        if not all(tool["function"]["name"] in plain(text) for tool in tools or ()):
             raise InvalidRequest(
                 "tools: this model's chat template does not show them here", param="tools"
             )
-        after = self._after_prompt(("user",), texts, thinking)
-        return self._fill(self._encode([*texts, after]), contents, self.tokenizer.encode_anew)
+        has_switch = not thinking and self._has_switch(messages, tools)
+        return _Form(len(shape), forms.index(messages), _tail(text), has_switch)
 
-    def _with_system(
-        self, shown: Sequence[Mapping[str, Any]], thinking: bool, tools: Any
-    ) -> list[Slot | str]:
-        """What the template writes of a conversation with tools. Some refuse a system message, or
-        drop it behind what a tool gave back: there it begins the last question, as in Mistral's own
-        tokenizer."""
-        system, *rest = shown
-        questions = [i for i, message in enumerate(rest) if message["role"] == "user"]
-        inside = system["role"] == "system" and system["content"] and questions
-        try:
-            texts = self._pieces(shown, thinking, tools)
-            if not inside or 0 in _places(texts):
-                return texts
-        except InvalidRequest:
-            if not inside:
-                raise
-        asked = rest[questions[-1]]
-        rest[questions[-1]] = {**asked, "content": f"{system['content']}\n\n{asked['content']}"}
-        return self._pieces(rest, thinking, tools)
+    def _is_switched_off(self, text: str, form: _Form) -> bool:
+        """Whether a text in the conversation had the template end the thought."""
+        family = self.tokenizer.format
+        return family is not None and family.closes(_tail(text)) and not family.closes(form.tail)
 
-    def _shown(self, i: int, message: Message, contents: list[str]) -> dict[str, Any]:
-        """A message as the template gets it; texts that it must not read go into `contents`."""
-        shown: dict[str, Any] = {"role": message.role, "content": message.content and _slot(i)}
+    def _has_switch(self, messages: Sequence[Message], tools: Any = None) -> bool:
+        """Whether the template itself can be told that there is to be no thought. Granite's reads
+        that only where there is no system message."""
+        asked = ((messages, tools), ((Message("user", "?"),), None))
+        return any(
+            self._written(one, True, given) != self._written(one, False, given)
+            for one, given in asked
+        )
+
+    def _after_prompt(self, tail: str, thinking: bool, form: _Form) -> str:
+        """The markup that the template leaves to the model, between a prompt and the reply."""
+        family = self.tokenizer.format
+        if family is None:
+            return ""
+        if thinking:
+            return "" if family.opens(tail) else family.open
+        if family.opens(tail):
+            return family.closing
+        # A text may have the template leave a thought to the model in spite of its switch.
+        switched = form.has_switch and not family.closes(form.tail)
+        return "" if family.closes(tail) or switched else family.without
+
+    def _render_side(self, turns: tuple[Message, ...]) -> tuple[int, ...]:
+        """The ids after the assistant's turn of [user, assistant, *turns]."""
+        shape = _shape(turns)
+        if missing := [
+            one for one in shape if twins(one.content) not in self._behind_answer(shape)
+        ]:
+            raise InvalidRequest(
+                f"this model's chat template ignores turn {shape.index(missing[0])}"
+            )
+        text = self._behind_answer(turns)
+        family, tail, ended = self.tokenizer.format, _tail(text), ""
+        if family is not None and family.opens(tail):
+            ended = family.closing
+        elif family is not None and family.direct and not self._has_switch([Message("user", "?")]):
+            ended = family.direct
+        ids = self._encode(text, self.tokenizer.encode, self._markup)
+        return (*ids, *self._markup(ended))
+
+    def _behind_answer(self, turns: Sequence[Message]) -> str:
+        """What the template writes behind an answer that these turns follow."""
+        answer = _unused(turns)
+        question = f"{answer}?"
+        text = self._written(
+            [Message("user", question), Message("assistant", answer), *turns], False
+        )
+        _, found, behind = text.partition(twins(question))[2].partition(twins(answer))
+        if not found:
+            raise InvalidRequest("this model's chat template ignores assistant messages")
+        return behind
+
+    def _written(self, messages: Sequence[Message], thinking: bool, tools: Any = None) -> str:
+        """What the template writes of a conversation; it reads its texts, unless it refuses that.
+
+        Raises:
+            InvalidRequest: it refuses it anyway.
+        """
+        bare = [replace(message, reasoning="") for message in messages]
+        shown = [list(map(self._shown, one)) for one in (messages, bare)]
+        hidden = [message | {"content": str.__str__(message["content"])} for message in shown[1]]
+        refusal: Exception | None = None
+        for one in (*shown, hidden):
+            try:
+                return self._rendered(one, thinking, tools)
+            except (TemplateError, TypeError, ValueError) as error:
+                refusal = refusal or error
+        roles = ", ".join(message.role for message in messages)
+        raise InvalidRequest(
+            f"this model's chat template refuses the roles {roles}: {refusal}", param="messages"
+        ) from refusal
+
+    def _rendered(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        thinking: bool,
+        tools: Any = None,
+        replies: bool = True,
+    ) -> str:
+        """What the template writes; without the beginning of a reply unless it `replies`."""
+        family = self.tokenizer.format
+        variables: Variables = {"tools": tools, "add_generation_prompt": replies}
+        if family is not None:
+            variables = {**variables, **(family.on if thinking else family.off)}
+        return self.tokenizer.chat_template.render(messages, variables)
+
+    def _shown(self, message: Message) -> dict[str, Any]:
+        """A message as the template gets it."""
+        # A marker in anyone else's text is a mention, which no template is to cut at.
+        family, ours = self.tokenizer.format, message.role == "assistant"
+        mentions = () if family is None or ours else (family.open.strip(), family.close.strip())
+        content = traced(message.content, mentions)
+        shown: dict[str, Any] = {"role": message.role, "content": content}
+        if message.reasoning:
+            shown |= dict.fromkeys(_REASONING, traced(message.reasoning))
         if message.calls and self.calls is not None:
-            if message.reasoning:
-                contents.append(message.reasoning)
-                shown["reasoning_content"] = _slot(len(contents) - 1)
             shown["tool_calls"] = [
                 {
                     "id": _short_id(call.id),
                     "type": "function",
                     "function": {
-                        "name": self._safe(call.name, contents),
-                        "arguments": self._arguments(call.arguments, contents),
+                        "name": self._safe(call.name),
+                        "arguments": self._arguments(call.arguments),
                     },
                 }
                 for call in message.calls
             ]
         if message.role == "tool":
             shown["tool_call_id"] = _short_id(message.call_id)
-            shown["name"] = self._safe(message.name, contents)
+            shown["name"] = self._safe(message.name)
         return shown
 
-    def _arguments(self, text: str, contents: list[str]) -> Any:
+    def _arguments(self, text: str) -> Any:
         assert self.calls is not None
         # JSON may escape half a surrogate pair, which no tokenizer takes.
-        plain = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
-        safe = self._safe(json.loads(plain), contents)
-        return json.dumps(safe, ensure_ascii=False) if self.calls.text_arguments else safe
+        given = json.dumps(json.loads(text), ensure_ascii=False).encode(errors="replace")
+        safe = self._safe(json.loads(given))
+        return tojson(safe) if self.calls.text_arguments else safe
 
-    def _safe(self, value: Any, contents: list[str]) -> Any:
-        """A value without texts that spell markup: placeholders stand for them."""
+    def _safe(self, value: Any) -> Any:
+        """A value whose texts are traced where they spell markup of the model."""
         if isinstance(value, dict):
             if self._is_unsafe("\n".join(value)):
                 raise InvalidRequest(
                     "tools: a name in them spells markup of this model", param="tools"
                 )
-            return {name: self._safe(one, contents) for name, one in value.items()}
+            return {name: self._safe(one) for name, one in value.items()}
         if isinstance(value, list):
-            return [self._safe(one, contents) for one in value]
-        if isinstance(value, str) and self._is_unsafe(value):
-            contents.append(value)
-            return _slot(len(contents) - 1)
-        return value
-
-    def _content(self, message: Message) -> str:
-        """A message's content as the template would write it."""
-        return message.content.strip() if message.role in self._trimmed else message.content
-
-    @cached_property
-    def _trimmed(self) -> frozenset[str]:
-        """Roles whose contents the template writes without the white space around them, as those of
-        Llama 3 and Gemma do; of placeholders, which have none, it is not seen."""
-        trimmed, kept = set[str](), set[str]()
-        for roles in (("system", "user"), ("user", "assistant", "user")):
-            messages = [{"role": r, "content": f"\x1f{_slot(i)}\x1f"} for i, r in enumerate(roles)]
-            with suppress(TemplateError, TypeError, ValueError):
-                text = self._written(messages, thinking=False)
-                space = r"(\x1f|\\u001f)?"  # as it is, or as `tojson` writes it
-                for before, i, _, after in re.findall(space + _PLACEHOLDER.pattern + space, text):
-                    (kept if before or after else trimmed).add(roles[int(i)])
-        return frozenset(trimmed - kept)
+            return [self._safe(one) for one in value]
+        return traced(value) if isinstance(value, str) and self._is_unsafe(value) else value
 
     def _is_unsafe(self, text: str) -> bool:
-        """Whether a text spells markup of the model, or one of our placeholders."""
-        if _PLACEHOLDER.search(text):
+        if has_twins(text):
             return True
         return not self.tokenizer.added.isdisjoint(self.tokenizer.encode_markup(text))
 
@@ -397,127 +493,51 @@ class PromptRenderer:
             raise InvalidRequest("a segment holds ids outside the vocabulary", param="messages")
         return _Ids(before, new)
 
-    def _fill(
+    def _encode(
         self,
-        parts: Sequence[Part],
-        contents: Sequence[str],
-        encode: Callable[[str], Sequence[int]],
+        text: str,
+        content: Callable[[str], Sequence[int]],
+        markup: Callable[[str], Sequence[int]],
     ) -> list[int]:
-        ids, spaces = list[int](), ""
-        for part in parts:
-            if isinstance(part, str):
-                spaces = part
-            elif isinstance(part, Slot):
-                ids.extend(encode(spaces + _written_at(part, contents)))
-                spaces = ""
-            else:
-                ids.extend(part)
-        return ids
-
-    def _render_opening(
-        self, roles: tuple[str, ...], thinking: bool, today: str
-    ) -> tuple[Part, ...]:
-        """Parts of the conversation up to where the thought begins, or an answer without one; it is
-        remembered for `today`."""
-        texts = self._render(roles, thinking)
-        if missing := set(range(len(roles))) - _places(texts).keys():
-            role = roles[min(missing)]
-            raise InvalidRequest(f"this model's chat template ignores {role} messages here")
-        return self._encode([*texts, self._after_prompt(roles, texts, thinking)])
-
-    def _after_prompt(
-        self, roles: tuple[str, ...], texts: Sequence[Slot | str], thinking: bool
-    ) -> str:
-        """The markup that the template leaves to the model, between a prompt and the reply."""
-        family, tail = self.tokenizer.format, texts[-1] if isinstance(texts[-1], str) else ""
-        if family is None:
-            return ""
-        if thinking:
-            return "" if family.opens(tail) else family.open
-        if family.opens(tail):
-            return family.closing
-        if family.closes(tail) or self._has_switch(roles):
-            return ""
-        return family.without
-
-    def _has_switch(self, roles: tuple[str, ...]) -> bool:
-        """Whether the template itself can be told that there is to be no thought. Granite's reads
-        that only where there is no system message."""
-        asked = (roles, ("user",))
-        return any(self._render(one, True) != self._render(one, False) for one in asked)
-
-    def _render_side(self, roles: tuple[str, ...]) -> tuple[Part, ...]:
-        """Parts after the assistant's turn of [user, assistant, *turns]."""
-        texts = self._render(("user", "assistant", *roles), thinking=False)
-        places = _places(texts)
-        if 1 not in places:
-            raise InvalidRequest("this model's chat template ignores assistant messages")
-        if missing := {i for i in range(len(roles)) if places.get(i + 2, 0) <= places[1]}:
-            raise InvalidRequest(f"this model's chat template ignores turn {min(missing)}")
-        texts = [
-            text if isinstance(text, str) else text._replace(content=text.content - 2)
-            for text in texts[places[1] + 1 :]
-        ]
-        family, tail = self.tokenizer.format, texts[-1] if isinstance(texts[-1], str) else ""
-        ended = ""
-        if family is not None and family.opens(tail):
-            ended = family.closing
-        elif family is not None and family.direct and not self._has_switch(("user",)):
-            ended = family.direct
-        return self._encode([*texts, ended])
-
-    def _render(self, roles: tuple[str, ...], thinking: bool) -> list[Slot | str]:
-        """What the template writes: text, and the places of the messages' contents."""
-        return self._pieces(
-            [{"role": role, "content": _slot(i)} for i, role in enumerate(roles)], thinking
-        )
-
-    def _pieces(
-        self, messages: Sequence[Mapping[str, Any]], thinking: bool, tools: Any = None
-    ) -> list[Slot | str]:
-        """The same of messages that hold placeholders."""
-        try:
-            text = self._written(messages, thinking, tools)
-        except (TemplateError, TypeError, ValueError) as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise InvalidRequest(
-                f"this model's chat template refuses the roles {roles}: {error}", param="messages"
-            ) from error
-        found, *behind = _PLACEHOLDER.split(text)
-        pieces: list[Slot | str] = [found]
-        for i, escapes, between in zip(*(behind[k::3] for k in range(3)), strict=True):
-            pieces += [Slot(int(i), len(escapes).bit_length()), between]
-        return [piece for piece in pieces if piece]
-
-    def _written(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        thinking: bool,
-        tools: Any = None,
-        replies: bool = True,
-    ) -> str:
-        """What the template writes; without the beginning of a reply unless it `replies`."""
-        family = self.tokenizer.format
-        variables: Variables = {"tools": tools, "add_generation_prompt": replies}
-        if family is not None:
-            variables = {**variables, **(family.on if thinking else family.off)}
-        return self.tokenizer.chat_template.render(messages, variables)
-
-    def _encode(self, texts: Sequence[Slot | str]) -> tuple[Part, ...]:
-        parts = list[Part]()
-        for text, behind in pairwise((*texts, "")):
-            if isinstance(text, Slot):
-                parts.append(text)
+        """The ids of what the template wrote, by an encoder of contents and one of markup."""
+        parts, ids, spaces = list(pieces(text)), list[int](), ""
+        for i, (piece, is_content) in enumerate(parts):
+            if is_content:
+                ids += content(spaces + piece)
                 continue
             # A word is one token with the space before it, also where the template wrote that.
-            markup = text.rstrip(" ") if isinstance(behind, Slot) else text
-            both = self.tokenizer.encode_markup(markup), text[len(markup) :]
-            parts.extend(part for part in both if part)
-        return tuple(parts)
+            kept = piece.rstrip(" ") if i + 1 < len(parts) else piece
+            ids += markup(kept)
+            spaces = piece[len(kept) :]
+        return ids
 
 
-def _bytes_of_parts(parts: Sequence[Part]) -> int:
-    return 64 * sum(1 + len(part) for part in parts)
+def _bytes_of_ids(ids: Sequence[int]) -> int:
+    return _TOKEN_BYTES * len(ids)
+
+
+def _tail(text: str) -> str:
+    """The markup at the end of what a template wrote."""
+    *_, (last, is_content) = [("", False), *pieces(text)]
+    return "" if is_content else last
+
+
+def _mark(i: int) -> str:
+    """A content that stands for message `i` of a shape."""
+    return f"BATON{i:04d}MARK"
+
+
+def _unused(messages: Sequence[Message]) -> str:
+    """A content that none of these messages holds."""
+    return next(one for one in map(_mark, count()) if not any(one in m.content for m in messages))
+
+
+def _shape(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """A conversation with marks in place of its texts."""
+    return tuple(
+        replace(message, content=_mark(i) if message.content.strip() else "", reasoning="")
+        for i, message in enumerate(messages)
+    )
 
 
 def _has_tools(messages: Sequence[Message]) -> bool:
@@ -529,24 +549,6 @@ def _size(message: Message) -> int:
     """Its characters."""
     called = sum(len(call.arguments) for call in message.calls)
     return len(message.content) + len(message.reasoning) + called
-
-
-def _slot(i: int) -> str:
-    return f'BATON{i:04d}"SLOT'
-
-
-def _places(texts: Sequence[Slot | str]) -> dict[int, int]:
-    """Where contents stand first among these, by their indices."""
-    found = [(text.content, at) for at, text in enumerate(texts) if isinstance(text, Slot)]
-    return dict(reversed(found))
-
-
-def _written_at(slot: Slot, contents: Sequence[str]) -> str:
-    """A content as the template would have written it there."""
-    text = contents[slot.content]
-    for _ in range(slot.escapes):
-        text = json.dumps(text, ensure_ascii=False)[1:-1]
-    return text
 
 
 def _short_id(call_id: str) -> str:

@@ -1,0 +1,61 @@
+"""Forms of a conversation, for chat templates that are strict about roles."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from orchestrator.types import Message
+
+
+def arrangements(messages: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:
+    """A conversation in several forms, each of them changed more than the one before.
+
+    System messages at the beginning are always one. Then: later ones are the user's; neighbours
+    of the same role are one message; the system message begins the last question, as in Mistral's
+    own tokenizer. Which of them say something decides, and nothing else of their texts.
+    """
+    one_system = _joined(messages, lambda at, message: at < _systems(messages))
+    later = [
+        replace(message, role="user") if i and message.role == "system" else message
+        for i, message in enumerate(one_system)
+    ]
+    alternating = _joined(later, lambda at, message: message.role in ("user", "assistant"))
+    return tuple(map(tuple, (one_system, later, alternating, _in_question(alternating))))
+
+
+def _systems(messages: Sequence[Message]) -> int:
+    """How many system messages a conversation begins with."""
+    roles = [message.role for message in messages]
+    return next((i for i, role in enumerate(roles) if role != "system"), len(roles))
+
+
+def _joined(messages: Sequence[Message], may_join: Callable[[int, Message], bool]) -> list[Message]:
+    """Messages with neighbours of the same role as one, if the second of them `may_join`."""
+    joined: list[Message] = []
+    for i, message in enumerate(messages):
+        last = joined[-1] if joined else None
+        if last and last.role == message.role and not last.calls and may_join(i, message):
+            joined[-1] = replace(
+                message,
+                content=_text(last.content, message.content),
+                reasoning=_text(last.reasoning, message.reasoning),
+            )
+        else:
+            joined.append(message)
+    return joined
+
+
+def _in_question(messages: Sequence[Message]) -> Sequence[Message]:
+    system, *rest = messages
+    if system.role != "system":
+        return messages
+    for i in reversed(range(len(rest))):
+        if rest[i].role == "user":
+            rest[i] = replace(rest[i], content=_text(system.content, rest[i].content))
+            return rest
+    return [replace(system, role="user"), *rest]
+
+
+def _text(first: str, second: str) -> str:
+    return "\n\n".join(filter(str.strip, (first, second))) or first
