@@ -74,8 +74,7 @@ def _role(role: object) -> object:
 class ChatMessage(BaseModel):
     """One turn. The fields below `content` let a client send back a reply exactly as it came.
 
-    Earlier reasoning is not shown to the models again, as reasoning models are trained to expect,
-    but where it came before calls of tools: there the model's chat template decides. A `name` is
+    Whether earlier reasoning is shown to a model again is decided by its chat template. A `name` is
     accepted, and shown for a tool alone; a gateway's own fields are accepted, and so is what the
     official client parsed of a reply (`parsed`). The rest must be empty.
     """
@@ -283,7 +282,7 @@ def _turn(message: ChatMessage, called: Mapping[str, str]) -> Message:
         message.role,
         message.content or "",
         calls=calls,
-        reasoning=(message.reasoning_content or message.reasoning or "") if calls else "",
+        reasoning=message.reasoning_content or message.reasoning or "",
         call_id=message.tool_call_id or "",
         name=name if message.role == "tool" else "",
     )

@@ -1,9 +1,9 @@
 """The items of a response's `input`, as the turns of a conversation.
 
 An item is a message, a call of a function that an earlier answer made, what that gave back, or a
-reasoning item. Reasoning goes with the calls behind it: there the model's chat template decides
-whether it is shown again. All other reasoning is left out, as reasoning models are trained to
-expect. A null in an item means "not given": clients send items back with all that they might hold.
+reasoning item. Reasoning goes with the answer or the calls after it: the model's chat template
+decides whether it is shown again. A null in an item means "not given": clients send items back with
+all that they might hold.
 """
 
 from __future__ import annotations
@@ -57,7 +57,8 @@ def read_input(given: object) -> object:
         place = f"input[{i}]"
         if kind == "reasoning":
             named = "summary" if item.get("summary") else "content"
-            reasoning = _text(item[named], f"{place}.{named}") if item.get(named) else ""
+            text = _text(item[named], f"{place}.{named}") if item.get(named) else ""
+            reasoning = _lines(reasoning, text)
             continue
         if kind == "function_call":
             call = _call(item, place)
@@ -66,21 +67,23 @@ def read_input(given: object) -> object:
             if last is None:
                 turns.append(Message("assistant", "", calls=(call,), reasoning=reasoning))
             else:
-                turns[-1] = replace(
-                    last, calls=(*last.calls, call), reasoning=last.reasoning or reasoning
-                )
+                thought = _lines(last.reasoning, reasoning)
+                turns[-1] = replace(last, calls=(*last.calls, call), reasoning=thought)
         elif kind == "function_call_output":
             turns.append(_output(item, called, place))
         else:
             turn = _message(item, place)
+            if turn.role == "assistant":
+                turn = replace(turn, reasoning=reasoning)
             last = turns[-1] if turns else None
             if turn.role == "assistant" and last and last.calls:
                 # An answer may go on behind its calls: what they gave back follows all of it.
-                text = "\n".join(filter(None, (last.content, turn.content)))
-                turns[-1] = replace(last, content=text)
+                text = _lines(last.content, turn.content)
+                thought = _lines(last.reasoning, turn.reasoning)
+                turns[-1] = replace(last, content=text, reasoning=thought)
             else:
                 turns.append(turn)
-        reasoning = reasoning if kind == "message" and turns[-1].role == "assistant" else ""
+        reasoning = ""
     return tuple(turns)
 
 
@@ -154,6 +157,11 @@ def _text(content: object, place: str) -> str:
         if not isinstance(part.get("text"), str):
             raise _wrong(f"{place}[{i}].text", "must be a string", "invalid_type")
     return "\n".join(part["text"] for part in content)
+
+
+def _lines(*texts: str) -> str:
+    """What is said in these texts, one below the other."""
+    return "\n".join(filter(None, texts))
 
 
 def _wrong(place: str, message: str, code: str = "invalid_value") -> InvalidRequest:

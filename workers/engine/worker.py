@@ -94,7 +94,7 @@ class LocalWorker:
                     request.usage,
                     request.ms,
                     request.entropy,
-                    self.tokenizer.thinks,
+                    self.prompts.thinks(call.transcript, call.owner),
                     self.prompts.calls_of(call.transcript),
                     request.provenance,
                 )

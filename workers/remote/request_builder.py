@@ -61,12 +61,13 @@ class RequestBuilder:
         if transcript.messages[0].role == "prompt":
             raise Unsupported("continuing a text as it is, which the server of a chat cannot")
         turns, lead_in = (query.turns, query.lead_in) if query else ((), "")
-        before = self._prompts.before_assistant(transcript.messages)
+        conversation = self._prompts.conversation(transcript.messages)
+        before = self._prompts.before_assistant(conversation)
         written = self._tokenizer.decode(self._prompts.transcript(transcript))
         if not written.startswith(before):
             raise Unsupported("this model's chat template cannot go on with an assistant's message")
         messages = [
-            *transcript.messages,
+            *conversation,
             Message("assistant", written.removeprefix(before)),
             *turns,
         ]

@@ -442,7 +442,7 @@ class RemoteWorker:
             usage,
             ms_since(began),
             parser.entropy,
-            self.tokenizer.thinks,
+            self.prompts.thinks(call.transcript, call.owner),
             self.prompts.calls_of(call.transcript),
         )
 

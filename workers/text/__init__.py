@@ -7,6 +7,8 @@
 - `boundaries`: where a step ends.
 - `tokenizer`: text to ids and back, with control tokens out of reach of any text.
 - `chat_template`: Jinja chat templates, rendered as transformers renders them.
+- `traced`: contents that a template reads, and that stay contents in what it writes.
+- `conversation`: forms of a conversation, for templates that are strict about roles.
 - `prompt`: a transcript or a side conversation as token ids.
 - `tool_calls`: how a family writes calls of tools, read from its chat template.
 - `checks`: what is checked of every call: sampling, labels, length.

@@ -38,16 +38,22 @@ class ChatTemplate:
     Args:
         source: Jinja's.
         special_tokens: texts by the names under which templates know them ("bos_token", ...).
+        tool_use: the source for conversations with tools, if it is another one.
 
     Raises:
         ConfigError: it is no Jinja template.
     """
 
-    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+    def __init__(
+        self, source: str, special_tokens: Mapping[str, str], tool_use: str | None = None
+    ) -> None:
         self.source = source
         self._special_tokens = dict(special_tokens)
+        self._is_dated = "strftime_now" in source + (tool_use or "")
         try:
-            self._template = _environment().from_string(source)
+            self._template = self._tool_use = _environment().from_string(source)
+            if tool_use is not None:
+                self._tool_use = _environment().from_string(tool_use)
         except TemplateError as error:
             raise ConfigError(f"the chat template is not valid Jinja: {error}") from error
 
@@ -55,7 +61,7 @@ class ChatTemplate:
     def today(self) -> str:
         """The date, where the template may write it, so that nothing is kept beyond it; else
         empty."""
-        return _strftime_now("%Y-%m-%d") if "strftime_now" in self.source else ""
+        return _strftime_now("%Y-%m-%d") if self._is_dated else ""
 
     def render(
         self,
@@ -71,10 +77,9 @@ class ChatTemplate:
             jinja2.TemplateError, TypeError, ValueError: the template cannot render these messages.
         """
         names: dict[str, Any] = {"tools": None, "documents": None, "add_generation_prompt": True}
-        written = self._template.render(
-            messages=messages, **(names | self._special_tokens | dict(variables))
-        )
-        return str.__str__(written)
+        names |= self._special_tokens | dict(variables)
+        template = self._template if names["tools"] is None else self._tool_use
+        return str.__str__(template.render(messages=messages, **names))
 
 
 class _CodeGenerator(CodeGenerator):

@@ -243,14 +243,15 @@ class PromptRenderer:
 
         Raises:
             InvalidRequest: there is none.
+            Unsupported: tools are part of it.
         """
+        if _has_tools(messages):
+            raise Unsupported("tools, which the server of a chat is not told of")
         form = self._form(_shape(messages), self.tokenizer.thinks, None)
         return arrangements(messages)[form.number]
 
     def before_assistant(self, messages: Sequence[Message]) -> str:
-        """The text that the template writes between a conversation and the reply's content."""
-        if _has_tools(messages):
-            raise Unsupported("tools, which the server of a chat is not told of")
+        """The text that the template writes between a `conversation` and the reply's content."""
         reply = Message("assistant", _unused(messages))
         text = self._written([*messages, reply], self.tokenizer.thinks)
         before, found, _ = text.partition(twins(reply.content))

@@ -5,8 +5,8 @@ family is found from what the chat template writes and mentions and from the voc
 neither shows it (a template that never speaks of a thought the model was trained to write), the
 deployment file names it.
 
-What a later turn keeps of an earlier thought is decided by the template. Messages reach it without
-their thought, as OpenAI's clients send them.
+What a later turn keeps of an earlier thought is decided by the template, whether a client sends it
+back beside the answer or in it.
 """
 
 from __future__ import annotations

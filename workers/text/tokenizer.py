@@ -42,6 +42,7 @@ class Tokenizer:
         chat_template: Jinja's source; None is `PLAIN_TEMPLATE`.
         thinking: how the model marks its thought; `AUTO` finds it out, `NONE` means that it has
             none, or that it is switched off.
+        tool_use: the chat template of conversations with tools, if it is another one.
 
     Raises:
         ConfigError: a plain text would be read as a control token, or the vocabulary is of a kind
@@ -71,8 +72,10 @@ class Tokenizer:
         special_tokens: Mapping[str, str] = MappingProxyType({}),
         chat_template: str | None = None,
         thinking: ThinkingFormat | str = AUTO,
+        tool_use: str | None = None,
     ) -> None:
-        self.chat_template = ChatTemplate(chat_template or PLAIN_TEMPLATE, special_tokens)
+        source = chat_template or PLAIN_TEMPLATE
+        self.chat_template = ChatTemplate(source, special_tokens, tool_use)
         eos = special_tokens.get("eos_token")
         self.eos_id: int | None = None if eos is None else backend.token_to_id(eos)
         backend.no_padding()

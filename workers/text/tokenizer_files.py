@@ -77,7 +77,9 @@ def _load(folder: Path, model: str | Path, thinking: ThinkingFormat | str) -> To
         named = config if "added_tokens_decoder" in config else config | special_map
         special_tokens = _special_tokens(named)
         _add_tokens(backend, named, special_tokens)
-        return Tokenizer(backend, special_tokens, _chat_template(folder, config), thinking)
+        templates = _chat_templates(folder, config)
+        default, with_tools = templates.get("default"), templates.get("tool_use")
+        return Tokenizer(backend, special_tokens, default, thinking, with_tools)
     except (ValueError, TypeError, LookupError, AttributeError, OSError) as error:
         raise ConfigError(f"the tokenizer of {model}: {first_line(error)}") from error
 
@@ -149,19 +151,17 @@ def _add_tokens(
             backend.add_special_tokens([text])
 
 
-def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
-    """The source of the chat template, of several the one named "default"; None: there is none."""
+def _chat_templates(folder: Path, config: Mapping[str, Any]) -> dict[str, str]:
+    """The sources of the chat templates by their names; one without a name is "default"."""
     files = {file.stem: file for file in folder.glob("additional_chat_templates/*.jinja")}
     if (file := folder / "chat_template.jinja").is_file():
         files["default"] = file
     if files:
-        default = files.get("default")
-        return None if default is None else default.read_text(encoding="utf-8")
-    template = config.get("chat_template") or read_object(folder / "chat_template.json").get(
+        return {name: file.read_text(encoding="utf-8") for name, file in files.items()}
+    given = config.get("chat_template") or read_object(folder / "chat_template.json").get(
         "chat_template"
     )
-    if isinstance(template, list):
-        template = {entry["name"]: entry["template"] for entry in template}
-    if isinstance(template, dict):
-        template = template.get("default")
-    return template if isinstance(template, str) else None
+    if isinstance(given, list):
+        given = {entry["name"]: entry["template"] for entry in given}
+    named = given if isinstance(given, dict) else {"default": given}
+    return {name: source for name, source in named.items() if isinstance(source, str)}

@@ -36,6 +36,13 @@ class Traced(str):
     def __str__(self) -> str:
         return self
 
+    def __repr__(self) -> str:
+        quote, inside = (
+            repr(self._seen)[0],
+            [(repr(text)[1:-1], ours) for text, ours in pieces(self)],
+        )
+        return f"{quote}{''.join(twins(text) if ours else text for text, ours in inside)}{quote}"
+
     def __eq__(self, other: object) -> bool:
         return bool(self._seen == _seen(other))
 

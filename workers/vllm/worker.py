@@ -192,7 +192,7 @@ class VllmWorker:
             usage,
             ms_since(began),
             first,
-            self.tokenizer.thinks,
+            self.prompts.thinks(call.transcript, call.owner),
             self.prompts.calls_of(call.transcript),
             None if drafts is None else text.counted(drafts.drafted_at, drafts.accepted_at),
         )

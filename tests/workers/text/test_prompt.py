@@ -16,6 +16,7 @@ import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from orchestrator.errors import ConfigError, ContextLengthExceeded, InvalidRequest
 from orchestrator.types import Message, Segment, Segments, Transcript
@@ -140,18 +141,70 @@ def test_a_vocabulary_without_markers_or_template(
     assert text == f"User: What is 12 + 34?\n\nAssistant: {FINAL_ANSWER}"
 
 
-def test_templates_that_refuse_or_drop_messages(
+REFUSES_SYSTEM = (
+    "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATE
+)
+DROPS_SYSTEM = TEMPLATE.replace("messages %}", "messages if m.role != 'system' %}")
+FIRST_SYSTEM = (
+    "{% set rest = messages %}{% if messages[0].role == 'system' %}<|im_start|>system\n"
+    "{{ messages[0].content }}<|im_end|>\n{% set rest = messages[1:] %}{% endif %}"
+    + TEMPLATE.replace("messages %}", "rest if m.role != 'system' %}")
+)
+ALTERNATING = (
+    "{% set rest = messages[1:] if messages[0].role == 'system' else messages %}{% for m in rest %}"
+    "{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}{{ raise_exception('alternate') }}"
+    "{% endif %}{% endfor %}" + TEMPLATE
+)
+STRICT = {
+    "any": TEMPLATE,
+    "refuses": REFUSES_SYSTEM,
+    "drops": DROPS_SYSTEM,
+    "first": FIRST_SYSTEM,
+    "alternating": ALTERNATING,
+}
+ROLES = ("su", "ssu", "uu", "uaau", "suasu", "us", "s", "ssuaus", "sua" + "ssu", "susau")
+
+
+@pytest.mark.parametrize("roles", ROLES)
+@pytest.mark.parametrize("name", STRICT)
+def test_no_message_is_refused_or_dropped(
+    prompts_with: Callable[..., PromptRenderer], name: str, roles: str
+) -> None:
+    prompts = prompts_with(template=STRICT[name])
+    names: Any = {"s": "system", "u": "user", "a": "assistant"}
+    messages = tuple(Message(names[role], f"Text {i}.") for i, role in enumerate(roles))
+    text = prompts.tokenizer.decode(prompts.transcript(Transcript(messages)))
+    assert [text.count(f"Text {i}.") for i in range(len(roles))] == [1] * len(roles)
+    systems = len(roles) - len(roles.lstrip("s"))
+    if systems and name in ("any", "first", "alternating"):
+        joined = "\n\n".join(f"Text {i}." for i in range(systems))
+        assert text.startswith(f"<|im_start|>system\n{joined}<|im_end|>\n")
+    if name == "any":
+        assert text.count("<|im_start|>") == 2 + len(roles) - max(1, systems)
+
+
+def test_a_system_message_that_is_refused_begins_the_last_question(
     prompts_with: Callable[..., PromptRenderer],
 ) -> None:
-    refusal = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    refusing = prompts_with(template=refusal + TEMPLATE)
-    with pytest.raises(InvalidRequest, match="no system"):
-        refusing.transcript(Transcript((Message("system", "Be brief."), *QUESTION.messages)))
-    dropping = prompts_with(
-        template=TEMPLATE.replace("messages %}", "messages if m.role != 'system' %}")
+    prompts = prompts_with(template=REFUSES_SYSTEM)
+    turns = (QUESTION.messages[0], Message("assistant", "46"), Message("user", "Sure?"))
+    messages = (Message("system", "Be brief."), Message("system", "Be kind."), *turns)
+    assert prompts.tokenizer.decode(prompts.transcript(Transcript(messages))) == (
+        "<|im_start|>user\nWhat is 12 + 34?<|im_end|>\n<|im_start|>assistant\n46<|im_end|>\n"
+        "<|im_start|>user\nBe brief.\n\nBe kind.\n\nSure?<|im_end|>\n<|im_start|>assistant\n<think>"
     )
-    with pytest.raises(InvalidRequest, match="ignores system"):
-        dropping.transcript(Transcript((Message("system", "Be brief."), *QUESTION.messages)))
+
+
+def test_templates_that_take_a_conversation_in_no_form(
+    prompts_with: Callable[..., PromptRenderer],
+) -> None:
+    begun = Transcript((Message("assistant", "Hello!"), *QUESTION.messages))
+    with pytest.raises(InvalidRequest, match="roles assistant, user: alternate"):
+        prompts_with(template=ALTERNATING).transcript(begun)
+    from_user = "messages if m.role != 'assistant' or messages[0].role == 'user' %}"
+    deaf = prompts_with(template=TEMPLATE.replace("messages %}", from_user))
+    with pytest.raises(InvalidRequest, match="ignores assistant"):
+        deaf.transcript(begun)
     with pytest.raises(ConfigError):
         prompts_with(template="{{ raise_exception('never') }}")
 
@@ -262,19 +315,156 @@ def test_contents_are_trimmed_where_the_template_trims_them(
     assert last in side
 
 
-@pytest.mark.parametrize(
-    "written",
-    [
-        "{{ m.content | tojson }}",
-        "{{ m.content if loop.last or m.role != 'user' else m.content | trim }}",
-    ],
+def written(turn: str) -> str:
+    """A template that writes turns like this."""
+    return (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n" + turn + "<|im_end|>\n{% endfor %}"
+        "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+
+AFTER_QUESTION = (
+    "{% set ns = namespace(last=0) %}{% for m in messages if m.role == 'user' and "
+    "not m.content.startswith('<tool_response>') %}{% set ns.last = loop.index0 %}{% endfor %}"
 )
-def test_contents_are_whole_where_the_template_keeps_any_of_them(
-    prompts_with: Callable[..., PromptRenderer], written: str
+SHAPES = {
+    "left out": written("{{ m.content.split('</think>')[-1].lstrip('\n') }}"),
+    "left out by assistants": written(
+        "{% if m.role == 'assistant' and '</think>' in m.content %}"
+        "{{ m.content.split('</think>') | last | trim }}{% else %}{{ m.content }}{% endif %}"
+    ),
+    "written anew": written(
+        "{% set c = m.content %}{% set r = m.reasoning_content | default('') %}"
+        "{% if m.role == 'assistant' and not r and '<think>' in c and '</think>' in c %}"
+        "{% set p = c.split('</think>') %}{% set r = p[0].split('<think>')[-1] %}"
+        "{% set c = p[1:] | join('</think>') %}{% endif %}"
+        "{% if r %}<think>\n{{ r.strip() }}\n</think>\n{% endif %}{{ c.lstrip() }}"
+    ),
+    "by another name": written(
+        "{% if m.thinking %}<think>{{ m.thinking }}</think>{% endif %}{{ m.content }}"
+    ),
+    "after the last question": AFTER_QUESTION
+    + written(
+        "{% if m.reasoning and loop.index0 > ns.last %}<think>{{ m.reasoning }}</think>{% endif %}"
+        "{{ m.content }}"
+    ),
+    "an empty thought before it": written(
+        "{% if m.role == 'assistant' and not m.content.startswith('<think>') %}"
+        "{{ '<think></think>' ~ m.content }}{% else %}{{ m.content }}{% endif %}"
+    ),
+    "JSON": written("{{ m.content | tojson }}"),
+    "JSON within JSON": written("{{ {'text': m.content | tojson} | tojson(indent=2) }}"),
+    "trimmed at times": written(
+        "{{ m.content if loop.last or m.role != 'user' else m.content | trim }}"
+    ),
+    "through a macro": "{% macro shown(c) %}{% if c is string %}{{ c }}{% else %}{% for p in c %}"
+    "{{ p.text }}{% endfor %}{% endif %}{% endmacro %}"
+    + written("{% set c = shown(m.content) %}{{ c.split('</think>')[-1].strip() }}"),
+    "in pieces": written(
+        "{% for line in m.content.split('\n') %}| {{ line.rstrip() }}{% endfor %}"
+    ),
+}
+HISTORIES = (
+    "yes", "<think>old</think>yes", "<think>\nold\n</think>\n\nyes", "old</think>yes", " yes\n\n",
+    "<think>a</think>b</think>c", "<think>old", "", "\n<think>old</think>\n",
+    'a "quoted" \\ é text',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("reasoning", ["", "old thought "])
+@pytest.mark.parametrize("answer", HISTORIES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_template_reads_what_was_said_before(
+    prompts_with: Callable[..., PromptRenderer], shape: str, answer: str, reasoning: str
 ) -> None:
-    turn = "<|im_start|>{{ m.role }}\n" + written + "<|im_end|>\n"
-    prompts = prompts_with(template="{% for m in messages %}" + turn + "{% endfor %}")
-    assert prompts._trimmed == frozenset()
+    """It decides what a later turn keeps of an earlier thought, whichever way that is sent back."""
+    prompts = prompts_with(template=SHAPES[shape])
+    system, user = Message("system", "\nBe brief. "), Message("user", " And\nnow? ")
+    messages = (system, user, Message("assistant", answer, reasoning=reasoning), user)
+    thought = dict.fromkeys(("reasoning_content", "reasoning", "thinking"), reasoning)
+    plain = [
+        {"role": m.role, "content": m.content} | (thought if m.reasoning else {}) for m in messages
+    ]
+    ids = prompts.transcript(Transcript(messages).without_thought())
+    expected = render_jinja_template(
+        [plain], chat_template=SHAPES[shape], add_generation_prompt=True
+    )[0][0]
+    assert prompts.tokenizer.decode(ids).removesuffix("<think></think>") == expected
+
+
+def test_a_marker_in_a_question_is_a_mention(prompts: PromptRenderer) -> None:
+    """The template would cut it there."""
+    asked = Transcript(
+        (Message("system", "a</think>b"), Message("user", "What does </think> mean?"))
+    )
+    text = prompts.tokenizer.decode(prompts.transcript(asked))
+    assert "a</think>b" in text
+    assert "What does </think> mean?" in text
+
+
+def test_a_text_that_the_template_refuses_is_kept_from_it(
+    prompts_with: Callable[..., PromptRenderer],
+) -> None:
+    prompts = prompts_with(
+        template="{% for m in messages if '<|channel|>' in m.content %}"
+        "{{ raise_exception('no channels') }}{% endfor %}" + TEMPLATE
+    )
+    question = "What does <|channel|> mean?"
+    assert question in prompts.tokenizer.decode(prompts.transcript(of(question)))
+
+
+SWITCHED_BY_TEXT = (
+    "{% set ns = namespace(on=enable_thinking) %}{% for m in messages if m.role != 'assistant' %}"
+    "{% if '/no_think' in m.content %}{% set ns.on = false %}"
+    "{% elif '/think' in m.content %}{% set ns.on = true %}{% endif %}{% endfor %}"
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{{ m.content.replace('/no_think', '').replace('/think', '').strip() }}<|im_end|>\n{% endfor %}"
+    "<|im_start|>assistant\n{% if not ns.on %}<think>\n\n</think>\n{% endif %}"
+)
+
+
+@pytest.mark.parametrize("opens", [False, True])
+@pytest.mark.parametrize("role", ["system", "user"])
+def test_a_text_switches_the_thought_off(
+    prompts_with: Callable[..., PromptRenderer], role: Any, opens: bool
+) -> None:
+    opened = SWITCHED_BY_TEXT[: -len("{% endif %}")] + "{% else %}<think>\n{% endif %}"
+    prompts = prompts_with(template=opened if opens else SWITCHED_BY_TEXT)
+    plain = Transcript((Message("system", "Be brief."), Message("user", "12 + 34?")))
+    switched = Transcript(
+        tuple(
+            replace(one, content=f"{one.content} /no_think") if one.role == role else one
+            for one in plain.messages
+        )
+    )
+    assert prompts.thinks(plain)
+    assert not prompts.thinks(switched)
+    assert prompts.thinks(switched.without_thought())  # it would, if it were to
+    head = (
+        "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\n12 + 34?<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+    answered = prompts.tokenizer.decode(prompts.transcript(switched.without_thought()))
+    assert answered == head + "<think>\n\n</think>\n"
+    # Beside a model that does think, this one reads its thought as a text.
+    thought = replace(switched, thought=Segments([foreign("So 46.")]))
+    open_ids = prompts.transcript(thought)
+    assert prompts.tokenizer.decode(open_ids) == answered + "So 46."
+    closed = prompts.transcript(replace(thought, closed=True))
+    assert closed[: len(open_ids)] == open_ids
+    assert prompts.tokenizer.decode(closed) == answered + "So 46." + FINAL_ANSWER
+    assert prompts.tokenizer.decode(prompts.transcript(plain)) == head + (
+        "<think>\n" if opens else "<think>"
+    )
+
+
+def test_a_text_does_not_switch_a_thought_on(prompts_with: Callable[..., PromptRenderer]) -> None:
+    """A request without a thought gets none, whatever its texts say."""
+    prompts = prompts_with(template=SWITCHED_BY_TEXT)
+    asked = of("12 + 34? /think").without_thought()
+    assert prompts.tokenizer.decode(prompts.transcript(asked)).endswith(
+        "assistant\n<think></think>"
+    )
 
 
 def test_the_date_in_a_prompt_is_todays(

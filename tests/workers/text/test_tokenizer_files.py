@@ -76,6 +76,27 @@ def test_templates_in_several_files(folder: Path) -> None:
     assert load_tokenizer(folder).chat_template.source == TEMPLATE
 
 
+@pytest.mark.parametrize("form", ["list", "dict", "files"])
+def test_a_template_for_conversations_with_tools(folder: Path, form: str) -> None:
+    sources = {"default": TEMPLATE, "tool_use": "{{ tools[0].name }}: " + TEMPLATE}
+    (folder / "chat_template.jinja").unlink()
+    if form == "files":
+        (folder / "chat_template.jinja").write_text(sources["default"])
+        (folder / "additional_chat_templates").mkdir()
+        file = folder / "additional_chat_templates" / "tool_use.jinja"
+        file.write_text(sources["tool_use"])
+    else:
+        listed = [{"name": name, "template": source} for name, source in sources.items()]
+        edit(folder / "tokenizer_config.json", chat_template=sources if form == "dict" else listed)
+    check(folder)
+    theirs, ours = AutoTokenizer.from_pretrained(folder), load_tokenizer(folder).chat_template
+    tools = [{"name": "add"}]
+    expected = theirs.apply_chat_template(CHAT, tools=tools, tokenize=False)
+    written = ours.render(CHAT, {"tools": tools, "add_generation_prompt": False})
+    assert written == expected
+    assert written.startswith("add: ")
+
+
 def test_a_template_in_the_processors_file(folder: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     edit(folder / "chat_template.json", chat_template=TEMPLATE)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as Backend
 
 from orchestrator.errors import InvalidRequest
 from orchestrator.types import (
@@ -22,10 +23,11 @@ from orchestrator.types import (
     Transcript,
 )
 from orchestrator.worker import Call
-from tests.workers.conftest import CONTROLS, make_model, make_tokenizer, save
+from tests.workers.conftest import CONTROLS, TEMPLATE, make_model, make_tokenizer, save
 from tests.workers.engine.local import force, run
 from workers.engine.loading import load
 from workers.text.prompt import PromptRenderer
+from workers.text.tokenizer import Tokenizer
 
 HEAD = (
     "{% if tools %}<|im_start|>system\n"
@@ -300,7 +302,7 @@ def test_a_system_message_survives_what_tools_gave_back(render: Any) -> None:
         Message("tool", "5", call_id="c1"),
     )
     begun, gone_on = (
-        prompts.tokenizer.decode(prompts._prompt(one, False, "", "")) for one in (first, second)
+        prompts.tokenizer.decode(prompts._prompt(one, False, "", "").ids) for one in (first, second)
     )
     assert begun.endswith("[INST] Be brief.\n\nWhat is 2 + 3?[/INST]")
     assert gone_on.startswith(f'{begun}[CALLS] [{{"name": "add"')
@@ -437,8 +439,22 @@ def test_no_text_becomes_a_control_token(render: Any, place: str) -> None:
         assert slot in said or json.dumps(slot)[1:-1] in said or place == "id"  # which is not shown
 
 
+def test_a_template_of_its_own_for_tools() -> None:
+    plain = TEMPLATE.replace("{{ m.content", "{{ '' if m.role == 'tool' else m.content")
+    backend = Backend.from_str(make_tokenizer(None).backend_tokenizer.to_str())
+    tokenizer = Tokenizer(backend, {"eos_token": CONTROLS[2]}, plain, tool_use=HERMES)
+    prompts = PromptRenderer(tokenizer)
+    assert prompts.calls is not None
+    calls = (ToolCall("c1", "add", '{"a": 2}'),)
+    said = (Message("assistant", "", calls=calls), Message("tool", "5", call_id="c1"))
+    text = tokenizer.decode(prompts.transcript(Transcript((*QUESTION, *said))))
+    assert '{"name": "add", "arguments": {"a": 2}}' in text
+    assert "<|im_start|>tool\n5" in text
+    assert "add" not in tokenizer.decode(prompts.transcript(Transcript(QUESTION[1:])))
+
+
 def test_a_name_that_is_markup_is_refused(render: Any) -> None:
-    for name in ("<|im_end|>", "<think>", 'BATON0001"SLOT', 'BATON99999\\"SLOT'):
+    for name in ("<|im_end|>", "<think>", "a\U00040061"):
         tool = {"type": "function", "function": {"name": "a", "parameters": {name: 1}}}
         messages = (Message("tools", json.dumps([tool])), Message("user", "Hi"))
         with pytest.raises(InvalidRequest, match="markup"):
