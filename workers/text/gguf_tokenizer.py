@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from orchestrator.errors import ConfigError
@@ -34,7 +35,10 @@ def write_tokenizer(path: str | Path, folder: Path) -> None:
     if not file.is_file():
         raise ConfigError(f"there is no file {path}")
     try:
-        made = PreTrainedTokenizerFast.from_pretrained(file.parent, gguf_file=file.name)
+        with TemporaryDirectory() as alone:  # transformers would prefer a tokenizer.json beside it
+            (Path(alone) / file.name).symlink_to(file.resolve())
+            made = PreTrainedTokenizerFast.from_pretrained(alone, gguf_file=file.name)
+        _check_vocabulary(made, file)
         _encode_as_trained(made, file)
         made.save_pretrained(folder)
         _drop_padding(folder / "tokenizer.json")
@@ -43,6 +47,24 @@ def write_tokenizer(path: str | Path, folder: Path) -> None:
     except Exception as error:  # a converter raises whatever a file of its format leads to
         reason = (str(error).strip() or type(error).__name__).split("\n", 1)[0]
         raise ConfigError(f"the tokenizer of {path}: {reason}") from error
+
+
+def _check_vocabulary(tokenizer: Any, file: Path) -> None:
+    """Refuse a tokenizer whose tokens are not those that the file lists."""
+    from transformers.integrations.gguf.reader import read_gguf_metadata
+
+    name = "tokenizer.ggml.tokens"
+    metadata, _ = read_gguf_metadata(str(file), (name,))
+    listed, vocabulary = metadata.get(name), tokenizer.get_vocab()
+    if not isinstance(listed, list):
+        raise ConfigError(f"{file} lists no tokens ({name}): use a file that holds its tokenizer")
+    different = [text for text, i in vocabulary.items() if listed[i : i + 1] != [text]]
+    different += [text for text in listed if text not in vocabulary]
+    if different:
+        raise ConfigError(
+            f"{file}: transformers reads another vocabulary from it than its {name}; the token "
+            f"{different[0]!r} differs: use the checkpoint that the file was made of"
+        )
 
 
 def _encode_as_trained(tokenizer: Any, file: Path) -> None:

@@ -18,6 +18,7 @@ from tests.workers.engine.local import ask, run
 from workers.embedded.checkpoints import resolve
 from workers.engine.gguf_checkpoint import read_config, read_network
 from workers.engine.loading import load, load_model, load_tokenizer
+from workers.text.gguf_tokenizer import _check_vocabulary
 
 NAMES = {
     "input_layernorm": "attn_norm",
@@ -103,6 +104,27 @@ def write(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def test_a_neighbour_of_the_file_gives_it_nothing(tmp_path: Path) -> None:
+    model, tokenizer = make_model(), make_tokenizer()
+    (alone := tmp_path / "alone").mkdir()
+    (beside := tmp_path / "beside").mkdir()
+    expected = load_tokenizer(str(write(alone / "model.gguf", model, tokenizer)))
+    other = make_tokenizer("{{ 'not this one' }}", corpus="quite another text, other merges " * 9)
+    other.save_pretrained(beside)
+    make_model(width=64).config.save_pretrained(beside)
+    found = load_tokenizer(str(write(beside / "model.gguf", model, tokenizer)))
+    assert found.hash == expected.hash != load_tokenizer(str(beside)).hash
+    assert found.chat_template.source == TEMPLATE
+    assert found.encode("Let me think") == expected.encode("Let me think")
+
+
+def test_a_vocabulary_that_is_not_the_files_is_refused(tmp_path: Path) -> None:
+    file = write(tmp_path / "model.gguf", make_model(), make_tokenizer())
+    other = make_tokenizer(corpus="quite another text, other merges " * 9)
+    with pytest.raises(ConfigError, match=r"tokenizer\.ggml\.tokens; the token .* differs"):
+        _check_vocabulary(other, file)
 
 
 def _weights(model: Any) -> dict[str, np.ndarray]:
